@@ -1,0 +1,14 @@
+"""Where the files shipped with hpcjobs are: beside the package in a wheel, at the root of a checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(kind: Literal["templates", "site_configs", "containers"]) -> Path:
+    """The folder of shipped ``kind``; a wheel carries it in ``hpcjobs/_data``."""
+    packed = _PACKAGE / "_data" / kind
+    return packed if packed.is_dir() else _PACKAGE.parent / kind

@@ -1,0 +1,76 @@
+"""Every error hpcjobs raises on purpose, and the exit code each one ends the CLI with.
+
+    HpcJobsError                 3   base: anything else of ours
+    ├── ConfigError              4   a site, spec or user file is wrong (names file, line, key)
+    ├── RequestError             5   what was asked for does not fit the site
+    ├── UnknownJobError          6   no such job, run folder or name
+    └── SchedulerError           7   the scheduler refused
+        ├── SchedulerDownError   8   the scheduler could not be reached, after retries
+        └── CommandMissingError  9   a program hpcjobs needs is not installed
+
+Exit code 2 is a usage error (unknown option), 130 an interrupted command. ``hpcjobs wait`` and
+``hpcjobs submit --wait`` end with the job's own exit code instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class HpcJobsError(Exception):
+    """Something hpcjobs can explain: what was asked, what is allowed, where it was read, what to do."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(HpcJobsError):
+    """A file hpcjobs reads is wrong."""
+
+    exit_code = 4
+
+
+class RequestError(HpcJobsError):
+    """The request cannot be met by the site it names."""
+
+    exit_code = 5
+
+
+class UnknownJobError(HpcJobsError):
+    """Nothing recorded answers to this id, folder or name."""
+
+    exit_code = 6
+
+
+class SchedulerError(HpcJobsError):
+    """The scheduler answered, and refused."""
+
+    exit_code = 7
+
+
+class SchedulerDownError(SchedulerError):
+    """The scheduler did not answer."""
+
+    exit_code = 8
+
+
+class CommandMissingError(SchedulerError):
+    """A program is not on PATH."""
+
+    exit_code = 9
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'nodes'? `` plus every legal word, for the end of an error message."""
+    import difflib  # only errors need it
+
+    words = sorted(known)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(words)

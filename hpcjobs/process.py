@@ -1,0 +1,73 @@
+"""The one place where hpcjobs starts other programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from hpcjobs.errors import CommandMissingError
+
+_LEAKING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "PMIX_", "OMPI_", "TORCHELASTIC_", "GROUP_")
+_LEAKING_NAMES = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE"
+    " MASTER_ADDR MASTER_PORT".split()
+)
+_KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
+
+
+class Result(NamedTuple):
+    """What a finished program left: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Runner(Protocol):
+    """Runs a program to its end. Tests put a recorded answer here, an SSH transport would fit too."""
+
+    def __call__(self, argv: Sequence[str], *, cwd: str | None = None) -> Result: ...
+
+
+def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what an enclosing job left in it.
+
+    A submission from inside a job or a salloc shell would otherwise hand its task layout, CPU
+    binding and rank to the new job; SLURM_CONF and SLURM_CLUSTERS say which cluster, and stay.
+    """
+    source = os.environ if environ is None else environ
+    return {
+        name: value
+        for name, value in source.items()
+        if name in _KEPT or not (name in _LEAKING_NAMES or name.startswith(_LEAKING))
+    }
+
+
+def run(argv: Sequence[str], *, cwd: str | None = None) -> Result:
+    """Run ``argv`` (never through a shell) and wait for it.
+
+    Raises:
+        CommandMissingError: the program is not on PATH.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            cwd=cwd,
+            env=clean_env(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=False,
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not os.path.isdir(cwd):
+            raise
+        raise CommandMissingError(
+            f"{argv[0]}: not found on PATH",
+            hint="is this a login node of the cluster? --site local needs no Slurm",
+        ) from error
+    return Result(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,99 @@
+"""Where site files are found, and the user's own settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.data import shipped
+from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.site import rehearsal
+from hpcjobs.site.models import Frozen, Site
+from hpcjobs.site.yaml_file import read_yaml
+
+
+class UserConfig(Frozen):
+    """``~/.config/hpcjobs/config.yaml``."""
+
+    site: str | None = None
+    """Site used when neither ``--site`` nor HPCJOBS_SITE says one."""
+
+
+class SiteEntry(NamedTuple):
+    """A site file on the search path; ``shadowed`` when an earlier folder has one of the same name."""
+
+    name: str
+    path: Path
+    shadowed: bool
+
+
+def config_dir() -> Path:
+    """``$XDG_CONFIG_HOME/hpcjobs``."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcjobs"
+
+
+def search_path() -> tuple[Path, ...]:
+    """Folders searched for ``NAME.yaml``, first match wins: here, the user's, shipped."""
+    return (Path.cwd() / "site_configs", config_dir() / "site_configs", shipped("site_configs"))
+
+
+def list_sites() -> list[SiteEntry]:
+    """Every site file on the search path, in search order."""
+    seen: set[str] = set()
+    entries = []
+    for path in _site_files():
+        entries.append(SiteEntry(path.stem, path, path.stem in seen))
+        seen.add(path.stem)
+    return entries
+
+
+def _site_files() -> Iterator[Path]:
+    folders = dict.fromkeys(folder.resolve() for folder in search_path())
+    for folder in folders:
+        yield from sorted(folder.glob("*.yaml"))
+
+
+def default_site() -> str:
+    """HPCJOBS_SITE, else the user's config, else ``local``."""
+    if name := os.environ.get("HPCJOBS_SITE"):
+        return name
+    config = config_dir() / "config.yaml"
+    if config.is_file() and (name := read_yaml(config, UserConfig).site):
+        return name
+    return "local"
+
+
+def load_site(name: str) -> Site:
+    """The site called ``name``, or the site file at that path (anything with a ``/`` or ``.yaml``).
+
+    While a sandbox shaped like the site is up, the site is the rehearsal of it: the same partitions
+    and limits, run by the sandbox's Slurm with this machine's software.
+
+    Raises:
+        ConfigError: no such site, or its file is wrong.
+    """
+    path = _path_of(name)
+    site = read_yaml(path, Site)
+    if site.name not in ("", path.stem) or site.path:
+        raise ConfigError(f"{path}: the file's stem is the site's name; leave 'name' and 'path' out")
+    site = msgspec.structs.replace(site, name=path.stem, path=str(path))
+    return rehearsal.applied(site)
+
+
+def _path_of(name: str) -> Path:
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name).expanduser().absolute()
+        if not path.is_file():
+            raise ConfigError(f"site file {path} does not exist")
+        return path
+    for folder in search_path():
+        path = folder / f"{name}.yaml"
+        if path.is_file():
+            return path
+    known = {entry.name for entry in list_sites()}
+    looked = ", ".join(str(folder) for folder in search_path())
+    raise ConfigError(f"no site {name!r} in {looked}", hint=nearest(name, known))

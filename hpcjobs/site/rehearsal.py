@@ -1,0 +1,60 @@
+"""A sandbox that is up stands in for the site it is shaped like.
+
+``hpcjobs sandbox up --like tu-hpc`` leaves a record; from then on ``--site tu-hpc`` on this machine
+means the sandbox, unless SLURM_CONF points somewhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcjobs.errors import ConfigError
+from hpcjobs.site.models import Frozen, Site
+
+RECORD = "sandbox.json"
+
+
+class Rehearsal(Frozen):
+    """What ``sandbox up`` recorded."""
+
+    site: str
+    """Name of the site the sandbox is shaped like (``sandbox`` when none was named)."""
+    slurm_conf: str
+    controller_pid: int
+    overlay: dict[str, Any] = {}
+    """Site fields that differ here: node counts, and software this machine has instead of the site's."""
+
+
+def sandbox_root() -> Path:
+    """Folder that holds everything a sandbox has: ``$HPCJOBS_SANDBOX_ROOT`` or /var/lib/hpcjobs-sandbox."""
+    return Path(os.environ.get("HPCJOBS_SANDBOX_ROOT") or "/var/lib/hpcjobs-sandbox")
+
+
+def current() -> Rehearsal | None:
+    """The sandbox that is up on this machine, if there is one and SLURM_CONF does not name another."""
+    record = sandbox_root() / RECORD
+    try:
+        text = record.read_bytes()
+    except OSError:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=Rehearsal)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{record}: {error}", hint="hpcjobs sandbox down, then up again") from error
+    elsewhere = os.environ.get("SLURM_CONF")
+    if elsewhere not in (None, "", found.slurm_conf) or not Path(f"/proc/{found.controller_pid}").exists():
+        return None
+    return found
+
+
+def applied(site: Site) -> Site:
+    """``site`` as the sandbox plays it, or unchanged when no sandbox of its shape is up."""
+    found = current()
+    if found is None or found.site != site.name:
+        return site
+    fields = msgspec.to_builtins(site) | found.overlay | {"slurm_conf": found.slurm_conf, "rehearsal": True}
+    return msgspec.convert(fields, Site)

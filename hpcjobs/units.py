@@ -1,0 +1,82 @@
+"""Slurm's spellings of time and memory, read and written in one place."""
+
+from __future__ import annotations
+
+import re
+
+_CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})\Z")
+_PARTS = re.compile(r"(\d+(?:\.\d+)?)(w|d|h|m|s)")
+_SECONDS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_MEMORY = re.compile(r"(\d+)([KMGT])\Z")
+_BYTES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def walltime_s(text: str) -> int:
+    """Seconds of a time limit: ``2h``, ``1h30m``, ``90m``, ``D-HH[:MM[:SS]]``, ``HH:MM:SS``, ``MM:SS``.
+
+    A bare number is refused: Slurm reads it as minutes, people mean hours, and YAML turns an
+    unquoted ``12:30:00`` into 45000.
+
+    Raises:
+        ValueError: the text is none of these, or zero.
+    """
+    word = text.strip()
+    clock = _CLOCK.match(word)
+    seconds = 0.0
+    if clock and (clock["days"] or ":" in word):
+        fields = [int(part) for part in clock["fields"].split(":")]
+        if clock["days"]:
+            fields += [0] * (3 - len(fields))
+        elif len(fields) == 2:
+            fields = [0, *fields]
+        seconds = int(clock["days"] or 0) * 86400 + fields[0] * 3600 + fields[1] * 60 + fields[2]
+    elif _PARTS.sub("", word) == "" and word:
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _PARTS.findall(word))
+    if seconds < 1:
+        raise ValueError(
+            f"time {text!r} is not understood; say 2h, 90m, 1h30m, 02:00:00 or 1-12:00:00 (quoted in YAML)"
+        )
+    return round(seconds)
+
+
+def slurm_time(seconds: int) -> str:
+    """``93784`` -> ``1-02:03:04``: the spelling every Slurm option accepts."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def memory_bytes(text: str) -> int:
+    """Bytes of ``64G``, ``1500M``, ``1T`` (powers of 1024, as Slurm counts). ``0`` means the whole node.
+
+    Raises:
+        ValueError: no unit, or not a whole number.
+    """
+    if text.strip() == "0":
+        return 0
+    match = _MEMORY.match(text.strip().upper().removesuffix("B"))
+    if not match:
+        raise ValueError(f"memory {text!r} is not understood; say 64G, 1500M or 0 for the whole node")
+    return int(match[1]) * _BYTES[match[2]]
+
+
+def human_bytes(count: int) -> str:
+    """``1610612736`` -> ``1.5G``."""
+    value, unit = float(count), "B"
+    for unit in ("B", "K", "M", "G", "T"):
+        if value < 1024 or unit == "T":
+            break
+        value /= 1024
+    return f"{value:.0f}{unit}" if value == int(value) else f"{value:.1f}{unit}"
+
+
+def human_duration(seconds: float) -> str:
+    """``3723`` -> ``1h02m``: two units, for tables."""
+    total = int(seconds)
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m{total % 60:02d}s"
+    if total < 86400:
+        return f"{total // 3600}h{total // 60 % 60:02d}m"
+    return f"{total // 86400}d{total // 3600 % 24:02d}h"
