@@ -28,7 +28,9 @@ class Result(NamedTuple):
 class Runner(Protocol):
     """Runs a program to its end. Tests put a recorded answer here, an SSH transport would fit too."""
 
-    def __call__(self, argv: Sequence[str], *, cwd: str | None = None) -> Result: ...
+    def __call__(
+        self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Result: ...
 
 
 def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -45,8 +47,8 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
-def run(argv: Sequence[str], *, cwd: str | None = None) -> Result:
-    """Run ``argv`` (never through a shell) and wait for it.
+def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+    """Run ``argv`` (never through a shell) and wait for it; ``env`` is added to the clean environment.
 
     Raises:
         CommandMissingError: the program is not on PATH.
@@ -55,7 +57,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None) -> Result:
         done = subprocess.run(
             list(argv),
             cwd=cwd,
-            env=clean_env(),
+            env=clean_env() | dict(env or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -39,6 +39,7 @@ class Resources(Frozen):
     cpus_per_task: int | None | UnsetType = UNSET
     gpus_per_node: int | None | UnsetType = UNSET
     mem: str | None | UnsetType = UNSET
+    mem_per_cpu: str | None | UnsetType = UNSET
     mem_per_gpu: str | None | UnsetType = UNSET
     time: str | None | UnsetType = UNSET
     time_min: str | None | UnsetType = UNSET
@@ -96,7 +97,7 @@ class Resources(Frozen):
             value = getattr(self, field)
             if isinstance(value, str):
                 msgspec.structs.force_setattr(self, field, slurm_time(walltime_s(value)))
-        for field in ("mem", "mem_per_gpu"):
+        for field in _MEMORY:
             value = getattr(self, field)
             if isinstance(value, str):
                 memory_bytes(value)
@@ -110,6 +111,7 @@ class Resources(Frozen):
                 raise ValueError(f"{field} {value!r}: empty values, newlines and control characters are refused")
 
 
+_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 _COUNTS = ("nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node")
 
 

@@ -1,0 +1,82 @@
+"""A settled job in sbatch's words: read by the Jinja route and by the submitit route alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Job
+from hpcjobs.units import memory_bytes
+
+Option = tuple[str, str | None]
+"""A long option of sbatch without its dashes, and its value (None: a flag)."""
+
+
+def sbatch_options(job: Job) -> list[Option]:
+    """Every option ``job`` sends to sbatch except job name and output, in the order of `Resources`.
+
+    The site's ``directives`` rename or remove options, its ``extra_directives`` come last.
+
+    Raises:
+        RequestError: a directive template of the site has another placeholder than ``{value}``.
+    """
+    options = [mapped for option in _plain_options(job) for mapped in _site_spelling(job, option)]
+    return options + [_split(extra) for extra in job.extra_directives]
+
+
+def _plain_options(job: Job) -> Iterator[Option]:
+    for field in job.resources.__struct_fields__:
+        value = getattr(job.resources, field)
+        if value is None or value is False:
+            continue
+        if field == "gpus_per_node":
+            yield from _gpu_options(job, value)
+        elif field == "mem":
+            yield from _memory_options(job, value)
+        else:
+            yield field.replace("_", "-"), None if value is True else str(value)
+
+
+def _gpu_options(job: Job, per_node: int) -> Iterator[Option]:
+    model = f"{job.gpu_model}:" if job.gpu_model else ""
+    if per_node == 0 or job.gpu_request == "none":
+        return
+    if job.gpu_request == "gres":
+        yield "gres", f"gpu:{model}{per_node}"
+    elif job.gpu_request == "gpus-per-node":
+        yield "gpus-per-node", f"{model}{per_node}"
+    elif per_node % job.ntasks_per_node:
+        raise RequestError(
+            f"gpus_per_node={per_node} cannot be shared evenly by ntasks_per_node={job.ntasks_per_node},"
+            f" and site {job.site} asks for GPUs per task"
+        )
+    else:
+        yield "gpus-per-task", f"{model}{per_node // job.ntasks_per_node}"
+
+
+def _memory_options(job: Job, mem: str) -> Iterator[Option]:
+    if job.memory_request == "mem":
+        yield "mem", mem
+    elif job.memory_request == "mem-per-cpu" and memory_bytes(mem) > 0:
+        cpus = job.ntasks_per_node * (job.resources.cpus_per_task or 1)
+        yield "mem-per-cpu", f"{max(1, memory_bytes(mem) // cpus >> 20)}M"
+
+
+def _site_spelling(job: Job, option: Option) -> Iterator[Option]:
+    name, value = option
+    if name not in job.directives:
+        yield option
+        return
+    template = job.directives[name]
+    if template is None:
+        return
+    if "{value}" not in template or "{" in template.replace("{value}", ""):
+        raise RequestError(
+            f"directives.{name}: {template!r} of site {job.site}: only {{value}} can stand in braces"
+        )
+    yield _split(template.replace("{value}", value or ""))
+
+
+def _split(text: str) -> Option:
+    name, _, value = text.removeprefix("--").partition("=")
+    return name, value or None

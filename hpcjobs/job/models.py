@@ -1,0 +1,94 @@
+"""What is asked for (`JobSpec`), what it settles to (`Job`), and what will be sent (`Plan`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
+
+
+class JobSpec(Frozen):
+    """What somebody said about a job, in a spec file or by flags: nothing added, everything optional."""
+
+    program: tuple[str, ...] = ()
+    """A bundled trainer, a dotted module, a ``.py`` file or any executable; then its arguments."""
+    resources: Resources = Resources()
+    name: str | None = None
+    launcher: str | None = None
+    env: dict[str, str] = {}
+    template: str | None = None
+    chdir: str | None = None
+    snapshot: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "job name")
+        for name, value in self.env.items():
+            if not name.isidentifier() or not name.isascii():
+                raise ValueError(f"env {name!r} is no name of an environment variable")
+            if "\0" in value:
+                raise ValueError(f"env {name}: a value cannot hold a NUL byte")
+        if any("\0" in word for word in self.program):
+            raise ValueError("program: an argument cannot hold a NUL byte")
+
+
+class Layer(NamedTuple):
+    """A spec and where it was read (``job.yaml``, ``flag``); later layers win."""
+
+    source: str
+    spec: JobSpec
+
+
+class Job(Frozen):
+    """A job with everything settled and within the site's limits. Nothing downstream reads site or spec."""
+
+    name: str
+    site: str
+    site_file: str
+    rehearsal: bool
+    scheduler: Literal["slurm", "local"]
+    slurm_conf: str | None
+    argv: tuple[str, ...]
+    """The program as each task runs it."""
+    chdir: str
+    """Absolute folder the tasks start in."""
+    snapshot: bool
+    template: str
+    launcher: str
+    python: str
+    resources: Resources
+    """Every field said or null; ``nodes`` and ``ntasks_per_node`` are always numbers."""
+    nodes: int
+    ntasks_per_node: int
+    sources: dict[str, str]
+    """For every settled value: where it was read."""
+    gpu_model: str | None
+    gpu_request: GpuRequest
+    memory_request: MemoryRequest
+    directives: dict[str, str | None]
+    extra_directives: tuple[str, ...]
+    mpi: str | None
+    interface: str | None
+    address_suffix: str
+    prologue: tuple[str, ...]
+    """Shell lines before the launch: modules, conda or venv, the site's own."""
+    env: dict[str, str]
+    run_root: str
+    """Absolute folder in which the run folder is made."""
+
+    @property
+    def ntasks(self) -> int:
+        """Tasks over all nodes: the world size."""
+        return self.nodes * self.ntasks_per_node
+
+
+class Plan(NamedTuple):
+    """Exactly what a submission will write and run; a dry run prints it."""
+
+    job: Job
+    script: str
+    """Text of ``job.sh``."""
+    run_dir: Path
+    command: tuple[str, ...]
+    """What hands the script to the scheduler."""

@@ -1,0 +1,90 @@
+"""From a request to exactly what will be written and run, touching nothing."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.models import Job, JobSpec, Layer, Plan
+from hpcjobs.job.resolve import resolve
+from hpcjobs.job.script import render
+from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.models import Resources, Site
+from hpcjobs.site.yaml_file import read_yaml
+
+
+def plan(
+    program: Sequence[str] = (),
+    *,
+    site: str | Site | None = None,
+    spec: str | Path | None = None,
+    name: str | None = None,
+    launcher: str | None = None,
+    env: Mapping[str, str] | None = None,
+    template: str | None = None,
+    chdir: str | Path | None = None,
+    snapshot: bool | None = None,
+    made_by: str | None = None,
+    **resources: object,
+) -> Plan:
+    """What submitting ``program`` to ``site`` would write and run.
+
+    Args:
+        program: a bundled trainer's name, a dotted module, a ``.py`` file or an executable, then its arguments.
+        site: a site, its name, or the path of its file; default HPCJOBS_SITE, then the user's config, then ``local``.
+        spec: a YAML file of `JobSpec`; what is said here wins over it.
+        chdir: folder the tasks start in; default the current one.
+        snapshot: copy the code beside the job and run the copy.
+        made_by: the command named in the script's header.
+        resources: sbatch options by their long names with underscores (``nodes=4``, ``time="2h"``).
+
+    Raises:
+        ConfigError: a file is wrong. RequestError: the job does not fit the site.
+    """
+    where = site if isinstance(site, Site) else load_site(site or default_site())
+    layers = [Layer(str(spec), read_yaml(Path(spec), JobSpec))] if spec is not None else []
+    fields = {
+        "program": tuple(program),
+        "resources": resources,
+        "name": name,
+        "launcher": launcher,
+        "env": dict(env or {}),
+        "template": template,
+        "chdir": None if chdir is None else str(chdir),
+        "snapshot": snapshot,
+    }
+    job = resolve([*layers, Layer("flag", _spec(fields))], where)
+    run_dir = Path(job.run_root) / run_name(job)
+    script = render(job, run_dir, made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
+    return Plan(job, script, run_dir, _command(job, run_dir))
+
+
+def _spec(fields: dict[str, object]) -> JobSpec:
+    try:
+        return msgspec.convert(fields, JobSpec)
+    except msgspec.ValidationError as error:
+        message = str(error).split(" - at ")[0]
+        raise RequestError(message, hint=resource_hint(message)) from error
+
+
+def resource_hint(message: str) -> str | None:
+    """For an unknown option: the nearest one and all there are."""
+    if "unknown field" not in message:
+        return None
+    return nearest(message.split("`")[1], Resources.__struct_fields__)
+
+
+def run_name(job: Job) -> str:
+    """Name of a new run folder: job name, local time, and four random hex digits against collisions."""
+    return f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _command(job: Job, run_dir: Path) -> tuple[str, ...]:
+    script = str(run_dir / "job.sh")
+    return ("sbatch", "--parsable", script) if job.scheduler == "slurm" else ("bash", script)

@@ -1,0 +1,62 @@
+"""From the PROGRAM a user typed to the tokens a task runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpcjobs.errors import RequestError, nearest
+
+_TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
+
+
+def trainers() -> list[str]:
+    """Names of the bundled trainers: the modules directly in ``hpcjobs/trainers``."""
+    return sorted(path.stem for path in _TRAINERS.glob("*.py") if not path.stem.startswith("_"))
+
+
+def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple[str, ...]:
+    """What each task runs for ``program``.
+
+    A bundled trainer's name and a dotted module run as ``python -u -m``, a ``.py`` file as
+    ``python -u FILE``, anything else as the executable it is.
+
+    Raises:
+        RequestError: nothing to run, or the file is not there.
+    """
+    if not program:
+        raise RequestError(
+            "no program to run", hint="a trainer (" + ", ".join(trainers()) + "), a .py file or a command"
+        )
+    first, *args = program
+    if first in trainers():
+        return (python, "-u", "-m", f"hpcjobs.trainers.{first}", *args)
+    if first.endswith(".py"):
+        if not (chdir / first).is_file():
+            raise RequestError(f"program {first}: no such file in {chdir}")
+        return (python, "-u", first, *args)
+    if "/" in first:
+        if not (chdir / first).is_file():
+            raise RequestError(f"program {first}: no such file in {chdir}")
+        return (first, *args)
+    if (chdir / first).is_file():
+        raise RequestError(
+            f"program {first}: found in {chdir}, but the shell would not look there", hint=f"say ./{first}"
+        )
+    if _MODULE.match(first):
+        return (python, "-u", "-m", first, *args)
+    return (first, *args)
+
+
+def unknown_trainer_hint(first: str) -> str:
+    """For a command the node did not find: perhaps a misspelt trainer."""
+    return nearest(first, trainers())
+
+
+def default_name(program: tuple[str, ...]) -> str:
+    """A job name from the program: ``./src/train.py`` -> ``train``, ``pkg.mod`` -> ``mod``."""
+    first = Path(program[0]).name
+    stem = first.removesuffix(".py") if first.endswith(".py") else first.rsplit(".", 1)[-1]
+    cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")
+    return cleaned or "job"

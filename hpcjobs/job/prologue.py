@@ -1,0 +1,49 @@
+"""Shell lines that give a node the site's software: modules, conda or venv, the site's own lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from hpcjobs.site.models import Environment, Site
+
+# A batch shell is no login shell: `module` is often undefined in it until the init file is read.
+_MODULE_INIT = (
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/modules.sh",
+    "/usr/share/lmod/lmod/init/bash",
+    "/usr/share/modules/init/bash",
+)
+
+
+def prologue(site: Site) -> tuple[str, ...]:
+    """The lines, in order; each ends the job with the name of what is missing when it fails."""
+    return (*_module_lines(site), *_environment_lines(site.environment), *site.setup)
+
+
+def _module_lines(site: Site) -> Iterator[str]:
+    if not site.modules:
+        return
+    inits = (site.module_init,) if site.module_init else _MODULE_INIT
+    yield f"for init in {shlex.join(inits)}; do"
+    yield '    if ! command -v module >/dev/null && [ -r "$init" ]; then . "$init"; fi'
+    yield "done"
+    yield "command -v module >/dev/null || die 'no module command on this node (module_init of the site file names its init script)'"
+    for name in site.modules:
+        yield f"module load {shlex.quote(name)} || die {shlex.quote(f'module load {name} failed')}"
+
+
+def _environment_lines(environment: Environment) -> Iterator[str]:
+    if environment.conda is not None:
+        name = shlex.quote(environment.conda)
+        if environment.conda_init is not None:
+            yield f". {shlex.quote(environment.conda_init)}"
+        else:
+            yield "command -v conda >/dev/null || die 'no conda on this node (environment.conda_init of the site file)'"
+            yield 'eval "$(conda shell.bash hook)"'
+        message = shlex.quote(f"conda environment {environment.conda} cannot be activated")
+        yield f"conda activate {name} || die {message}"
+    if environment.venv is not None:
+        activate = shlex.quote(f"{environment.venv}/bin/activate")
+        message = shlex.quote(f"no virtual environment at {environment.venv}")
+        yield f"if [ -r {activate} ]; then . {activate}; else die {message}; fi"

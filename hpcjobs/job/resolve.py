@@ -1,0 +1,177 @@
+"""Site and request settled into one frozen `Job`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.launch import LAUNCHERS
+from hpcjobs.job.limits import check_limits
+from hpcjobs.job.models import Job, JobSpec, Layer
+from hpcjobs.job.program import default_name, program_argv
+from hpcjobs.job.prologue import prologue
+from hpcjobs.site.models import Partition, Resources, Site
+
+
+class _Settled:
+    """Values under construction, each with its source; ``set`` of a later layer wins."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def layer(self, resources: Resources, source: str) -> None:
+        for field in resources.__struct_fields__:
+            value = getattr(resources, field)
+            if value is not UNSET:
+                self.set(field, value, source)
+
+    def set(self, field: str, value: object, source: str) -> None:
+        self.values[field] = value
+        self.sources[field] = source
+
+    def default(self, field: str, value: object, source: str) -> None:
+        if self.values.get(field) is None:
+            self.set(field, value, source)
+
+
+def resolve(layers: Sequence[Layer], site: Site) -> Job:
+    """The job that ``layers`` (later ones win) ask of ``site``.
+
+    Precedence: site defaults < partition defaults < layers in order. An explicit null clears.
+
+    Raises:
+        RequestError: nothing to run, an unknown partition or launcher, or a limit exceeded; every
+            limit that is exceeded is named at once.
+    """
+    spec, said = _merged(layers)
+    settled = _settle(layers, site)
+    partition = _partition(settled, site)
+    launcher = _launcher(spec.launcher, site)
+    said.setdefault("launcher", f"site {site.name}")
+    chdir = Path(spec.chdir or ".").expanduser().absolute()
+    if not chdir.is_dir():
+        raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
+    python = _python(site)
+    argv = program_argv(spec.program, python=python, chdir=chdir)
+    job = Job(
+        name=spec.name or default_name(spec.program),
+        site=site.name,
+        site_file=site.path,
+        rehearsal=site.rehearsal,
+        scheduler=site.scheduler,
+        slurm_conf=site.slurm_conf,
+        argv=argv,
+        chdir=str(chdir),
+        snapshot=bool(spec.snapshot),
+        template=spec.template or "job",
+        launcher=launcher,
+        python=python,
+        resources=msgspec.convert(settled.values, Resources),
+        nodes=settled.values["nodes"],
+        ntasks_per_node=settled.values["ntasks_per_node"],
+        sources=settled.sources | said,
+        gpu_model=partition.node.gpu_model if partition else None,
+        gpu_request=site.gpu_request,
+        memory_request=site.memory_request,
+        directives=site.directives,
+        extra_directives=site.extra_directives,
+        mpi=site.mpi,
+        interface=site.interface or ("lo" if site.scheduler == "local" else None),
+        address_suffix=site.address_suffix,
+        prologue=prologue(site),
+        env=site.env | spec.env,
+        run_root=str(_run_root(site, chdir)),
+    )
+    check_limits(job, site, partition)
+    return job
+
+
+def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
+    """Everything but the resources, the last word winning (``env`` by variable), with sources."""
+    fields: dict[str, Any] = {"env": {}}
+    sources: dict[str, str] = {}
+    for source, spec in layers:
+        for field in ("program", "name", "launcher", "template", "chdir", "snapshot"):
+            value = getattr(spec, field)
+            if value not in (None, ()):
+                fields[field], sources[field] = value, source
+        for name, value in spec.env.items():
+            fields["env"][name], sources[f"env.{name}"] = value, source
+    return JobSpec(**fields), sources
+
+
+def _settle(layers: Sequence[Layer], site: Site) -> _Settled:
+    """Every resource with its last word, then the two numbers no launch can do without."""
+    where = f"site {site.name}"
+    said = [(where, site.defaults), *((source, spec.resources) for source, spec in layers)]
+    settled = _Settled()
+    for field in Resources.__struct_fields__:
+        settled.values[field] = None
+    if site.scheduler == "slurm":
+        settled.set("partition", site.default_partition, where)
+    for source, resources in said:
+        if resources.partition is not UNSET:
+            settled.set("partition", resources.partition, source)
+    partition = _partition(settled, site)
+    if partition is not None:
+        said.insert(1, (f"partition {settled.values['partition']} of {where}", partition.defaults))
+    for source, resources in said:
+        settled.layer(resources, source)
+    settled.default("nodes", 1, "default")
+    per_gpu = settled.values["gpus_per_node"]
+    settled.default("ntasks_per_node", per_gpu or 1, "one task per GPU" if per_gpu else "default")
+    return settled
+
+
+def _partition(settled: _Settled, site: Site) -> Partition | None:
+    """The partition settled on; a local site's only one describes its machine."""
+    name = settled.values["partition"] or (site.default_partition if site.scheduler == "local" else None)
+    if name is None or not site.partitions:
+        return None
+    if name not in site.partitions:
+        raise RequestError(
+            f"partition {name!r} ({settled.sources['partition']}) is not one of site {site.name} ({site.path})",
+            hint=nearest(name, site.partitions),
+        )
+    return site.partitions[name]
+
+
+def _launcher(asked: str | None, site: Site) -> str:
+    known = [name for name, launcher in LAUNCHERS.items() if site.scheduler in launcher.schedulers]
+    allowed = [name for name in (site.launchers or known) if name in known]
+    if asked is not None and asked not in allowed:
+        raise RequestError(
+            f"launcher {asked!r} does not work on site {site.name} ({site.path})",
+            hint=nearest(asked, allowed),
+        )
+    return asked or allowed[0]
+
+
+def _python(site: Site) -> str:
+    if site.python is not None:
+        return site.python
+    return "python" if site.environment.conda or site.environment.venv else sys.executable
+
+
+def _run_root(site: Site, chdir: Path) -> Path:
+    text = os.path.expandvars(os.path.expanduser(site.run_root))
+    if "$" in text:
+        raise RequestError(
+            f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here"
+        )
+    root = (chdir / text).absolute()
+    for local in site.node_local:
+        if site.scheduler == "slurm" and root.is_relative_to(local):
+            raise RequestError(
+                f"run folder {root} lies in {local}, which every node of site {site.name} has for itself",
+                hint="submit from shared storage, or set run_root in the site file",
+            )
+    return root

@@ -1,0 +1,116 @@
+"""A settled job rendered to ``job.sh`` by a Jinja template."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import jinja2
+
+from hpcjobs import __version__
+from hpcjobs.data import shipped
+from hpcjobs.errors import ConfigError, RequestError, nearest
+from hpcjobs.job.directives import sbatch_options
+from hpcjobs.job.launch import command_line, launch
+from hpcjobs.job.models import Job
+from hpcjobs.site.library import config_dir
+
+SUFFIX = ".sh.j2"
+
+
+def template_folders() -> tuple[Path, ...]:
+    """Folders searched for ``NAME.sh.j2``; a template extends the shipped one as ``shipped/job.sh.j2``."""
+    return (Path.cwd() / "templates", config_dir() / "templates", shipped("templates"))
+
+
+def render(job: Job, run_dir: Path, *, made_by: str) -> str:
+    """The text of ``job.sh``: what sbatch gets, what an admin reads, what runs by hand.
+
+    ``made_by`` is the command the header names.
+
+    Raises:
+        ConfigError: no such template, or it uses a name nobody defined.
+        RequestError: a value that no ``#SBATCH`` line can hold.
+    """
+    environment = _environment()
+    try:
+        template = environment.get_template(f"{job.template}{SUFFIX}")
+        started = launch(job)
+        return template.render(
+            job=job,
+            header=_header(job, made_by, template.filename or job.template),
+            directives=_directive_lines(job, run_dir),
+            run_dir=str(run_dir),
+            launch=started,
+            launch_line=command_line(started.command),
+        )
+    except jinja2.TemplateNotFound as error:
+        known = {
+            p.name.removesuffix(SUFFIX) for folder in template_folders() for p in folder.glob(f"*{SUFFIX}")
+        }
+        raise ConfigError(f"no template {error.name!r}", hint=nearest(job.template, known)) from error
+    except jinja2.TemplateError as error:
+        where = f"{getattr(error, 'filename', None) or job.template}:{getattr(error, 'lineno', '')}"
+        raise ConfigError(f"template {where}: {error}") from error
+
+
+def _environment() -> jinja2.Environment:
+    """The compiled templates are kept between runs: compiling costs more than everything else here."""
+    folders = jinja2.FileSystemLoader([str(folder) for folder in template_folders()])
+    only_shipped = jinja2.PrefixLoader({"shipped": jinja2.FileSystemLoader(str(shipped("templates")))})
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([only_shipped, folders]),
+        bytecode_cache=_bytecode_cache(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    return environment
+
+
+def _bytecode_cache() -> jinja2.BytecodeCache | None:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs" / "templates"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None  # a home that cannot be written costs time, not the job
+    return jinja2.FileSystemBytecodeCache(str(folder))
+
+
+def _header(job: Job, made_by: str, template: str) -> list[str]:
+    lines = [f"hpcjobs {__version__}", f"site {job.site} ({job.site_file})", f"template {template}"]
+    if job.rehearsal:
+        lines.append("rehearsal: the sandbox on this machine plays the site, with this machine's software")
+    lines.append(f"made by: {made_by}")
+    return [re.sub(r"[\x00-\x1f\x7f]", "?", line) for line in lines]
+
+
+def _directive_lines(job: Job, run_dir: Path) -> list[str]:
+    """The ``#SBATCH`` options, quoted as sbatch reads them; a local job has none."""
+    if job.scheduler == "local":
+        return []
+    log = "%x_%A_%a.out" if job.resources.array else "%x_%j.out"
+    output = f"{_literal(str(run_dir))}/logs/{log}"
+    options = [("job-name", job.name), *sbatch_options(job), ("output", output)]
+    return [_directive(name, value) for name, value in options]
+
+
+def _literal(path: str) -> str:
+    """``path`` for --output, where ``%`` starts a replacement symbol."""
+    return path.replace("%", "%%")
+
+
+def _directive(name: str, value: str | None) -> str:
+    if value is None:
+        return name
+    if any(ord(c) < 32 for c in value) or "\\" in value:
+        raise RequestError(
+            f"--{name}={value!r}: an #SBATCH line can hold neither newlines nor backslashes",
+            hint="choose another folder or value",
+        )
+    return f"{name}={shlex.quote(value)}"

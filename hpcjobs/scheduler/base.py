@@ -1,0 +1,128 @@
+"""What every scheduler can do, and the record of a job that all of them give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Protocol
+
+from hpcjobs.job.models import Plan
+from hpcjobs.site.models import Frozen
+
+
+class State(str, Enum):
+    """Where a job stands, in Slurm's words."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    STOPPED = "STOPPED"
+    REQUEUED = "REQUEUED"
+    RESIZING = "RESIZING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    PREEMPTED = "PREEMPTED"
+    NODE_FAIL = "NODE_FAIL"
+    BOOT_FAIL = "BOOT_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    DEADLINE = "DEADLINE"
+    REVOKED = "REVOKED"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def ended(self) -> bool:
+        """No further change is to come (REQUEUED is a job on its way back to the queue)."""
+        return self in _ENDED
+
+    @classmethod
+    def parse(cls, text: str) -> State:
+        """``CANCELLED by 1000`` or ``COMPLETED+`` -> the state; a word nobody knows is UNKNOWN."""
+        words = text.split()
+        word = words[0].rstrip("+") if words else ""
+        return _LONG_NAMES.get(word) or cls.__members__.get(word, cls.UNKNOWN)
+
+
+_ENDED = frozenset(
+    {
+        State.COMPLETED,
+        State.FAILED,
+        State.CANCELLED,
+        State.TIMEOUT,
+        State.PREEMPTED,
+        State.NODE_FAIL,
+        State.BOOT_FAIL,
+        State.OUT_OF_MEMORY,
+        State.DEADLINE,
+        State.REVOKED,
+    }
+)
+# States the queue shows for a job that is still where the value says.
+_LONG_NAMES = {
+    "REQUEUE_HOLD": State.PENDING,
+    "REQUEUE_FED": State.PENDING,
+    "RESV_DEL_HOLD": State.PENDING,
+    "SPECIAL_EXIT": State.PENDING,
+    "STAGE_OUT": State.COMPLETING,
+    "SIGNALING": State.RUNNING,
+}
+
+
+class JobRecord(Frozen):
+    """One job (or one task of an array) as a scheduler or the job itself recorded it; None is "not known".
+
+    Times are seconds since 1970.
+    """
+
+    job_id: str
+    """``123``, ``123_4`` (array task), ``123_[5-9]`` (array tasks still pending), ``L7`` (local)."""
+    state: State
+    source: str
+    """Who said so: ``squeue``, ``sacct``, ``scontrol``, ``job`` (its own state file) or ``local``."""
+    name: str | None = None
+    reason: str | None = None
+    partition: str | None = None
+    node_list: str | None = None
+    nnodes: int | None = None
+    submitted: float | None = None
+    started: float | None = None
+    start_estimate: float | None = None
+    ended: float | None = None
+    elapsed_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    cpu_s: float | None = None
+    max_rss_bytes: int | None = None
+    restarts: int | None = None
+    command: str | None = None
+    """The script that runs: the job.sh of the run folder."""
+
+
+class Submitted(Frozen):
+    """What a scheduler answers to a submission."""
+
+    job_id: str
+    cluster: str | None = None
+
+
+class Scheduler(Protocol):
+    """Who runs jobs. Each method asks the scheduler at most once, however many jobs it is about."""
+
+    def submit(self, plan: Plan) -> Submitted:
+        """Hand over the script that already lies in the plan's run folder."""
+        ...
+
+    def queue(self) -> list[JobRecord]:
+        """My jobs that have not ended."""
+        ...
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        """The records of these jobs, ended or not; array jobs give one per task. Unknown ids give none."""
+        ...
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """End these jobs."""
+        ...
