@@ -1,0 +1,88 @@
+"""``hpcjobs sandbox``: a real Slurm on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="sandbox", no_args_is_help=True, help="A real Slurm on this machine: up, status, down, env."
+)
+
+_ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
+Root = Annotated[Path | None, typer.Option(help=_ROOT_HELP, show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _say(line: str) -> None:
+    print(f"sandbox: {line}", file=sys.stderr, flush=True)
+
+
+@app.command()
+def up(
+    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Hosts [4].", show_default=False)] = None,
+    cpus_per_node: Annotated[int | None, typer.Option(help="CPUs that a node claims [8].", show_default=False)] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs that a node claims [0].", show_default=False)] = None,
+    like: Annotated[str | None, typer.Option(help="Site whose shape and limits it takes.", show_default=False)] = None,
+    install: Annotated[bool, typer.Option("--install", help="Install missing packages by apt-get.")] = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Start a cluster of several hosts, with accounting, limits, PMIx and PMI2."""
+    from hpcjobs import sandbox
+
+    shape = sandbox.Shape(like=like, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node)
+    built = sandbox.up(shape, root=root, install=install, say=_say)
+    if as_json:
+        _print_json(built)
+        return
+    print(f"{built.site}: {len(built.hosts)} hosts, {built.hosts[0].name} to {built.hosts[-1].name}")
+    for name, hosts in built.partitions.items():
+        print(f"  partition {name}: {len(hosts)} nodes")
+    print(f"next: hpcjobs submit --site {built.site} ...")
+    print('or, for sbatch, srun and sinfo: eval "$(hpcjobs sandbox env)"')
+
+
+@app.command()
+def status(root: Root = None, as_json: Json = False) -> None:
+    """Say whether a sandbox is up, and whole (exit code 0), damaged or down (1)."""
+    from hpcjobs import sandbox
+
+    found = sandbox.status(root=root)
+    if as_json:
+        _print_json(found)
+    else:
+        print(f"{found.state}: {found.root}")
+        for problem in found.problems:
+            print(f"  {problem}")
+        for name, state in found.nodes.items():
+            print(f"  {name} {state}")
+    raise typer.Exit(0 if found.state == "up" else 1)
+
+
+@app.command()
+def down(root: Root = None) -> None:
+    """Remove the sandbox with all it has: jobs, records, hosts. Harmless when there is none."""
+    from hpcjobs import sandbox
+
+    sandbox.down(root=root, say=_say)
+
+
+@app.command()
+def env(root: Root = None) -> None:
+    """Print the lines that point Slurm's commands at the sandbox, for eval."""
+    import shlex
+
+    from hpcjobs import sandbox
+
+    for name, value in sandbox.environment(root=root).items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())

@@ -1,0 +1,126 @@
+"""Daemons that outlive the command that starts them: started, recorded, watched and ended by pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.errors import CommandMissingError, HpcJobsError
+from hpcjobs.sandbox.folder import Folder, write
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PASSED_ON = ("LANG", "LC_ALL", "TZ")
+_POLL_S = 0.02
+_LOG_LINES = 15
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that was started; the start time tells it from a later one of the same pid."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    """Clock ticks from boot to its start."""
+    argv: tuple[str, ...]
+    log: str
+
+
+def program(name: str) -> str:
+    """Path of a program, looked for in the system folders too: root's PATH may lack /usr/sbin."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
+    if found is None:
+        raise CommandMissingError(f"{name}: not found on PATH", hint="hpcjobs sandbox up --install")
+    return found
+
+
+def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
+    """Start ``argv`` in a session of its own, its output in a log file, and record it at once.
+
+    Not ``subprocess.Popen``: its object complains when it is dropped while the child lives, and
+    these are meant to outlive us. Signals that Python ignores are set back to their defaults.
+    """
+    log = folder.log / f"{name}.log"
+    pid = os.posix_spawn(
+        argv[0],
+        list(argv),
+        _environment(folder),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+    )
+    ticks = start_ticks(pid)
+    daemon = Daemon(name=name, pid=pid, start_ticks=ticks or 0, argv=tuple(argv), log=str(log))
+    write(folder.daemons / f"{name}.json", msgspec.json.encode(daemon).decode())
+    return daemon
+
+
+def _environment(folder: Folder) -> dict[str, str]:
+    """Little: what stands in slurmd's environment is seen by every job."""
+    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {"PATH": _PATH, "HOME": "/root", "SLURM_CONF": str(folder.slurm_conf), **kept}
+
+
+def recorded(folder: Folder) -> list[Daemon]:
+    """Every daemon that was started, alive or not."""
+    files = sorted(folder.daemons.glob("*.json"))
+    return [msgspec.json.decode(file.read_bytes(), type=Daemon) for file in files]
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in ticks from boot; ``None``: no such process, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def alive(daemon: Daemon) -> bool:
+    """Whether this very process runs."""
+    return daemon.start_ticks != 0 and start_ticks(daemon.pid) == daemon.start_ticks
+
+
+def until(condition: Callable[[], bool], *, what: str, watch: Iterable[Daemon] = (), timeout_s: float = 30) -> None:
+    """Wait until ``condition`` holds, and give up when a daemon in ``watch`` ends or the time is over.
+
+    Raises:
+        HpcJobsError: what was awaited, and the last lines of the log of the daemon to blame.
+    """
+    daemons = list(watch)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        for daemon in daemons:
+            if not alive(daemon):
+                raise HpcJobsError(f"{daemon.name} ended while waiting for {what}\n{last_lines(daemon)}")
+        if time.monotonic() > deadline:
+            logs = "\n".join(last_lines(daemon) for daemon in daemons)
+            raise HpcJobsError(f"no {what} within {timeout_s:.0f} s\n{logs}".rstrip())
+        time.sleep(_POLL_S)
+
+
+def last_lines(daemon: Daemon) -> str:
+    """The end of a daemon's log, each line marked with its name."""
+    try:
+        lines = Path(daemon.log).read_text(errors="replace").splitlines()
+    except OSError:
+        lines = ["(no log)"]
+    return "\n".join(f"  {daemon.name}: {line}" for line in lines[-_LOG_LINES:])
+
+
+def listening(address: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    import socket  # only a start needs it
+
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((address, port)) == 0

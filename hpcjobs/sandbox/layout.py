@@ -1,0 +1,167 @@
+"""From a shape and a site to the cluster to build. Pure: nothing here looks at the machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import msgspec
+
+from hpcjobs.errors import RequestError
+from hpcjobs.sandbox.models import Host, Layout, Shape
+from hpcjobs.site.models import NodeShape, Partition, Resources, Site
+
+DEFAULT_NODES = 4
+MAX_NODES = 64
+MPI_TYPES = ("pmix", "pmi2", "none")
+ACCOUNT = "sandbox"
+
+
+def node_address(index: int) -> str:
+    """Address of the ``index``-th node, from 0; the bridge itself is 10.78.0.1."""
+    return f"10.78.0.{11 + index}"
+
+
+def settle(shape: Shape, site: Site) -> Layout:
+    """The cluster for ``shape``: of ``site`` where it says --like, else ``site`` is the base to reshape.
+
+    Raises:
+        RequestError: the shape does not fit the site, or the site has no Slurm.
+    """
+    _check(shape, site)
+    partitions = site.partitions if shape.like is not None else _reshaped(shape, site)
+    counts = _hosts_per_shape(partitions, wanted=shape.nodes)
+    hosts = _hosts(_prefix(site.name), counts)
+    members = {
+        name: tuple(host.name for host in hosts if host.shape == _node(partition))[: partition.nodes]
+        for name, partition in partitions.items()
+    }
+    scaled = {name: _scaled(partition, len(members[name])) for name, partition in partitions.items()}
+    mpi = site.mpi if site.mpi in MPI_TYPES else "pmix"
+    return Layout(
+        site=site.name,
+        cluster=re.sub(r"[^a-z0-9_]", "_", site.name.lower()),
+        login=f"{_prefix(site.name)}-login",
+        hosts=hosts,
+        partitions=scaled,
+        members=members,
+        qos=_qos(site),
+        accounts=(ACCOUNT, *sorted({r.account for r in _all_defaults(site) if isinstance(r.account, str)})),
+        features=_features(site),
+        mpi=mpi,
+        overlay=_overlay(scaled, site=site, mpi=mpi),
+    )
+
+
+def _check(shape: Shape, site: Site) -> None:
+    if site.scheduler != "slurm":
+        raise RequestError(
+            f"site {site.name} has no Slurm, there is nothing to rehearse",
+            hint=f"hpcjobs submit --site {site.name} runs on this machine as it is",
+        )
+    if shape.like is not None and (shape.cpus_per_node is not None or shape.gpus_per_node is not None):
+        raise RequestError(
+            f"--like {shape.like} takes the CPUs and GPUs of a node from the site",
+            hint="leave --cpus-per-node and --gpus-per-node out, or --like",
+        )
+    for name, value, least in (
+        ("--nodes", shape.nodes, 1),
+        ("--cpus-per-node", shape.cpus_per_node, 1),
+        ("--gpus-per-node", shape.gpus_per_node, 0),
+    ):
+        if value is not None and value < least:
+            raise RequestError(f"{name} {value}: must be at least {least}")
+    if (shape.nodes or 0) > MAX_NODES:
+        raise RequestError(f"--nodes {shape.nodes}: a sandbox has at most {MAX_NODES}, each is a set of daemons here")
+
+
+def _reshaped(shape: Shape, site: Site) -> dict[str, Partition]:
+    """The base site's default partition, with the nodes that were asked for."""
+    name = site.default_partition or "cpu"
+    base = site.partitions[name]
+    node = msgspec.structs.replace(
+        base.node,
+        cpus=base.node.cpus if shape.cpus_per_node is None else shape.cpus_per_node,
+        gpus=base.node.gpus if shape.gpus_per_node is None else shape.gpus_per_node,
+    )
+    nodes = base.nodes if shape.nodes is None else shape.nodes
+    return {name: msgspec.structs.replace(base, node=node, nodes=nodes, max_nodes=None)}
+
+
+def _node(partition: Partition) -> NodeShape:
+    """The node with its memory said: Slurm needs a number for what the site leaves open."""
+    node = partition.node
+    return node if node.mem not in (None, "0") else msgspec.structs.replace(node, mem=f"{node.cpus}G")
+
+
+def _hosts_per_shape(partitions: dict[str, Partition], *, wanted: int | None) -> dict[NodeShape, int]:
+    """Hosts of each node shape. Partitions of one shape share hosts; ``wanted`` scales the total down."""
+    full: dict[NodeShape, int] = {}
+    for partition in partitions.values():
+        full[_node(partition)] = max(full.get(_node(partition), 0), partition.nodes)
+    whole = sum(full.values())
+    total = min(whole, max(DEFAULT_NODES, len(full))) if wanted is None else wanted
+    if total > whole:
+        raise RequestError(f"--nodes {total}: the site has {whole}", hint="a site is scaled down, never up")
+    if total < len(full):
+        raise RequestError(f"--nodes {total}: the site has {len(full)} kinds of node, each needs one")
+    counts = dict.fromkeys(full, 1)
+    for _ in range(total - len(full)):
+        least = min((s for s in full if counts[s] < full[s]), key=lambda s: counts[s] / full[s])
+        counts[least] += 1
+    return counts
+
+
+def _hosts(prefix: str, counts: dict[NodeShape, int]) -> tuple[Host, ...]:
+    shapes = [shape for shape, count in counts.items() for _ in range(count)]
+    return tuple(
+        Host(name=f"{prefix}{index + 1:02d}", address=node_address(index), shape=shape)
+        for index, shape in enumerate(shapes)
+    )
+
+
+def _prefix(site: str) -> str:
+    """``tu-hpc`` -> ``tu``: short, legal as a host name, and not ending in a digit of its own."""
+    first = re.sub(r"[^a-z0-9]+", " ", site.lower()).split()[0][:8]
+    first = first if first[0].isalpha() else f"n{first}"
+    return first if first[-1].isalpha() else f"{first}n"
+
+
+def _scaled(partition: Partition, nodes: int) -> Partition:
+    limit = None if partition.max_nodes is None else min(partition.max_nodes, nodes)
+    return msgspec.structs.replace(partition, nodes=nodes, max_nodes=limit)
+
+
+def _all_defaults(site: Site) -> list[Resources]:
+    return [site.defaults, *(partition.defaults for partition in site.partitions.values())]
+
+
+def _qos(site: Site) -> dict[str, str]:
+    named = [name for partition in site.partitions.values() for name in partition.qos or ()]
+    named += [r.qos for r in _all_defaults(site) if isinstance(r.qos, str)]
+    return {"normal": "", **dict.fromkeys(named, ""), **site.qos}
+
+
+def _features(site: Site) -> tuple[str, ...]:
+    """Every feature the site's defaults ask for: a constraint no node meets would refuse every job."""
+    asked = [r.constraint for r in _all_defaults(site) if isinstance(r.constraint, str)]
+    return tuple(sorted({word for text in asked for word in re.findall(r"[A-Za-z_][\w.-]*", text)}))
+
+
+def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[str, Any]:
+    """What a job here must not take from the site: its size, and software that is not on this machine."""
+    return {
+        "partitions": msgspec.to_builtins(partitions),
+        "mpi": mpi,
+        "interface": "eth0",
+        "address_suffix": "",
+        "modules": [],
+        "module_init": None,
+        "setup": [],
+        "environment": {},
+        "python": sys.executable,
+        "run_root": "runs",
+        "scratch": None if site.scratch is None else "/tmp/scratch/$USER/$SLURM_JOB_ID",
+        "node_local": ["/tmp", "/var/tmp", "/dev/shm"],
+    }

@@ -1,0 +1,74 @@
+"""What is asked of a sandbox, and what it is once it is up. Every value is frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hpcjobs.site.models import NodeShape, Partition
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``sandbox up`` was asked for; ``None`` means "not said"."""
+
+    like: str | None = None
+    """Name of the site to be shaped like, or the path of its file."""
+    nodes: int | None = None
+    cpus_per_node: int | None = None
+    gpus_per_node: int | None = None
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the cluster."""
+
+    name: str
+    address: str
+    shape: NodeShape
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster to build, settled from a shape and a site."""
+
+    site: str
+    cluster: str
+    """Slurm's ClusterName: lower-case letters, digits and underscores."""
+    login: str
+    """Host name of the controller."""
+    hosts: tuple[Host, ...]
+    partitions: dict[str, Partition]
+    """With the node counts of the sandbox."""
+    members: dict[str, tuple[str, ...]]
+    """Partition -> names of its hosts."""
+    qos: dict[str, str]
+    """QOS -> longest time (``""``: no limit of its own)."""
+    accounts: tuple[str, ...]
+    """The first one is the users' default."""
+    features: tuple[str, ...]
+    mpi: str
+    overlay: dict[str, Any]
+    """Site fields that differ from the real site's, as ``Rehearsal.overlay`` wants them."""
+
+
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox that is up."""
+
+    root: Path
+    site: str
+    slurm_conf: Path
+    shape: Shape
+    hosts: tuple[Host, ...]
+    partitions: dict[str, tuple[str, ...]]
+    """Partition -> names of its hosts."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """``up``: everything runs. ``damaged``: something was left or died, named in ``problems``. ``down``."""
+
+    state: Literal["up", "damaged", "down"]
+    root: Path
+    sandbox: Sandbox | None = None
+    problems: tuple[str, ...] = ()
+    nodes: dict[str, str] = {}
+    """Host -> state as sinfo names it (``idle``, ``mixed``, ``down*``)."""

@@ -1,0 +1,70 @@
+"""What the machine must have: root, Debian or Ubuntu, and packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.process import run
+
+PACKAGES = (
+    "slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin",
+    "munge", "mariadb-server", "libpmix2", "libpmix-dev", "iproute2",
+)  # fmt: skip
+
+
+def check(*, install: bool) -> None:
+    """Refuse a machine on which no sandbox can be, or (``install``) put the packages on it.
+
+    Raises:
+        RequestError: not root, not Debian or Ubuntu, or packages are missing: names the command.
+        HpcJobsError: apt-get failed.
+    """
+    if not _is_debian():
+        raise RequestError(
+            "a sandbox needs Debian or Ubuntu (its packages come by apt)",
+            hint="use a container or virtual machine with Debian 12, or --site local, which needs no Slurm",
+        )
+    missing = missing_packages()
+    if missing and not install:
+        raise RequestError(f"packages are missing: {', '.join(missing)}", hint=f"{apt_line(missing)} (or --install)")
+    if os.geteuid() != 0:
+        raise RequestError(
+            "a sandbox makes network namespaces and mounts, which only root may",
+            hint="sudo hpcjobs sandbox up, or --site local, which needs neither root nor Slurm",
+        )
+    if missing:
+        _install(missing)
+
+
+def _is_debian() -> bool:
+    try:
+        lines = Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        return False
+    words = " ".join(line.partition("=")[2].strip('"') for line in lines if line.startswith(("ID=", "ID_LIKE=")))
+    return not {"debian", "ubuntu"}.isdisjoint(words.split())
+
+
+def missing_packages() -> list[str]:
+    """Those of ``PACKAGES`` that dpkg does not have installed (or that a later release renamed)."""
+    done = run(["dpkg-query", "--show", "--showformat=${Package} ${Provides} ${db:Status-Status}\n"])
+    installed = [line for line in done.out.splitlines() if line.endswith(" installed")]
+    have = {word.strip(",") for line in installed for word in line.split()}
+    return [name for name in PACKAGES if name not in have]
+
+
+def apt_line(packages: list[str]) -> str:
+    return "apt-get install -y --no-install-recommends " + " ".join(packages)
+
+
+def _install(packages: list[str]) -> None:
+    """Run apt-get, its output on our stderr; no service of the packages is started by it."""
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for argv in (["apt-get", "update"], apt_line(packages).split()):
+        done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+        if done.returncode != 0:
+            raise HpcJobsError(f"{' '.join(argv)}: exit code {done.returncode}")

@@ -1,0 +1,148 @@
+"""The text of Slurm's configuration files for a layout. Pure."""
+
+from __future__ import annotations
+
+from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.models import Host, Layout
+from hpcjobs.sandbox.network import CONTROLLER
+from hpcjobs.site.models import Partition
+from hpcjobs.units import memory_bytes
+
+CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT = 17817, 17818, 17819, 17306
+PORTS = (CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT)
+
+# Waits are short, because a sandbox is for trying things out; each comment says what a longer one costs.
+_SETTINGS = """\
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+# A requeued job starts no earlier than cred_expire after it was put back.
+AuthInfo=socket={munge},cred_expire=15
+# Only on the bridge: a Slurm that this machine has beside the sandbox keeps its addresses.
+CommunicationParameters=NoCtldInAddrAny
+SlurmctldPort={ctld}
+SlurmdPort={slurmd}
+SlurmctldPidFile={root}/ctld/slurmctld.pid
+SlurmdPidFile={root}/nodes/%n/slurmd.pid
+StateSaveLocation={root}/ctld
+SlurmdSpoolDir={root}/nodes/%n/spool
+SlurmctldTimeout=30
+SlurmdTimeout=60
+# Seconds between SIGTERM and SIGKILL for a job at its end (30 where nobody changed it).
+KillWait=10
+MinJobAge=300
+ReturnToService=2
+# Any signs of life count, and a node may claim more CPUs and memory than this machine has.
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobRequeue=1
+MaxArraySize=1001
+MaxJobCount=20000
+MpiDefault={mpi}
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,bf_continue
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={controller}
+AccountingStoragePort={dbd}
+# The way to slurmdbd takes its munge from here, not from AuthInfo.
+AccountingStoragePass={munge}
+AccountingStorageEnforce=associations,limits,qos
+AccountingStoreFlags=job_comment,job_env,job_script
+EnforcePartLimits=ALL
+"""
+
+
+def slurm_conf(layout: Layout, folder: Folder) -> str:
+    """slurm.conf: the settings of every sandbox, then the nodes and partitions of this one."""
+    settings = _SETTINGS.format(
+        munge=folder.munge_socket,
+        root=folder.root,
+        mpi=layout.mpi,
+        controller=CONTROLLER,
+        ctld=CONTROLLER_PORT,
+        slurmd=NODE_PORT,
+        dbd=ACCOUNTING_PORT,
+    )
+    lines = [f"ClusterName={layout.cluster}", f"SlurmctldHost={layout.login}({CONTROLLER})"]
+    if any(host.shape.gpus for host in layout.hosts):
+        lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
+    lines += [_node_line(host, layout.features) for host in layout.hosts]
+    default = next((n for n, p in layout.partitions.items() if p.default), next(iter(layout.partitions)))
+    for name, partition in layout.partitions.items():
+        lines.append(_partition_line(name, partition, hosts=layout.members[name], default=name == default))
+    return settings + "\n".join(lines) + "\n"
+
+
+def _megabytes(host_memory: str | None) -> int:
+    return memory_bytes(host_memory or "1G") >> 20
+
+
+def _node_line(host: Host, features: tuple[str, ...]) -> str:
+    shape = host.shape
+    words = [
+        f"NodeName={host.name} NodeAddr={host.address} NodeHostname={host.name}",
+        f"Sockets=1 CoresPerSocket={shape.cpus} ThreadsPerCore=1",
+        f"RealMemory={_megabytes(shape.mem)} TmpDisk=20480 State=UNKNOWN",
+    ]
+    if shape.gpus:
+        words.append("Gres=gpu:" + (f"{shape.gpu_model}:" if shape.gpu_model else "") + str(shape.gpus))
+    if features:
+        words.append("Feature=" + ",".join(features))
+    return " ".join(words)
+
+
+def _partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], default: bool) -> str:
+    words = [f"PartitionName={name} Nodes={','.join(hosts)} State=UP Default={'YES' if default else 'NO'}"]
+    words.append(f"MaxTime={partition.max_time or 'UNLIMITED'}")
+    if partition.max_nodes is not None:
+        words.append(f"MaxNodes={partition.max_nodes}")
+    if partition.qos is not None:
+        words.append("AllowQos=" + ",".join(partition.qos))
+    # A job that asks for no memory gets its CPUs' share: else the first one would take the whole node.
+    words.append(f"DefMemPerCPU={max(1, _megabytes(partition.node.mem) // partition.node.cpus)}")
+    return " ".join(words)
+
+
+def gres_conf(layout: Layout, folder: Folder) -> str:
+    """gres.conf: each host's GPUs are the same device files, which stand for nothing."""
+    lines = []
+    for host in layout.hosts:
+        if host.shape.gpus:
+            kind = f" Type={host.shape.gpu_model}" if host.shape.gpu_model else ""
+            which = f"[0-{host.shape.gpus - 1}]" if host.shape.gpus > 1 else "0"
+            lines.append(f"NodeName={host.name} Name=gpu{kind} File={folder.devices}/gpu{which}")
+    return "\n".join(lines) + "\n"
+
+
+def slurmdbd_conf(layout: Layout, folder: Folder, *, password: str) -> str:
+    """slurmdbd.conf; holds the database's password, so 0600."""
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={folder.munge_socket}
+DbdHost={layout.login}
+DbdAddr={CONTROLLER}
+DbdPort={ACCOUNTING_PORT}
+SlurmUser=root
+PidFile={folder.root}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={DATABASE_PORT}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=slurm_acct_db
+"""
+
+
+def database_init(password: str) -> str:
+    """What MariaDB runs when it starts: a database and one user, who comes by TCP from this machine."""
+    return f"""\
+CREATE DATABASE IF NOT EXISTS slurm_acct_db;
+CREATE USER IF NOT EXISTS 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';
+GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';
+"""

@@ -1,0 +1,139 @@
+"""Takes a sandbox apart, whole or in pieces: what is already gone is no obstacle.
+
+Processes are found by pid and start time as recorded, and by the namespaces they are in, with all
+their descendants: a job's processes, slurmstepd, and daemons whose record was not written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.sandbox import network
+from hpcjobs.sandbox.daemons import alive, recorded, start_ticks
+from hpcjobs.sandbox.folder import Folder
+
+_TERM_S, _KILL_S = 5.0, 10.0
+_POLL_S = 0.02
+
+
+def take_down(folder: Folder) -> None:
+    """End every process, then remove namespaces, network, names and mounts. The folder's files stay.
+
+    Raises:
+        RequestError: asked for from inside the sandbox.
+        HpcJobsError: a process did not end.
+    """
+    folder.record.unlink(missing_ok=True)
+    _end_processes(folder)
+    network.remove(folder)
+    _unmount(folder)
+
+
+def _end_processes(folder: Folder) -> None:
+    found = processes(folder)
+    if os.getpid() in found:
+        raise RequestError("this command runs on a host of the sandbox", hint="run it outside")
+    for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
+        deadline = time.monotonic() + patience
+        told: dict[int, int] = {}
+        while found and time.monotonic() < deadline:
+            for pid, ticks in found.items():
+                if told.get(pid) != ticks:
+                    _signal(pid, ticks, number)
+                    told[pid] = ticks
+            time.sleep(_POLL_S)
+            found = processes(folder)
+        if not found:
+            return
+    raise HpcJobsError(f"these processes of the sandbox do not end: {', '.join(map(str, sorted(found)))}")
+
+
+def processes(folder: Folder) -> dict[int, int]:
+    """Every live process of the sandbox: pid -> start time in ticks."""
+    pids = {daemon.pid for daemon in recorded(folder) if alive(daemon)}
+    pids |= set(_inside(folder))
+    pids |= _descendants(pids)
+    found = {pid: start_ticks(pid) for pid in pids}
+    return {pid: ticks for pid, ticks in found.items() if ticks is not None}
+
+
+def _inside(folder: Folder) -> Iterator[int]:
+    """Processes in one of our namespaces. A file that no namespace is mounted on matches none."""
+    ours = {_identity(path) for path in folder.namespaces.glob("*")} - {None}
+    for pid in _pids():
+        if any(_identity(Path(f"/proc/{pid}/ns/{kind}")) in ours for kind in ("net", "uts")):
+            yield pid
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _descendants(roots: Iterable[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        new = set(children.get(waiting.pop(), ())) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
+    """Signal that very process: the descriptor pins it before its start time is compared."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if start_ticks(pid) == ticks:
+            signal.pidfd_send_signal(descriptor, number)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    """A daemon that this process started itself stays a zombie until it is asked for."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except OSError:
+        return
+
+
+def _unmount(folder: Folder) -> None:
+    for point in sorted(mounts(folder), key=lambda path: -len(path.parts)):
+        network.must(["umount", str(point)])
+
+
+def mounts(folder: Folder) -> list[Path]:
+    """Mount points under the folder, one entry for each mount."""
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split()[4]))
+        if point.is_relative_to(folder.root):
+            points.append(point)
+    return points
