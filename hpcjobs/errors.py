@@ -56,9 +56,13 @@ class SchedulerError(HpcJobsError):
 
 
 class SchedulerDownError(SchedulerError):
-    """The scheduler did not answer."""
+    """The scheduler did not answer; ``maybe_taken`` when it may have heard a submission all the same."""
 
     exit_code = 8
+
+    def __init__(self, message: str, *, hint: str | None = None, maybe_taken: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.maybe_taken = maybe_taken
 
 
 class CommandMissingError(SchedulerError):

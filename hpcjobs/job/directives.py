@@ -71,9 +71,7 @@ def _site_spelling(job: Job, option: Option) -> Iterator[Option]:
     if template is None:
         return
     if "{value}" not in template or "{" in template.replace("{value}", ""):
-        raise RequestError(
-            f"directives.{name}: {template!r} of site {job.site}: only {{value}} can stand in braces"
-        )
+        raise RequestError(f"directives.{name}: {template!r} of site {job.site}: only {{value}} can stand in braces")
     yield _split(template.replace("{value}", value or ""))
 
 

@@ -68,9 +68,7 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
 
 def srun(job: Job) -> Launch:
     """One task per rank, started by Slurm."""
-    args = srun_args(
-        job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None
-    )
+    args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
     label = ("--label",) if job.ntasks > 1 else ()
     return Launch(
         command=("srun", *args, *label, *_TASK, *job.argv),

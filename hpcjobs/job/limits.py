@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcjobs.errors import RequestError
+from hpcjobs.job.array import array_indices
 from hpcjobs.job.models import Job
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.units import memory_bytes, walltime_s
@@ -17,7 +18,7 @@ def check_limits(job: Job, site: Site, partition: Partition | None) -> None:
         RequestError: one line per limit exceeded, each with what was asked, where that was said,
             what is allowed, and the file that says so.
     """
-    problems = [*_scheduler_problems(job), *_qos_problems(job, site, partition)]
+    problems = [*_request_problems(job), *_qos_problems(job, site, partition)]
     if partition is not None:
         problems += _partition_problems(job, partition)
     if problems:
@@ -29,9 +30,16 @@ def _asked(job: Job, field: str) -> str:
     return f"{field}={getattr(job.resources, field)} ({job.sources.get(field, 'default')})"
 
 
-def _scheduler_problems(job: Job) -> Iterator[str]:
+def _request_problems(job: Job) -> Iterator[str]:
     if job.scheduler == "local" and job.nodes > 1:
         yield f"{_asked(job, 'nodes')}: this site is one machine"
+    if job.resources.array:
+        try:
+            array_indices(job.resources.array)
+        except ValueError as error:
+            yield f"{_asked(job, 'array')}: {error}"
+    if len([m for m in (job.resources.mem, job.resources.mem_per_cpu, job.resources.mem_per_gpu) if m]) > 1:
+        yield "mem, mem_per_cpu and mem_per_gpu exclude each other; null clears one set by the site"
     if job.gpu_request == "none" and job.resources.gpus_per_node:
         yield f"{_asked(job, 'gpus_per_node')}: this site takes no GPU request (gpu_request: none)"
 

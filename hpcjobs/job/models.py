@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
 
 
-class JobSpec(Frozen):
+class JobSpec(Frozen, frozen=True):
     """What somebody said about a job, in a spec file or by flags: nothing added, everything optional."""
 
     program: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Layer(NamedTuple):
     spec: JobSpec
 
 
-class Job(Frozen):
+class Job(Frozen, frozen=True):
     """A job with everything settled and within the site's limits. Nothing downstream reads site or spec."""
 
     name: str
@@ -92,3 +92,5 @@ class Plan(NamedTuple):
     run_dir: Path
     command: tuple[str, ...]
     """What hands the script to the scheduler."""
+    made_by: str
+    """The command line that asked for it."""

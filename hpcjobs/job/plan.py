@@ -49,7 +49,7 @@ def plan(
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
     layers = [Layer(str(spec), read_yaml(Path(spec), JobSpec))] if spec is not None else []
-    fields = {
+    fields: dict[str, object] = {
         "program": tuple(program),
         "resources": resources,
         "name": name,
@@ -61,8 +61,8 @@ def plan(
     }
     job = resolve([*layers, Layer("flag", _spec(fields))], where)
     run_dir = Path(job.run_root) / run_name(job)
-    script = render(job, run_dir, made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
-    return Plan(job, script, run_dir, _command(job, run_dir))
+    asked = made_by or shlex.join(["hpcjobs.plan:", *program])
+    return Plan(job, render(job, run_dir, made_by=asked), run_dir, _command(job, run_dir), asked)
 
 
 def _spec(fields: dict[str, object]) -> JobSpec:

@@ -28,7 +28,7 @@ def _module_lines(site: Site) -> Iterator[str]:
     yield f"for init in {shlex.join(inits)}; do"
     yield '    if ! command -v module >/dev/null && [ -r "$init" ]; then . "$init"; fi'
     yield "done"
-    yield "command -v module >/dev/null || die 'no module command on this node (module_init of the site file names its init script)'"
+    yield "command -v module >/dev/null || die 'no module command on this node: set module_init in the site file'"
     for name in site.modules:
         yield f"module load {shlex.quote(name)} || die {shlex.quote(f'module load {name} failed')}"
 
@@ -39,7 +39,7 @@ def _environment_lines(environment: Environment) -> Iterator[str]:
         if environment.conda_init is not None:
             yield f". {shlex.quote(environment.conda_init)}"
         else:
-            yield "command -v conda >/dev/null || die 'no conda on this node (environment.conda_init of the site file)'"
+            yield "command -v conda >/dev/null || die 'no conda on this node: set environment.conda_init'"
             yield 'eval "$(conda shell.bash hook)"'
         message = shlex.quote(f"conda environment {environment.conda} cannot be activated")
         yield f"conda activate {name} || die {message}"

@@ -164,9 +164,7 @@ def _python(site: Site) -> str:
 def _run_root(site: Site, chdir: Path) -> Path:
     text = os.path.expandvars(os.path.expanduser(site.run_root))
     if "$" in text:
-        raise RequestError(
-            f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here"
-        )
+        raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
     root = (chdir / text).absolute()
     for local in site.node_local:
         if site.scheduler == "slurm" and root.is_relative_to(local):

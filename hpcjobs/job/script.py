@@ -43,13 +43,12 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
             header=_header(job, made_by, template.filename or job.template),
             directives=_directive_lines(job, run_dir),
             run_dir=str(run_dir),
+            chdir=str(run_dir / "code") if job.snapshot else job.chdir,
             launch=started,
             launch_line=command_line(started.command),
         )
     except jinja2.TemplateNotFound as error:
-        known = {
-            p.name.removesuffix(SUFFIX) for folder in template_folders() for p in folder.glob(f"*{SUFFIX}")
-        }
+        known = {p.name.removesuffix(SUFFIX) for folder in template_folders() for p in folder.glob(f"*{SUFFIX}")}
         raise ConfigError(f"no template {error.name!r}", hint=nearest(job.template, known)) from error
     except jinja2.TemplateError as error:
         where = f"{getattr(error, 'filename', None) or job.template}:{getattr(error, 'lineno', '')}"

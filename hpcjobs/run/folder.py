@@ -1,0 +1,102 @@
+"""The run folder: everything a job was, did and left, in one place that only its owner can read.
+
+    NAME-DATE-TIME-XXXX/
+      job.sh            the script that was sent
+      manifest.json     everything settled, with its source; versions; git commit
+      code.patch        what differed from that commit
+      code/             the code itself, with --snapshot
+      submitted.json    job id and cluster, once the scheduler took it
+      logs/             NAME_ID.out
+      state.json        written by the job: where it stands, how it ended
+      accounting.json   the scheduler's last word, kept once it has been asked for
+      metrics.jsonl, summary.json, checkpoints/   from the trainer
+
+Tasks of a job array have the part below ``logs/`` in a folder of their own, named by the index.
+"""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcjobs import __version__
+from hpcjobs.errors import RequestError
+from hpcjobs.files import write_beside
+from hpcjobs.job.models import Plan
+from hpcjobs.run.provenance import code_state
+from hpcjobs.run.snapshot import copy_code
+
+MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
+
+
+def create(plan: Plan) -> None:
+    """Make the plan's run folder, whole or not at all.
+
+    Raises:
+        RequestError: the place cannot be written, or the code is too large for a snapshot.
+    """
+    root = plan.run_dir.parent
+    try:
+        _make_root(root)
+        plan.run_dir.mkdir(mode=0o700)
+        (plan.run_dir / "logs").mkdir(mode=0o700)
+    except OSError as error:
+        raise RequestError(
+            f"run folder {plan.run_dir} cannot be made: {error.strerror}", hint="run_root of the site file says where"
+        ) from error
+    try:
+        _fill(plan)
+    except BaseException:
+        remove(plan)
+        raise
+
+
+def remove(plan: Plan) -> None:
+    """Take back a run folder whose job was never accepted."""
+    shutil.rmtree(plan.run_dir)
+
+
+def log_path(run_dir: Path, name: str, job_id: str) -> Path:
+    """Where the output of ``job_id`` goes, for a job and for a task of an array alike."""
+    return run_dir / "logs" / f"{name}_{job_id}.out"
+
+
+def task_dir(run_dir: Path, job_id: str) -> Path:
+    """The folder of one job or array task: ``123`` -> the run folder, ``123_4`` -> its ``4``."""
+    _, _, index = job_id.partition("_")
+    return run_dir / index if index else run_dir
+
+
+def _make_root(root: Path) -> None:
+    if not root.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        (root / ".gitignore").write_text("*\n")
+
+
+def _fill(plan: Plan) -> None:
+    job = plan.job
+    code = code_state(Path(job.chdir))
+    manifest: dict[str, Any] = {
+        "schema": 1,
+        "hpcjobs": __version__,
+        "created": time.time(),
+        "user": getpass.getuser(),
+        "host": socket.gethostname(),
+        "command_line": plan.made_by,
+        "command": plan.command,
+        "job": job,
+        "code": None if code is None else {"commit": code.commit, "dirty": code.dirty, "untracked": code.untracked},
+    }
+    if code is not None and code.patch:
+        write_beside(plan.run_dir / "code.patch", code.patch)
+    if job.snapshot:
+        copy_code(Path(job.chdir), plan.run_dir / "code", leave_out=plan.run_dir.parent)
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    write_beside(plan.run_dir / MANIFEST, encoded)
+    write_beside(plan.run_dir / "job.sh", plan.script, mode=0o700)

@@ -1,0 +1,76 @@
+"""A submitted job in Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.run import logs, status, wait
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.connect import connect
+
+
+class JobHandle:
+    """One job, or one array: ``hpcjobs.submit`` returns it, ``hpcjobs.job(id)`` finds it again."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r}, site={self.entry.site!r}, run_dir={self.entry.run_dir!r})"
+
+    @property
+    def id(self) -> str:
+        """The scheduler's id."""
+        return self.entry.job_id
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.entry.run_dir)
+
+    @property
+    def records(self) -> list[JobRecord]:
+        """Where the job stands now: one record, or one per array task."""
+        return status.statuses([self.entry])[0].records
+
+    @property
+    def state(self) -> State:
+        """The state now; of an array, the first state that is not COMPLETED."""
+        states = [record.state for record in self.records]
+        return next((state for state in states if state is not State.COMPLETED), states[0])
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Block until the job has ended; its exit code.
+
+        Raises:
+            TimeoutError: ``timeout_s`` seconds have passed.
+        """
+        return wait.exit_code(wait.wait([self.entry], timeout_s=timeout_s))
+
+    def cancel(self) -> None:
+        """End the job; no error if it has ended."""
+        connect(self.entry.scheduler, self.entry.slurm_conf).cancel([self.id])
+
+    def logs(self, *, rank: int | None = None) -> str:
+        """What the job has printed so far, or what one rank has."""
+        return "".join(logs.lines(self.entry, rank=rank))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; empty when the program writes none."""
+        path = self.run_dir / "metrics.jsonl"
+        return [json.loads(line) for line in _complete_lines(path)] if path.exists() else []
+
+    def summary(self) -> dict[str, Any] | None:
+        """summary.json; None when the program has not written one."""
+        path = self.run_dir / "summary.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _complete_lines(path: Path) -> Iterator[str]:
+    """Lines that end; the last one may still be in the writing."""
+    with path.open(encoding="utf-8") as file:
+        yield from (line for line in file if line.endswith("\n"))

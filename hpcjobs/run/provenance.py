@@ -1,0 +1,43 @@
+"""Which code a job runs: git commit, and what differs from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcjobs.errors import CommandMissingError
+from hpcjobs.process import Runner, run
+
+_LARGEST_PATCH = 20 << 20
+
+
+class CodeState(NamedTuple):
+    """The git state of a folder."""
+
+    commit: str | None
+    """None in a repository without a commit."""
+    dirty: bool
+    """Tracked files differ from the commit."""
+    untracked: list[str]
+    patch: str
+    """``git diff HEAD --binary``; empty when clean or over 20 MiB."""
+
+
+def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
+    """The state of the repository ``folder`` is in; None outside one or without git.
+
+    One git process for a clean tree, two for a changed one.
+    """
+    try:
+        status = runner(["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-z"])
+    except CommandMissingError:
+        return None
+    if status.code != 0:
+        return None
+    entries = status.out.split("\0")
+    commit = next((e.removeprefix("# branch.oid ") for e in entries if e.startswith("# branch.oid ")), "(initial)")
+    untracked = [entry[2:] for entry in entries if entry.startswith("? ")]
+    dirty = any(entry[:2] in ("1 ", "2 ", "u ") for entry in entries)
+    known = None if commit == "(initial)" else commit
+    patch = runner(["git", "-C", str(folder), "diff", "HEAD", "--binary"]).out if dirty and known else ""
+    return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "")

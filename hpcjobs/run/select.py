@@ -1,0 +1,85 @@
+"""From what a user types to the jobs meant: ids, ranges, array tasks, run folders, names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.run import index
+from hpcjobs.run.folder import SUBMITTED
+from hpcjobs.run.index import Entry
+
+_ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
+_RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
+
+
+def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
+    """The jobs that ``words`` name, in that order, each once.
+
+    ``123`` an id · ``123_4`` a task of an array · ``123-130`` those of the range that exist · a run
+    folder · a name (the newest job of that name). ``site`` restricts the search.
+
+    Raises:
+        UnknownJobError: a word names no job. RequestError: an id that two sites have given out.
+    """
+    known = [entry for entry in index.entries() if site is None or entry.site == site]
+    found = [entry for word in words for entry in _one(word, known)]
+    return list({(entry.site, entry.job_id, entry.task): entry for entry in found}.values())
+
+
+def newest(*, site: str | None = None) -> Entry:
+    """The job submitted last.
+
+    Raises:
+        UnknownJobError: there is none.
+    """
+    known = [entry for entry in index.entries() if site is None or entry.site == site]
+    if not known:
+        raise UnknownJobError(f"no job recorded in {index.index_dir()}", hint="hpcjobs submit starts one")
+    return known[-1]
+
+
+def _one(word: str, known: list[Entry]) -> list[Entry]:
+    if match := _ID.match(word):
+        return [_by_id(f"{match[1]}{match[2]}", match[3], known)]
+    if match := _RANGE.match(word):
+        return _by_range(word, match[1], int(match[2]), int(match[3]), known)
+    if "/" in word or Path(word, SUBMITTED).is_file():
+        return [_by_folder(Path(word))]
+    named = [entry for entry in known if entry.name == word]
+    if not named:
+        raise UnknownJobError(f"no job named {word!r}", hint=nearest(word, {entry.name for entry in known}))
+    return [named[-1]]
+
+
+def _by_id(job_id: str, task: str | None, known: list[Entry]) -> Entry:
+    found = [entry for entry in known if entry.job_id == job_id]
+    if not found:
+        raise UnknownJobError(
+            f"no job {job_id} was submitted with hpcjobs (looked in {index.index_dir()})",
+            hint="`hpcjobs ps -a` lists them",
+        )
+    if len(found) > 1:
+        sites = ", ".join(entry.site for entry in found)
+        raise RequestError(f"job {job_id} exists on several sites: {sites}", hint="say --site")
+    return found[0] if task is None else msgspec.structs.replace(found[0], task=int(task))
+
+
+def _by_range(word: str, prefix: str, first: int, last: int, known: list[Entry]) -> list[Entry]:
+    wanted = {f"{prefix}{number}" for number in range(first, last + 1)} if last - first < 1_000_000 else set()
+    found = [entry for entry in known if entry.job_id in wanted]
+    if not found:
+        raise UnknownJobError(f"no job in the range {word}", hint="`hpcjobs ps -a` lists them")
+    return found
+
+
+def _by_folder(folder: Path) -> Entry:
+    path = folder / SUBMITTED
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Entry)
+    except FileNotFoundError as error:
+        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})") from error

@@ -1,0 +1,175 @@
+"""Where jobs stand, with the fewest questions.
+
+The job's own state file is read first. One squeue covers every job that is still alive, one sacct
+every job that has ended and was never accounted for; the accounted record is kept in the run folder
+and not asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.files import write_beside
+from hpcjobs.job.array import array_indices
+from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State
+from hpcjobs.scheduler.connect import connect
+from hpcjobs.site.models import Frozen
+
+Connect = Callable[[str, "str | None"], Scheduler]
+
+
+class FirstFailure(Frozen, frozen=True):
+    """The rank that failed first."""
+
+    rank: int
+    host: str
+    exit_code: int
+
+
+class StateFile(msgspec.Struct, frozen=True):
+    """What job.sh writes to ``state.json``. Times are seconds since 1970."""
+
+    job_id: str
+    state: State
+    exit_code: int | None
+    started: float | None
+    ended: float | None
+    nodes: str | None
+    restarts: int = 0
+    first_failure: FirstFailure | None = None
+
+
+class Known(NamedTuple):
+    """An entry and its records: one, or one per array task."""
+
+    entry: Entry
+    records: list[JobRecord]
+
+
+def own_ids(entry: Entry) -> list[str]:
+    """The ids of the entry's tasks: ``123`` or ``123_0 123_1 ...``."""
+    if entry.array is None:
+        return [entry.job_id]
+    if entry.task is not None:
+        return [f"{entry.job_id}_{entry.task}"]
+    return [f"{entry.job_id}_{index}" for index in array_indices(entry.array)]
+
+
+def read_state(entry: Entry, job_id: str) -> StateFile | None:
+    """What the job itself last wrote; None before its script started."""
+    path = task_dir(Path(entry.run_dir), job_id) / STATE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StateFile)
+    except FileNotFoundError:
+        return None
+
+
+def statuses(entries: Iterable[Entry], *, connect: Connect = connect) -> list[Known]:
+    """Where each of ``entries`` stands, in their order."""
+    wanted = list(entries)
+    known = {id(entry): _accounted(entry) for entry in wanted}
+    open_ones = [entry for entry in wanted if known[id(entry)] is None]
+    where = sorted(open_ones, key=_where)
+    for (kind, conf), group in groupby(where, key=_where):
+        members = list(group)
+        for entry, records in zip(members, _ask(members, connect(kind, conf or None)), strict=True):
+            known[id(entry)] = records
+    return [Known(entry, known[id(entry)] or []) for entry in wanted]
+
+
+def _where(entry: Entry) -> tuple[str, str]:
+    return entry.scheduler, entry.slurm_conf or ""
+
+
+def _accounted(entry: Entry) -> list[JobRecord] | None:
+    try:
+        kept = msgspec.json.decode((Path(entry.run_dir) / ACCOUNTING).read_bytes(), type=list[JobRecord])
+    except FileNotFoundError:
+        return None
+    return _of(entry, {entry.job_id: kept})
+
+
+def _ask(entries: list[Entry], scheduler: Scheduler) -> list[list[JobRecord]]:
+    """One question about the living, one about those that are gone from the queue."""
+    queued = _by_parent(scheduler.queue())
+    gone = [entry.job_id for entry in entries if all_ended(entry) or not _of(entry, queued)]
+    accounted = _by_parent(scheduler.account(gone) if gone else [])
+    return [_settle(entry, _of(entry, queued), _of(entry, accounted)) for entry in entries]
+
+
+def all_ended(entry: Entry) -> bool:
+    """Every task of the entry has written its end itself."""
+    states = (read_state(entry, job_id) for job_id in own_ids(entry))
+    return all(state is not None and state.state.ended for state in states)
+
+
+def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
+    found: dict[str, list[JobRecord]] = {}
+    for record in records:
+        found.setdefault(record.job_id.split("_")[0], []).append(record)
+    return found
+
+
+def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
+    """The entry's records: all of its job's, or those of the one array task that is meant."""
+    records = by_parent.get(entry.job_id, [])
+    if entry.task is None:
+        return records
+    (only,) = own_ids(entry)
+    return [record for record in records if record.job_id == only or "[" in record.job_id]
+
+
+def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
+    """The scheduler's word where it is final, else the job's own, else what the queue says."""
+    if accounted and all(record.state.ended for record in accounted) and not _alive(queued):
+        keep_accounting(entry, accounted)
+        return accounted
+    own = [record for record in (own_record(entry, job_id) for job_id in own_ids(entry)) if record is not None]
+    ended = {record.job_id: record for record in own if record.state.ended}
+    if len(ended) == len(own_ids(entry)):
+        return list(ended.values())
+    live = [record for record in queued or accounted if record.job_id not in ended]
+    return [*ended.values(), *live] if live or ended else own or [_unknown(entry)]
+
+
+def _alive(queued: list[JobRecord]) -> bool:
+    return any(record.state not in (State.COMPLETING, State.UNKNOWN) and not record.state.ended for record in queued)
+
+
+def _unknown(entry: Entry) -> JobRecord:
+    return JobRecord(job_id=entry.job_id, state=State.UNKNOWN, source="nobody", name=entry.name)
+
+
+def own_record(entry: Entry, job_id: str) -> JobRecord | None:
+    """The state file as a record; None before the script started."""
+    state = read_state(entry, job_id)
+    if state is None:
+        return None
+    elapsed = state.ended - state.started if state.ended is not None and state.started is not None else None
+    return JobRecord(
+        job_id=job_id,
+        state=state.state,
+        source="job",
+        name=entry.name,
+        node_list=state.nodes,
+        submitted=entry.submitted,
+        started=state.started,
+        ended=state.ended,
+        elapsed_s=elapsed,
+        exit_code=state.exit_code,
+        restarts=state.restarts,
+    )
+
+
+def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
+    """Keep the scheduler's last word in the run folder, if that is still there."""
+    folder = Path(entry.run_dir)
+    if folder.is_dir() and entry.task is None:
+        write_beside(folder / ACCOUNTING, msgspec.json.encode(records))

@@ -1,0 +1,118 @@
+"""Waiting for jobs to end, by watching the files they write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import Connect, Known, own_ids, read_state, statuses
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.connect import connect
+
+POLL_S = 0.5
+"""Between looks at the state files."""
+QUEUE_S = 60.0
+"""Between looks at the queue, for ends that no trap can write (a node's power, SIGKILL)."""
+_ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+
+Progress = Callable[[list[Known]], None]
+
+
+class Watch:
+    """Looks at jobs until they have ended: at their state files often, at the queue once a minute."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        *,
+        progress: Progress | None = None,
+        connect: Connect = connect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._entries = list(entries)
+        self._waiting = {job_id: entry for entry in self._entries for job_id in own_ids(entry)}
+        self._progress = progress
+        self._connect = connect
+        self._clock = clock
+        self._asked = clock()
+
+    def look(self) -> list[str]:
+        """The ids that have not ended yet; empty when all have."""
+        self._drop(job_id for job_id, entry in self._waiting.items() if _own_end(entry, job_id))
+        if self._waiting and (self._free_to_ask() or self._clock() - self._asked >= QUEUE_S):
+            self._asked = self._clock()
+            now = statuses(self._entries, connect=self._connect)
+            if self._progress is not None:
+                self._progress(now)
+            self._drop(record.job_id for known in now for record in known.records if _over(record))
+        return sorted(self._waiting)
+
+    def _free_to_ask(self) -> bool:
+        """The local scheduler is a folder: asking it costs a few file reads."""
+        return any(entry.scheduler == "local" for entry in self._waiting.values())
+
+    def _drop(self, ended: Iterable[str]) -> None:
+        for job_id in list(ended):
+            self._waiting.pop(job_id, None)
+
+
+def wait(
+    entries: Iterable[Entry],
+    *,
+    timeout_s: float | None = None,
+    progress: Progress | None = None,
+    connect: Connect = connect,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[Known]:
+    """Block until every one of ``entries`` has ended, and give their final records.
+
+    Costs one squeue a minute in all while they run, and one sacct at the end (asked again for a few
+    seconds while the accounting lags behind).
+
+    Raises:
+        TimeoutError: ``timeout_s`` seconds have passed.
+    """
+    wanted = list(entries)
+    watch = Watch(wanted, progress=progress, connect=connect, clock=clock)
+    begun = clock()
+    while waiting := watch.look():
+        if timeout_s is not None and clock() - begun >= timeout_s:
+            raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
+        pause(POLL_S)
+    return _final(wanted, connect=connect, pause=pause)
+
+
+def _own_end(entry: Entry, job_id: str) -> bool:
+    state = read_state(entry, job_id)
+    return state is not None and state.state.ended
+
+
+def _over(record: JobRecord) -> bool:
+    """Ended, or forgotten by a scheduler that has been asked in vain."""
+    return record.state.ended or (record.state is State.UNKNOWN and record.source == "nobody")
+
+
+def _final(wanted: list[Entry], *, connect: Connect, pause: Callable[[float], None]) -> list[Known]:
+    """The scheduler's word, waited for briefly: accounting arrives a moment after the job's end."""
+    for delay in _ACCOUNTING_DELAYS_S:
+        now = statuses(wanted, connect=connect)
+        if all(record.source != "job" for known in now for record in known.records):
+            return now
+        pause(delay)
+    return statuses(wanted, connect=connect)
+
+
+def exit_code(known: Iterable[Known]) -> int:
+    """The code a waiting command ends with: 0 if all completed, else the first one that is not 0."""
+    codes = [_code(record) for job in known for record in job.records]
+    return next((code for code in codes if code), 0)
+
+
+def _code(record: JobRecord) -> int:
+    if record.state is State.COMPLETED:
+        return 0
+    if record.exit_code:
+        return record.exit_code
+    return 128 + record.signal if record.signal else 1

@@ -1,0 +1,16 @@
+"""The scheduler a job or site names."""
+
+from __future__ import annotations
+
+from hpcjobs.scheduler.base import Scheduler
+
+
+def connect(kind: str, slurm_conf: str | None = None) -> Scheduler:
+    """``slurm`` or ``local``; nothing is started or asked yet."""
+    if kind == "local":
+        from hpcjobs.scheduler.local import Local
+
+        return Local()
+    from hpcjobs.scheduler.slurm import Slurm
+
+    return Slurm(slurm_conf)

@@ -1,0 +1,144 @@
+"""Slurm through its own commands: sbatch, squeue, sacct, scontrol, scancel."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from hpcjobs.errors import SchedulerDownError, SchedulerError
+from hpcjobs.job.models import Plan
+from hpcjobs.process import Result, Runner, run
+from hpcjobs.scheduler.base import JobRecord, Submitted
+from hpcjobs.scheduler.slurm_output import (
+    SACCT_COLUMNS,
+    SEPARATOR,
+    SQUEUE_FORMAT,
+    parse_sacct,
+    parse_scontrol,
+    parse_squeue,
+)
+
+# The controller is restarting or overloaded: asking again may help. Anything else Slurm says is final.
+_TRANSIENT = re.compile(
+    r"unable to contact slurm controller|socket timed out|connection refused|connection timed out"
+    r"|zero bytes were transmitted|temporarily unable|resource temporarily unavailable|standby mode"
+    r"|connect failure|communication connection failure",
+    re.IGNORECASE,
+)
+_PAUSES_S = (1.0, 2.0, 4.0)
+
+
+class Slurm:
+    """A cluster. Every method starts one Slurm command (again, after a pause, while none answers)."""
+
+    def __init__(
+        self,
+        slurm_conf: str | None = None,
+        *,
+        runner: Runner = run,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+        self._runner = runner
+        self._pause = pause
+
+    def submit(self, plan: Plan) -> Submitted:
+        """Run the plan's sbatch from the job's working folder.
+
+        An sbatch that timed out may have been heard all the same: before asking again, the queue is
+        searched for a job that runs this very script.
+
+        Raises:
+            SchedulerDownError: nobody answered. SchedulerError: Slurm refused; its words are quoted.
+        """
+
+        def already_there() -> Submitted | None:
+            script = plan.command[-1]
+            mine = [record for record in self.queue() if record.command == script]
+            return Submitted(job_id=mine[0].job_id.split("_")[0]) if mine else None
+
+        for pause in (*_PAUSES_S, None):
+            result = self._runner(plan.command, cwd=plan.job.chdir, env=self._env)
+            if result.code == 0:
+                job_id, _, cluster = result.out.strip().splitlines()[-1].partition(";")
+                return Submitted(job_id=job_id, cluster=cluster or None)
+            if not self._worth_another_try(result, pause):
+                raise self._error(plan.command, result)
+            self._pause(pause or 0)
+            if "timed out" in result.err.lower() and (found := already_there()):
+                return found
+        raise AssertionError("unreachable: the last pause is None")
+
+    def queue(self) -> list[JobRecord]:
+        """My pending and running jobs, with reason and estimated start: one squeue."""
+        return parse_squeue(self._ask(["squeue", "--me", "--noheader", f"--format={SQUEUE_FORMAT}"]).out)
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        """Ended jobs as the accounting has them: one sacct; where there is none, one scontrol.
+
+        slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
+        """
+        ids = sorted(set(job_ids))
+        if not ids:
+            return []
+        columns = ",".join(SACCT_COLUMNS)
+        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--noconvert"]
+        try:
+            out = self._ask([*argv, f"--format={columns}", f"--jobs={','.join(ids)}"]).out
+        except SchedulerDownError:
+            raise
+        except SchedulerError:
+            shown = self._ask(["scontrol", "--oneliner", "show", "job"]).out
+            wanted = {job_id.split("_")[0] for job_id in ids}
+            return [record for record in parse_scontrol(shown) if record.job_id.split("_")[0] in wanted]
+        return parse_sacct(out)
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """Cancel; a job that has ended already is no error."""
+        ids = sorted(set(job_ids))
+        if ids:
+            self._ask(["scancel", "--quiet", *ids])
+
+    def _ask(self, argv: Sequence[str]) -> Result:
+        """Run a command that only reads, or may safely run twice."""
+        for pause in (*_PAUSES_S, None):
+            result = self._runner(argv, env=self._env)
+            if result.code == 0:
+                return result
+            if not self._worth_another_try(result, pause):
+                raise self._error(argv, result)
+            self._pause(pause or 0)
+        raise AssertionError("unreachable: the last pause is None")
+
+    def _worth_another_try(self, result: Result, pause: float | None) -> bool:
+        return pause is not None and bool(_TRANSIENT.search(result.err))
+
+    def _error(self, argv: Sequence[str], result: Result) -> SchedulerError:
+        said = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
+        conf = self._env.get("SLURM_CONF") or os.environ.get("SLURM_CONF") or "its default place"
+        if _TRANSIENT.search(result.err):
+            tries = len(_PAUSES_S) + 1
+            return SchedulerDownError(
+                f"no answer from Slurm ({argv[0]}, {tries} tries): {said.splitlines()[-1]}",
+                hint=f"is the controller up? `scontrol ping` asks it; configuration read from {conf}",
+                maybe_taken=argv[0] == "sbatch" and "timed out" in said.lower(),
+            )
+        return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {said}", hint=_hint(said))
+
+
+def _hint(said: str) -> str | None:
+    """What to do about refusals people meet most."""
+    for words, hint in (
+        ("Invalid account", "name an account you belong to: -A ACCOUNT (sacctmgr show associations user=$USER)"),
+        ("Invalid qos", "name a QOS your account has: -q QOS (sacctmgr show associations user=$USER format=qos)"),
+        ("invalid partition", "`sinfo -s` lists the partitions; the site file should agree"),
+        ("node configuration is not available", "no node has this shape: fewer CPUs, GPUs or memory per node"),
+        ("Requested time limit", "a shorter --time; the site file's max_time should say so"),
+        ("configuration source", "no Slurm configuration here: set SLURM_CONF, or run on a login node"),
+        ("QOSMax", "a limit of the QOS: fewer nodes or a shorter time"),
+    ):
+        if words.lower() in said.lower():
+            return hint
+    return None
