@@ -1,0 +1,218 @@
+"""Who am I: this process's place among the job's processes, read from the environment.
+
+Sources in this order; the first that names a rank is used, whole:
+torchrun and our own task wrapper (RANK …), Open MPI, Horovod, PMI, Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcjobs.runtime.exits import UsageError, WorldMismatch
+
+DYNAMIC_PORTS = range(20000, 32000)  # below Linux's ephemeral range, above the registered services
+
+
+@dataclass(frozen=True)
+class Names:
+    """The variables in which one launcher publishes one process's place; None: it has no such."""
+
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str | None
+    local_world_size: str | None
+    node_rank: str | None
+
+
+SOURCES = (
+    Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+    Names(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        None,
+    ),
+    Names(
+        "horovod",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+    ),
+    Names("pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", None),
+    Names("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", None, "SLURM_NODEID"),
+)
+
+
+@dataclass(frozen=True)
+class DistEnv:
+    """One process's place. `master_port` is None in a world of one: there is nobody to meet."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+    launcher: str
+
+    @classmethod
+    def from_environ(cls, env: Mapping[str, str]) -> DistEnv:
+        """Read the place of this process, or raise UsageError/WorldMismatch naming variables."""
+        for names in SOURCES:
+            if names.rank in env and names.world_size in env:
+                found = _read(names, env)
+                _refuse_frozen_rank(found, env)
+                return found
+        _refuse_lonely_slurm_task(env)
+        return cls(0, 0, 1, 1, 0, "127.0.0.1", None, "none")
+
+    def device_index(self, visible: int) -> int:
+        """The device of this rank among `visible` ones: Slurm may show each task only its own."""
+        if visible < 1:
+            raise UsageError(f"rank {self.rank} sees no device", hint="--device cpu, or ask GPUs")
+        return self.local_rank % visible
+
+
+def _read(names: Names, env: Mapping[str, str]) -> DistEnv:
+    rank, world = _number(env, names.rank), _number(env, names.world_size)
+    _refuse_outside(names.rank, rank, names.world_size, world)
+    local = _optional(env, names.local_rank)
+    local_world = _optional(env, names.local_world_size)
+    if local_world is None:
+        local_world = _tasks_on_this_node(env) or (world if _one_node(env) else 1)
+    if local is None and env.get("SLURM_PROCID") == str(rank):
+        local = _optional(env, "SLURM_LOCALID")
+    if local is None:
+        local = rank % local_world
+    _refuse_outside(
+        names.local_rank or "local rank", local, names.local_world_size or "tasks on this node", local_world
+    )
+    node = _optional(env, names.node_rank)
+    return DistEnv(
+        rank=rank,
+        local_rank=local,
+        world_size=world,
+        local_world_size=local_world,
+        node_rank=rank // local_world if node is None else node,
+        master_addr=_master_addr(env, world, local_world),
+        master_port=_master_port(env, world, local_world),
+        launcher=names.launcher,
+    )
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        value = int(env[name])
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise UsageError(f"{name}={env[name]!r} is not a number of a process or of processes")
+    return value
+
+
+def _optional(env: Mapping[str, str], name: str | None) -> int | None:
+    return _number(env, name) if name is not None and name in env else None
+
+
+def _refuse_outside(name: str, value: int, size_name: str, size: int) -> None:
+    if value >= size:
+        raise UsageError(
+            f"{name}={value} does not fit {size_name}={size}",
+            hint="the two come from different launches; unset them and launch once",
+        )
+
+
+def _tasks_on_this_node(env: Mapping[str, str]) -> int | None:
+    """From SLURM_STEP_TASKS_PER_NODE, written like `4(x2),3`."""
+    text, node = env.get("SLURM_STEP_TASKS_PER_NODE"), _optional(env, "SLURM_NODEID")
+    if text is None or node is None:
+        return None
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(times or 1)
+    return counts[node] if node < len(counts) else None
+
+
+def _one_node(env: Mapping[str, str]) -> bool:
+    return env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")) == "1"
+
+
+def _master_addr(env: Mapping[str, str], world: int, local_world: int) -> str:
+    if env.get("MASTER_ADDR"):
+        return env["MASTER_ADDR"]
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    if nodes:
+        return first_host(nodes)
+    if world == local_world:
+        return "127.0.0.1"
+    raise UsageError(
+        f"{world} processes on several hosts, and MASTER_ADDR is not set",
+        hint="give every process the first host's name: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 …",
+    )
+
+
+def _master_port(env: Mapping[str, str], world: int, local_world: int) -> int | None:
+    if env.get("MASTER_PORT"):
+        port = _number(env, "MASTER_PORT")
+        if not 0 < port < 65536:
+            raise UsageError(f"MASTER_PORT={port} is not a port", hint="1 to 65535")
+        return port
+    if world == 1:
+        return None
+    launch = _launch_identity(env)
+    if launch is None:
+        raise UsageError(
+            f"{world} processes, and MASTER_PORT is not set",
+            hint="give every process the same free port: MASTER_PORT=29500",
+        )
+    return DYNAMIC_PORTS[zlib.crc32(launch.encode()) % len(DYNAMIC_PORTS)]
+
+
+def _launch_identity(env: Mapping[str, str]) -> str | None:
+    """Text that all processes of one launch share and no other launch has, where there is one."""
+    if "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env:
+        return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}"
+    return env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid")
+
+
+def first_host(nodelist: str) -> str:
+    """First name of a Slurm host list: `n[003-007,9],x1` -> `n003`."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodelist)
+    if match is None:
+        raise UsageError(f"the host list {nodelist!r} names no host")
+    return "".join(part or "" for part in match.groups())
+
+
+def _refuse_frozen_rank(found: DistEnv, env: Mapping[str, str]) -> None:
+    """RANK exported once by a batch script is the same in all tasks; srun's own counter is not."""
+    task, tasks = env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS")
+    if found.launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in env or task is None:
+        return
+    if tasks == str(found.world_size) and task != str(found.rank):
+        raise UsageError(
+            f"RANK={found.rank} but SLURM_PROCID={task} of {tasks} tasks",
+            hint="the batch script exports RANK for all tasks alike; set it per task, inside srun",
+        )
+    if found.world_size == 1 and tasks is not None and int(tasks) > 1:
+        raise WorldMismatch(
+            f"WORLD_SIZE=1 but SLURM_STEP_NUM_TASKS={tasks}: each task would train alone",
+            hint="unset WORLD_SIZE and RANK, or set them per task",
+        )
+
+
+def _refuse_lonely_slurm_task(env: Mapping[str, str]) -> None:
+    tasks = env.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in env and tasks.isdigit() and int(tasks) > 1:
+        raise WorldMismatch(
+            f"SLURM_NTASKS={tasks}, but this process was started outside srun and would train alone",
+            hint="start it with `srun` (or torchrun) inside the allocation",
+        )

@@ -1,0 +1,166 @@
+"""What a run leaves for reports: summary.json and metrics.jsonl (docs/metrics.md describes both)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SUMMARY_SCHEMA = "hpcjobs.summary/1"
+METRICS_SCHEMA = "hpcjobs.metrics/1"
+SUMMARY_FILE = "summary.json"
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Of a time per step, over `count` steps."""
+
+    median: float
+    p95: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quantiles | None:
+        """Nearest-rank quantiles; None where there is nothing to rank."""
+        if not values:
+            return None
+        ranked = sorted(values)
+        last = len(ranked) - 1
+        return cls(ranked[round(0.5 * last)], ranked[round(0.95 * last)], len(ranked))
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """All ranks together; `unit` says of what, such as `images/s`."""
+
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Over the whole held-out part, each prediction counted once."""
+
+    loss: float
+    accuracy: float
+    predictions: int
+    perplexity: float | None = None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run. None means "not measured". Lists of hosts are by rank."""
+
+    trainer: str
+    strategy: str
+    workload: str
+    status: str
+    exit_code: int
+    world_size: int
+    hosts: tuple[str, ...] = ()
+    schema: str = SUMMARY_SCHEMA
+    error: str | None = None
+    job_id: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    elapsed_s: float | None = None
+    nnodes: int | None = None
+    device: str | None = None
+    device_name: str | None = None
+    backend: str | None = None
+    threads_per_rank: int | None = None
+    precision: str | None = None
+    torch_version: str | None = None
+    python_version: str | None = None
+    parameters: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    samples: int | None = None
+    batch_size_per_rank: int | None = None
+    global_batch_size: int | None = None
+    lr: float | None = None
+    throughput: Throughput | None = None
+    step_time_s: Quantiles | None = None
+    data_wait_s: Quantiles | None = None
+    exposed_communication_s: Quantiles | None = None
+    checkpoint_stall_s: Quantiles | None = None
+    bytes_moved_per_step: int | None = None
+    collectives_per_step: int | None = None
+    memory_peak_bytes: int | None = None
+    flops_per_s: float | None = None
+    peak_flops_per_s: float | None = None
+    mfu: float | None = None
+    loss: float | None = None
+    evaluation: Evaluation | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> Path:
+        return write_json(folder / SUMMARY_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> RunSummary:
+        """Keys this version does not know are left out; later versions may add some."""
+        known = {item.name for item in fields(cls)}
+        raw = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        return cls(**{key: _typed(key, value) for key, value in raw.items() if key in known})
+
+
+_NESTED: Mapping[str, type[Quantiles] | type[Throughput] | type[Evaluation]] = {
+    "throughput": Throughput,
+    "step_time_s": Quantiles,
+    "data_wait_s": Quantiles,
+    "exposed_communication_s": Quantiles,
+    "checkpoint_stall_s": Quantiles,
+    "evaluation": Evaluation,
+}
+
+
+def _typed(key: str, value: Any) -> Any:
+    if key == "hosts":
+        return tuple(value)
+    return _NESTED[key](**value) if key in _NESTED and value is not None else value
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Written beside, synced, renamed: a reader sees the old file or the new one, never half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return path
+
+
+class MetricsLog:
+    """Appends one JSON object per line, and flushes each, so that a killed run keeps its lines."""
+
+    def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
+        """`keep_bytes` of an existing file stay: those written before the resumed checkpoint."""
+        self._file = path.open("ab")
+        self._file.truncate(keep_bytes)
+
+    def write(self, kind: str, **values: object) -> None:
+        line = json.dumps({"kind": kind, **values}, ensure_ascii=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self._file.seek(0, os.SEEK_END)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()

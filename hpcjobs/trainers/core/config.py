@@ -1,0 +1,39 @@
+"""What every trainer can be told. None means "not said": the workload's own default is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcjobs.trainers.core.flags import flag, not_negative, positive
+
+
+@dataclass(frozen=True)
+class Config:
+    workload: str = flag("mnist", "mnist, lm, or a function of your own as `package.module:function`")
+    epochs: int | None = flag(None, "passes over the training data", parse=positive(int), metavar="N")
+    steps: int | None = flag(None, "stop after so many optimizer steps", parse=positive(int), metavar="N")
+    batch_size: int | None = flag(None, "samples per rank and forward pass", parse=positive(int), metavar="N")
+    accumulate: int = flag(1, "forward passes per optimizer step", parse=positive(int), metavar="N")
+    lr: float | None = flag(None, "learning rate before scaling", parse=positive(float))
+    lr_scaling: str = flag(
+        "none", "multiply the rate by the world size, its root, or 1", choices=("none", "sqrt", "linear")
+    )
+    lr_decay: str = flag("none", "cosine: down to a tenth at the last step", choices=("none", "cosine"))
+    warmup_steps: int = flag(0, "steps over which the rate rises", parse=not_negative(int), metavar="N")
+    clip_norm: float | None = flag(None, "largest norm of the gradient", parse=positive(float))
+    seed: int = flag(0, "of the weights and of the order of samples", parse=int)
+    precision: str = flag("fp32", "bf16 and fp16 are mixed precision", choices=("fp32", "bf16", "fp16"))
+    tf32: bool = flag(False, "TF32 matrix products on GPUs that have them")
+    deterministic: bool = flag(False, "refuse operations whose result may differ from run to run")
+    device: str = flag("auto", "auto takes a GPU where torch sees one", choices=("auto", "cpu", "cuda"))
+    compile: bool = flag(False, "torch.compile the model")
+    workers: int = flag(0, "loader processes per rank", parse=not_negative(int), metavar="N")
+    log_every: int = flag(10, "steps between two lines of metrics", parse=positive(int), metavar="N")
+    run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
+    rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
+    # for workloads
+    data: str | None = flag(None, "mnist: folder with the idx files", metavar="DIR")
+    text: tuple[str, ...] = flag((), "lm: train on these files, byte by byte", metavar="FILE")
+    preset: str = flag("tiny", "lm: size of the decoder", choices=("tiny", "small", "gpt2"))
+    sequence_length: int | None = flag(None, "lm: tokens per sample", parse=positive(int), metavar="N")
+    train_samples: int | None = flag(None, "synthetic data: samples per epoch", parse=positive(int), metavar="N")

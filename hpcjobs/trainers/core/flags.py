@@ -1,0 +1,86 @@
+"""Command-line flags from frozen dataclasses: a field is a flag, declared once, beside its owner."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, field, fields
+from typing import Any, NoReturn, TypeVar
+
+from hpcjobs.runtime.exits import UsageError
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    parse: Callable[[str], Any] = str,
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also `--its-name`. A tuple as default takes one or more values."""
+    settings = {"help": help, "parse": parse, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=settings)
+
+
+def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    return _at_least(kind, "more than 0", lambda value: value > 0)
+
+
+def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
+    return _at_least(kind, "0 or more", lambda value: value >= 0)
+
+
+def _at_least(kind: Callable[[str], Number], words: str, holds: Callable[[Number], bool]) -> Callable[[str], Number]:
+    def parse(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {words}")
+        return value
+
+    return parse
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of exiting: one rank alone is to speak."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
+
+
+def add_flags(parser: argparse.ArgumentParser, owner: type[Any], *, title: str) -> None:
+    """Add one flag per field of `owner`."""
+    group = parser.add_argument_group(title)
+    for item in fields(owner):
+        name, meta = "--" + item.name.replace("_", "-"), item.metadata
+        shown = "" if item.default in (None, (), "", MISSING) else f" [{item.default}]"
+        common: dict[str, Any] = {"dest": item.name, "default": item.default, "help": meta["help"] + shown}
+        if isinstance(item.default, bool):
+            group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
+            continue
+        many: dict[str, Any] = {"nargs": "+"} if isinstance(item.default, tuple) else {}
+        group.add_argument(name, type=meta["parse"], choices=meta["choices"], metavar=meta["metavar"], **common, **many)
+
+
+def read_flags(owner: type[T], parsed: argparse.Namespace) -> T:
+    """The value of `owner` that a parsed command line says."""
+    values = {item.name: getattr(parsed, item.name) for item in fields(owner)}  # type: ignore[arg-type]
+    return owner(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+
+def parse_all(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, and answer an unknown flag with the nearest known one."""
+    parsed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help"
+        raise UsageError(f"{parser.prog}: unknown argument {unknown[0]!r}", hint=hint)
+    return parsed

@@ -1,0 +1,81 @@
+"""From a command line to an exit code, with torch loaded only once both flags and world are right."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import AlreadyReported, ExitCode, TrainerError, WorldMismatch
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.flags import Parser, add_flags, parse_all, read_flags
+
+F = TypeVar("F")
+SILENT_RANKS_WAIT_S = 1.5
+
+
+@dataclass(frozen=True)
+class Call(Generic[F]):
+    """One rank's whole request: which trainer, its flags, and the rank's place in the world."""
+
+    trainer: str
+    config: Config
+    flags: F
+    env: DistEnv
+
+
+def launch(trainer: str, about: str | None, flags: type[Any], argv: Sequence[str] | None, *, strategy: str) -> int:
+    """Run `strategy` ("module:Class", made with the values of `flags`); returns the exit code."""
+    try:
+        config, chosen = _parse(trainer, about, flags, argv)
+        call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ))
+        _refuse_other_world(call.env)
+        _settle_environment(call.env)
+        module, _, name = strategy.partition(":")
+        train = import_module("hpcjobs.trainers.core.train").train
+        train(call, getattr(import_module(module), name)(chosen))
+    except AlreadyReported as error:
+        return error.code
+    except TrainerError as error:
+        return report(error)
+    return ExitCode.OK
+
+
+def report(error: TrainerError) -> int:
+    """Say it once. Before ranks can talk, all meet the same error: the others wait for rank 0's line."""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if error.elected or rank == "0":
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(SILENT_RANKS_WAIT_S)  # a launcher kills all ranks when the first one leaves
+    return error.code
+
+
+def _parse(trainer: str, about: str | None, flags: type[F], argv: Sequence[str] | None) -> tuple[Config, F]:
+    parser = Parser(prog=trainer, description=about, allow_abbrev=False)
+    add_flags(parser, Config, title="every trainer")
+    add_flags(parser, flags, title=trainer)
+    parsed = parse_all(parser, argv)
+    return read_flags(Config, parsed), read_flags(flags, parsed)
+
+
+def _refuse_other_world(env: DistEnv) -> None:
+    asked = os.environ.get("HPCJOBS_NTASKS")
+    if asked is not None and asked != str(env.world_size):
+        raise WorldMismatch(
+            f"the job asked for {asked} ranks (HPCJOBS_NTASKS), but {env.launcher} started {env.world_size}",
+            hint="start all tasks in one srun or torchrun, without an -n of its own",
+        )
+
+
+def _settle_environment(env: DistEnv) -> None:
+    """Before torch is loaded: libraries read these once."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # retries of a connection are no news
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // env.local_world_size))

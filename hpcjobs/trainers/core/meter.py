@@ -1,0 +1,58 @@
+"""Time per step and wait for data. On a GPU the steps are timed by its own events, read in batches,
+because a step's call returns long before the work is done."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+WARMUP_STEPS = 2  # not counted: lazy allocations, and DDP rebuilds its buckets after the first step
+
+
+@dataclass
+class Meter:
+    """Call `begin`, `data_ready`, `end` once per step."""
+
+    device: torch.device
+    step_s: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
+    _began: float = 0.0
+    _events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+        if self.device.type == "cuda":
+            start, end = _event(), _event()
+            start.record()
+            self._events.append((start, end))
+
+    def data_ready(self) -> None:
+        self.wait_s.append(time.perf_counter() - self._began)
+
+    def end(self) -> None:
+        if self.device.type == "cuda":
+            self._events[-1][1].record()
+        else:
+            self.step_s.append(time.perf_counter() - self._began)
+
+    def settle(self) -> None:
+        """Read what a GPU still owes; waits for it."""
+        if self._events:
+            torch.cuda.synchronize(self.device)
+            self.step_s += [start.elapsed_time(end) / 1e3 for start, end in self._events]
+            self._events.clear()
+
+    @property
+    def counted_steps(self) -> list[float]:
+        """Steady steps: the first few only where nothing else was measured."""
+        return self.step_s[WARMUP_STEPS:] or self.step_s
+
+    @property
+    def counted_waits(self) -> list[float]:
+        return self.wait_s[WARMUP_STEPS:] or self.wait_s
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

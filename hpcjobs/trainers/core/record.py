@@ -1,0 +1,151 @@
+"""Progress lines and metrics while a run goes on; its summary at the end. Rank 0 writes."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcjobs.runtime.exits import LossNotFinite
+from hpcjobs.runtime.summary import (
+    METRICS_FILE,
+    METRICS_SCHEMA,
+    Evaluation,
+    MetricsLog,
+    Quantiles,
+    RunSummary,
+    Throughput,
+)
+from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.core.meter import Meter
+from hpcjobs.trainers.core.plan import Plan
+from hpcjobs.trainers.workloads.base import Workload
+
+
+class Recorder:
+    """Losses stay on the device until a line is due: then one small all-reduce averages them."""
+
+    def __init__(self, group: Group, plan: Plan, workload: Workload, run_dir: Path) -> None:
+        self.group, self.plan, self.workload, self.run_dir = group, plan, workload, run_dir
+        self.meter = Meter(group.device)
+        self.loss: float | None = None
+        self.evaluation: Evaluation | None = None
+        self._pending: list[torch.Tensor] = []
+        self._started = time.time()
+        self._log = MetricsLog(run_dir / METRICS_FILE) if group.rank == 0 else None
+        self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
+                    hosts=group.hosts, global_batch_size=plan.global_batch_size)  # fmt: skip
+
+    def add(self, loss: torch.Tensor) -> None:
+        self._pending.append(loss)
+
+    def flush(self, step: int, epoch: int) -> None:
+        """Write the line of the steps since the last one; `step` counts finished steps."""
+        if not self._pending:
+            return
+        steps = len(self._pending)
+        self.meter.settle()
+        mean = float(self.group.sum(torch.stack(self._pending).double().mean()) / self.group.world_size)
+        self._pending.clear()
+        if mean != mean or mean in (float("inf"), float("-inf")):
+            raise LossNotFinite(
+                f"the loss is {mean} at step {step} (epoch {epoch + 1})",
+                hint="a smaller --lr, --warmup-steps, --clip-norm 1.0, or --precision bf16 instead of fp16",
+            )
+        self.loss = mean
+        recent = self.meter.step_s[-steps:]
+        rate = self._rate(recent)
+        self._write("step", step=step, epoch=epoch, loss=mean, lr=self.plan.lr_at(step - 1),
+                    step_time_s=sum(recent) / steps, data_wait_s=sum(self.meter.wait_s[-steps:]) / steps,
+                    throughput=rate, unit=f"{self.workload.unit}/s")  # fmt: skip
+        width = len(str(self.plan.total_steps))
+        self.group.say(
+            f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
+            f"loss {mean:.4f}  {rate:,.0f} {self.workload.unit}/s  {1e3 * sum(recent) / steps:.1f} ms/step"
+        )
+
+    def evaluated(self, result: Evaluation, step: int, epoch: int) -> None:
+        self.evaluation = result
+        self._write("evaluation", step=step, epoch=epoch, **asdict(result))
+        extra = "" if result.perplexity is None else f"  perplexity {result.perplexity:.3f}"
+        self.group.say(
+            f"epoch {epoch + 1}/{self.plan.epochs}  held out: loss {result.loss:.4f}  "
+            f"accuracy {result.accuracy:.4f}{extra}  ({result.predictions:,} predictions)"
+        )
+
+    def finish(self, *, steps: int, **known: Any) -> RunSummary:
+        """The summary, written by rank 0; the same value on every rank."""
+        self.meter.settle()
+        meter, now = self.meter, time.time()
+        rate = self._rate(meter.counted_steps)
+        summary = RunSummary(
+            workload=self.workload.name,
+            status="completed",
+            exit_code=0,
+            world_size=self.group.world_size,
+            hosts=self.group.hosts,
+            nnodes=len(set(self.group.hosts)),
+            started_at=_utc(self._started),
+            ended_at=_utc(now),
+            elapsed_s=now - self._started,
+            device=self.group.device.type,
+            device_name=device_name(self.group.device),
+            backend=self.group.backend,
+            threads_per_rank=torch.get_num_threads(),
+            torch_version=str(torch.__version__),
+            python_version=platform.python_version(),
+            epochs=steps / self.plan.steps_per_epoch,
+            steps=steps,
+            samples=steps * self.plan.global_batch_size,
+            batch_size_per_rank=self.plan.batch_size,
+            global_batch_size=self.plan.global_batch_size,
+            lr=self.plan.lr,
+            throughput=Throughput(rate, f"{self.workload.unit}/s"),
+            step_time_s=Quantiles.of(meter.counted_steps),
+            data_wait_s=Quantiles.of(meter.counted_waits),
+            memory_peak_bytes=self._memory_peak(),
+            flops_per_s=rate / self.workload.units_per_sample * self.workload.flops_per_sample,
+            loss=self.loss,
+            evaluation=self.evaluation,
+            **known,
+        )
+        self._write("end", step=steps, elapsed_s=summary.elapsed_s)
+        if self._log is not None:
+            summary.write(self.run_dir)
+            self._log.__exit__(None, None, None)
+        return summary
+
+    def _rate(self, step_s: list[float]) -> float:
+        """Units per second of all ranks; a short last batch of an epoch counts as a full one."""
+        units = len(step_s) * self.plan.global_batch_size * self.workload.units_per_sample
+        return units / sum(step_s) if step_s else 0.0
+
+    def _memory_peak(self) -> int:
+        if self.group.device.type == "cuda":
+            mine = torch.cuda.max_memory_allocated(self.group.device)
+        else:
+            mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(self.group.max(torch.tensor(mine, device=self.group.device)))
+
+    def _write(self, kind: str, **values: object) -> None:
+        if self._log is not None:
+            self._log.write(kind, time_s=round(time.time() - self._started, 6), **values)
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,121 @@
+"""All ranks meet at one store, before any collective: who is absent is known by name, and by when."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import Counter
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import AlreadyReported, RendezvousError, TrainerError, WorldMismatch
+
+VERDICT_GRACE_S = 10.0  # rank 0 starts its wait later than the others, by at most this
+
+
+def open_store(env: DistEnv, timeout_s: float) -> Store:
+    """The key-value store of this launch: torchrun's agent keeps one, otherwise rank 0 does."""
+    if env.master_port is None:
+        return HashStore()
+    hosting = env.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(
+            env.master_addr,
+            env.master_port,
+            is_master=hosting,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise _unreachable(env, timeout_s, hosting=hosting) from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"hpcjobs/{attempt}", store)
+
+
+def _unreachable(env: DistEnv, timeout_s: float, *, hosting: bool) -> TrainerError:
+    who, where = f"rank {env.rank} on {socket.gethostname()}", f"{env.master_addr}:{env.master_port}"
+    if hosting:
+        error = RendezvousError(f"{who} could not open {where}", hint="is the port taken? choose another MASTER_PORT")
+    else:
+        error = RendezvousError(
+            f"{who} did not reach rank 0 at {where} within {timeout_s:g} s",
+            hint="does that name resolve here, and may hosts connect to each other?",
+        )
+    error.elected = True  # without a store there is nobody to agree with
+    return error
+
+
+def roll_call(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, ...]:
+    """The hosts by rank, once rank 0 has found this to be the world that was asked for."""
+    _claim_rank(env, store)
+    if env.rank != 0:
+        return _await_verdict(env, store, timeout_s)
+    try:
+        hosts = _judge(env, store, timeout_s)
+    except TrainerError as error:
+        store.set("verdict", json.dumps({"code": int(error.code)}))
+        raise
+    store.set("verdict", json.dumps({"hosts": hosts}))
+    return tuple(hosts)
+
+
+def _claim_rank(env: DistEnv, store: Store) -> None:
+    host = socket.gethostname()
+    claims = store.add(f"claims/{env.rank}", 1)
+    if claims > 1:
+        error = WorldMismatch(
+            f"{claims} processes call themselves rank {env.rank}; one is on {host}",
+            hint="RANK must be set per task, not exported once for all",
+        )
+        error.elected = True
+        raise error
+    store.set(f"here/{env.rank}", host)
+
+
+def _await_verdict(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, ...]:
+    try:
+        store.wait(["verdict"], timedelta(seconds=timeout_s + VERDICT_GRACE_S))
+    except dist.DistError as error:
+        raise RendezvousError(
+            f"rank {env.rank} on {socket.gethostname()} reached {env.master_addr}:{env.master_port}, "
+            "but rank 0 never answered"
+        ) from error
+    verdict = json.loads(store.get("verdict"))
+    if "code" in verdict:
+        raise AlreadyReported(verdict["code"])
+    return tuple(verdict["hosts"])
+
+
+def _judge(env: DistEnv, store: Store, timeout_s: float) -> list[str]:
+    keys = [f"here/{rank}" for rank in range(env.world_size)]
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except dist.DistError:
+        here = {rank: store.get(key).decode() for rank, key in enumerate(keys) if store.check([key])}
+        raise _absent(env, here, timeout_s) from None
+    hosts = [store.get(key).decode() for key in keys]
+    asked = os.environ.get("HPCJOBS_NNODES")
+    if asked is not None and len(set(hosts)) < int(asked):
+        raise WorldMismatch(
+            f"the job asked for {asked} nodes (HPCJOBS_NNODES), but its {env.world_size} ranks run on "
+            f"{len(set(hosts))}: {_tally(hosts)}",
+            hint="is --ntasks-per-node larger than asked, or has a node dropped out?",
+        )
+    return hosts
+
+
+def _absent(env: DistEnv, here: dict[int, str], timeout_s: float) -> RendezvousError:
+    missing = [str(rank) for rank in range(env.world_size) if rank not in here]
+    return RendezvousError(
+        f"{len(missing)} of {env.world_size} ranks did not arrive at {env.master_addr}:{env.master_port} "
+        f"within {timeout_s:g} s: rank {', '.join(missing)}; arrived: {_tally(list(here.values()))}",
+        hint="look at the other nodes' logs; --rendezvous-timeout-s waits longer",
+    )
+
+
+def _tally(hosts: list[str]) -> str:
+    return ", ".join(f"{host} ({count} ranks)" for host, count in Counter(hosts).items())

@@ -1,0 +1,81 @@
+"""One optimizer step, the same for every strategy and workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+from torch import nn
+
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.core.plan import Plan
+from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.workloads.base import Batch, Workload
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Stepper:
+    """Model, optimizer and scaler, and how one batch moves them."""
+
+    def __init__(self, config: Config, workload: Workload, strategy: Strategy, *, group: Group, plan: Plan) -> None:
+        self.workload, self.strategy, self.plan = workload, strategy, plan
+        self.device, self.clip_norm = group.device, config.clip_norm
+        self.dtype = DTYPES.get(config.precision)
+        torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
+        bare = workload.build_model().to(group.device)
+        self.parameters = sum(parameter.numel() for parameter in bare.parameters())
+        self.model = strategy.wrap(bare, group)
+        self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
+        torch.manual_seed(config.seed + 1 + group.rank)
+        self.optimizer = build_optimizer(self.model, workload, lr=plan.lr)
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "fp16")
+
+    def step(self, batch: Batch, number: int) -> torch.Tensor:
+        """Train on this rank's part of global batch `number`; its mean loss, still on the device."""
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = self.plan.lr_at(number)
+        loss = self.backward(batch)
+        self.strategy.after_backward(self.model)
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            self.strategy.clip(self.model.parameters(), self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def backward(self, batch: Batch) -> torch.Tensor:
+        """Gradients of the batch's mean loss; only the last of several passes synchronises."""
+        total = len(batch[0])
+        done, sum_ = 0, torch.zeros((), device=self.device)
+        for part in self._parts(batch):
+            done += len(part[0])
+            quiet = self.strategy.no_sync(self.model) if done < total else nullcontext()
+            with quiet:
+                with self._precision():
+                    loss = self.workload.loss(self.forward, part) * (len(part[0]) / total)
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            sum_ += loss.detach()
+        return sum_
+
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        size = self.plan.batch_size
+        if len(batch[0]) <= size:
+            yield batch
+            return
+        for start in range(0, len(batch[0]), size):
+            yield tuple(part[start : start + size] for part in batch)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+
+
+def build_optimizer(model: nn.Module, workload: Workload, *, lr: float) -> torch.optim.Optimizer:
+    """Fused kernels; weight decay where the workload asks for it."""
+    if workload.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=workload.weight_decay, fused=True)
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=workload.weight_decay, fused=True)

@@ -1,0 +1,27 @@
+"""Train with torch's DistributedDataParallel: every rank holds the whole model, gradients are
+averaged by all-reduce in buckets while the backward pass still runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcjobs.trainers.core.flags import flag, positive
+from hpcjobs.trainers.core.launch import launch
+
+
+@dataclass(frozen=True)
+class DdpFlags:
+    bucket_cap_mb: float = flag(25.0, "gradients per all-reduce, in MiB", parse=positive(float))
+    gradient_as_bucket_view: bool = flag(True, "gradients live in the buckets: one copy less")
+    static_graph: bool = flag(False, "the graph never changes: allows more overlap")
+    broadcast_buffers: bool = flag(True, "rank 0's buffers (BatchNorm statistics) go to all each step")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp:Ddp")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What a strategy may decide; the defaults are those of a model that is whole on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from hpcjobs.trainers.core.group import Group
+
+
+class Traffic(NamedTuple):
+    """Of one optimizer step and one rank: gradient bytes handed to collectives, and their number."""
+
+    bytes: int
+    calls: int
+
+
+class Strategy:
+    name = "single"
+
+    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
+        """Spread `model`, which is on the device, equal on all ranks. Called once."""
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, a backward pass leaves gradients local."""
+        return nullcontext()
+
+    def after_backward(self, model: nn.Module) -> None:
+        """After the backward pass that synchronises, before the optimizer."""
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Scale gradients down to a global norm of at most `max_norm`; the norm before."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def traffic(self, model: nn.Module) -> Traffic | None:
+        """Known after a few steps; None where it can't be known."""
+        return None

@@ -1,0 +1,51 @@
+"""torch's DistributedDataParallel behind the strategy's verbs."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.ddp import DdpFlags
+from hpcjobs.trainers.strategies.base import Strategy, Traffic
+
+
+class Ddp(Strategy):
+    name = "ddp"
+
+    def __init__(self, flags: DdpFlags) -> None:
+        self.flags = flags
+
+    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
+        return DistributedDataParallel(
+            model,
+            device_ids=[group.device.index] if group.device.type == "cuda" else None,
+            bucket_cap_mb=self.flags.bucket_cap_mb,
+            gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
+            static_graph=self.flags.static_graph,
+            **self._buffers(),  # type: ignore[arg-type]
+        )
+
+    def _buffers(self) -> dict[str, bool]:
+        """Said only when it differs from torch's default, by the name this torch knows."""
+        if self.flags.broadcast_buffers:
+            return {}
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        assert isinstance(model, DistributedDataParallel)
+        return model.no_sync()
+
+    def traffic(self, model: nn.Module) -> Traffic | None:
+        """From DDP's own record of its buckets, which it settles during the first two steps."""
+        assert isinstance(model, DistributedDataParallel)
+        record = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        sizes = record.get("rebuilt_bucket_sizes") or record.get("bucket_sizes")
+        if not sizes:
+            return None
+        buckets = [int(size) for size in str(sizes).split(",")]
+        return Traffic(bytes=sum(buckets), calls=len(buckets))

@@ -1,0 +1,51 @@
+"""A language model: predicts the next byte of a text in any script, or of a synthetic pattern."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
+from hpcjobs.trainers.workloads.decoder import Decoder, Shape, flops_per_token
+from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows
+
+PRESETS = {
+    "tiny": Shape(layers=2, width=64, heads=4, sequence_length=64, vocabulary=256),
+    "small": Shape(layers=4, width=256, heads=8, sequence_length=256, vocabulary=256),
+    "gpt2": Shape(layers=12, width=768, heads=12, sequence_length=1024, vocabulary=50304),
+}
+SYNTHETIC_SAMPLES = 4096
+SYNTHETIC_HELD_OUT = 256
+
+
+def lm(config: Config) -> Workload:
+    shape = PRESETS[config.preset]
+    if config.sequence_length is not None:
+        shape = replace(shape, sequence_length=config.sequence_length)
+    train, held_out = _data(config, shape)
+    return Workload(
+        name="lm",
+        unit="tokens",
+        units_per_sample=shape.sequence_length,
+        flops_per_sample=flops_per_token(shape) * shape.sequence_length,
+        build_model=lambda: Decoder(shape),
+        loss=classification_loss,
+        evaluate=classification_score,
+        train=train,
+        held_out=held_out,
+        batch_size=16,
+        lr=1e-3,
+        weight_decay=0.01,
+        perplexity=True,
+    )
+
+
+def _data(config: Config, shape: Shape) -> tuple[Dataset, Dataset]:
+    length, vocabulary = shape.sequence_length, shape.vocabulary
+    if config.text:
+        return byte_windows(config.text, length=length)
+    count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
+    return (
+        SyntheticTokens(count, length=length, vocabulary=vocabulary),
+        SyntheticTokens(SYNTHETIC_HELD_OUT, length=length, vocabulary=vocabulary, first=count),
+    )

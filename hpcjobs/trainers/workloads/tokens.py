@@ -1,0 +1,76 @@
+"""Token sequences to learn from: files read byte by byte, or a pattern made up on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcjobs.runtime.exits import BadData, MissingData
+from hpcjobs.trainers.workloads.base import Batch
+
+HELD_OUT_SHARE = 20  # the last twentieth of each file
+
+
+class SyntheticTokens:
+    """Sample i counts upward from a start in steps of its own: learnable, endless, and made in O(1)."""
+
+    def __init__(self, count: int, *, length: int, vocabulary: int, first: int = 0) -> None:
+        self.count, self.length, self.vocabulary, self.first = count, length, vocabulary, first
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        index = torch.as_tensor(indices).unsqueeze(1) + self.first
+        start, stride = index * 7919 % self.vocabulary, 1 + index % 7
+        tokens = (start + stride * torch.arange(self.length + 1)) % self.vocabulary
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class ByteWindows:
+    """Windows of `length` bytes, each with the byte after it as last target; files stay on disk, mapped.
+
+    Window w of a file covers bytes [w·length, (w+1)·length]; windows of different files don't mix.
+    """
+
+    def __init__(self, files: Sequence[np.memmap], windows: Sequence[range], *, length: int) -> None:
+        self.files, self.windows, self.length = files, windows, length
+        self.ends = np.array(list(accumulate(len(one) for one in windows)))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        bytes_ = torch.from_numpy(np.stack([self._window(index) for index in indices])).long()
+        return bytes_[:, :-1], bytes_[:, 1:]
+
+    def _window(self, index: int) -> np.ndarray:
+        file = int(np.searchsorted(self.ends, index, side="right"))
+        before = int(self.ends[file - 1]) if file else 0
+        start = self.windows[file][index - before] * self.length
+        return self.files[file][start : start + self.length + 1]
+
+
+def byte_windows(paths: Sequence[str], *, length: int) -> tuple[ByteWindows, ByteWindows]:
+    """The training windows of the files, and the held-out ones from the end of each."""
+    files = [_mapped(Path(path), length) for path in paths]
+    counts = [(len(file) - 1) // length for file in files]
+    held = [max(1, count // HELD_OUT_SHARE) for count in counts]
+    train = [range(count - last) for count, last in zip(counts, held, strict=True)]
+    rest = [range(count - last, count) for count, last in zip(counts, held, strict=True)]
+    return ByteWindows(files, train, length=length), ByteWindows(files, rest, length=length)
+
+
+def _mapped(path: Path, length: int) -> np.memmap:
+    if not path.is_file():
+        raise MissingData(f"--text {path}: no such file")
+    if path.stat().st_size < 2 * length + 1:
+        raise BadData(
+            f"--text {path} has {path.stat().st_size} bytes; two windows of {length} are the least",
+            hint="a longer text, or a smaller --sequence-length",
+        )
+    return np.memmap(path, dtype=np.uint8, mode="r")
