@@ -9,12 +9,13 @@ from typing import Any
 
 from hpcjobs.run import logs, status, wait
 from hpcjobs.run.index import Entry
+from hpcjobs.run.select import select
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
 
 class JobHandle:
-    """One job, or one array: ``hpcjobs.submit`` returns it, ``hpcjobs.job(id)`` finds it again."""
+    """One job, or one array: ``hpcjobs.submit`` returns it, ``hpcjobs.find(id)`` finds it again."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -74,3 +75,12 @@ def _complete_lines(path: Path) -> Iterator[str]:
     """Lines that end; the last one may still be in the writing."""
     with path.open(encoding="utf-8") as file:
         yield from (line for line in file if line.endswith("\n"))
+
+
+def find(word: str, *, site: str | None = None) -> JobHandle:
+    """The job that ``word`` names: an id, an array task, a run folder, or a name (the newest of that name).
+
+    Raises:
+        UnknownJobError: there is none. RequestError: two sites have given out this id.
+    """
+    return JobHandle(select([word], site=site)[0])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import Connect, Known, own_ids, read_state, statuses
+from hpcjobs.run.status import Connect, Known, own_ids, own_record, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
@@ -16,7 +16,8 @@ QUEUE_S = 60.0
 """Between looks at the queue, for ends that no trap can write (a node's power, SIGKILL)."""
 _ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 
-Progress = Callable[[list[Known]], None]
+Progress = Callable[[list[JobRecord]], None]
+"""Called at every look with what is known, by the jobs themselves or by the scheduler."""
 
 
 class Watch:
@@ -39,22 +40,23 @@ class Watch:
 
     def look(self) -> list[str]:
         """The ids that have not ended yet; empty when all have."""
-        self._drop(job_id for job_id, entry in self._waiting.items() if _own_end(entry, job_id))
+        own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
+        self._note([record for record in own if record is not None])
         if self._waiting and (self._free_to_ask() or self._clock() - self._asked >= QUEUE_S):
             self._asked = self._clock()
-            now = statuses(self._entries, connect=self._connect)
-            if self._progress is not None:
-                self._progress(now)
-            self._drop(record.job_id for known in now for record in known.records if _over(record))
+            self._note([r for known in statuses(self._entries, connect=self._connect) for r in known.records])
         return sorted(self._waiting)
 
     def _free_to_ask(self) -> bool:
         """The local scheduler is a folder: asking it costs a few file reads."""
         return any(entry.scheduler == "local" for entry in self._waiting.values())
 
-    def _drop(self, ended: Iterable[str]) -> None:
-        for job_id in list(ended):
-            self._waiting.pop(job_id, None)
+    def _note(self, records: list[JobRecord]) -> None:
+        if self._progress is not None:
+            self._progress(records)
+        for record in records:
+            if _over(record):
+                self._waiting.pop(record.job_id, None)
 
 
 def wait(
@@ -82,11 +84,6 @@ def wait(
             raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
         pause(POLL_S)
     return _final(wanted, connect=connect, pause=pause)
-
-
-def _own_end(entry: Entry, job_id: str) -> bool:
-    state = read_state(entry, job_id)
-    return state is not None and state.state.ended
 
 
 def _over(record: JobRecord) -> bool:

@@ -1,0 +1,85 @@
+"""The command line: a verb builds a value, calls one public function, prints.
+
+Verbs live in modules of this package and are imported when they are called, so that ``hpcjobs --help``
+costs no more than Typer itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+# verb -> (module of this package, one line of help); in the order of the help page.
+VERBS = {
+    "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
+    "ps": ("ps", "My jobs, with state, reason and estimated start."),
+    "show": ("show", "One job: state, settings with their sources, results."),
+    "logs": ("logs", "What a job printed; -f follows it."),
+    "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
+    "cancel": ("cancel", "Cancel jobs."),
+    "sites": ("sites", "The sites known here, and what each one says."),
+    "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """The verbs of `VERBS`, each imported when it is needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"{__name__}.{VERBS[cmd_name][0]}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from hpcjobs.errors import nearest
+
+            ctx.fail(f"no command {args[0]!r}; {nearest(args[0], VERBS)}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=_LazyGroup, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from hpcjobs import __version__
+
+        print(f"hpcjobs {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """One site config, one command: distributed training on any Slurm cluster, or on this machine."""
+
+
+def main() -> None:
+    """Run the command line; the one place where an error of ours becomes a message and an exit code."""
+    from hpcjobs.errors import HpcJobsError
+
+    try:
+        app(prog_name="hpcjobs")
+    except HpcJobsError as error:
+        print(f"hpcjobs: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,53 @@
+"""``hpcjobs show``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, clock, print_json
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def show(
+    job: Annotated[str | None, typer.Argument(help="Id, array task, run folder or name [newest].")] = None,
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """One job: where it stands, what was settled and where each value came from, what came out."""
+    from hpcjobs.run.describe import describe
+    from hpcjobs.run.select import newest, select
+    from hpcjobs.units import human_bytes, human_duration
+
+    told = describe(select([job], site=site)[0] if job else newest(site=site))
+    if as_json:
+        print_json(told._asdict())
+        return
+    entry = told.entry
+    print(f"job {entry.job_id}  {entry.name} on site {entry.site}, submitted {clock(entry.submitted)}")
+    for record in told.records:
+        facts = [record.state.value]
+        if record.node_list:
+            facts.append(f"on {record.node_list}")
+        if record.elapsed_s is not None:
+            facts.append(f"for {human_duration(record.elapsed_s)}")
+        if record.exit_code is not None:
+            facts.append(f"exit code {record.exit_code}")
+        if record.max_rss_bytes:
+            facts.append(f"peak memory {human_bytes(record.max_rss_bytes)}")
+        print(f"  {record.job_id}: {', '.join(facts)}" + (f" ({record.reason})" if record.reason else ""))
+    if told.first_failure is not None:
+        first = told.first_failure
+        print(f"  first failure: rank {first.rank} on {first.host}, exit code {first.exit_code}")
+    print(f"program: {told.program}")
+    for key, (value, source) in told.settings.items():
+        print(f"  {key} = {value}  ({source})")
+    if told.code:
+        print(f"code: {told.code}")
+    for key, value in told.results.items():
+        print(f"  {key}: {value}")
+    print(f"run folder {Path(entry.run_dir)}")

@@ -1,0 +1,156 @@
+"""``hpcjobs submit``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json
+
+if TYPE_CHECKING:
+    from hpcjobs.job.models import Plan
+    from hpcjobs.run.handle import JobHandle
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+def _opt(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    program: Annotated[list[str] | None, typer.Argument(help="Trainer, module, .py file or executable.")] = None,
+    site: SiteName = None,
+    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
+    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes.")] = None,
+    ntasks_per_node: Annotated[int | None, _opt("--ntasks-per-node", help="Tasks (ranks) per node.")] = None,
+    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
+    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
+    time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m, 1-12:00:00.")] = None,
+    account: Annotated[str | None, _opt("--account", "-A", help="Account.")] = None,
+    qos: Annotated[str | None, _opt("--qos", "-q", help="QOS.")] = None,
+    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o constraint=ib.")] = None,
+    array: Annotated[str | None, _opt("--array", "-a", help="Job array: 0-9%2.")] = None,
+    after: Annotated[list[str] | None, _opt("--after", help="Start after this job has succeeded.")] = None,
+    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun or spawn.")] = None,
+    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
+    name: Annotated[str | None, _opt("--name", "-J", help="Job name.")] = None,
+    spec: Annotated[Path | None, _opt("--spec", help="YAML file with any of this; flags win.")] = None,
+    template: Annotated[str | None, _opt("--template", help="Template of the script.")] = None,
+    chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
+    snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the log as it comes, then as --wait.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit PROGRAM. Options stand before it; everything after it belongs to it."""
+    import hpcjobs
+
+    said = {
+        "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
+        "gpus_per_node": gpus_per_node, "mem": mem, "time": time, "account": account, "qos": qos, "array": array,
+    }  # fmt: skip
+    plan = hpcjobs.plan(
+        program or [],
+        site=site,
+        spec=spec,
+        name=name,
+        launcher=launcher,
+        env=_environment(env or []),
+        template=template,
+        chdir=chdir,
+        snapshot=snapshot or None,
+        made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
+        **_options(option or []),
+        **_after(after or []),
+        **{key: value for key, value in said.items() if value is not None},
+    )
+    if explain:
+        _print_sources(plan)
+    if dry_run or explain:
+        if dry_run:
+            _print_plan(plan, as_json=as_json)
+        return
+    handle = hpcjobs.submit(plan)
+    if plan.job.rehearsal:
+        note(f"rehearsal: the sandbox on this machine plays site {plan.job.site}")
+    _report(handle, plan, as_json=as_json)
+    if wait or follow:
+        from hpcjobs.cli.wait import follow_to_end, wait_for
+
+        raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
+
+
+def _options(words: list[str]) -> dict[str, object]:
+    """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores."""
+    found: dict[str, object] = {}
+    for word in words:
+        key, equals, value = word.removeprefix("--").partition("=")
+        known = key.replace("-", "_")
+        found[known] = (_number(value) if value else None) if equals else True
+    return found
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _after(words: list[str]) -> dict[str, str]:
+    if not words:
+        return {}
+    from hpcjobs.run.select import select
+
+    return {"dependency": ":".join(["afterok", *(entry.job_id for entry in select(words))])}
+
+
+def _environment(words: list[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and key not in os.environ:
+            raise typer.BadParameter(f"--env {key}: not set here; say {key}=VALUE")
+        found[key] = value if equals else os.environ[key]
+    return found
+
+
+def _print_sources(plan: Plan) -> None:
+    from hpcjobs.cli.output import print_table
+
+    job = plan.job
+    values = {field: getattr(job.resources, field) for field in job.resources.__struct_fields__}
+    values |= {field: getattr(job, field) for field in ("name", "launcher", "template", "chdir")}
+    values |= {f"env.{key}": value for key, value in job.env.items()}
+    site = f"site {job.site} ({job.site_file})"
+    rows = [
+        (key, str(value), job.sources.get(key, site if key.startswith("env.") else "default"))
+        for key, value in values.items()
+        if value is not None
+    ]
+    print_table(["value", "", "from"], rows)
+
+
+def _print_plan(plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print_json(plan._asdict())
+        return
+    note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
+    sys.stdout.write(plan.script)
+
+
+def _report(handle: JobHandle, plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
+                    "run_dir": str(plan.run_dir), "name": plan.job.name})  # fmt: skip
+        return
+    print(f"job {handle.id}  {plan.job.name} on site {plan.job.site}")
+    print(f"run folder {plan.run_dir}")
+    print(f"next: hpcjobs logs -f {handle.id}")

@@ -1,0 +1,90 @@
+"""``hpcjobs wait``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json
+
+if TYPE_CHECKING:
+    from hpcjobs.run.handle import JobHandle
+    from hpcjobs.run.index import Entry
+    from hpcjobs.scheduler.base import JobRecord
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def wait(
+    jobs: Annotated[list[str] | None, typer.Argument(help="Ids, ranges, run folders, names [newest].")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds.", show_default=False)] = None,
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """Wait for jobs to end. The exit code is the job's: 0 if all completed, else the first that is not 0."""
+    from hpcjobs.run.select import newest, select
+
+    raise typer.Exit(
+        wait_for(select(jobs, site=site) if jobs else [newest(site=site)], timeout_s=timeout, as_json=as_json)
+    )
+
+
+def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: bool = False) -> int:
+    """Wait with a line on standard error at every change; the exit code."""
+    from hpcjobs.errors import HpcJobsError
+    from hpcjobs.run.wait import exit_code, wait
+
+    try:
+        known = wait(entries, timeout_s=timeout_s, progress=_Changes())
+    except TimeoutError as error:
+        raise HpcJobsError(str(error)) from error
+    records = [record for job in known for record in job.records]
+    if as_json:
+        print_json(records)
+    for job in known:
+        _explain_failures(job.entry, job.records)
+    return exit_code(known)
+
+
+class _Changes:
+    """Says once what each job has become."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, object] = {}
+
+    def __call__(self, records: list[JobRecord]) -> None:
+        for record in records:
+            if self._said.get(record.job_id) is not record.state:
+                self._said[record.job_id] = record.state
+                where = f" on {record.node_list}" if record.node_list else ""
+                reason = f" ({record.reason})" if record.reason and not where else ""
+                note(f"job {record.job_id} {record.state.value}{where}{reason}")
+
+
+def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
+    from hpcjobs.run.folder import log_path
+    from hpcjobs.run.status import read_state
+
+    for record in records:
+        if record.state.value == "COMPLETED":
+            continue
+        own = read_state(entry, record.job_id)
+        code = "" if record.exit_code is None else f", exit code {record.exit_code}"
+        who = ""
+        if own is not None and own.first_failure is not None:
+            who = f"; first failure: rank {own.first_failure.rank} on {own.first_failure.host}"
+        from pathlib import Path
+
+        note(f"job {record.job_id} {record.state.value}{code}{who}")
+        note(f"log {log_path(Path(entry.run_dir), entry.name, record.job_id)}")
+
+
+def follow_to_end(handle: JobHandle) -> int:
+    """Print the log as it comes; the job's exit code."""
+    from hpcjobs.run.logs import follow
+
+    for line in follow(handle.entry):
+        print(line, end="", flush=True)
+    return wait_for([handle.entry])

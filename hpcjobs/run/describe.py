@@ -1,0 +1,63 @@
+"""Everything known about one job, gathered for a reader."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcjobs.run.folder import MANIFEST, task_dir
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import FirstFailure, own_ids, read_state, statuses
+from hpcjobs.scheduler.base import JobRecord
+
+
+class Description(NamedTuple):
+    """One job, told."""
+
+    entry: Entry
+    records: list[JobRecord]
+    first_failure: FirstFailure | None
+    program: str
+    settings: dict[str, tuple[str, str]]
+    """Resource -> value, and where it was read."""
+    code: str | None
+    results: dict[str, Any]
+    """The plain values of summary.json."""
+
+
+def describe(entry: Entry) -> Description:
+    """What the run folder and the scheduler know about ``entry``; a folder that is gone leaves blanks."""
+    first_id = own_ids(entry)[0]
+    manifest = _read(Path(entry.run_dir) / MANIFEST)
+    job = manifest.get("job", {})
+    state = read_state(entry, first_id)
+    summary = _read(task_dir(Path(entry.run_dir), first_id) / "summary.json")
+    return Description(
+        entry=entry,
+        records=statuses([entry])[0].records,
+        first_failure=state.first_failure if state else None,
+        program=shlex.join(job.get("argv", [])),
+        settings={
+            key: (str(value), job["sources"].get(key, "default"))
+            for key, value in job.get("resources", {}).items()
+            if value is not None
+        },
+        code=_code(manifest.get("code")),
+        results={key: value for key, value in summary.items() if isinstance(value, str | int | float)},
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _code(code: dict[str, Any] | None) -> str | None:
+    if code is None:
+        return None
+    changed = ", changed since (code.patch)" if code["dirty"] else ""
+    return f"commit {code['commit']}{changed}"
