@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, clock, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
 
 if TYPE_CHECKING:
     from hpcjobs.run.listing import Row
 
 app = typer.Typer(rich_markup_mode=None)
+
+_HEADERS = ["JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT", "REASON", "RUN FOLDER"]
 
 
 @app.command()
@@ -24,13 +26,17 @@ def ps(
     """My jobs: the last day's and whatever still runs, also jobs submitted by other means."""
     from hpcjobs.run.listing import listing
 
-    rows = listing(since=0.0 if everything else time.time() - 86400, site=site)
+    rows, errors = listing(since=0.0 if everything else time.time() - 86400, site=site)
     if as_json:
         print_json([row._asdict() for row in rows])
-        return
-    if not rows:
+    elif not rows:
         print("no jobs" if everything else "no jobs since yesterday (hpcjobs ps -a lists older ones)")
-        return
+    else:
+        print_table(_HEADERS, map(_cells, rows))
+    for error in errors:
+        note(str(error))
+    if errors:
+        raise typer.Exit(errors[0].exit_code)
     print_table(
         ["JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT", "REASON", "RUN FOLDER"], map(_cells, rows)
     )

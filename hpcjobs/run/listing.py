@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcjobs.errors import SchedulerError
 from hpcjobs.run import index
 from hpcjobs.run.folder import ACCOUNTING
 from hpcjobs.run.status import Connect, statuses
@@ -22,29 +24,53 @@ class Row(NamedTuple):
     run_dir: str | None
 
 
-class _Once:
-    """A scheduler that is asked for its queue once, whoever wants to know."""
+class Listing(NamedTuple):
+    """The rows, and what kept a scheduler from answering."""
+
+    rows: list[Row]
+    errors: list[SchedulerError]
+
+
+class _Asked:
+    """A scheduler asked for its queue once, whoever wants to know; where it does not answer, its jobs
+    are told as they themselves last wrote."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._queue: list[JobRecord] | None = None
-        self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
+        self.error: SchedulerError | None = None
+        self.submit, self.cancel = scheduler.submit, scheduler.cancel
 
     def queue(self) -> list[JobRecord]:
         if self._queue is None:
-            self._queue = self._scheduler.queue()
+            self._queue = self._or_nothing(self._scheduler.queue)
         return self._queue
 
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        return self._or_nothing(lambda: self._scheduler.account(job_ids))
 
-def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> list[Row]:
+    def _or_nothing(self, ask: Callable[[], list[JobRecord]]) -> list[JobRecord]:
+        if self.error is not None:
+            return []
+        try:
+            return ask()
+        except SchedulerError as error:
+            self.error = error
+            return []
+
+
+def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
     """My jobs submitted since ``since`` (seconds since 1970) and older ones that have not ended.
 
-    One queue query per scheduler, and one accounting query for those whose end is news.
+    One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
+    that does not answer does not hide the jobs of the others.
     """
-    asked: dict[tuple[str, str | None], Scheduler] = {}
+    asked: dict[tuple[str, str | None], _Asked] = {}
 
     def once(kind: str, conf: str | None) -> Scheduler:
-        return asked.setdefault((kind, conf), _Once(connect(kind, conf)))
+        if (kind, conf) not in asked:
+            asked[kind, conf] = _Asked(connect(kind, conf))
+        return asked[kind, conf]
 
     where = load_site(site or default_site())
     entries = [entry for entry in index.entries() if site is None or entry.site == where.name]
@@ -56,7 +82,8 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
     ]
     seen = {entry.job_id for entry in entries}
     others = once(where.scheduler, where.slurm_conf).queue()
-    return rows + [Row(r, r.name, None, None) for r in others if r.job_id.split("_")[0] not in seen]
+    rows += [Row(record, record.name, None, None) for record in others if record.job_id.split("_")[0] not in seen]
+    return Listing(rows, [scheduler.error for scheduler in asked.values() if scheduler.error is not None])
 
 
 def _closed(entry: index.Entry) -> bool:
