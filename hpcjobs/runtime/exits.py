@@ -96,6 +96,6 @@ class PeerLost(TrainerError):
 class AlreadyReported(TrainerError):
     """Another rank told the user; this one leaves with the same code and says nothing."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__("another rank has reported the error")
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code

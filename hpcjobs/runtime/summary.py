@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 SUMMARY_SCHEMA = "hpcjobs.summary/1"
@@ -154,13 +153,5 @@ class MetricsLog:
     def tell(self) -> int:
         return self._file.seek(0, os.SEEK_END)
 
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from datetime import timedelta
@@ -46,16 +47,16 @@ def elected(error: TrainerError, env: DistEnv, store: Store) -> TrainerError:
             _await_claim(store)
         if store.add("error/claims", 1) > 1:
             _await_claim(store)
-            return AlreadyReported(int(store.get("error")))
-        store.set("error", str(int(error.code)))
+            return AlreadyReported(*json.loads(store.get("error")))
+        store.set("error", json.dumps([int(error.code), str(error)]))
     except dist.DistError:  # the store went with rank 0, and rank 1 is the first that can tell
         if env.rank > 1:
-            return AlreadyReported(error.code)
+            return AlreadyReported(error.code, str(error))
     error.elected = True
     if env.rank == 0 and env.world_size > 1:
         print(f"error: {error}", file=sys.stderr, flush=True)
         time.sleep(CLAIM_LINGERS_S)  # the store ends with this process: let the others read the claim
-        return AlreadyReported(error.code)
+        return AlreadyReported(error.code, str(error))
     return error
 
 

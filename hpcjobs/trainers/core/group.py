@@ -76,6 +76,10 @@ def joined(env: DistEnv, *, device: str, timeout_s: float) -> Iterator[Group]:
         if ours is None:
             raise
         raise elected(ours, env, store) from error
+    finally:
+        # a failed NCCL group would wait here for the peers it lost; the process's end does without
+        if dist.is_initialized() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            dist.destroy_process_group()
 
 
 def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> Group:

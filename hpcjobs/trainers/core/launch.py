@@ -6,12 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, ExitCode, TrainerError, WorldMismatch
+from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.flags import Parser, add_flags, parse_all, read_flags
 
@@ -31,6 +33,7 @@ class Call(Generic[F]):
 
 def launch(trainer: str, about: str | None, flags: type[Any], argv: Sequence[str] | None, *, strategy: str) -> int:
     """Run `strategy` ("module:Class", made with the values of `flags`); returns the exit code."""
+    config = Config()
     try:
         config, chosen = _parse(trainer, about, flags, argv)
         call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ))
@@ -39,17 +42,41 @@ def launch(trainer: str, about: str | None, flags: type[Any], argv: Sequence[str
         module, _, name = strategy.partition(":")
         train = import_module("hpcjobs.trainers.core.train").train
         train(call, getattr(import_module(module), name)(chosen))
-    except AlreadyReported as error:
-        return error.code
     except TrainerError as error:
+        record_failure(trainer, config, error)
         return report(error)
     return ExitCode.OK
 
 
+def own_rank() -> str:
+    """Good enough to decide who speaks, also where the environment is what is wrong."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+
+
+def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
+    """The summary of a run that failed: what was asked and why it ended; metrics.jsonl tells how far."""
+    folder = os.environ.get("HPCJOBS_RUN_DIR", config.run_dir)
+    if own_rank() != "0" or folder is None or not Path(folder).is_dir():
+        return
+    ranks = os.environ.get("HPCJOBS_NTASKS", os.environ.get("WORLD_SIZE", "1"))
+    RunSummary(
+        trainer=trainer,
+        strategy=trainer,
+        workload=config.workload,
+        status="failed",
+        exit_code=int(error.code),
+        error=str(error),
+        world_size=int(ranks) if ranks.isdigit() else 1,
+        job_id=os.environ.get("HPCJOBS_JOB_ID"),
+        config=asdict(config),
+    ).write(Path(folder))
+
+
 def report(error: TrainerError) -> int:
     """Say it once. Before ranks can talk, all meet the same error: the others wait for rank 0's line."""
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    if error.elected or rank == "0":
+    if isinstance(error, AlreadyReported):
+        return error.code
+    if error.elected or own_rank() == "0":
         print(f"error: {error}", file=sys.stderr, flush=True)
     else:
         time.sleep(SILENT_RANKS_WAIT_S)  # a launcher kills all ranks when the first one leaves
@@ -68,7 +95,7 @@ def _refuse_other_world(env: DistEnv) -> None:
     asked = os.environ.get("HPCJOBS_NTASKS")
     if asked is not None and asked != str(env.world_size):
         raise WorldMismatch(
-            f"the job asked for {asked} ranks (HPCJOBS_NTASKS), but {env.launcher} started {env.world_size}",
+            f"the job asked for {asked} ranks (HPCJOBS_NTASKS), but the world that started has {env.world_size}",
             hint="start all tasks in one srun or torchrun, without an -n of its own",
         )
 

@@ -42,6 +42,13 @@ class Recorder:
         self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
                     hosts=group.hosts, global_batch_size=plan.global_batch_size)  # fmt: skip
 
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._log is not None:
+            self._log.close()
+
     def add(self, loss: torch.Tensor) -> None:
         self._pending.append(loss)
 
@@ -118,7 +125,6 @@ class Recorder:
         self._write("end", step=steps, elapsed_s=summary.elapsed_s)
         if self._log is not None:
             summary.write(self.run_dir)
-            self._log.__exit__(None, None, None)
         return summary
 
     def _rate(self, step_s: list[float]) -> float:

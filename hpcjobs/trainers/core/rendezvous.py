@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections import Counter
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, RendezvousError, TrainerError, WorldMismatch
 
+PORT_RETRY_S = 0.2
 VERDICT_GRACE_S = 10.0  # rank 0 starts its wait later than the others, by at most this
 
 
@@ -23,6 +25,8 @@ def open_store(env: DistEnv, timeout_s: float) -> Store:
         return HashStore()
     hosting = env.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
+        if not hosting:
+            _await_port(env.master_addr, env.master_port, timeout_s)
         store = TCPStore(
             env.master_addr,
             env.master_port,
@@ -30,19 +34,32 @@ def open_store(env: DistEnv, timeout_s: float) -> Store:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout_s),
         )
-    except (RuntimeError, ValueError) as error:
-        raise _unreachable(env, timeout_s, hosting=hosting) from error
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _unreachable(env, error, timeout_s, hosting=hosting) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"hpcjobs/{attempt}", store)
 
 
-def _unreachable(env: DistEnv, timeout_s: float, *, hosting: bool) -> TrainerError:
+def _await_port(host: str, port: int, timeout_s: float) -> None:
+    """Until rank 0 listens; the last reason why it could not be reached is the one raised."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=timeout_s).close()
+            return
+        except OSError:  # noqa: PERF203
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PORT_RETRY_S)
+
+
+def _unreachable(env: DistEnv, cause: Exception, timeout_s: float, *, hosting: bool) -> TrainerError:
     who, where = f"rank {env.rank} on {socket.gethostname()}", f"{env.master_addr}:{env.master_port}"
     if hosting:
         error = RendezvousError(f"{who} could not open {where}", hint="is the port taken? choose another MASTER_PORT")
     else:
         error = RendezvousError(
-            f"{who} did not reach rank 0 at {where} within {timeout_s:g} s",
+            f"{who} did not reach rank 0 at {where} within {timeout_s:g} s ({cause})",
             hint="does that name resolve here, and may hosts connect to each other?",
         )
     error.elected = True  # without a store there is nobody to agree with
@@ -57,7 +74,7 @@ def roll_call(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, ...]:
     try:
         hosts = _judge(env, store, timeout_s)
     except TrainerError as error:
-        store.set("verdict", json.dumps({"code": int(error.code)}))
+        store.set("verdict", json.dumps({"code": int(error.code), "message": str(error)}))
         raise
     store.set("verdict", json.dumps({"hosts": hosts}))
     return tuple(hosts)
@@ -86,7 +103,7 @@ def _await_verdict(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, .
         ) from error
     verdict = json.loads(store.get("verdict"))
     if "code" in verdict:
-        raise AlreadyReported(verdict["code"])
+        raise AlreadyReported(verdict["code"], verdict["message"])
     return tuple(verdict["hosts"])
 
 

@@ -37,20 +37,20 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
         run_dir = settle_run_dir(call, group)
         stepper = Stepper(config, workload, strategy, group=group, plan=plan)
         group.say(opening(call.trainer, workload, plan, stepper, run_dir))
-        recorder = Recorder(group, plan, workload, run_dir)
-        run_loop(config, stepper, recorder, workload, plan=plan, group=group)
-        traffic = strategy.traffic(stepper.model) if group.world_size > 1 else None
-        summary = recorder.finish(
-            steps=plan.total_steps,
-            trainer=call.trainer,
-            strategy=strategy.name,
-            job_id=os.environ.get("HPCJOBS_JOB_ID"),
-            precision=config.precision,
-            parameters=stepper.parameters,
-            bytes_moved_per_step=None if traffic is None else traffic.bytes,
-            collectives_per_step=None if traffic is None else traffic.calls,
-            config={**asdict(config), **asdict(call.flags)},
-        )
+        with Recorder(group, plan, workload, run_dir) as recorder:
+            run_loop(config, stepper, recorder, workload, plan=plan, group=group)
+            traffic = strategy.traffic(stepper.model) if group.world_size > 1 else None
+            summary = recorder.finish(
+                steps=plan.total_steps,
+                trainer=call.trainer,
+                strategy=strategy.name,
+                job_id=os.environ.get("HPCJOBS_JOB_ID"),
+                precision=config.precision,
+                parameters=stepper.parameters,
+                bytes_moved_per_step=None if traffic is None else traffic.bytes,
+                collectives_per_step=None if traffic is None else traffic.calls,
+                config={**asdict(config), **asdict(call.flags)},
+            )
         group.say(closing(summary, run_dir))
     return summary
 

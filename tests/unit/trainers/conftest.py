@@ -1,0 +1,103 @@
+"""Worlds to test in: real processes that meet over loopback, started by hand as srun would."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
+
+REPOSITORY = Path(__file__).parents[3]
+FOREIGN = ("SLURM", "PMI", "OMPI", "HOROVOD", "HPCJOBS", "TORCHELASTIC", "MASTER_", "OMP_")
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a world left: by rank its exit code, output and complaints, and the run folder."""
+
+    codes: list[int]
+    out: list[str]
+    err: list[str]
+    run_dir: Path
+
+    @property
+    def summary(self) -> RunSummary:
+        return RunSummary.read(self.run_dir)
+
+    @property
+    def complaints(self) -> list[str]:
+        return [line for text in self.err for line in text.splitlines() if line.strip()]
+
+    def lines(self, kind: str) -> list[dict[str, object]]:
+        text = (self.run_dir / METRICS_FILE).read_text(encoding="utf-8")
+        return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+
+    def losses(self) -> list[object]:
+        return [line["loss"] for line in self.lines("step")]
+
+
+World = Callable[..., Outcome]
+
+
+def clean_environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in PLACE}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_rank(rank: int, size: int, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "NODE_RANK": 0}
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", *argv],
+        env={**clean_environment(), **{name: str(value) for name, value in place.items()}, **env},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """`world(2, "ddp", "--steps", "5")` runs two ranks and waits for both."""
+
+    def start(
+        size: int,
+        trainer: str,
+        *flags: str,
+        env: Mapping[str, str] | None = None,
+        env_of: Mapping[int, Mapping[str, str]] | None = None,
+        run_dir: str = "run",
+    ) -> Outcome:
+        folder = tmp_path / run_dir
+        folder.mkdir(exist_ok=True)
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "HPCJOBS_RUN_DIR": str(folder),
+            **(env or {}),
+        }
+        argv = [f"hpcjobs.trainers.{trainer}", *flags]
+        ranks = [
+            start_rank(rank, size, argv, {**common, **(env_of or {}).get(rank, {})}, tmp_path) for rank in range(size)
+        ]
+        said = [process.communicate(timeout=200) for process in ranks]
+        codes = [process.returncode for process in ranks]
+        return Outcome(codes, [out for out, _ in said], [err for _, err in said], folder)
+
+    return start

@@ -1,0 +1,85 @@
+"""Before torch is loaded: help, flags, and the refusal of a world that was not asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hpcjobs import trainers
+
+from .conftest import World, clean_environment
+
+BLOCKED = ("typer", "rich", "pydantic", "jinja2", "yaml", "submitit", "msgspec", "pandas")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("name", trainers.names())
+def test_help_is_shown_without_loading_torch(name: str) -> None:
+    code = f"""
+import sys
+from hpcjobs import trainers
+try:
+    trainers.run({name!r}, ["--help"])
+finally:
+    print("loaded", sorted({{"torch", "numpy", "lightning"}} & sys.modules.keys()))
+"""
+    done = python(code)
+    assert done.returncode == 0
+    assert "--batch-size" in done.stdout
+    assert done.stdout.endswith("loaded []\n")
+
+
+def test_the_node_side_imports_with_every_package_of_the_submit_side_blocked() -> None:
+    code = f"""
+import sys
+for name in {BLOCKED!r}:
+    sys.modules[name] = None
+import hpcjobs.runtime.dist, hpcjobs.runtime.exits, hpcjobs.runtime.summary
+import hpcjobs.trainers.core.config, hpcjobs.trainers.core.train, hpcjobs.trainers.ddp
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--epoch", "3"], "unknown argument '--epoch'. Hint: did you mean --epochs?"),
+        (["--batch-size", "0"], "argument --batch-size: 0 is not more than 0"),
+        (["--lr", "fast"], "argument --lr: 'fast' is not a number"),
+        (["--precision", "fp8"], "invalid choice: 'fp8'"),
+    ],
+)
+def test_a_wrong_flag_is_answered_by_one_line_and_code_2(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trainers.run("ddp", flags) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_only_rank_0_tells_of_a_wrong_flag(world: World) -> None:
+    ended = world(2, "ddp", "--stepz", "1")
+    assert ended.codes == [2, 2]
+    assert len(ended.complaints) == 1
+
+
+def test_a_world_other_than_the_one_asked_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCJOBS_NTASKS", "8")
+    assert trainers.run("ddp") == 10
+    assert "asked for 8 ranks (HPCJOBS_NTASKS), but the world that started has 1" in capsys.readouterr().err
+
+
+def test_an_unknown_trainer_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"no trainer is called 'dpp': there are .*ddp"):
+        trainers.run("dpp")
