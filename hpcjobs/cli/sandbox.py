@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    name="sandbox", no_args_is_help=True, help="A real Slurm on this machine: up, status, down, env."
-)
+app = typer.Typer(name="sandbox", no_args_is_help=True, help="A real Slurm on this machine: up, status, down, env.")
 
 _ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
 Root = Annotated[Path | None, typer.Option(help=_ROOT_HELP, show_default=False)]
@@ -19,6 +17,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def _say(line: str) -> None:
     print(f"sandbox: {line}", file=sys.stderr, flush=True)
+
+
+def _end_cleanly_when_terminated() -> None:
+    """SIGTERM takes the same way out as an error: what was started is removed."""
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 @app.command()
@@ -34,6 +39,7 @@ def up(
     """Start a cluster of several hosts, with accounting, limits, PMIx and PMI2."""
     from hpcjobs import sandbox
 
+    _end_cleanly_when_terminated()
     shape = sandbox.Shape(like=like, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node)
     built = sandbox.up(shape, root=root, install=install, say=_say)
     if as_json:
@@ -85,4 +91,4 @@ def env(root: Root = None) -> None:
 def _print_json(value: object) -> None:
     import msgspec
 
-    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,4 +1,4 @@
-"""Daemons that outlive the command that starts them: started, recorded, watched and ended by pid."""
+"""Daemons that outlive the command that starts them: started, recorded, watched and known by pid."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, HpcJobsError
+from hpcjobs.process import run
 from hpcjobs.sandbox.folder import Folder, write
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,6 +40,21 @@ def program(name: str) -> str:
     return found
 
 
+def must(argv: Sequence[str]) -> str:
+    """Output of a command that has to succeed.
+
+    Raises:
+        HpcJobsError: it did not; with what it printed.
+    """
+    done = run([program(argv[0]), *argv[1:]])
+    if done.code != 0:
+        said = (done.err or done.out).strip()
+        refused = "not permitted" in said or "denied" in said
+        hint = "in a container: it needs --privileged, or at least CAP_SYS_ADMIN and CAP_NET_ADMIN" if refused else None
+        raise HpcJobsError(f"{' '.join(argv)}: exit code {done.code}\n{said}", hint=hint)
+    return done.out
+
+
 def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
     """Start ``argv`` in a session of its own, its output in a log file, and record it at once.
 
@@ -58,8 +74,7 @@ def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
         setsid=True,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
     )
-    ticks = start_ticks(pid)
-    daemon = Daemon(name=name, pid=pid, start_ticks=ticks or 0, argv=tuple(argv), log=str(log))
+    daemon = Daemon(name=name, pid=pid, start_ticks=start_ticks(pid) or 0, argv=tuple(argv), log=str(log))
     write(folder.daemons / f"{name}.json", msgspec.json.encode(daemon).decode())
     return daemon
 
@@ -71,15 +86,22 @@ def _environment(folder: Folder) -> dict[str, str]:
 
 
 def recorded(folder: Folder) -> list[Daemon]:
-    """Every daemon that was started, alive or not."""
-    files = sorted(folder.daemons.glob("*.json"))
-    return [msgspec.json.decode(file.read_bytes(), type=Daemon) for file in files]
+    """Every daemon that was started, alive or not. A record that cannot be read is passed over."""
+    found = (_read(file) for file in sorted(folder.daemons.glob("*.json")))
+    return [daemon for daemon in found if daemon is not None]
+
+
+def _read(file: Path) -> Daemon | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Daemon)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def start_ticks(pid: int) -> int | None:
     """When the process started, in ticks from boot; ``None``: no such process, or a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
@@ -90,7 +112,7 @@ def alive(daemon: Daemon) -> bool:
     return daemon.start_ticks != 0 and start_ticks(daemon.pid) == daemon.start_ticks
 
 
-def until(condition: Callable[[], bool], *, what: str, watch: Iterable[Daemon] = (), timeout_s: float = 30) -> None:
+def until(condition: Callable[[], bool], *, what: str, watch: Iterable[Daemon] = (), timeout_s: float = 60) -> None:
     """Wait until ``condition`` holds, and give up when a daemon in ``watch`` ends or the time is over.
 
     Raises:
@@ -115,12 +137,3 @@ def last_lines(daemon: Daemon) -> str:
     except OSError:
         lines = ["(no log)"]
     return "\n".join(f"  {daemon.name}: {line}" for line in lines[-_LOG_LINES:])
-
-
-def listening(address: str, port: int) -> bool:
-    """Whether something accepts connections there."""
-    import socket  # only a start needs it
-
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((address, port)) == 0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
-from hpcjobs.site.rehearsal import RECORD
+from hpcjobs.site.rehearsal import RECORD, sandbox_root
 
 _MARKER = ".hpcjobs-sandbox"
+_LONGEST = 48
+"""Sockets lie below the root, and a socket's path has at most 107 bytes."""
+_PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class Folder(NamedTuple):
@@ -28,53 +33,94 @@ class Folder(NamedTuple):
 
     @property
     def state(self) -> Path:
+        """The ``Sandbox`` value."""
         return self.root / "state.json"
 
     @property
     def etc(self) -> Path:
+        """Slurm's configuration files."""
         return self.root / "etc"
 
     @property
     def slurm_conf(self) -> Path:
+        """SLURM_CONF."""
         return self.etc / "slurm.conf"
 
     @property
     def log(self) -> Path:
+        """One log for each daemon."""
         return self.root / "log"
 
     @property
     def daemons(self) -> Path:
+        """One record for each daemon."""
         return self.root / "daemons"
 
     @property
     def namespaces(self) -> Path:
+        """Files on which namespaces are mounted."""
         return self.root / "ns"
 
     @property
+    def munge(self) -> Path:
+        """Key and socket of the sandbox's munged."""
+        return self.root / "munge"
+
+    @property
     def munge_socket(self) -> Path:
-        return self.root / "munge" / "munge.socket"
+        """Where Slurm finds munged."""
+        return self.munge / "munge.socket"
 
     @property
     def database(self) -> Path:
+        """MariaDB's data: a tmpfs."""
         return self.root / "db"
 
     @property
     def devices(self) -> Path:
+        """Device files that play GPUs."""
         return self.root / "dev"
 
     @property
-    def controller_state(self) -> Path:
+    def controller(self) -> Path:
+        """slurmctld's state."""
         return self.root / "ctld"
 
-    def spool(self, host: str) -> Path:
-        return self.root / "nodes" / host / "spool"
-
-    def private(self, host: str, name: str) -> Path:
-        """The host's own folder that is mounted over a shared one (``tmp``)."""
-        return self.root / "nodes" / host / name
+    def node(self, host: str) -> Path:
+        """What one host has for itself: spool, /tmp, /var/tmp."""
+        return self.root / "nodes" / host
 
     def is_ours(self) -> bool:
+        """Whether a sandbox made this folder."""
         return (self.root / _MARKER).exists()
+
+    def clear(self) -> None:
+        """Empty the folder except for its mark: what a daemon of before left must not meet a new one."""
+        for entry in self.root.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != _MARKER:
+                entry.unlink()
+
+    def remove(self) -> None:
+        """The folder and all that is in it."""
+        self.clear()
+        (self.root / _MARKER).unlink(missing_ok=True)
+        self.root.rmdir()
+
+
+def folder_at(root: Path | None) -> Folder:
+    """The sandbox's folder: ``root``, or the default one.
+
+    Raises:
+        RequestError: Slurm or a host could not use this path.
+    """
+    path = (root or sandbox_root()).expanduser().resolve()
+    if not re.fullmatch(r"/[\w./+-]+", str(path), re.ASCII) or len(str(path)) > _LONGEST:
+        raise RequestError(f"{path}: the sandbox's folder has at most {_LONGEST} plain letters, and no blanks")
+    if any(path.is_relative_to(shared) for shared in _PRIVATE):
+        raise RequestError(f"{path}: each host of a sandbox has {', '.join(_PRIVATE)} for itself")
+    return Folder(path)
 
 
 def write(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -88,22 +134,21 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def locked(root: Path) -> Iterator[Folder]:
+def locked(folder: Folder) -> Iterator[None]:
     """Hold the folder (made if need be, and marked as a sandbox's) against a second ``up`` or ``down``.
 
     Raises:
         RequestError: the folder has content that no sandbox put there.
     """
-    folder = Folder(root)
-    descriptor = _lock(root)
+    descriptor = _lock(folder.root)
     try:
-        if not folder.is_ours() and any(root.iterdir()):
+        if not folder.is_ours() and any(folder.root.iterdir()):
             raise RequestError(
-                f"{root} holds files that no sandbox put there",
+                f"{folder.root} holds files that no sandbox put there",
                 hint="name an empty or new folder with --root",
             )
-        (root / _MARKER).touch()
-        yield folder
+        (folder.root / _MARKER).touch()
+        yield
     finally:
         os.close(descriptor)
 
@@ -116,7 +161,10 @@ def _lock(root: Path) -> int:
     """
     while True:
         root.mkdir(parents=True, exist_ok=True, mode=0o755)
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
             if os.path.samestat(os.fstat(descriptor), root.stat()):

@@ -14,6 +14,8 @@ from hpcjobs.site.models import NodeShape, Partition, Resources, Site
 
 DEFAULT_NODES = 4
 MAX_NODES = 64
+"""Each node is a slurmd on this machine, with its own namespaces."""
+MAX_CPUS, MAX_GPUS = 1024, 64
 MPI_TYPES = ("pmix", "pmi2", "none")
 ACCOUNT = "sandbox"
 
@@ -65,15 +67,13 @@ def _check(shape: Shape, site: Site) -> None:
             f"--like {shape.like} takes the CPUs and GPUs of a node from the site",
             hint="leave --cpus-per-node and --gpus-per-node out, or --like",
         )
-    for name, value, least in (
-        ("--nodes", shape.nodes, 1),
-        ("--cpus-per-node", shape.cpus_per_node, 1),
-        ("--gpus-per-node", shape.gpus_per_node, 0),
+    for name, value, least, most in (
+        ("--nodes", shape.nodes, 1, MAX_NODES),
+        ("--cpus-per-node", shape.cpus_per_node, 1, MAX_CPUS),
+        ("--gpus-per-node", shape.gpus_per_node, 0, MAX_GPUS),
     ):
-        if value is not None and value < least:
-            raise RequestError(f"{name} {value}: must be at least {least}")
-    if (shape.nodes or 0) > MAX_NODES:
-        raise RequestError(f"--nodes {shape.nodes}: a sandbox has at most {MAX_NODES}, each is a set of daemons here")
+        if value is not None and not least <= value <= most:
+            raise RequestError(f"{name} {value}: a sandbox has {least} to {most}")
 
 
 def _reshaped(shape: Shape, site: Site) -> dict[str, Partition]:
@@ -130,7 +130,14 @@ def _prefix(site: str) -> str:
 
 def _scaled(partition: Partition, nodes: int) -> Partition:
     limit = None if partition.max_nodes is None else min(partition.max_nodes, nodes)
-    return msgspec.structs.replace(partition, nodes=nodes, max_nodes=limit)
+    defaults = _clipped(partition.defaults, nodes)
+    return msgspec.structs.replace(partition, nodes=nodes, max_nodes=limit, defaults=defaults)
+
+
+def _clipped(defaults: Resources, nodes: int) -> Resources:
+    """A default of more nodes than there are would refuse every job that does not say otherwise."""
+    wanted = defaults.nodes
+    return msgspec.structs.replace(defaults, nodes=min(wanted, nodes)) if isinstance(wanted, int) else defaults
 
 
 def _all_defaults(site: Site) -> list[Resources]:
@@ -153,6 +160,7 @@ def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[
     """What a job here must not take from the site: its size, and software that is not on this machine."""
     return {
         "partitions": msgspec.to_builtins(partitions),
+        "defaults": msgspec.to_builtins(_clipped(site.defaults, max(p.nodes for p in partitions.values()))),
         "mpi": mpi,
         "interface": "eth0",
         "address_suffix": "",

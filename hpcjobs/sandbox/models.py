@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -54,9 +53,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox that is up."""
 
-    root: Path
+    root: str
     site: str
-    slurm_conf: Path
+    slurm_conf: str
     shape: Shape
     hosts: tuple[Host, ...]
     partitions: dict[str, tuple[str, ...]]
@@ -64,10 +63,10 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """``up``: everything runs. ``damaged``: something was left or died, named in ``problems``. ``down``."""
+    """``up``: everything runs. ``damaged``: ``problems`` says what died or was left behind. ``down``."""
 
     state: Literal["up", "damaged", "down"]
-    root: Path
+    root: str
     sandbox: Sandbox | None = None
     problems: tuple[str, ...] = ()
     nodes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Hosts out of namespaces: a bridge, and for each host its own network, name and lines in /etc/hosts.
+"""Hosts out of namespaces: a bridge, and for each host a network and a host name of its own.
 
 A namespace is held by a bind mount of its file under the sandbox's folder, as ``ip netns`` does
 under /run: it lives without a process in it, and its inode says which processes belong to it.
@@ -6,51 +6,67 @@ under /run: it lives without a process in it, and its inode says which processes
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Sequence
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hpcjobs.errors import HpcJobsError, RequestError
+import msgspec
+
+from hpcjobs.errors import RequestError
 from hpcjobs.process import run
-from hpcjobs.sandbox.daemons import program
+from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder, write
+from hpcjobs.sandbox.hosts_file import add_block
 from hpcjobs.sandbox.models import Host, Layout
 
 BRIDGE = "hpcjobs0"
+SUBNET = "10.78.0.0/24"
 CONTROLLER = "10.78.0.1"
-HEAD = "login"
-"""Namespace of the controller's side; no host of a site is called so."""
-_HOSTS_FILE = Path("/etc/hosts")
-
-
-def must(argv: Sequence[str]) -> str:
-    """Output of a command that has to succeed."""
-    done = run([program(argv[0]), *argv[1:]])
-    if done.code != 0:
-        raise HpcJobsError(f"{' '.join(argv)}: exit code {done.code}\n{(done.err or done.out).strip()}")
-    return done.out
+_HEAD = "login"
+"""Namespace of the controller's side; a host's name ends in a digit."""
 
 
 def bridge_owner() -> str | None:
-    """Root folder of the sandbox whose bridge is up; ``""``: a bridge that does not say."""
-    try:
-        return Path(f"/sys/class/net/{BRIDGE}/ifalias").read_text().strip()
-    except OSError:
-        return None
+    """Root folder of the sandbox whose bridge is up; ``""``: it was made, and not yet labelled, at a crash."""
+    done = run([program("ip"), "-json", "link", "show", "dev", BRIDGE])
+    links = msgspec.json.decode(done.out or "[]") if done.code == 0 else []
+    return next((str(link.get("ifalias", "")) for link in links), None)
 
 
-def check_free(folder: Folder) -> None:
-    """Refuse a second sandbox, and a machine that has our addresses on a network of its own."""
+def check_free(folder: Folder, *, ports: tuple[int, ...]) -> None:
+    """Refuse a second sandbox, and a machine that uses our addresses or ports for something else.
+
+    Raises:
+        RequestError: names what is in the way.
+    """
     owner = bridge_owner()
     if owner not in (None, "", str(folder.root)):
         raise RequestError(
             f"a sandbox is up in {owner}; a machine has one at a time",
             hint=f"hpcjobs sandbox down --root {owner}",
         )
-    if owner is None and (used := must(["ip", "-4", "route", "show", "to", "root", "10.78.0.0/24"]).strip()):
-        raise RequestError(f"the sandbox's addresses, 10.78.0.0/24, are in use here: {used}")
+    if owner is None and (used := must(["ip", "-4", "route", "show", "to", "root", SUBNET]).strip()):
+        raise RequestError(f"the sandbox's addresses, {SUBNET}, are in use here: {used}")
+    for port in ports:
+        if owner is None and not _is_free(port):
+            raise RequestError(f"port {port} is in use here; a sandbox needs {', '.join(map(str, ports))}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def listening(address: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((address, port)) == 0
 
 
 def build(folder: Folder, layout: Layout) -> None:
@@ -58,15 +74,14 @@ def build(folder: Folder, layout: Layout) -> None:
     must(["ip", "link", "add", BRIDGE, "type", "bridge"])
     must(["ip", "link", "set", BRIDGE, "alias", str(folder.root), "up"])
     must(["ip", "address", "add", f"{CONTROLLER}/24", "dev", BRIDGE])
-    add_host_lines(folder, layout)
-    head = _namespace_file(folder, f"{HEAD}.uts")
-    must(["unshare", f"--uts={head}", "hostname", layout.login])
+    add_block(folder, {layout.login: CONTROLLER, **{host.name: host.address for host in layout.hosts}})
+    must(["unshare", f"--uts={_namespace(folder, _HEAD, 'uts')}", "hostname", layout.login])
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda pair: _connect(folder, pair[1], index=pair[0]), enumerate(layout.hosts)))
 
 
 def _connect(folder: Folder, host: Host, *, index: int) -> None:
-    net, uts = _namespace_file(folder, f"{host.name}.net"), _namespace_file(folder, f"{host.name}.uts")
+    net, uts = _namespace(folder, host.name, "net"), _namespace(folder, host.name, "uts")
     must(["unshare", f"--net={net}", f"--uts={uts}", "hostname", host.name])
     port = f"hpcjobs-n{index + 1}"
     must(["ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(net)])
@@ -76,8 +91,8 @@ def _connect(folder: Folder, host: Host, *, index: int) -> None:
     must(["nsenter", f"--net={net}", program("ip"), "-batch", str(inside)])
 
 
-def _namespace_file(folder: Folder, name: str) -> Path:
-    path = folder.namespaces / name
+def _namespace(folder: Folder, name: str, kind: str) -> Path:
+    path = folder.namespaces / f"{name}.{kind}"
     path.touch()
     return path
 
@@ -86,56 +101,16 @@ def enter(folder: Folder, host: Host | None = None) -> list[str]:
     """Words before a command that is to run on ``host``, or on the controller's side."""
     words = [program("nsenter"), f"--wd={folder.root}"]
     if host is None:
-        return [*words, f"--uts={folder.namespaces / HEAD}.uts", "--"]
+        return [*words, f"--uts={folder.namespaces / _HEAD}.uts", "--"]
     names = folder.namespaces / host.name
     return [*words, f"--net={names}.net", f"--uts={names}.uts", "--"]
 
 
 def remove(folder: Folder) -> None:
-    """The bridge and the names; whoever may still be in a namespace keeps no way out."""
-    if bridge_owner() in ("", str(folder.root)):
-        run([program("ip"), "link", "delete", BRIDGE])
-    for port in Path("/sys/class/net").glob("hpcjobs-n*"):
-        run([program("ip"), "link", "delete", port.name])
-    remove_host_lines(folder)
-
-
-def _markers(folder: Folder) -> tuple[str, str]:
-    return f"# BEGIN hpcjobs sandbox {folder.root}\n", f"# END hpcjobs sandbox {folder.root}\n"
-
-
-def host_lines(layout: Layout) -> str:
-    """Each address in both spellings: sockets that speak IPv6 look up the mapped one."""
-    pairs = [(CONTROLLER, layout.login), *((host.address, host.name) for host in layout.hosts)]
-    return "".join(f"{address} {name}\n::ffff:{address} {name}\n" for address, name in pairs)
-
-
-def add_host_lines(folder: Folder, layout: Layout) -> None:
-    """Put our block first in /etc/hosts: so it can be taken out again to the byte."""
-    remove_host_lines(folder)
-    begin, end = _markers(folder)
-    before = _HOSTS_FILE.read_bytes() if _HOSTS_FILE.exists() else b""
-    _replace(_HOSTS_FILE, f"{begin}{host_lines(layout)}{end}".encode() + before)
-
-
-def remove_host_lines(folder: Folder) -> None:
-    begin, end = (marker.encode() for marker in _markers(folder))
-    text = _HOSTS_FILE.read_bytes() if _HOSTS_FILE.exists() else b""
-    while begin in text and end in text.partition(begin)[2]:
-        ahead, _, rest = text.partition(begin)
-        text = ahead + rest.partition(end)[2]
-        _replace(_HOSTS_FILE, text)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """By rename where that goes; in a container /etc/hosts is a mount, which only can be written."""
-    beside = path.with_name(f".{path.name}.hpcjobs")
-    beside.write_bytes(content)
-    try:
-        os.chmod(beside, path.stat().st_mode & 0o777)
-        beside.rename(path)
-    except OSError as error:
-        beside.unlink()
-        if error.errno not in (errno.EBUSY, errno.EXDEV):
-            raise
-        path.write_bytes(content)
+    """The bridge and its ports, if they are ours. The ports first: the bridge says whose they are."""
+    if bridge_owner() not in ("", str(folder.root)):
+        return
+    done = run([program("ip"), "-json", "link", "show", "master", BRIDGE])
+    for port in msgspec.json.decode(done.out or "[]"):
+        run([program("ip"), "link", "delete", port["ifname"]])
+    must(["ip", "link", "delete", BRIDGE])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.errors import RequestError
 from hpcjobs.process import run
+from hpcjobs.sandbox.daemons import must
 
 PACKAGES = (
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin",
@@ -16,7 +16,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def check(*, install: bool) -> None:
+def check(*, install: bool, say: Callable[[str], None]) -> None:
     """Refuse a machine on which no sandbox can be, or (``install``) put the packages on it.
 
     Raises:
@@ -37,7 +37,9 @@ def check(*, install: bool) -> None:
             hint="sudo hpcjobs sandbox up, or --site local, which needs neither root nor Slurm",
         )
     if missing:
-        _install(missing)
+        say(apt_line(missing))
+        must(["apt-get", "update"])
+        must(["env", "DEBIAN_FRONTEND=noninteractive", *apt_line(missing).split()])
 
 
 def _is_debian() -> bool:
@@ -59,12 +61,3 @@ def missing_packages() -> list[str]:
 
 def apt_line(packages: list[str]) -> str:
     return "apt-get install -y --no-install-recommends " + " ".join(packages)
-
-
-def _install(packages: list[str]) -> None:
-    """Run apt-get, its output on our stderr; no service of the packages is started by it."""
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for argv in (["apt-get", "update"], apt_line(packages).split()):
-        done = subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-        if done.returncode != 0:
-            raise HpcJobsError(f"{' '.join(argv)}: exit code {done.returncode}")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sandbox import network, packages, services, slurm_files
-from hpcjobs.sandbox.daemons import Daemon, alive, recorded, until
-from hpcjobs.sandbox.folder import Folder, locked, write
+from hpcjobs.sandbox import network, packages, slurm_files
+from hpcjobs.sandbox.accounting import node_states
+from hpcjobs.sandbox.build import build, repair, repairable
+from hpcjobs.sandbox.daemons import alive, recorded
+from hpcjobs.sandbox.folder import Folder, folder_at, locked
 from hpcjobs.sandbox.layout import settle
-from hpcjobs.sandbox.models import Layout, Sandbox, Shape, Status
-from hpcjobs.sandbox.teardown import mounts, processes, take_down
+from hpcjobs.sandbox.models import Sandbox, Shape, Status
+from hpcjobs.sandbox.teardown import leftovers, take_down
 from hpcjobs.site.library import load_site
-from hpcjobs.site.rehearsal import Rehearsal, sandbox_root
 
 Say = Callable[[str], None]
 BASE_SITE = "sandbox"
@@ -28,144 +27,82 @@ def _silent(line: str) -> None:
     """Progress that nobody asked for."""
 
 
-def _root(root: Path | None) -> Path:
-    return (root or sandbox_root()).expanduser().resolve()
-
-
 def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Say = _silent) -> Sandbox:
     """Build the cluster, or find it up already; ``say`` gets a line for each step.
 
-    What a crash left behind is removed first, and a start that fails removes what it made.
+    Daemons that died are started again. What a crash left behind is removed first, and a start that
+    fails removes what it made.
 
     Raises:
         RequestError: a sandbox of another shape is up, the shape does not fit the site, the machine
             lacks something.
         HpcJobsError: a daemon did not start; the message ends with its log.
     """
-    packages.check(install=install)
-    with locked(_root(root)) as folder:
-        found = status(root=folder.root)
-        if found.state == "up" and found.sandbox is not None:
-            _same_shape(shape, found.sandbox)
-            say(f"already up: {folder.root}")
+    packages.check(install=install, say=say)
+    folder = folder_at(root)
+    with locked(folder):
+        found = status(root=root)
+        if found.sandbox is not None and repairable(folder):
+            _check_same_shape(shape, found.sandbox)
+            if found.state == "up":
+                say(f"already up: {folder.root}")
+            else:
+                say(f"starting again: {', '.join(found.problems)}")
+                repair(folder, found.sandbox)
             return found.sandbox
-        network.check_free(folder)
-        if found.state == "damaged":
-            say(f"an earlier sandbox is not whole ({found.problems[0]}): removing it")
+        if found.problems:
+            say(f"removing an earlier sandbox: {', '.join(found.problems)}")
+        return _build_anew(folder, shape, say=say)
+
+
+def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
+    try:
+        network.check_free(folder, ports=slurm_files.PORTS)
         take_down(folder)
-        services.clear(folder)
+        folder.clear()
         layout = settle(shape, load_site(shape.like or BASE_SITE))
-        try:
-            return _build(folder, layout, shape=shape, say=say)
-        except BaseException:
-            say("failed: removing what was started")
-            take_down(folder)
-            raise
+        return build(folder, layout, shape=shape, say=say)
+    except BaseException:
+        if folder.etc.exists():
+            say("failed; removing what was started")
+        take_down(folder)
+        folder.remove()
+        raise
 
 
-def _same_shape(asked: Shape, sandbox: Sandbox) -> None:
+def _check_same_shape(asked: Shape, sandbox: Sandbox) -> None:
     """What was not said now is no difference."""
-    has = sandbox.shape
-    actual = {"nodes": len(sandbox.hosts), "cpus_per_node": sandbox.hosts[0].shape.cpus}
-    actual["gpus_per_node"] = sandbox.hosts[0].shape.gpus
-    wanted = {name: getattr(asked, name) for name in actual if getattr(asked, name) is not None}
-    if asked.like != has.like or any(actual[name] != value for name, value in wanted.items()):
-        shaped = f"like {has.like}" if has.like else f"{actual['cpus_per_node']} CPUs per node"
+    node = sandbox.hosts[0].shape
+    actual = {"nodes": len(sandbox.hosts), "cpus_per_node": node.cpus, "gpus_per_node": node.gpus}
+    said = {name: getattr(asked, name) for name in actual if getattr(asked, name) is not None}
+    if asked.like != sandbox.shape.like or any(actual[name] != value for name, value in said.items()):
+        like = f"--like {sandbox.shape.like} " if sandbox.shape.like else ""
+        each = "" if like else f" --cpus-per-node {node.cpus} --gpus-per-node {node.gpus}"
         raise RequestError(
-            f"a sandbox of another shape is up: {actual['nodes']} nodes, {shaped}",
+            f"a sandbox of another shape is up: {like}--nodes {len(sandbox.hosts)}{each}",
             hint="hpcjobs sandbox down, then up again; its jobs and their records go with it",
         )
 
 
-def _build(folder: Folder, layout: Layout, *, shape: Shape, say: Say) -> Sandbox:
-    password = secrets.token_hex(16)
-    _write_files(folder, layout, password=password)
-    say(f"hosts {layout.hosts[0].name} to {layout.hosts[-1].name}: namespaces, bridge, names")
-    network.build(folder, layout)
-    say("munge, MariaDB, slurmdbd")
-    with ThreadPoolExecutor(2) as pool:
-        munge = pool.submit(services.start_munge, folder)
-        database = pool.submit(services.start_database, folder, password)
-        munge.result(), database.result()
-    services.start_accounting(folder)
-    services.fill_accounting(folder, layout)
-    say("slurmctld, slurmd")
-    controller = services.start_controller(folder)
-    nodes = [services.start_node(folder, host) for host in layout.hosts]
-    until(lambda: _all_idle(folder, layout), what="idle nodes", watch=[controller, *nodes])
-    return _record(folder, layout, shape=shape, controller=controller)
-
-
-def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
-    for path in (folder.etc, folder.log, folder.daemons, folder.namespaces, folder.devices, folder.controller_state):
-        path.mkdir()
-    write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
-    write(folder.etc / "gres.conf", slurm_files.gres_conf(layout, folder))
-    write(folder.etc / "slurmdbd.conf", slurm_files.slurmdbd_conf(layout, folder, password=password), mode=0o600)
-    for index in range(max(host.shape.gpus for host in layout.hosts)):
-        null = os.stat("/dev/null")
-        os.mknod(folder.devices / f"gpu{index}", null.st_mode, null.st_rdev)
-
-
-def _all_idle(folder: Folder, layout: Layout) -> bool:
-    states = services.node_states(folder)
-    return all(states.get(host.name) == "idle" for host in layout.hosts)
-
-
-def _record(folder: Folder, layout: Layout, *, shape: Shape, controller: Daemon) -> Sandbox:
-    sandbox = Sandbox(
-        root=folder.root,
-        site=layout.site,
-        slurm_conf=folder.slurm_conf,
-        shape=shape,
-        hosts=layout.hosts,
-        partitions=layout.members,
-    )
-    write(folder.state, msgspec.json.encode(sandbox, enc_hook=str).decode())
-    record = Rehearsal(
-        site=layout.site,
-        slurm_conf=str(folder.slurm_conf),
-        controller_pid=controller.pid,
-        overlay=layout.overlay,
-    )
-    write(folder.record, msgspec.json.encode(record).decode())
-    return sandbox
-
-
-def _load(folder: Folder) -> Sandbox | None:
-    if not (folder.record.exists() and folder.state.exists()):
+def _recorded_sandbox(folder: Folder) -> Sandbox | None:
+    """What ``up`` left when it came to its end; ``None``: nothing, or what another version wrote."""
+    try:
+        return msgspec.json.decode(folder.state.read_bytes(), type=Sandbox) if folder.record.exists() else None
+    except (OSError, msgspec.MsgspecError):
         return None
-
-    def path(kind: type, value: str) -> Path:
-        return Path(value)
-
-    return msgspec.json.decode(folder.state.read_bytes(), type=Sandbox, dec_hook=path)
 
 
 def status(*, root: Path | None = None) -> Status:
     """Whether the sandbox is up and whole. Changes nothing."""
-    folder = Folder(_root(root))
-    sandbox = _load(folder)
-    dead = tuple(f"{daemon.name} is not running" for daemon in recorded(folder) if not alive(daemon))
-    if sandbox is not None and not dead:
-        states = services.node_states(folder)
-        return Status(state="up", root=folder.root, sandbox=sandbox, nodes=states)
-    problems = (*dead, *_leftovers(folder))
+    folder = folder_at(root)
+    sandbox = _recorded_sandbox(folder)
+    dead = tuple(f"{daemon.name} is dead" for daemon in recorded(folder) if not alive(daemon))
+    if sandbox is not None and not dead and recorded(folder):
+        return Status(state="up", root=str(folder.root), sandbox=sandbox, nodes=node_states(folder))
+    problems = dead if sandbox is not None and dead else (*dead, *leftovers(folder))
     if sandbox is None and not problems:
-        return Status(state="down", root=folder.root)
-    return Status(state="damaged", root=folder.root, sandbox=sandbox, problems=problems)
-
-
-def _leftovers(folder: Folder) -> tuple[str, ...]:
-    """What stands of a sandbox that is not up."""
-    found = []
-    if running := processes(folder):
-        found.append(f"{len(running)} processes run")
-    if network.bridge_owner() == str(folder.root):
-        found.append(f"bridge {network.BRIDGE} is up")
-    if mounted := mounts(folder):
-        found.append(f"{len(mounted)} mounts")
-    return tuple(found)
+        return Status(state="down", root=str(folder.root))
+    return Status(state="damaged", root=str(folder.root), sandbox=sandbox, problems=problems)
 
 
 def environment(*, root: Path | None = None) -> dict[str, str]:
@@ -174,12 +111,13 @@ def environment(*, root: Path | None = None) -> dict[str, str]:
     Raises:
         RequestError: none is up.
     """
-    found = status(root=root)
-    if found.sandbox is None:
-        raise RequestError(f"no sandbox is up in {found.root}", hint="hpcjobs sandbox up")
-    variables = {"SLURM_CONF": str(found.sandbox.slurm_conf)}
-    if found.root != _root(None):
-        variables["HPCJOBS_SANDBOX_ROOT"] = str(found.root)
+    folder = folder_at(root)
+    sandbox = _recorded_sandbox(folder)
+    if sandbox is None:
+        raise RequestError(f"no sandbox is up in {folder.root}", hint="hpcjobs sandbox up")
+    variables = {"SLURM_CONF": sandbox.slurm_conf}
+    if root is not None or "HPCJOBS_SANDBOX_ROOT" in os.environ:
+        variables["HPCJOBS_SANDBOX_ROOT"] = sandbox.root
     return variables
 
 
@@ -187,17 +125,18 @@ def down(*, root: Path | None = None, say: Say = _silent) -> None:
     """Remove the sandbox with its jobs and records: no process, namespace, bridge, mount or line stays.
 
     Harmless when there is none, and after a crash.
+
+    Raises:
+        RequestError: not root, or asked for from inside the sandbox.
+        HpcJobsError: a process did not end.
     """
-    where = _root(root)
+    folder = folder_at(root)
     if os.geteuid() != 0:
         raise RequestError("only root can take a sandbox down", hint="sudo hpcjobs sandbox down")
-    if not where.exists() and network.bridge_owner() != str(where):
-        say(f"nothing is up in {where}")
+    if not folder.root.exists() and not leftovers(folder):
+        say(f"nothing is up in {folder.root}")
         return
-    with locked(where) as folder:
+    with locked(folder):
         take_down(folder)
-        services.clear(folder)
-        for entry in folder.root.iterdir():
-            entry.unlink()
-        folder.root.rmdir()
-        say(f"down: {where}")
+        folder.remove()
+        say(f"down: {folder.root}")

@@ -1,22 +1,19 @@
-"""Starts each daemon and waits until it answers, in the order in which they need each other."""
+"""Starts each daemon and waits until it answers."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import secrets
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcjobs.errors import HpcJobsError
-from hpcjobs.process import Result, run
+from hpcjobs.process import run
 from hpcjobs.sandbox import slurm_files as files
-from hpcjobs.sandbox.daemons import Daemon, listening, program, spawn, until
+from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded, spawn, until
 from hpcjobs.sandbox.folder import Folder, write
-from hpcjobs.sandbox.models import Host, Layout
-from hpcjobs.sandbox.network import CONTROLLER, enter, must
-from hpcjobs.units import slurm_time, walltime_s
+from hpcjobs.sandbox.models import Host
+from hpcjobs.sandbox.network import CONTROLLER, enter, listening
 
 _DATABASE = (
     "--no-defaults",
@@ -28,126 +25,104 @@ _DATABASE = (
     "--innodb-buffer-pool-size=256M",
     "--innodb-lock-wait-timeout=900",
     "--innodb-log-file-size=64M",
-    # Nothing here outlives the machine: no flush to disk per transaction.
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-doublewrite=0",
 )
-# In a mount namespace of its own: folders that every host has for itself, then slurmd under the same pid.
+# In a mount namespace of its own: the folders that every host has for itself. ``exec`` keeps the pid.
 _NODE_SCRIPT = """\
 mount --bind "$1/tmp" /tmp && mount --bind "$1/vartmp" /var/tmp &&
 mount -t tmpfs -o mode=1777 hpcjobs-shm /dev/shm && shift && exec "$@"
 """
-PRIVATE = ("tmp", "vartmp")
+_ORDER = ("munged", "mariadbd", "slurmdbd", "slurmctld")
+"""Who needs whom; the slurmds come last."""
 
 
 def start_munge(folder: Folder) -> Daemon:
     """A munged of our own, with its own key: one that this machine has is left alone."""
-    home = _folder_of(folder.munge_socket.parent, user="munge", mode=0o755)
-    key = home / "munge.key"
-    key.touch(mode=0o600)
-    key.write_bytes(secrets.token_bytes(128))
-    _give(key, user="munge")
-    argv = [program("setpriv"), "--reuid=munge", "--regid=munge", "--init-groups", program("munged"), "--foreground"]
-    argv += [f"--socket={folder.munge_socket}", f"--key-file={key}", f"--pid-file={home}/munged.pid"]
-    argv += [f"--log-file={home}/munged.log", f"--seed-file={home}/munged.seed", "--num-threads=4"]
-    daemon = spawn(folder, "munged", [*enter(folder), *argv])
-    probe = [program("munge"), "--no-input", f"--socket={folder.munge_socket}"]
-    until(lambda: folder.munge_socket.exists() and run(probe).code == 0, what="munge credential", watch=[daemon])
-    return daemon
+    home = folder.munge
+    home.mkdir()
+    _give(home, user="munge")
+    write(home / "munge.key", secrets.token_hex(64), mode=0o600)
+    _give(home / "munge.key", user="munge")
+    argv = [program("setpriv"), "--reuid=munge", "--regid=munge", "--init-groups", program("munged")]
+    argv += ["--foreground", f"--socket={folder.munge_socket}", f"--key-file={home}/munge.key"]
+    argv += [f"--pid-file={home}/munged.pid", f"--log-file={home}/munged.log"]
+    argv += [f"--seed-file={home}/munged.seed", "--num-threads=4"]
+    return _start(folder, "munged", [*enter(folder), *argv])
 
 
 def start_database(folder: Folder, password: str) -> Daemon:
-    """A MariaDB of our own in ``folder``: own data, own socket, own port."""
-    data = _folder_of(folder.database, user="mysql", mode=0o700)
-    install = ["mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={data}", "--skip-test-db"]
+    """A MariaDB of our own: own data, own socket, own port. In memory: its syncs are half of a slow start."""
+    data = folder.database
+    data.mkdir()
+    must(["mount", "-t", "tmpfs", "-o", "mode=0700,size=4G", "hpcjobs-db", str(data)])
+    _give(data, user="mysql")
+    install = [
+        *enter(folder),
+        program("mariadb-install-db"),
+        "--no-defaults",
+        "--user=mysql",
+        f"--datadir={data}",
+        "--skip-test-db",
+    ]
     must([*install, "--innodb-log-file-size=64M", "--innodb-flush-log-at-trx-commit=0"])
-    init = folder.database / "init.sql"
-    write(init, files.database_init(password), mode=0o600)
-    _give(init, user="mysql")
+    write(data / "init.sql", files.database_init(password), mode=0o600)
+    _give(data / "init.sql", user="mysql")
     argv = [program("mariadbd"), *_DATABASE, f"--datadir={data}", f"--socket={data}/mariadb.socket"]
-    argv += [f"--pid-file={data}/mariadbd.pid", f"--port={files.DATABASE_PORT}", f"--init-file={init}"]
-    daemon = spawn(folder, "mariadbd", [*enter(folder), *argv])
-    until(lambda: listening("127.0.0.1", files.DATABASE_PORT), what="MariaDB", watch=[daemon])
-    return daemon
+    argv += [f"--pid-file={data}/mariadbd.pid", f"--port={files.DATABASE_PORT}", f"--init-file={data}/init.sql"]
+    return _start(folder, "mariadbd", [*enter(folder), *argv])
 
 
 def start_accounting(folder: Folder) -> Daemon:
-    daemon = spawn(folder, "slurmdbd", [*enter(folder), program("slurmdbd"), "-D"])
-    until(lambda: listening(CONTROLLER, files.ACCOUNTING_PORT), what="slurmdbd", watch=[daemon])
-    return daemon
+    """slurmdbd, which finds its file beside slurm.conf."""
+    return _start(folder, "slurmdbd", [*enter(folder), program("slurmdbd"), "-D"])
 
 
 def start_controller(folder: Folder) -> Daemon:
+    """slurmctld, under the login host's name."""
     argv = [program("slurmctld"), "-D", "-f", str(folder.slurm_conf)]
-    daemon = spawn(folder, "slurmctld", [*enter(folder), *argv])
-    until(lambda: listening(CONTROLLER, files.CONTROLLER_PORT), what="slurmctld", watch=[daemon])
-    return daemon
+    return _start(folder, "slurmctld", [*enter(folder), *argv])
 
 
 def start_node(folder: Folder, host: Host) -> Daemon:
-    """slurmd of one host; it does not wait for it."""
-    for name in PRIVATE:
-        private = folder.private(host.name, name)
-        private.mkdir(parents=True)
-        private.chmod(0o1777)
-    folder.spool(host.name).mkdir()
-    home = folder.private(host.name, "tmp").parent
+    """slurmd of one host; it registers with the controller when it is ready."""
+    home = folder.node(host.name)
+    for name, mode in (("spool", 0o755), ("tmp", 0o1777), ("vartmp", 0o1777)):
+        (home / name).mkdir(parents=True)
+        (home / name).chmod(mode)
     argv = [program("unshare"), "--mount", "--propagation", "private", program("sh"), "-c", _NODE_SCRIPT, "sh"]
     argv += [str(home), program("slurmd"), "-D", "-N", host.name, "-f", str(folder.slurm_conf)]
-    return spawn(folder, f"slurmd-{host.name}", [*enter(folder, host), *argv])
+    return _start(folder, f"slurmd-{host.name}", [*enter(folder, host), *argv])
 
 
-def node_states(folder: Folder) -> dict[str, str]:
-    """Host -> state, as sinfo names it; empty when the controller does not answer."""
-    done = slurm(folder, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
-    return dict(line.split() for line in done.out.splitlines()) if done.code == 0 else {}
+def restart_dead(folder: Folder) -> list[Daemon]:
+    """Start every recorded daemon that died, as it was started before; returns these.
+
+    Slurm takes its jobs up again from what it saved; a slurmd finds the job steps that outlived it.
+    """
+    dead = [daemon for daemon in recorded(folder) if not alive(daemon)]
+    dead.sort(key=lambda daemon: _ORDER.index(daemon.name) if daemon.name in _ORDER else len(_ORDER))
+    return [_start(folder, daemon.name, daemon.argv) for daemon in dead]
 
 
-def slurm(folder: Folder, argv: Sequence[str]) -> Result:
-    """Run a Slurm command against this sandbox, whatever SLURM_CONF says."""
-    return run([program("env"), f"SLURM_CONF={folder.slurm_conf}", program(argv[0]), *argv[1:]])
+def _start(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
+    daemon = spawn(folder, name, argv)
+    until(_answers(folder, name), what=f"an answer from {name}", watch=[daemon])
+    return daemon
 
 
-def fill_accounting(folder: Folder, layout: Layout) -> None:
-    """Cluster, QOS with their limits, accounts, and the users who may submit: root and who called sudo."""
-    change = ["sacctmgr", "--immediate", "--quiet"]
-    users = ",".join(dict.fromkeys(["root", os.environ.get("SUDO_USER", "root")]))
-    accounts = ",".join(layout.accounts)
-    _slurm_must(folder, [*change, "add", "cluster", layout.cluster])
-    if others := [name for name in layout.qos if name != "normal"]:
-        _slurm_must(folder, [*change, "add", "qos", ",".join(others)])
-    for name, limit in layout.qos.items():
-        if limit:
-            wall = f"MaxWall={slurm_time(walltime_s(limit))}"
-            _slurm_must(folder, [*change, "modify", "qos", name, "set", wall, "Flags=DenyOnLimit"])
-    owned = [f"cluster={layout.cluster}", f"qos={','.join(layout.qos)}", "defaultqos=normal"]
-    _slurm_must(folder, [*change, "add", "account", accounts, *owned])
-    default = f"defaultaccount={layout.accounts[0]}"
-    _slurm_must(folder, [*change, "add", "user", users, f"account={accounts}", default, *owned])
-
-
-def _slurm_must(folder: Folder, argv: Sequence[str]) -> None:
-    done = slurm(folder, argv)
-    if done.code != 0:
-        raise HpcJobsError(f"{' '.join(argv)}: exit code {done.code}\n{(done.err or done.out).strip()}")
-
-
-def _folder_of(path: Path, *, user: str, mode: int) -> Path:
-    path.mkdir()
-    path.chmod(mode)
-    _give(path, user=user)
-    return path
+def _answers(folder: Folder, name: str) -> Callable[[], bool]:
+    """Whether the daemon does its work. A slurmd is known by its node's state, so it is not asked here."""
+    socket = folder.munge_socket
+    probe = ["munge", "--no-input", f"--socket={socket}"]
+    return {
+        "munged": lambda: socket.exists() and run([program(probe[0]), *probe[1:]]).code == 0,
+        "mariadbd": lambda: listening("127.0.0.1", files.DATABASE_PORT),
+        "slurmdbd": lambda: listening(CONTROLLER, files.ACCOUNTING_PORT),
+        "slurmctld": lambda: listening(CONTROLLER, files.CONTROLLER_PORT),
+    }.get(name, lambda: True)
 
 
 def _give(path: Path, *, user: str) -> None:
     owner = pwd.getpwnam(user)
     os.chown(path, owner.pw_uid, owner.pw_gid)
-
-
-def clear(folder: Folder) -> None:
-    """Empty the folder except for its mark: what a daemon of before left must not meet a new one."""
-    for entry in folder.root.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif not entry.name.startswith(".hpcjobs"):
-            entry.unlink()

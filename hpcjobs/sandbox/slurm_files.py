@@ -33,7 +33,7 @@ SlurmdTimeout=60
 KillWait=10
 MinJobAge=300
 ReturnToService=2
-# Any signs of life count, and a node may claim more CPUs and memory than this machine has.
+# A node may claim more CPUs and memory than this machine has.
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -53,7 +53,7 @@ AccountingStoragePort={dbd}
 # The way to slurmdbd takes its munge from here, not from AuthInfo.
 AccountingStoragePass={munge}
 AccountingStorageEnforce=associations,limits,qos
-AccountingStoreFlags=job_comment,job_env,job_script
+AccountingStoreFlags=job_comment,job_script
 EnforcePartLimits=ALL
 """
 

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.process import run
 from hpcjobs.sandbox import network
-from hpcjobs.sandbox.daemons import alive, recorded, start_ticks
+from hpcjobs.sandbox.daemons import alive, must, program, recorded, start_ticks
 from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.hosts_file import has_block, remove_block
 
 _TERM_S, _KILL_S = 5.0, 10.0
 _POLL_S = 0.02
@@ -32,7 +34,23 @@ def take_down(folder: Folder) -> None:
     folder.record.unlink(missing_ok=True)
     _end_processes(folder)
     network.remove(folder)
+    remove_block(folder)
     _unmount(folder)
+
+
+def leftovers(folder: Folder) -> tuple[str, ...]:
+    """What of the sandbox stands on this machine, in words."""
+    running, mounted = len(processes(folder)), len(mounts(folder))
+    return tuple(
+        words
+        for there, words in (
+            (running, f"{running} processes"),
+            (network.bridge_owner() == str(folder.root), f"bridge {network.BRIDGE}"),
+            (mounted, f"{mounted} mounts"),
+            (has_block(folder), "lines in /etc/hosts"),
+        )
+        if there
+    )
 
 
 def _end_processes(folder: Folder) -> None:
@@ -50,6 +68,8 @@ def _end_processes(folder: Folder) -> None:
             time.sleep(_POLL_S)
             found = processes(folder)
         if not found:
+            for daemon in recorded(folder):
+                _reap(daemon.pid)
             return
     raise HpcJobsError(f"these processes of the sandbox do not end: {', '.join(map(str, sorted(found)))}")
 
@@ -113,7 +133,6 @@ def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
         pass
     finally:
         os.close(descriptor)
-    _reap(pid)
 
 
 def _reap(pid: int) -> None:
@@ -126,7 +145,9 @@ def _reap(pid: int) -> None:
 
 def _unmount(folder: Folder) -> None:
     for point in sorted(mounts(folder), key=lambda path: -len(path.parts)):
-        network.must(["umount", str(point)])
+        # Lazily where a shell of the user stands in it: the mount goes, its memory when they leave.
+        if run([program("umount"), str(point)]).code != 0:
+            must(["umount", "--lazy", str(point)])
 
 
 def mounts(folder: Folder) -> list[Path]:
