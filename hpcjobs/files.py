@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 
 def write_beside(path: Path, content: bytes | str, *, mode: int = 0o600) -> None:
     """Write ``content`` to ``path`` in one step: a reader sees the old file or the whole new one."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:

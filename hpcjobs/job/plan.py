@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -82,7 +82,7 @@ def resource_hint(message: str) -> str | None:
 
 def run_name(job: Job) -> str:
     """Name of a new run folder: job name, local time, and four random hex digits against collisions."""
-    return f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def _command(job: Job, run_dir: Path) -> tuple[str, ...]:
