@@ -79,6 +79,7 @@ class RunSummary:
     parameters: int | None = None
     epochs: float | None = None
     steps: int | None = None
+    resumed_from_step: int | None = None
     samples: int | None = None
     batch_size_per_rank: int | None = None
     global_batch_size: int | None = None

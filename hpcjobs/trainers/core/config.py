@@ -29,6 +29,10 @@ class Config:
     compile: bool = flag(False, "torch.compile the model")
     workers: int = flag(0, "loader processes per rank", parse=not_negative(int), metavar="N")
     log_every: int = flag(10, "steps between two lines of metrics", parse=positive(int), metavar="N")
+    checkpoint_every: int | None = flag(None, "steps between checkpoints", parse=positive(int), metavar="N")
+    checkpoint_keep: int = flag(3, "newest checkpoints kept; the best stays too", parse=positive(int), metavar="N")
+    checkpoint_async: bool = flag(True, "write checkpoints while training goes on")
+    resume: str = flag("auto", "auto: from the run folder's newest sound checkpoint; none; or a folder")
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
     # for workloads

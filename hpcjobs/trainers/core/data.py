@@ -73,6 +73,7 @@ class Loader:
                 batch_size=None,
                 num_workers=workers,
                 persistent_workers=True,
+                generator=torch.Generator(),  # its draws must not move the generator of the model
                 pin_memory=device.type == "cuda",
             )
 

@@ -22,6 +22,7 @@ from hpcjobs.runtime.summary import (
     RunSummary,
     Throughput,
 )
+from hpcjobs.trainers.core.checkpoint import Moment
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.core.meter import Meter
 from hpcjobs.trainers.core.plan import Plan
@@ -31,14 +32,16 @@ from hpcjobs.trainers.workloads.base import Workload
 class Recorder:
     """Losses stay on the device until a line is due: then one small all-reduce averages them."""
 
-    def __init__(self, group: Group, plan: Plan, workload: Workload, run_dir: Path) -> None:
+    def __init__(self, group: Group, plan: Plan, workload: Workload, run_dir: Path, *, resumed: Moment | None) -> None:
         self.group, self.plan, self.workload, self.run_dir = group, plan, workload, run_dir
         self.meter = Meter(group.device)
         self.loss: float | None = None
         self.evaluation: Evaluation | None = None
         self._pending: list[torch.Tensor] = []
         self._started = time.time()
-        self._log = MetricsLog(run_dir / METRICS_FILE) if group.rank == 0 else None
+        kept = 0 if resumed is None else resumed.metrics_bytes
+        self._log = MetricsLog(run_dir / METRICS_FILE, keep_bytes=kept) if group.rank == 0 else None
+        self._first_step = 0 if resumed is None else resumed.step
         self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
                     hosts=group.hosts, global_batch_size=plan.global_batch_size)  # fmt: skip
 
@@ -76,6 +79,13 @@ class Recorder:
             f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
             f"loss {mean:.4f}  {rate:,.0f} {self.workload.unit}/s  {1e3 * sum(recent) / steps:.1f} ms/step"
         )
+
+    @property
+    def metrics_bytes(self) -> int:
+        return 0 if self._log is None else self._log.tell()
+
+    def saved(self, step: int, stall_s: float) -> None:
+        self._write("checkpoint", step=step, stall_s=stall_s)
 
     def evaluated(self, result: Evaluation, step: int, epoch: int) -> None:
         self.evaluation = result

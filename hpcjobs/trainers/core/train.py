@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hpcjobs.runtime.exits import UnequalData, UsageError
-from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.runtime.summary import Quantiles, RunSummary
+from hpcjobs.trainers.core.checkpoints import Checkpoints, take_up
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.data import EpochOrder, Loader
 from hpcjobs.trainers.core.evaluate import evaluate
@@ -37,11 +38,19 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
         run_dir = settle_run_dir(call, group)
         stepper = Stepper(config, workload, strategy, group=group, plan=plan)
         group.say(opening(call.trainer, workload, plan, stepper, run_dir))
-        with Recorder(group, plan, workload, run_dir) as recorder:
-            run_loop(config, stepper, recorder, workload, plan=plan, group=group)
+        resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
+        with (
+            Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
+            Checkpoints(config, run_dir, stepper, recorder, plan=plan, group=group) as checkpoints,
+        ):
+            first_step = 0 if resumed is None else resumed.step
+            run_loop(config, stepper, recorder, workload, checkpoints, plan=plan, group=group, first_step=first_step)
+            checkpoints.finish()
             traffic = strategy.traffic(stepper.model) if group.world_size > 1 else None
             summary = recorder.finish(
                 steps=plan.total_steps,
+                resumed_from_step=None if resumed is None else resumed.step,
+                checkpoint_stall_s=Quantiles.of(checkpoints.stall_s),
                 trainer=call.trainer,
                 strategy=strategy.name,
                 job_id=os.environ.get("HPCJOBS_JOB_ID"),
@@ -56,13 +65,30 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
 
 
 def run_loop(
-    config: Config, stepper: Stepper, recorder: Recorder, workload: Workload, *, plan: Plan, group: Group
+    config: Config,
+    stepper: Stepper,
+    recorder: Recorder,
+    workload: Workload,
+    checkpoints: Checkpoints,
+    *,
+    plan: Plan,
+    group: Group,
+    first_step: int,
 ) -> None:
     """Every step of every epoch, a line every so many, and the held-out part after each epoch."""
     loader = Loader(workload.train, device=group.device, workers=config.workers)
-    meter, step = recorder.meter, 0
-    for epoch in range(plan.epochs):
-        order = EpochOrder(len(workload.train), group.rank, group.world_size, plan.samples_per_step, config.seed, epoch)
+    meter, step = recorder.meter, first_step
+    # the epoch of the last finished step: its evaluation may not have been reached
+    for epoch in range(max(0, first_step - 1) // plan.steps_per_epoch, plan.epochs):
+        order = EpochOrder(
+            len(workload.train),
+            group.rank,
+            group.world_size,
+            plan.samples_per_step,
+            config.seed,
+            epoch,
+            first_step=step - epoch * plan.steps_per_epoch,
+        )
         batches = loader.epoch(order)
         for _ in range(min(len(order), plan.total_steps - step)):
             meter.begin()
@@ -72,8 +98,10 @@ def run_loop(
             meter.end()
             recorder.add(loss)
             step += 1
-            if step % config.log_every == 0:
+            if step % config.log_every == 0 or checkpoints.due(step):
                 recorder.flush(step, epoch)
+            if checkpoints.due(step):
+                checkpoints.save(step, epoch)
         recorder.flush(step, epoch)
         if workload.held_out is not None:
             result = evaluate(stepper.forward, workload, workload.held_out, group=group, batch_size=plan.batch_size)

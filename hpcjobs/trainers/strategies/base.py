@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,6 +36,19 @@ class Strategy:
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
         """Scale gradients down to a global norm of at most `max_norm`; the norm before."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Whole on rank 0, whatever the strategy; a collective call where ranks hold parts."""
+        return model.state_dict()
+
+    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
+        model.load_state_dict(state)
+
+    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return optimizer.state_dict()
+
+    def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        optimizer.load_state_dict(state)
 
     def traffic(self, model: nn.Module) -> Traffic | None:
         """Known after a few steps; None where it can't be known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -40,6 +41,12 @@ class Ddp(Strategy):
         assert isinstance(model, DistributedDataParallel)
         return model.no_sync()
 
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        return super().model_state(bare(model))
+
+    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
+        super().load_model_state(bare(model), state)
+
     def traffic(self, model: nn.Module) -> Traffic | None:
         """From DDP's own record of its buckets, which it settles during the first two steps."""
         assert isinstance(model, DistributedDataParallel)
@@ -49,3 +56,10 @@ class Ddp(Strategy):
             return None
         buckets = [int(size) for size in str(sizes).split(",")]
         return Traffic(bytes=sum(buckets), calls=len(buckets))
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, so that a checkpoint of one strategy loads under another."""
+    assert isinstance(model, DistributedDataParallel)
+    inner: nn.Module = model.module
+    return inner

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,17 @@ def start_rank(rank: int, size: int, argv: Sequence[str], env: Mapping[str, str]
     )
 
 
+def await_step(metrics: Path, step: int, ranks: Sequence[subprocess.Popen[str]]) -> None:
+    """Until the run has written a line of `step` or a later one; fails if it ends before."""
+    while True:
+        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+        whole = text[: text.rfind("\n") + 1].splitlines()
+        if any(line["kind"] == "step" and line["step"] >= step for line in map(json.loads, whole)):
+            return
+        assert ranks[0].poll() is None, f"the run ended before step {step}"
+        time.sleep(0.005)
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """`world(2, "ddp", "--steps", "5")` runs two ranks and waits for both."""
@@ -83,6 +95,7 @@ def world(tmp_path: Path) -> World:
         env: Mapping[str, str] | None = None,
         env_of: Mapping[int, Mapping[str, str]] | None = None,
         run_dir: str = "run",
+        kill_at_step: int | None = None,
     ) -> Outcome:
         folder = tmp_path / run_dir
         folder.mkdir(exist_ok=True)
@@ -96,6 +109,10 @@ def world(tmp_path: Path) -> World:
         ranks = [
             start_rank(rank, size, argv, {**common, **(env_of or {}).get(rank, {})}, tmp_path) for rank in range(size)
         ]
+        if kill_at_step is not None:
+            await_step(folder / METRICS_FILE, kill_at_step, ranks)
+            for process in ranks:
+                process.kill()
         said = [process.communicate(timeout=200) for process in ranks]
         codes = [process.returncode for process in ranks]
         return Outcome(codes, [out for out, _ in said], [err for _, err in said], folder)

@@ -47,6 +47,16 @@ def points(config: Config) -> Workload:
     )
 
 
+def noisy_points(config: Config) -> Workload:
+    """Dropout: every step depends on the random generator of its rank."""
+    return replace(
+        points(config),
+        build_model=lambda: nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.5), nn.Linear(16, 2)),
+        held_out=Points(10),
+        lr=0.01,
+    )
+
+
 def full_on_rank_1(config: Config) -> Workload:
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         if os.environ["RANK"] == "1":

@@ -1,0 +1,142 @@
+"""Checkpoints on disk: a folder per step that is there whole or not at all, and says if it was damaged.
+
+checkpoints/step-00000120/state.pt        torch.save: model, optimizer, scaler, RNG by rank
+checkpoints/step-00000120/manifest.json   step, position, world, size and CRC-32 of state.pt
+checkpoints/latest, checkpoints/best      links to step folders
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcjobs.runtime.exits import BadCheckpoint
+from hpcjobs.runtime.summary import write_json
+
+FOLDER = "checkpoints"
+STATE, MANIFEST = "state.pt", "manifest.json"
+LATEST, BEST = "latest", "best"
+BLOCK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in the run a checkpoint stands."""
+
+    step: int  # finished steps
+    epoch: int
+    epoch_samples: int  # of all ranks, taken from this epoch
+    world_size: int
+    metrics_bytes: int
+    loss: float | None  # held-out loss if one was known
+
+
+def write(folder: Path, moment: Moment, state: Any) -> Path:
+    """Write one checkpoint beside its place, sync it, and rename it there."""
+    place = folder / f"step-{moment.step:08d}"
+    beside = folder / f".{place.name}.{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    with (beside / STATE).open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    size, crc = measure(beside / STATE)
+    write_json(beside / MANIFEST, {**asdict(moment), "bytes": size, "crc32": crc})
+    sync_folder(beside)
+    shutil.rmtree(place, ignore_errors=True)
+    beside.rename(place)
+    sync_folder(folder)
+    point(folder / LATEST, place)
+    return place
+
+
+def measure(path: Path) -> tuple[int, int]:
+    """Size and CRC-32, read in blocks; both calls let other threads run."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return size, crc
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def point(link: Path, place: Path) -> None:
+    """Turn `link` to `place`; there is no moment without a link."""
+    beside = link.with_name(f".{link.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(place.name)
+    beside.replace(link)
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Remove all but the newest `keep` and the best, and what a killed writer left."""
+    best = (folder / BEST).resolve()
+    for place in steps(folder)[keep:]:
+        if place.resolve() != best:
+            shutil.rmtree(place, ignore_errors=True)
+    for left in folder.glob(".step-*"):
+        if not left.name.endswith(f".{os.getpid()}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def recorded_loss(place: Path) -> float | None:
+    """Held-out loss of a checkpoint; None where there is none to read."""
+    try:
+        loss: float | None = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["loss"]
+    except (OSError, ValueError):
+        return None
+    return loss
+
+
+def steps(folder: Path) -> list[Path]:
+    """Newest first."""
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def damage(place: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        size, crc = measure(place / STATE)
+    except (OSError, ValueError) as error:
+        return f"{error}"
+    if size != manifest["bytes"]:
+        return f"{STATE} has {size} bytes of {manifest['bytes']}"
+    if crc != manifest["crc32"]:
+        return f"{STATE} has checksum {crc:08x} instead of {manifest['crc32']:08x}"
+    return None
+
+
+def newest_valid(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """Each checkpoint looked at, newest first, with its damage; ends at the first sound one."""
+    for place in steps(folder):
+        wrong = damage(place)
+        yield place, wrong
+        if wrong is None:
+            return
+
+
+def read(place: Path) -> tuple[Moment, Any]:
+    """A checkpoint's moment and state, in host memory; only plain values and tensors are unpickled."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        state = torch.load(place / STATE, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BadCheckpoint(f"{place} can't be loaded: {error}") from error
+    return Moment(**{key: manifest[key] for key in Moment.__dataclass_fields__}), state
