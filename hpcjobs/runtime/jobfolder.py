@@ -1,0 +1,237 @@
+"""The files of local jobs: one folder per job, found again by its id.
+
+<state>/hpcjobs/local/<host>/
+    lock            held for every decision about who runs
+    active/L7       one empty file per job, and per started task of an array, that has not ended
+    jobs/L7/        request.json   what was asked, never changed
+                    alive          locked as long as somebody looks after the job
+                    wake           a FIFO: a byte in it makes the supervisor look again
+                    cancel         there: the job is to be ended
+                    started.json, ended.json, supervisor.log
+    jobs/L7/3/      the same for task 3 of an array job, id L7_3, from its start on
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from hpcjobs.runtime.processes import Leader
+
+Dependency = tuple[str, str]
+"""How and whom: ``("afterok", "L3")``."""
+
+
+class EarlySignal(NamedTuple):
+    """A signal before the time limit (sbatch --signal)."""
+
+    number: int
+    before_s: float
+    script_only: bool
+
+
+class Request(NamedTuple):
+    """What was submitted. ``cpus`` and ``gpus`` are those of one task of the array, or of the job."""
+
+    job_id: str
+    name: str
+    run_dir: str
+    script: str
+    cwd: str
+    submitted: float
+    cpus: int
+    gpus: int
+    machine_cpus: int
+    machine_gpus: int
+    grace_s: float
+    """Seconds between SIGTERM and SIGKILL."""
+    time_limit_s: float | None = None
+    early_signal: EarlySignal | None = None
+    dependency: tuple[Dependency, ...] = ()
+    array: tuple[int, ...] | None = None
+    throttle: int | None = None
+    """Tasks of the array that may run at once."""
+
+
+class Started(NamedTuple):
+    """Written when the job gets its slots, and again when its script runs."""
+
+    started: float
+    gpus: tuple[int, ...] = ()
+    """Indices of the devices that are the job's."""
+    leader: Leader | None = None
+
+
+class Ended(NamedTuple):
+    """The last word about a job. Times in seconds since 1970; None: not known."""
+
+    state: str
+    ended: float
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+    cpu_s: float | None = None
+    max_rss_bytes: int | None = None
+    """Of the largest single process."""
+
+
+class LocalJob(NamedTuple):
+    """A job, or one task of an array job: where its files are."""
+
+    root: str
+    job_id: str
+
+    @property
+    def number(self) -> int:
+        return int(self.job_id[1:].partition("_")[0])
+
+    @property
+    def element(self) -> int | None:
+        """Task index within the array; None: a job, or an array as a whole."""
+        index = self.job_id.partition("_")[2]
+        return int(index) if index else None
+
+    @property
+    def whole(self) -> LocalJob:
+        """The array job this is a task of, or the job itself."""
+        return self._replace(job_id=f"L{self.number}")
+
+    def task(self, index: int) -> LocalJob:
+        """Task ``index`` of this array job."""
+        return self._replace(job_id=f"L{self.number}_{index}")
+
+    @property
+    def folder(self) -> str:
+        parts = self.job_id.split("_")
+        return os.path.join(self.root, "jobs", *parts)
+
+    @property
+    def marker(self) -> str:
+        return os.path.join(self.root, "active", self.job_id)
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def request(self) -> Request | None:
+        """None: there is no such job."""
+        return _read(Request, self.whole.path("request.json"))
+
+    def started(self) -> Started | None:
+        return _read(Started, self.path("started.json"))
+
+    def ended(self) -> Ended | None:
+        return _read(Ended, self.path("ended.json"))
+
+    @property
+    def cancelled(self) -> bool:
+        """Somebody wants it ended."""
+        return os.path.exists(self.path("cancel")) or os.path.exists(self.whole.path("cancel"))
+
+    def tasks(self) -> list[LocalJob]:
+        """The tasks of this array job that have a folder: started, or cancelled one by one."""
+        names = sorted(int(name) for name in os.listdir(self.folder) if name.isdigit())
+        return [self.task(index) for index in names]
+
+    def write(self, record: Request | Started | Ended) -> None:
+        """Put a record in its place, whole or not at all."""
+        name = f"{type(record).__name__.lower()}.json"
+        beside = self.path(f".{name}.{os.getpid()}")
+        with open(beside, "w", encoding="utf-8") as file:
+            json.dump(_plain(record), file)
+        os.rename(beside, self.path(name))
+
+
+Record = TypeVar("Record", Request, Started, Ended)
+_NESTED = {"leader": Leader, "early_signal": EarlySignal}
+
+
+def _plain(record: Request | Started | Ended) -> dict[str, object]:
+    values = record._asdict()
+    return {name: v._asdict() if name in _NESTED and v is not None else v for name, v in values.items()}
+
+
+def _read(kind: type[Record], path: str) -> Record | None:
+    """None: not there, or lost with the machine's power before it reached the disk."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    if not text:
+        return None
+    values = json.loads(text)
+    for name, value in values.items():
+        if name in _NESTED and value is not None:
+            values[name] = _NESTED[name](**value)
+        elif isinstance(value, list):
+            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return kind(**values)
+
+
+def make(job: LocalJob) -> int:
+    """Fill a new folder; the lock on ``alive``, which the caller holds through the handle returned.
+
+    The lock belongs to the open file: whoever inherits the handle holds it on, and the kernel lets go
+    of it when the last of them dies.
+    """
+    os.mkfifo(job.path("wake"), 0o600)
+    handle = os.open(job.path("alive"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def activate(job: LocalJob) -> None:
+    """From here on the job counts."""
+    os.close(os.open(job.marker, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def is_alive(job: LocalJob) -> bool:
+    """Somebody looks after the job."""
+    try:
+        handle = os.open(job.path("alive"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def wake(job: LocalJob) -> None:
+    """Make the job's supervisor look again. One that has not opened its FIFO yet will look anyway."""
+    try:
+        handle = os.open(job.path("wake"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENOENT):
+            return
+        raise
+    try:
+        os.write(handle, b".")
+    except (BlockingIOError, BrokenPipeError):
+        return  # full of wake-ups, or just gone
+    finally:
+        os.close(handle)
+
+
+class Lock:
+    """Held while one decides who runs: ``with Lock(root): ...``."""
+
+    def __init__(self, root: str) -> None:
+        self._path = os.path.join(root, "lock")
+        self._handle = -1
+
+    def __enter__(self) -> None:
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)

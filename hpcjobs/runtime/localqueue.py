@@ -1,0 +1,143 @@
+"""The queue of this machine: every decision about who runs, made under one lock by whoever looks.
+
+There is no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, bury the
+jobs whose supervisor was killed, and wake those that may go on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcjobs.runtime import processes
+from hpcjobs.runtime.jobfolder import Ended, LocalJob, Lock, Started, activate, is_alive, make, wake
+from hpcjobs.runtime.turns import Entry, Never, Start, Verdict, Wait, decide
+
+KILLED = "supervisor was killed"
+CANCELLED = "cancelled"
+
+
+class View(NamedTuple):
+    """The queue at one moment, in the order of submission."""
+
+    entries: tuple[Entry, ...]
+    verdicts: dict[str, Verdict]
+
+
+class Claim(NamedTuple):
+    """A job, or a task of an array, that has its slots and is to be run by the claimer."""
+
+    job: LocalJob
+    started: Started
+    alive: int | None
+    """Of a task: the handle that holds its lock. None: the claimer's own."""
+
+
+def look(root: str, *, me: LocalJob | None = None) -> View:
+    """Take stock, bury the dead and wake all (but ``me``) who may go on. The caller holds the lock."""
+    entries = tuple(_scan(root))
+    verdicts = decide(entries, lambda job_id: outcome(LocalJob(root, job_id)))
+    for job_id, verdict in verdicts.items():
+        job = LocalJob(root, job_id)
+        if isinstance(verdict, (Start, Never)) and job != me:
+            wake(job)
+    return View(entries, verdicts)
+
+
+def _scan(root: str) -> Iterator[Entry]:
+    active = (LocalJob(root, name) for name in os.listdir(os.path.join(root, "active")))
+    for job in sorted(active, key=lambda job: (job.number, -1 if job.element is None else job.element)):
+        request = job.request()
+        if job.ended() is not None or request is None:
+            os.unlink(job.marker)
+        elif not is_alive(job):
+            _bury(job)
+        else:
+            waiting = _waiting(job, request.array) if job.element is None and request.array is not None else None
+            yield Entry(job, request, job.started(), waiting)
+
+
+def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:
+    if job.cancelled:
+        return ()
+    known = {task.element for task in job.tasks()}
+    return tuple(index for index in array if index not in known)
+
+
+def _bury(job: LocalJob) -> None:
+    """End what a killed supervisor left. An array's supervisor leaves only tasks with their own."""
+    started = job.started()
+    leader = started.leader if started is not None else None
+    processes.end(lambda: processes.members(job.folder, leader), grace_s=0)
+    record(job, Ended("FAILED", time.time(), reason=KILLED))
+
+
+def record(job: LocalJob, ended: Ended) -> None:
+    """Write the last word; from then on the job holds no slot. The caller holds the lock."""
+    job.write(ended)
+    if os.path.exists(job.marker):
+        os.unlink(job.marker)
+
+
+def finish(job: LocalJob, ended: Ended) -> None:
+    """Write the last word and let the others go on."""
+    with Lock(job.root):
+        record(job, ended)
+        look(job.root, me=job)
+
+
+def claim(job: LocalJob) -> Claim | Wait | Never | None:
+    """Take ``job``'s turn, if it is its turn. None: nothing of it waits any more."""
+    with Lock(job.root):
+        view = look(job.root, me=job)
+        verdict = view.verdicts.get(job.job_id)
+        if not isinstance(verdict, Start):
+            return verdict
+        entry = next(entry for entry in view.entries if entry.job == job)
+        started = Started(time.time(), verdict.gpus)
+        if entry.waiting is None:
+            job.write(started)
+            return Claim(job, started, None)
+        task = job.task(entry.waiting[0])
+        os.mkdir(task.folder, 0o700)
+        alive = make(task)
+        task.write(started)
+        activate(task)
+        return Claim(task, started, alive)
+
+
+def outcome(job: LocalJob) -> str | None:
+    """Final state; None: not ended. An array has ended when all its tasks have, and completed if all did."""
+    request = job.request()
+    if request is None:
+        return "UNKNOWN"
+    whole = job.whole.ended()
+    if request.array is None or job.element is not None:
+        ended = job.ended() or (None if os.path.isdir(job.folder) else whole)
+        return None if ended is None else ended.state
+    if whole is None:
+        return None
+    states = [outcome(job.task(index)) for index in request.array]
+    if None in states:
+        return None
+    return next((state for state in states if state != "COMPLETED"), "COMPLETED")
+
+
+def cancel(job: LocalJob) -> None:
+    """End a job, an array or one task of it: at once what waits, by its supervisor what runs."""
+    with Lock(job.root):
+        request = job.request()
+        if request is None or outcome(job) is not None:
+            return
+        if job.element is not None and not os.path.isdir(job.folder):
+            os.mkdir(job.folder, 0o700)
+        started = job.started() is not None
+        running = [task for task in job.tasks() if task.ended() is None] if job.element is None else []
+        os.close(os.open(job.path("cancel"), os.O_WRONLY | os.O_CREAT, 0o600))
+        if not started and not running:
+            record(job, Ended("CANCELLED", time.time(), reason=CANCELLED))
+        for one in (job, job.whole, *running):
+            wake(one)
+        look(job.root)

@@ -1,0 +1,219 @@
+"""One local job from the start of its script to its last word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import NamedTuple, NoReturn
+
+from hpcjobs.runtime import localqueue, processes
+from hpcjobs.runtime.jobfolder import Ended, LocalJob, Request, Started
+
+_KILL_AGAIN_S = 5.0
+"""A process that survives SIGKILL is in the kernel, waiting for a device or a server."""
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Ears:
+    """What a supervisor listens to: signals, and the job's FIFO."""
+
+    def __init__(self, job: LocalJob) -> None:
+        # Read and write: a FIFO that has only readers reports its end for ever.
+        self._fifo = os.open(job.path("wake"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signals = processes.SignalPipe(signal.SIGCHLD, *_STOPPING)
+        self.told_to_stop = False
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Return when something happened (True) or the time is over."""
+        numbers = self._signals.wait(timeout_s, self._fifo)
+        self.told_to_stop = self.told_to_stop or any(number in numbers for number in _STOPPING)
+        try:
+            return bool(os.read(self._fifo, 4096) or numbers)
+        except BlockingIOError:
+            return bool(numbers)
+
+    def close(self) -> None:
+        """For one that listens for another job from now on."""
+        self._signals.close()
+        os.close(self._fifo)
+
+
+class _Stop(NamedTuple):
+    """The job is being ended, and this is why."""
+
+    state: str
+    reason: str
+    kill_at: float
+
+
+class _Run:
+    """The processes of a running job, as their supervisor sees them."""
+
+    def __init__(self, job: LocalJob, request: Request, leader: int) -> None:
+        self._job, self._request, self.leader = job, request, leader
+        self.identity = processes.identity(leader)
+        self._begun = time.monotonic()
+        self._early = request.early_signal
+        self.status: int | None = None
+        self.stop: _Stop | None = None
+        self.cpu_s = 0.0
+        self.max_rss_bytes = 0
+
+    def reap(self, guard: int) -> bool:
+        """Wait for every process that ended; False: there is none left, dead or alive."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == guard:
+                continue
+            self.cpu_s += usage.ru_utime + usage.ru_stime
+            self.max_rss_bytes = max(self.max_rss_bytes, usage.ru_maxrss * 1024)
+            if pid == self.leader:
+                self.status = status
+
+    def act(self, *, told_to_stop: bool) -> None:
+        """Whatever is due now: the early signal, the end because of time or a wish, the final blow."""
+        now, limit = time.monotonic() - self._begun, self._request.time_limit_s
+        if self.stop is not None:
+            if time.monotonic() >= self.stop.kill_at:
+                processes.end(self.members, grace_s=0)
+                self.stop = self.stop._replace(kill_at=time.monotonic() + _KILL_AGAIN_S)
+            return
+        if self._early is not None and limit is not None and now >= limit - self._early.before_s:
+            processes.send(self._early_targets(), self._early.number)
+            self._early = None
+        if told_to_stop or self._job.cancelled:
+            self._begin_to_stop("CANCELLED", "supervisor was told to end" if told_to_stop else localqueue.CANCELLED)
+        elif limit is not None and now >= limit:
+            self._begin_to_stop("TIMEOUT", "TimeLimit")
+
+    def _begin_to_stop(self, state: str, reason: str) -> None:
+        """The script's group is told; the launcher in it tells the tasks, each once."""
+        self.stop = _Stop(state, reason, time.monotonic() + self._request.grace_s)
+        os.killpg(self.leader, signal.SIGTERM)
+
+    def _early_targets(self) -> list[int]:
+        """The script alone; or, as Slurm's steps, all but the script and the launchers it started."""
+        assert self._early is not None
+        if self._early.script_only:
+            return [self.leader]
+        return [p for p in self.members() if p != self.leader and processes.parent(p) != self.leader]
+
+    def members(self) -> list[int]:
+        return processes.members(self._job.folder, self.identity, adopted_by=os.getpid())
+
+    def patience_s(self) -> float | None:
+        """Until something is due; None: for ever."""
+        if self.stop is not None:
+            return self.stop.kill_at - time.monotonic()
+        limit = self._request.time_limit_s
+        if limit is None:
+            return None
+        due = limit - (self._early.before_s if self._early is not None else 0)
+        return self._begun + due - time.monotonic()
+
+
+def run(job: LocalJob, request: Request, started: Started) -> None:
+    """Run the script to its end, end what it leaves behind, write the last word."""
+    processes.adopt_orphans()
+    ears = Ears(job)
+    try:
+        log = os.open(_log(job, request), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        localqueue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
+        return
+    guard = processes.Guard(lambda: _supervisor_died(job, request))
+    leader = _start_script(job, request, started, log)
+    run = _Run(job, request, leader)
+    job.write(started._replace(leader=run.identity))
+    while True:
+        run.reap(guard.pid)
+        if run.status is not None:
+            break
+        run.act(told_to_stop=ears.told_to_stop)
+        ears.wait(run.patience_s())
+    guard.release()
+    if run.reap(guard.pid):
+        grace_s = run.stop.kill_at - time.monotonic() if run.stop is not None else 0.0
+        processes.end(run.members, grace_s=grace_s)
+        run.reap(guard.pid)
+    localqueue.finish(job, _last_word(run))
+
+
+def _log(job: LocalJob, request: Request) -> str:
+    return os.path.join(request.run_dir, "logs", f"{request.name}_{job.job_id}.out")
+
+
+def _start_script(job: LocalJob, request: Request, started: Started, log: int) -> int:
+    """The script in a session of its own, told when its supervisor dies."""
+    environment = os.environ | _environment(job, request, started)
+    supervisor = os.getpid()
+    pid = processes.fork()
+    if pid == 0:
+        try:
+            _become_script(request, environment, supervisor, log)
+        except OSError as error:
+            os.write(2, f"hpcjobs: {request.script}: {error}\n".encode(errors="surrogateescape"))
+        finally:
+            os._exit(127)
+    return pid
+
+
+def _become_script(request: Request, environment: dict[str, str], supervisor: int, log: int) -> NoReturn:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(request.cwd)
+    processes.die_with_parent(supervisor, signal.SIGTERM)
+    os.execvpe("bash", ["bash", request.script], environment)
+
+
+def _environment(job: LocalJob, request: Request, started: Started) -> dict[str, str]:
+    added = {"HPCJOBS_JOB_ID": job.job_id, processes.MARK: job.folder}
+    if request.machine_gpus:
+        # Empty for a job without GPUs: it must not see those that others were given.
+        added["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in started.gpus)
+    if job.element is not None and request.array is not None:
+        added["SLURM_ARRAY_TASK_ID"] = str(job.element)
+        added["SLURM_ARRAY_JOB_ID"] = job.whole.job_id
+        added["SLURM_ARRAY_TASK_COUNT"] = str(len(request.array))
+        added["SLURM_ARRAY_TASK_MIN"] = str(min(request.array))
+        added["SLURM_ARRAY_TASK_MAX"] = str(max(request.array))
+    return added
+
+
+def _last_word(run: _Run) -> Ended:
+    """Exit code as the shell counts: 128 + signal for a script that a signal ended."""
+    assert run.status is not None
+    code = os.waitstatus_to_exitcode(run.status)
+    number = -code if code < 0 else None
+    exit_code = code if number is None else 128 + number
+    if run.stop is not None:
+        state, reason = run.stop.state, run.stop.reason
+    elif exit_code == 0:
+        state, reason = "COMPLETED", None
+    else:
+        state, reason = "FAILED", "NonZeroExitCode" if number is None else f"RaisedSignal:{number}"
+    return Ended(
+        state=state,
+        ended=time.time(),
+        exit_code=exit_code,
+        signal=number,
+        reason=reason,
+        cpu_s=round(run.cpu_s, 3),
+        max_rss_bytes=run.max_rss_bytes,
+    )
+
+
+def _supervisor_died(job: LocalJob, request: Request) -> None:
+    """In the guard, which still holds the job's lock: end the job as at its time limit, and say why."""
+    started = job.started()
+    leader = started.leader if started is not None else None
+    processes.end(lambda: processes.members(job.folder, leader), grace_s=request.grace_s)
+    localqueue.finish(job, Ended("FAILED", time.time(), reason=localqueue.KILLED))

@@ -1,0 +1,141 @@
+"""``python -m hpcjobs.runtime.spawn --ntasks N -- CMD...``: N copies of a command as one world on this machine.
+
+Each copy learns its rank from the environment. The first that fails ends the others, and its exit code
+is the answer. Signals that ask a job to end or to save are passed on to every copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from hpcjobs.runtime import processes
+
+GRACE_VARIABLE = "HPCJOBS_GRACE_S"
+"""Seconds between SIGTERM and SIGKILL, where 30 (Slurm's KillWait) is not what is wanted."""
+_USAGE = "usage: python -m hpcjobs.runtime.spawn --ntasks N -- CMD..."
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Tasks:
+    """The copies, each the head of a process group of its own."""
+
+    def __init__(self, command: list[str], ntasks: int) -> None:
+        self._codes: dict[int, int | None] = {}
+        for rank in range(ntasks):
+            self._codes[_start(command, rank, ntasks)] = None
+
+    @property
+    def running(self) -> list[int]:
+        return [pid for pid, code in self._codes.items() if code is None]
+
+    def look(self) -> int | None:
+        """Note who has ended; the exit code of one that failed since the last look, if any.
+
+        The dead are not waited for yet: as long as they are zombies, nobody else gets their number,
+        and a signal to their group reaches what they left running and nothing else.
+        """
+        failed = None
+        for pid in self.running:
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                code = end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status
+                self._codes[pid] = code
+                failed = failed or code or None
+        return failed
+
+    def send(self, number: int, *, also_ended: bool = False) -> None:
+        """Signal the groups of all that run."""
+        for pid in self._codes if also_ended else self.running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def clear(self) -> None:
+        """Kill what is left in any group, and wait for the dead."""
+        self.send(signal.SIGKILL, also_ended=True)
+        for pid in self._codes:
+            os.waitpid(pid, 0)
+
+    def living(self) -> list[int]:
+        """All processes of all groups."""
+        return processes.in_groups(self._codes)
+
+
+def _start(command: list[str], rank: int, ntasks: int) -> int:
+    parent = os.getpid()
+    pid = processes.fork()
+    if pid == 0:
+        code = 127
+        try:
+            os.setpgid(0, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            processes.die_with_parent(parent, signal.SIGKILL)
+            os.execvpe(command[0], command, os.environ | _world(rank, ntasks))
+        except OSError as error:
+            code = 126 if isinstance(error, PermissionError) else 127
+            print(f"hpcjobs: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
+    # Both sides say it: whoever comes first, the group is there before either goes on.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _world(rank: int, ntasks: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ntasks),
+        "LOCAL_WORLD_SIZE": str(ntasks),
+        "NODE_RANK": "0",
+    }
+
+
+def spawn(command: list[str], *, ntasks: int, grace_s: float) -> int:
+    """Run the copies to their end; 0, or the exit code of the first that failed (128 + n: by a signal)."""
+    signals = processes.SignalPipe(signal.SIGCHLD, *_PASSED_ON)
+    tasks = Tasks(command, ntasks)
+    guard = processes.Guard(lambda: processes.end(tasks.living, grace_s=grace_s))
+    first_failure: int | None = None
+    kill_at: float | None = None
+    told = False
+    while True:
+        failed = tasks.look()
+        if not tasks.running:
+            first_failure = first_failure or failed
+            break
+        if failed is not None and first_failure is None:
+            first_failure, kill_at = failed, time.monotonic() + grace_s
+            if not told:
+                tasks.send(signal.SIGTERM)
+            told = True
+        if kill_at is not None and time.monotonic() >= kill_at:
+            tasks.send(signal.SIGKILL)
+            kill_at = None
+        for number in signals.wait(None if kill_at is None else kill_at - time.monotonic()):
+            # A group that is told to end tells us too, by more than one way: the tasks hear it once.
+            if number in _PASSED_ON and not (number == signal.SIGTERM and told):
+                tasks.send(number)
+                told = told or number == signal.SIGTERM
+    guard.release()
+    tasks.clear()
+    return first_failure or 0
+
+
+def main(argv: list[str]) -> int:
+    """``--ntasks N`` or ``--ntasks=N``, then ``--``, then the command."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    option, _, ntasks = "=".join(argv[:end]).partition("=")
+    command = argv[end + 1 :]
+    if option != "--ntasks" or not ntasks.isdecimal() or int(ntasks) < 1 or not command:
+        print(_USAGE, file=sys.stderr)
+        return 2
+    return spawn(command, ntasks=int(ntasks), grace_s=float(os.environ.get(GRACE_VARIABLE) or 30))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""``python -m hpcjobs.runtime.supervisor JOBDIR FD``: waits for a local job's turn, then has it run.
+
+FD is the handle that holds the job's lock. The process puts itself into the background: that the command
+returns says that the job is looked after.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from hpcjobs.runtime import localqueue
+from hpcjobs.runtime.jobfolder import Ended, LocalJob, Request, is_alive
+from hpcjobs.runtime.localrun import Ears, run
+from hpcjobs.runtime.turns import Never, Wait
+
+NET_S = 1.0
+"""How often one that waits makes sure that those it waits for were not killed."""
+
+
+def main(argv: list[str]) -> int:
+    folder, alive = argv
+    os.set_inheritable(int(alive), False)
+    jobs, name = os.path.split(folder)
+    job = LocalJob(os.path.dirname(jobs), name)
+    request = job.request()
+    if request is None:
+        print(f"no request in {folder}", file=sys.stderr)
+        return 1
+    ears = Ears(job)
+    if os.fork():
+        os._exit(0)
+    array = _Array(job, request, int(alive)) if request.array is not None else None
+    _wait_for_turns(job, request, ears, array)
+    return 0
+
+
+class _Array:
+    """The supervisor of an array: waits for each task's turn, and starts a supervisor of its own for it."""
+
+    def __init__(self, job: LocalJob, request: Request, alive: int) -> None:
+        self._job, self._request, self._alive = job, request, alive
+        self.running: set[int] = set()
+
+    def start(self, claim: localqueue.Claim, ears: Ears) -> None:
+        pid = os.fork()
+        if pid == 0:
+            # The lock of the whole array says that *its* supervisor lives.
+            os.close(self._alive)
+            ears.close()
+            os.setsid()
+            run(claim.job, self._request, claim.started)
+            os._exit(0)
+        if claim.alive is not None:
+            os.close(claim.alive)
+        self.running.add(pid)
+
+    def reap(self) -> None:
+        for pid in list(self.running):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                self.running.discard(pid)
+
+    def finish(self) -> None:
+        ends = [task.ended() for task in self._job.tasks()]
+        codes = [end.exit_code or 0 for end in ends if end is not None]
+        bad = [end.state for end in ends if end is not None and end.state != "COMPLETED"]
+        state = "CANCELLED" if self._job.cancelled else bad[0] if bad else "COMPLETED"
+        localqueue.finish(self._job, Ended(state, time.time(), exit_code=max(codes, default=None)))
+
+
+def _wait_for_turns(job: LocalJob, request: Request, ears: Ears, array: _Array | None) -> None:
+    """Until the job, or the last task of the array, has ended."""
+    while True:
+        turn = localqueue.claim(job)
+        if isinstance(turn, localqueue.Claim):
+            if array is None:
+                ears.close()
+                run(job, request, turn.started)
+                return
+            array.start(turn, ears)
+            continue
+        if isinstance(turn, Never):
+            localqueue.finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
+            return
+        if turn is None and (array is None or not array.running):
+            if array is not None and job.ended() is None:
+                array.finish()
+            return
+        _wait(turn, ears, array)
+        if ears.told_to_stop:
+            localqueue.cancel(job)
+
+
+def _wait(turn: Wait | None, ears: Ears, array: _Array | None) -> None:
+    """Until something happened, or one that is waited for turns out to have been killed."""
+    watch = turn.watch if turn is not None else ()
+    while not ears.wait(NET_S if watch else None):
+        if any(other.ended() is not None or not is_alive(other) for other in watch):
+            break
+    if array is not None:
+        array.reap()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,209 @@
+"""The scheduler of one machine without Slurm: jobs run in the background and queue for CPUs and GPUs.
+
+Each job has a supervisor process; see `hpcjobs.runtime.supervisor` and `hpcjobs.runtime.jobfolder`.
+Slots are counted per user and host: two users of one machine do not see each other's jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import hpcjobs
+from hpcjobs.errors import SchedulerError, UnknownJobError
+from hpcjobs.job.models import Plan
+from hpcjobs.process import clean_env
+from hpcjobs.runtime import jobfolder, localqueue
+from hpcjobs.runtime.jobfolder import Ended, LocalJob, Lock, Request
+from hpcjobs.runtime.processes import MARK
+from hpcjobs.runtime.turns import Wait
+from hpcjobs.scheduler.base import JobRecord, State, Submitted
+from hpcjobs.scheduler.local_request import job_number, request_for
+
+_PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
+
+
+def state_folder() -> Path:
+    """Where this host's jobs are kept: ``$XDG_STATE_HOME`` or ``~/.local/state``, per host name."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state).absolute() / "hpcjobs" / "local" / os.uname().nodename
+
+
+class Local:
+    """This machine."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._root = str(folder or state_folder())
+
+    def submit(self, plan: Plan) -> Submitted:
+        """Queue the script that lies in the plan's run folder, and return at once.
+
+        Raises:
+            RequestError: an option this scheduler cannot honour, more GPUs than there are, or a
+                dependency on a job that does not exist.
+            SchedulerError: the supervisor did not start.
+        """
+        request = request_for(plan, lambda job_id: self._known(job_id) is not None)
+        (plan.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+        job = self._new_job()
+        alive = jobfolder.make(job)
+        try:
+            job.write(request._replace(job_id=job.job_id))
+            jobfolder.activate(job)
+            _start_supervisor(job, alive)
+        finally:
+            os.close(alive)
+        return Submitted(job_id=job.job_id)
+
+    def _new_job(self) -> LocalJob:
+        """A folder of its own: making it is the act that no two submissions can both succeed in."""
+        for name in ("active", "jobs"):
+            os.makedirs(os.path.join(self._root, name), mode=0o700, exist_ok=True)
+        numbers = (job_number(name) for name in os.listdir(os.path.join(self._root, "jobs")))
+        number = max((n for n in numbers if n is not None), default=0)
+        while True:
+            number += 1
+            job = LocalJob(self._root, f"L{number}")
+            try:
+                os.mkdir(job.folder, 0o700)
+            except FileExistsError:
+                continue
+            return job
+
+    def _known(self, job_id: str) -> LocalJob | None:
+        """The job, array or task of an array of that id."""
+        if job_number(job_id) is None:
+            return None
+        job = LocalJob(self._root, job_id)
+        request = job.request()
+        if request is None:
+            return None
+        if job.element is not None and (request.array is None or job.element not in request.array):
+            return None
+        return job
+
+    def _look(self) -> localqueue.View:
+        if not os.path.isdir(os.path.join(self._root, "active")):
+            return localqueue.View((), {})
+        with Lock(self._root):
+            return localqueue.look(self._root)
+
+    def queue(self) -> list[JobRecord]:
+        """My jobs that have not ended, in the order of submission."""
+        view = self._look()
+        records = [record for entry in view.entries for record in _records(entry.job, entry.request, view)]
+        return [record for record in records if not record.state.ended]
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        """The records of these jobs, ended or not; an array gives one per task. Unknown ids give none."""
+        view = self._look()
+        records: list[JobRecord] = []
+        for job_id in job_ids:
+            job = self._known(job_id)
+            request = job.request() if job is not None else None
+            if job is None or request is None:
+                continue
+            if request.array is not None and job.element is None:
+                for task in job.tasks():
+                    records += _records(task, request, view)
+            records += _records(job, request, view)
+        return records
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """End these jobs: the waiting ones at once, the running ones as at their time limit.
+
+        Raises:
+            UnknownJobError: one of the ids is nobody's; then none is cancelled.
+        """
+        jobs = {job_id: self._known(job_id) for job_id in job_ids}
+        unknown = [job_id for job_id, job in jobs.items() if job is None]
+        if unknown:
+            raise UnknownJobError(f"no local job {', '.join(unknown)} on {os.uname().nodename}")
+        for job in jobs.values():
+            if job is not None:
+                localqueue.cancel(job)
+
+
+def _start_supervisor(job: LocalJob, alive: int) -> None:
+    """Returns when it has put itself into the background.
+
+    It is started without the user's site-packages and PYTHON variables, which it passes on to the job,
+    and with an empty mark: what an enclosing job's processes carry must not make it one of them.
+    """
+    with open(job.path("supervisor.log"), "xb") as log:
+        command = [sys.executable, "-ESm", "hpcjobs.runtime.supervisor", job.folder, str(alive)]
+        code = subprocess.Popen(
+            command,
+            cwd=_PACKAGE_ROOT,
+            env=clean_env() | {MARK: ""},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(alive,),
+            start_new_session=True,
+        ).wait()
+    if code != 0:
+        said = Path(job.path("supervisor.log")).read_text(errors="replace").strip()
+        localqueue.finish(job, Ended("FAILED", time.time(), reason="supervisor did not start"))
+        raise SchedulerError(f"the supervisor of {job.job_id} did not start: {said or f'exit code {code}'}")
+
+
+def _records(job: LocalJob, request: Request, view: localqueue.View) -> Iterator[JobRecord]:
+    """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
+    if request.array is None or job.element is not None:
+        no_folder = job.element is not None and not os.path.isdir(job.folder)
+        yield _record(job, job.whole if no_folder else job, request, view)
+        return
+    known = {task.element for task in job.tasks()}
+    waiting = [index for index in request.array if index not in known]
+    if waiting:
+        yield _record(job._replace(job_id=f"{job.job_id}_[{_ranges(waiting)}]"), job, request, view)
+
+
+def _ranges(indices: Iterable[int]) -> str:
+    """``[3, 4, 5, 9]`` -> ``3-5,9``."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], index]
+        else:
+            runs.append([index])
+    return ",".join("-".join(str(n) for n in run) for run in runs)
+
+
+def _record(shown: LocalJob, job: LocalJob, request: Request, view: localqueue.View) -> JobRecord:
+    """What the files of ``job`` say, under the id of ``shown``."""
+    started, ended = job.started(), job.ended()
+    verdict = view.verdicts.get(job.whole.job_id)
+    reason = verdict.reason if isinstance(verdict, Wait) else None
+    if ended is not None:
+        state, reason = State.parse(ended.state), ended.reason
+    elif started is not None:
+        state, reason = (State.COMPLETING, localqueue.CANCELLED) if job.cancelled else (State.RUNNING, None)
+    elif job.cancelled:
+        state, reason = State.CANCELLED, localqueue.CANCELLED
+    else:
+        state = State.PENDING
+    until = ended.ended if ended is not None else time.time()
+    return JobRecord(
+        job_id=shown.job_id,
+        state=state,
+        source="local",
+        name=request.name,
+        reason=reason,
+        node_list=os.uname().nodename if started is not None else None,
+        nnodes=1,
+        submitted=request.submitted,
+        started=started.started if started is not None else None,
+        ended=ended.ended if ended is not None else None,
+        elapsed_s=until - started.started if started is not None else None,
+        exit_code=ended.exit_code if ended is not None else None,
+        signal=ended.signal if ended is not None else None,
+        cpu_s=ended.cpu_s if ended is not None else None,
+        max_rss_bytes=ended.max_rss_bytes if ended is not None else None,
+        command=request.script,
+    )

@@ -1,0 +1,129 @@
+"""From a plan to what the local scheduler records of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Plan
+from hpcjobs.runtime.jobfolder import Dependency, EarlySignal, Request
+from hpcjobs.runtime.turns import DEPENDENCY_KINDS
+from hpcjobs.units import walltime_s
+
+REFUSED = ("begin", "deadline", "hold", "clusters", "gres", "licenses", "bb", "bbf")
+"""Options that would change when or where the job runs, and that one machine cannot honour.
+
+All others that are not read below (memory, partition, account, qos, constraint, mail …) describe a
+cluster this machine is not, and are ignored, so that the same spec runs here.
+"""
+GRACE_S = 30.0
+_MAX_TASKS = 10_000
+_JOB_ID = re.compile(r"L([1-9]\d*)(?:_(?:0|[1-9]\d*))?\Z", re.ASCII)
+_ARRAY_PART = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?\Z", re.ASCII)
+_EARLY_SIGNAL = re.compile(r"(?P<script>B:)?(?P<signal>\w+)(?:@(?P<seconds>\d+))?\Z", re.ASCII)
+
+
+def job_number(job_id: str) -> int | None:
+    """``L7`` and ``L7_3`` -> 7; None: no id of a local job."""
+    match = _JOB_ID.match(job_id)
+    return int(match[1]) if match else None
+
+
+def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
+    """The request, without its id yet. ``known`` tells whether a job id exists.
+
+    Raises:
+        RequestError: an option this scheduler cannot honour, more GPUs than there are, or no script.
+    """
+    job, asked = plan.job, plan.job.resources
+    for field in REFUSED:
+        if getattr(asked, field):
+            raise RequestError(
+                f"{field}={getattr(asked, field)} ({job.sources.get(field, 'default')}):"
+                " jobs on this machine start as soon as its CPUs and GPUs allow, and nothing else is managed",
+                hint="ask GPUs with gpus_per_node" if field == "gres" else f"leave {field} out for site {job.site}",
+            )
+    script = plan.run_dir / "job.sh"
+    if not script.is_file():
+        raise RequestError(f"no script to run at {script}")
+    cpus, gpus = machine_cpus(), machine_gpus()
+    if (asked.gpus_per_node or 0) > gpus:
+        raise RequestError(f"gpus_per_node={asked.gpus_per_node}: this machine has {gpus}")
+    array, throttle = _array(asked.array) if asked.array else (None, None)
+    return Request(
+        job_id="",
+        name=job.name,
+        run_dir=str(plan.run_dir),
+        script=str(script),
+        cwd=job.chdir,
+        submitted=time.time(),
+        cpus=cpus if asked.exclusive else job.ntasks * (asked.cpus_per_task or 1),
+        gpus=asked.gpus_per_node or 0,
+        machine_cpus=cpus,
+        machine_gpus=gpus,
+        grace_s=float(os.environ.get("HPCJOBS_GRACE_S") or GRACE_S),
+        time_limit_s=walltime_s(asked.time) if asked.time else None,
+        early_signal=_early_signal(asked.signal) if asked.signal else None,
+        dependency=_dependency(asked.dependency, known) if asked.dependency else (),
+        array=array,
+        throttle=throttle,
+    )
+
+
+def machine_cpus() -> int:
+    """CPUs to share out: HPCJOBS_LOCAL_CPUS, or those this process may run on."""
+    said = os.environ.get("HPCJOBS_LOCAL_CPUS")
+    return int(said) if said else len(os.sched_getaffinity(0))
+
+
+def machine_gpus() -> int:
+    """GPUs to share out: HPCJOBS_LOCAL_GPUS, or the NVIDIA devices there are."""
+    said = os.environ.get("HPCJOBS_LOCAL_GPUS")
+    return int(said) if said else len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()])
+
+
+def _array(text: str) -> tuple[tuple[int, ...], int | None]:
+    """``0-3,7%2`` -> ((0, 1, 2, 3, 7), 2); ``0-15:4`` has a step."""
+    body, percent, limit = text.partition("%")
+    indices: set[int] = set()
+    for part in body.split(","):
+        match = _ARRAY_PART.match(part)
+        if match is None or (percent and not (limit.isdigit() and int(limit))):
+            raise RequestError(f"array={text!r} is not understood", hint="say 0-15, 1,3,5, 0-15:4 or 0-15%4")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or (last - first) // int(match[3] or 1) + len(indices) >= _MAX_TASKS:
+            raise RequestError(f"array={text!r}: the range is empty, or over {_MAX_TASKS} tasks")
+        indices.update(range(first, last + 1, int(match[3] or 1)))
+    return tuple(sorted(indices)), int(limit) if percent else None
+
+
+def _dependency(text: str, known: Callable[[str], bool]) -> tuple[Dependency, ...]:
+    """``afterok:L3:L4,afterany:L5`` -> pairs, all of which must be met."""
+    found: list[Dependency] = []
+    for part in text.split(","):
+        kind, *job_ids = part.split(":")
+        if kind not in DEPENDENCY_KINDS or not job_ids:
+            raise RequestError(
+                f"dependency={text!r}: {part!r} is not understood on this machine",
+                hint=f"say {', '.join(f'{kind}:L7' for kind in DEPENDENCY_KINDS)}; all joined by ',' must be met",
+            )
+        for job_id in job_ids:
+            if job_number(job_id) is None or not known(job_id):
+                raise RequestError(f"dependency={text!r}: there is no local job {job_id!r}")
+            found.append((kind, job_id))
+    return tuple(found)
+
+
+def _early_signal(text: str) -> EarlySignal:
+    """``USR1@120``, ``B:TERM@60``, ``10``: 60 s before the time limit unless said otherwise."""
+    match = _EARLY_SIGNAL.match(text)
+    name = match["signal"].upper().removeprefix("SIG") if match else ""
+    number = int(name) if name.isdigit() else getattr(signal, f"SIG{name}", None)
+    if match is None or not isinstance(number, int) or number not in signal.valid_signals():
+        raise RequestError(f"signal={text!r} is not understood", hint="say USR1@60 or B:USR1@60")
+    return EarlySignal(int(number), float(match["seconds"] or 60), match["script"] is not None)
