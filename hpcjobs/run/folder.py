@@ -16,9 +16,9 @@ Tasks of a job array have the part below ``logs/`` in a folder of their own, nam
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,8 @@ def _fill(plan: Plan) -> None:
         "schema": 1,
         "hpcjobs": __version__,
         "created": time.time(),
-        "user": getpass.getuser(),
-        "host": socket.gethostname(),
+        "user": pwd.getpwuid(os.getuid()).pw_name,
+        "host": os.uname().nodename,
         "command_line": plan.made_by,
         "command": plan.command,
         "job": job,
