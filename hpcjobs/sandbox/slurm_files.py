@@ -11,14 +11,14 @@ from hpcjobs.units import memory_bytes
 CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT = 17817, 17818, 17819, 17306
 PORTS = (CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT)
 
-# Waits are short, because a sandbox is for trying things out; each comment says what a longer one costs.
+# Waits are short: a sandbox is for trying things out, and its hosts are never far away.
 _SETTINGS = """\
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 # A requeued job starts no earlier than cred_expire after it was put back.
-AuthInfo=socket={munge},cred_expire=15
+AuthInfo=socket={munge},cred_expire=10
 # Only on the bridge: a Slurm that this machine has beside the sandbox keeps its addresses.
 CommunicationParameters=NoCtldInAddrAny
 SlurmctldPort={ctld}
@@ -32,6 +32,8 @@ SlurmdTimeout=60
 # Seconds between SIGTERM and SIGKILL for a job at its end (30 where nobody changed it).
 KillWait=10
 MinJobAge=300
+# No mail leaves a sandbox.
+MailProg=/bin/true
 ReturnToService=2
 # A node may claim more CPUs and memory than this machine has.
 SlurmdParameters=config_overrides
