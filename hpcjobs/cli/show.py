@@ -48,6 +48,8 @@ def show(
         print(f"  {key} = {value}  ({source})")
     if told.code:
         print(f"code: {told.code}")
+    if told.results:
+        print("results:")
     for key, value in told.results.items():
-        print(f"  {key}: {value}")
+        print(f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}")
     print(f"run folder {Path(entry.run_dir)}")

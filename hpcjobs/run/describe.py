@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ class Description(NamedTuple):
     """Resource -> value, and where it was read."""
     code: str | None
     results: dict[str, Any]
-    """The plain values of summary.json."""
+    """summary.json, nested keys joined by dots; lists and what was not measured left out."""
 
 
 def describe(entry: Entry) -> Description:
@@ -45,8 +46,16 @@ def describe(entry: Entry) -> Description:
             if value is not None
         },
         code=_code(manifest.get("code")),
-        results={key: value for key, value in summary.items() if isinstance(value, str | int | float)},
+        results=dict(_flat(summary)),
     )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, str | int | float):
+            yield f"{prefix}{key}", value
 
 
 def _read(path: Path) -> dict[str, Any]:

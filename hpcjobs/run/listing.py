@@ -10,7 +10,7 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.run import index
 from hpcjobs.run.folder import ACCOUNTING
 from hpcjobs.run.status import Connect, statuses
-from hpcjobs.scheduler.base import JobRecord, Scheduler
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import default_site, load_site
 
@@ -62,7 +62,7 @@ class _Asked:
 def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
     """My jobs submitted since ``since`` (seconds since 1970) and older ones that have not ended.
 
-    One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
+    A job nobody knows any more, whose run folder is gone too, is left out. One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
     that does not answer does not hide the jobs of the others.
     """
     asked: dict[tuple[str, str | None], _Asked] = {}
@@ -79,6 +79,7 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
         Row(record, record.name or known.entry.name, known.entry.site, known.entry.run_dir)
         for known in statuses(recent, connect=once)
         for record in known.records
+        if record.state is not State.UNKNOWN or Path(known.entry.run_dir).exists()
     ]
     seen = {entry.job_id for entry in entries}
     others = once(where.scheduler, where.slurm_conf).queue()
