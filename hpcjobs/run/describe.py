@@ -25,7 +25,7 @@ class Description(NamedTuple):
     """Resource -> value, and where it was read."""
     code: str | None
     results: dict[str, Any]
-    """summary.json, nested keys joined by dots; lists and what was not measured left out."""
+    """summary.json, nested keys joined by dots; configuration, lists and what was not measured left out."""
 
 
 def describe(entry: Entry) -> Description:
@@ -46,7 +46,7 @@ def describe(entry: Entry) -> Description:
             if value is not None
         },
         code=_code(manifest.get("code")),
-        results=dict(_flat(summary)),
+        results=dict(_flat({key: value for key, value in summary.items() if key != "config"})),
     )
 
 

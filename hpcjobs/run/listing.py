@@ -62,7 +62,8 @@ class _Asked:
 def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
     """My jobs submitted since ``since`` (seconds since 1970) and older ones that have not ended.
 
-    A job nobody knows any more, whose run folder is gone too, is left out. One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
+    A job nobody knows any more, whose run folder is gone too, is left out.
+    One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
     that does not answer does not hide the jobs of the others.
     """
     asked: dict[tuple[str, str | None], _Asked] = {}
