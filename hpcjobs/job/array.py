@@ -19,3 +19,11 @@ def array_indices(spec: str) -> list[int]:
             raise ValueError(f"array {spec!r} is not understood; say 0-9, 1,3,5, 0-100:10 or 0-99%4") from error
         found.update(indices)
     return sorted(found)
+
+
+def task_ids(job_id: str) -> list[str]:
+    """The plain ids in one that Slurm prints: ``12_[3-5%2]`` (tasks still pending) -> ``12_3 12_4 12_5``."""
+    parent, bracket, inside = job_id.partition("_[")
+    if not bracket:
+        return [job_id]
+    return [f"{parent}_{index}" for index in array_indices(inside.rstrip("]"))]

@@ -56,7 +56,8 @@ def unknown_trainer_hint(first: str) -> str:
 
 def default_name(program: tuple[str, ...]) -> str:
     """A job name from the program: ``./src/train.py`` -> ``train``, ``pkg.mod`` -> ``mod``."""
-    first = Path(program[0]).name
-    stem = first.removesuffix(".py") if first.endswith(".py") else first.rsplit(".", 1)[-1]
+    first = program[0]
+    is_file = "/" in first or first.endswith(".py")
+    stem = Path(first).stem if is_file else first.rsplit(".", 1)[-1]
     cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")
     return cleaned or "job"

@@ -126,6 +126,8 @@ def _settle(layers: Sequence[Layer], site: Site) -> _Settled:
     for source, resources in said:
         settled.layer(resources, source)
     settled.default("nodes", 1, "default")
+    if site.scheduler == "slurm":
+        settled.default("open_mode", "append", "default: a requeued job keeps its log")
     per_gpu = settled.values["gpus_per_node"]
     settled.default("ntasks_per_node", per_gpu or 1, "one task per GPU" if per_gpu else "default")
     return settled

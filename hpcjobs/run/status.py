@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.files import write_beside
-from hpcjobs.job.array import array_indices
+from hpcjobs.job.array import array_indices, task_ids
 from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
@@ -127,20 +127,17 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
 
 
 def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
-    """The scheduler's word where it is final, else the job's own, else what the queue says."""
-    if accounted and all(record.state.ended for record in accounted) and not _alive(queued):
+    """For each task the word that counts: the queue's while it is alive there (a requeued job is, whatever
+    it wrote about its last incarnation), else the accounting's, else the job's own."""
+    alive = [record for record in queued if not record.state.ended and record.state is not State.COMPLETING]
+    if accounted and not alive and all(record.state.ended for record in accounted):
         keep_accounting(entry, accounted)
         return accounted
-    own = [record for record in (own_record(entry, job_id) for job_id in own_ids(entry)) if record is not None]
-    ended = {record.job_id: record for record in own if record.state.ended}
-    if len(ended) == len(own_ids(entry)):
-        return list(ended.values())
-    live = [record for record in queued or accounted if record.job_id not in ended]
-    return [*ended.values(), *live] if live or ended else own or [_unknown(entry)]
-
-
-def _alive(queued: list[JobRecord]) -> bool:
-    return any(record.state not in (State.COMPLETING, State.UNKNOWN) and not record.state.ended for record in queued)
+    told = {task for record in alive for task in task_ids(record.job_id)}
+    final = [record for record in accounted if record.state.ended and told.isdisjoint(task_ids(record.job_id))]
+    told |= {task for record in final for task in task_ids(record.job_id)}
+    own = [own_record(entry, task) for task in own_ids(entry) if task not in told]
+    return [*alive, *final, *(record for record in own if record is not None)] or [*queued] or [_unknown(entry)]
 
 
 def _unknown(entry: Entry) -> JobRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from hpcjobs.job.array import task_ids
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect, Known, own_ids, own_record, statuses
 from hpcjobs.scheduler.base import JobRecord, State
@@ -37,15 +38,24 @@ class Watch:
         self._connect = connect
         self._clock = clock
         self._asked = clock()
+        self._stale: set[tuple[str, float | None]] = set()
 
     def look(self) -> list[str]:
         """The ids that have not ended yet; empty when all have."""
         own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
-        self._note([record for record in own if record is not None])
+        self._note([r for r in own if r is not None and (r.job_id, r.ended) not in self._stale])
         if self._waiting and (self._free_to_ask() or self._clock() - self._asked >= QUEUE_S):
             self._asked = self._clock()
             self._note([r for known in statuses(self._entries, connect=self._connect) for r in known.records])
         return sorted(self._waiting)
+
+    def again(self, known: Iterable[Known]) -> None:
+        """Watch on: these were requeued, so what they wrote about their last end is out of date."""
+        for entry, records in known:
+            for task in (task for record in records if not record.state.ended for task in task_ids(record.job_id)):
+                own = own_record(entry, task)
+                self._waiting[task] = entry
+                self._stale |= {(task, own.ended)} if own is not None else set()
 
     def _free_to_ask(self) -> bool:
         """The local scheduler is a folder: asking it costs a few file reads."""
@@ -54,9 +64,11 @@ class Watch:
     def _note(self, records: list[JobRecord]) -> None:
         if self._progress is not None:
             self._progress(records)
-        for record in records:
-            if _over(record):
-                self._waiting.pop(record.job_id, None)
+        for record in filter(_over, records):
+            for task in task_ids(record.job_id):
+                self._waiting.pop(task, None)
+            if record.source == "nobody":
+                self._waiting = {task: e for task, e in self._waiting.items() if e.job_id != record.job_id}
 
 
 def wait(
@@ -79,11 +91,15 @@ def wait(
     wanted = list(entries)
     watch = Watch(wanted, progress=progress, connect=connect, clock=clock)
     begun = clock()
-    while waiting := watch.look():
-        if timeout_s is not None and clock() - begun >= timeout_s:
-            raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
-        pause(POLL_S)
-    return _final(wanted, connect=connect, pause=pause)
+    while True:
+        while waiting := watch.look():
+            if timeout_s is not None and clock() - begun >= timeout_s:
+                raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
+            pause(POLL_S)
+        known = _final(wanted, connect=connect, pause=pause)
+        if all(_over(record) for _, records in known for record in records):
+            return known
+        watch.again(known)
 
 
 def _over(record: JobRecord) -> bool:
@@ -95,7 +111,7 @@ def _final(wanted: list[Entry], *, connect: Connect, pause: Callable[[float], No
     """The scheduler's word, waited for briefly: accounting arrives a moment after the job's end."""
     for delay in _ACCOUNTING_DELAYS_S:
         now = statuses(wanted, connect=connect)
-        if all(record.source != "job" for known in now for record in known.records):
+        if all(_over(record) and record.source != "job" for _, records in now for record in records):
             return now
         pause(delay)
     return statuses(wanted, connect=connect)
