@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import shutil
 from pathlib import Path
 
 from hpcjobs.errors import RequestError, nearest
@@ -46,12 +48,16 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
         )
     if _MODULE.match(first):
         return (python, "-u", "-m", first, *args)
+    _refuse_misspelt_trainer(first)
     return (first, *args)
 
 
-def unknown_trainer_hint(first: str) -> str:
-    """For a command the node did not find: perhaps a misspelt trainer."""
-    return nearest(first, trainers())
+def _refuse_misspelt_trainer(first: str) -> None:
+    """A command that is not on PATH here may be on the node's; one letter off a trainer it hardly is."""
+    if shutil.which(first) is None and difflib.get_close_matches(first, trainers(), n=1, cutoff=0.6):
+        raise RequestError(
+            f"program {first!r}: no such trainer, and no such command here", hint=nearest(first, trainers())
+        )
 
 
 def default_name(program: tuple[str, ...]) -> str:
