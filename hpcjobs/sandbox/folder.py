@@ -110,17 +110,17 @@ class Folder(NamedTuple):
 
 
 def folder_at(root: Path | None) -> Folder:
-    """The sandbox's folder: ``root``, or the default one.
+    """The sandbox's folder: ``root``, or the default one."""
+    return Folder((root or sandbox_root()).expanduser().resolve())
 
-    Raises:
-        RequestError: Slurm or a host could not use this path.
-    """
-    path = (root or sandbox_root()).expanduser().resolve()
+
+def check_usable(folder: Folder) -> None:
+    """Refuse a path that Slurm or a host could not use (RequestError)."""
+    path = folder.root
     if not re.fullmatch(r"/[\w./+-]+", str(path), re.ASCII) or len(str(path)) > _LONGEST:
         raise RequestError(f"{path}: the sandbox's folder has at most {_LONGEST} plain letters, and no blanks")
     if any(path.is_relative_to(shared) for shared in _PRIVATE):
         raise RequestError(f"{path}: each host of a sandbox has {', '.join(_PRIVATE)} for itself")
-    return Folder(path)
 
 
 def write(path: Path, text: str, *, mode: int = 0o644) -> None:

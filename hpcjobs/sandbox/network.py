@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.process import run
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder, write
@@ -28,7 +28,10 @@ _HEAD = "login"
 
 def bridge_owner() -> str | None:
     """Root folder of the sandbox whose bridge is up; ``""``: it was made, and not yet labelled, at a crash."""
-    done = run([program("ip"), "-json", "link", "show", "dev", BRIDGE])
+    try:
+        done = run([program("ip"), "-json", "link", "show", "dev", BRIDGE])
+    except CommandMissingError:  # a machine that never had a sandbox
+        return None
     links = msgspec.json.decode(done.out or "[]") if done.code == 0 else []
     return next((str(link.get("ifalias", "")) for link in links), None)
 

@@ -23,7 +23,7 @@ def check(*, install: bool, say: Callable[[str], None]) -> None:
         RequestError: not root, not Debian or Ubuntu, or packages are missing: names the command.
         HpcJobsError: apt-get failed.
     """
-    if not _is_debian():
+    if not is_debian():
         raise RequestError(
             "a sandbox needs Debian or Ubuntu (its packages come by apt)",
             hint="use a container or virtual machine with Debian 12, or --site local, which needs no Slurm",
@@ -42,7 +42,8 @@ def check(*, install: bool, say: Callable[[str], None]) -> None:
         must(["env", "DEBIAN_FRONTEND=noninteractive", *apt_line(missing).split()])
 
 
-def _is_debian() -> bool:
+def is_debian() -> bool:
+    """By /etc/os-release, derivatives included."""
     try:
         lines = Path("/etc/os-release").read_text().splitlines()
     except OSError:
@@ -60,4 +61,5 @@ def missing_packages() -> list[str]:
 
 
 def apt_line(packages: list[str]) -> str:
+    """The command that installs ``packages``."""
     return "apt-get install -y --no-install-recommends " + " ".join(packages)

@@ -13,7 +13,7 @@ from hpcjobs.sandbox import network, packages, slurm_files
 from hpcjobs.sandbox.accounting import node_states
 from hpcjobs.sandbox.build import build, repair, repairable
 from hpcjobs.sandbox.daemons import alive, recorded
-from hpcjobs.sandbox.folder import Folder, folder_at, locked
+from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, locked
 from hpcjobs.sandbox.layout import settle
 from hpcjobs.sandbox.models import Sandbox, Shape, Status
 from hpcjobs.sandbox.teardown import leftovers, take_down
@@ -40,6 +40,7 @@ def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Sa
     """
     packages.check(install=install, say=say)
     folder = folder_at(root)
+    check_usable(folder)
     with locked(folder):
         found = status(root=root)
         if found.sandbox is not None and repairable(folder):

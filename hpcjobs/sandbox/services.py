@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import hpcjobs
 from hpcjobs.process import run
 from hpcjobs.sandbox import slurm_files as files
 from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded, spawn, until
@@ -28,10 +30,15 @@ _DATABASE = (
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-doublewrite=0",
 )
-# In a mount namespace of its own: the folders that every host has for itself. ``exec`` keeps the pid.
+# In a mount namespace of its own: $1 holds the folders that the host has for itself, the others, up to
+# "--", are folders of this machine that it sees there all the same. ``exec`` keeps the pid.
 _NODE_SCRIPT = """\
-mount --bind "$1/tmp" /tmp && mount --bind "$1/vartmp" /var/tmp &&
-mount -t tmpfs -o mode=1777 hpcjobs-shm /dev/shm && shift && exec "$@"
+set -e; home=$1; shift
+while [ "$1" != -- ]; do mkdir -p "$home$1"; mount -o bind,ro "$1" "$home$1"; shift; done
+shift
+mount --rbind "$home/tmp" /tmp; mount --rbind "$home/var/tmp" /var/tmp
+mount -t tmpfs -o mode=1777 hpcjobs-shm /dev/shm
+exec "$@"
 """
 _ORDER = ("munged", "mariadbd", "slurmdbd", "slurmctld")
 """Who needs whom; the slurmds come last."""
@@ -87,12 +94,20 @@ def start_controller(folder: Folder) -> Daemon:
 def start_node(folder: Folder, host: Host) -> Daemon:
     """slurmd of one host; it registers with the controller when it is ready."""
     home = folder.node(host.name)
-    for name, mode in (("spool", 0o755), ("tmp", 0o1777), ("vartmp", 0o1777)):
+    for name, mode in (("spool", 0o755), ("tmp", 0o1777), ("var/tmp", 0o1777)):
         (home / name).mkdir(parents=True)
         (home / name).chmod(mode)
     argv = [program("unshare"), "--mount", "--propagation", "private", program("sh"), "-c", _NODE_SCRIPT, "sh"]
-    argv += [str(home), program("slurmd"), "-D", "-N", host.name, "-f", str(folder.slurm_conf)]
+    argv += [str(home), *_needed_from_private_folders(), "--"]
+    argv += [program("slurmd"), "-D", "-N", host.name, "-f", str(folder.slurm_conf)]
     return _start(folder, f"slurmd-{host.name}", [*enter(folder, host), *argv])
+
+
+def _needed_from_private_folders() -> list[str]:
+    """Python and hpcjobs, if they lie in a folder that every host has for itself: jobs run by them."""
+    here = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, Path(hpcjobs.__file__).parents[1])}
+    private = [Path("/tmp"), Path("/var/tmp")]
+    return sorted(str(path) for path in here if any(parent in private for parent in path.parents))
 
 
 def restart_dead(folder: Folder) -> list[Daemon]:

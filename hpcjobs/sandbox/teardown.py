@@ -20,7 +20,7 @@ from hpcjobs.sandbox.daemons import alive, must, program, recorded, start_ticks
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.hosts_file import has_block, remove_block
 
-_TERM_S, _KILL_S = 5.0, 10.0
+_TERM_S, _KILL_S = 3.0, 10.0
 _POLL_S = 0.02
 
 
@@ -31,6 +31,8 @@ def take_down(folder: Folder) -> None:
         RequestError: asked for from inside the sandbox.
         HpcJobsError: a process did not end.
     """
+    if os.getpid() in processes(folder):
+        raise RequestError("this command runs on a host of the sandbox", hint="run it outside")
     folder.record.unlink(missing_ok=True)
     _end_processes(folder)
     network.remove(folder)
@@ -55,8 +57,6 @@ def leftovers(folder: Folder) -> tuple[str, ...]:
 
 def _end_processes(folder: Folder) -> None:
     found = processes(folder)
-    if os.getpid() in found:
-        raise RequestError("this command runs on a host of the sandbox", hint="run it outside")
     for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
         deadline = time.monotonic() + patience
         told: dict[int, int] = {}

@@ -1,0 +1,65 @@
+"""A real Slurm for the tests that need one, and a fresh place for each of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcjobs import sandbox as sandboxes
+from hpcjobs.sandbox import Sandbox, Shape
+from hpcjobs.sandbox.packages import apt_line, is_debian, missing_packages
+
+SHAPE = Shape(like="tu-hpc", nodes=4)
+_SHARED = Path("/var/lib/hpcjobs-tests")
+"""Seen by every host: /tmp and /var/tmp are each host's own."""
+
+
+@pytest.fixture(scope="session")
+def machine() -> None:
+    """Skip where no sandbox can be."""
+    if not is_debian():
+        pytest.skip("a sandbox needs Debian or Ubuntu")
+    if os.geteuid() != 0:
+        pytest.skip("a sandbox needs root")
+    if missing := missing_packages():
+        pytest.skip(f"packages are missing: {apt_line(missing)}")
+
+
+@pytest.fixture(scope="session")
+def sandbox_is_ours(machine: None) -> bool:
+    """Whether the tests brought the sandbox up; one that someone works with is used, and left up."""
+    return sandboxes.status().state != "up"
+
+
+@pytest.fixture(scope="session")
+def sandbox(sandbox_is_ours: bool) -> Iterator[Sandbox]:
+    """tu-hpc in four hosts, for the whole session."""
+    try:
+        yield sandboxes.up(SHAPE)
+    finally:
+        if sandbox_is_ours:
+            sandboxes.down()
+
+
+@pytest.fixture
+def workdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh folder that every host sees, as current folder and home, with nothing of the user's own."""
+    _SHARED.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=_SHARED))
+    (folder / "home").mkdir()
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    for name in ("STATE", "CONFIG", "CACHE", "DATA"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "HPCJOBS_"))]:
+        if name != "HPCJOBS_SANDBOX_ROOT":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(folder)
+    yield folder
+    shutil.rmtree(folder)
+    if not any(_SHARED.iterdir()):
+        _SHARED.rmdir()

@@ -1,0 +1,136 @@
+"""What cluster a shape and a site give, without building it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hpcjobs.errors import RequestError
+from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.slurm_files import gres_conf, slurm_conf
+from hpcjobs.site.library import load_site
+from hpcjobs.site.models import NodeShape, Partition, Resources, Site
+
+
+def mixed_site() -> Site:
+    """Two kinds of node, of which a cluster has many and few."""
+    cpu = NodeShape(cpus=16, mem="64G")
+    gpu = NodeShape(cpus=32, mem="256G", gpus=4, gpu_model="a100")
+    return Site(
+        name="big-9.x",
+        partitions={
+            "cpu": Partition(node=cpu, nodes=30, max_nodes=8, defaults=Resources(nodes=8, constraint="ib&new")),
+            "gpu": Partition(node=gpu, nodes=10, qos=("gpu", "normal"), defaults=Resources(account="grant42")),
+            "all": Partition(node=cpu, nodes=20),
+        },
+        qos={"gpu": "1h"},
+    )
+
+
+def test_a_site_is_scaled_down_to_the_nodes_asked_for_and_its_partitions_overlap() -> None:
+    """tu-hpc in four hosts: compute and long have all of them, short its two."""
+    layout = settle(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc"))
+    assert [host.name for host in layout.hosts] == ["tu01", "tu02", "tu03", "tu04"]
+    assert [host.address for host in layout.hosts] == ["10.78.0.11", "10.78.0.12", "10.78.0.13", "10.78.0.14"]
+    assert {name: len(hosts) for name, hosts in layout.members.items()} == {"compute": 4, "short": 2, "long": 4}
+    assert layout.partitions["compute"].max_nodes == 4
+    assert layout.partitions["short"].max_nodes == 2
+
+
+def test_kinds_of_node_share_the_hosts_in_proportion_and_each_has_one() -> None:
+    """30 and 10 nodes in four hosts are three and one; partitions of one kind share hosts."""
+    layout = settle(Shape(like="big", nodes=4), mixed_site())
+    assert layout.members["cpu"] == layout.members["all"] == ("big01", "big02", "big03")
+    assert [len(layout.members[name]) for name in ("cpu", "gpu", "all")] == [3, 1, 3]
+    assert not set(layout.members["cpu"]) & set(layout.members["gpu"])
+
+
+def test_a_default_of_more_nodes_than_there_are_is_clipped() -> None:
+    """Else each job that does not say --nodes would be refused."""
+    layout = settle(Shape(like="big", nodes=2), mixed_site())
+    assert layout.overlay["partitions"]["cpu"]["defaults"]["nodes"] == 1
+    assert layout.overlay["partitions"]["cpu"]["max_nodes"] == 1
+
+
+def test_accounts_qos_and_features_that_the_site_names_exist() -> None:
+    """A site's defaults must be accepted by the cluster that plays it."""
+    layout = settle(Shape(like="big", nodes=2), mixed_site())
+    assert layout.accounts == ("sandbox", "grant42")
+    assert layout.qos == {"normal": "", "gpu": "1h"}
+    assert layout.features == ("ib", "new")
+
+
+def test_the_overlay_is_a_site_with_this_machines_software() -> None:
+    """Modules, conda and set-up lines of the real site are not on this machine; its env is kept."""
+    site = load_site("tu-hpc")
+    layout = settle(Shape(like="tu-hpc", nodes=4), site)
+    played = msgspec.convert(msgspec.to_builtins(site) | layout.overlay, Site)
+    assert (played.modules, played.setup, played.environment.conda, played.module_init) == ((), (), None, None)
+    assert played.python == sys.executable
+    assert (played.interface, played.address_suffix, played.mpi) == ("eth0", "", "pmix")
+    assert played.node_local == ("/tmp", "/var/tmp", "/dev/shm")
+    assert played.env == site.env
+    assert played.partitions == layout.partitions
+    assert played.defaults == site.defaults
+
+
+def test_without_like_the_shape_is_that_of_the_options() -> None:
+    """Nodes, CPUs and GPUs replace those of the base site."""
+    layout = settle(Shape(nodes=6, cpus_per_node=3, gpus_per_node=2), load_site("sandbox"))
+    assert len(layout.hosts) == 6
+    assert {(host.shape.cpus, host.shape.gpus) for host in layout.hosts} == {(3, 2)}
+    assert layout.overlay["partitions"]["cpu"]["nodes"] == 6
+
+
+@pytest.mark.parametrize(
+    ("shape", "site", "says"),
+    [
+        (Shape(like="tu-hpc", nodes=9), "tu-hpc", "the site has 8"),
+        (Shape(like="tu-hpc", cpus_per_node=2), "tu-hpc", "from the site"),
+        (Shape(like="a10g-box"), "a10g-box", "no Slurm"),
+        (Shape(nodes=0), "sandbox", "1 to 64"),
+        (Shape(nodes=65), "sandbox", "1 to 64"),
+        (Shape(gpus_per_node=-1), "sandbox", "0 to 64"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused(shape: Shape, site: str, says: str) -> None:
+    """The message says what is there, not only what is wrong."""
+    with pytest.raises(RequestError, match=says):
+        settle(shape, load_site(site))
+
+
+def test_too_few_hosts_for_the_kinds_of_node_are_refused() -> None:
+    """One host cannot be a CPU node and a GPU node."""
+    with pytest.raises(RequestError, match="2 kinds of node"):
+        settle(Shape(like="big", nodes=1), mixed_site())
+
+
+def test_slurm_conf_says_the_limits_of_the_site() -> None:
+    """Read as its administrator would read it."""
+    text = slurm_conf(settle(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc")), Folder(Path("/var/lib/x")))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("PartitionName", "NodeName"))}
+    assert "CoresPerSocket=16 ThreadsPerCore=1 RealMemory=65536" in lines["NodeName=tu03"]
+    assert lines["PartitionName=compute"].split()[1:] == [
+        "Nodes=tu01,tu02,tu03,tu04",
+        "State=UP",
+        "Default=YES",
+        "MaxTime=2-00:00:00",
+        "MaxNodes=4",
+        "DefMemPerCPU=4096",
+    ]
+    assert "Nodes=tu01,tu02 " in lines["PartitionName=short"]
+    assert "AllowQos=long" in lines["PartitionName=long"]
+    assert "GresTypes" not in text
+
+
+def test_gpus_are_gres_with_their_model_and_device_files() -> None:
+    """Slurm counts files; the fake ones are the sandbox's own."""
+    layout, folder = settle(Shape(like="big", nodes=2), mixed_site()), Folder(Path("/var/lib/x"))
+    (gpu_host,) = layout.members["gpu"]
+    assert gres_conf(layout, folder) == f"NodeName={gpu_host} Name=gpu Type=a100 File={folder.devices}/gpu[0-3]\n"
+    assert "GresTypes=gpu\nAccountingStorageTRES=gres/gpu\n" in slurm_conf(layout, folder)
