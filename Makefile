@@ -1,0 +1,32 @@
+# Everything a checkout can do. Each target sets up what it needs; `make` alone lists them.
+SHELL := /bin/bash
+BIN := .venv/bin
+
+.PHONY: help demo test lint bench lock clean
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: ## Train on two ranks of this machine and show the result; needs no root, Slurm or GPU
+	@tools/venv demo
+	@tools/demo
+
+test: ## Lint, types and all tests; as root on Debian also those on a real Slurm, which it installs
+	@tools/venv dev
+	@tools/system-packages
+	@tools/lint
+	$(BIN)/pytest
+
+lint: ## ruff, mypy --strict, shellcheck
+	@tools/venv dev
+	@tools/lint
+
+bench: ## Run every file of benchmarks/
+	@tools/venv dev
+	@tools/bench
+
+lock: ## Write constraints.txt anew from pyproject.toml
+	@tools/venv demo
+	@tools/lock
+
+clean: ## Take the sandbox down, remove .venv, caches and built files; run folders stay
+	@tools/clean

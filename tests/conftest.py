@@ -1,0 +1,66 @@
+"""Skips are part of the result: each is listed, and one that tests/known_skips.txt does not allow fails the run."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+KNOWN_SKIPS = Path(__file__).with_name("known_skips.txt")
+SKIPS = pytest.StashKey[list[tuple[str, str]]]()
+
+
+def _allowed() -> list[str]:
+    """The patterns of test ids that may skip here and now."""
+    lines = (line.split("#")[0].split() for line in KNOWN_SKIPS.read_text(encoding="utf-8").splitlines())
+    now = {"always"} | ({"not-root"} if os.geteuid() != 0 else set())
+    return [words[1] for words in lines if words and words[0] in now]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SKIPS] = []
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        config.stash[SKIPS].append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):  # type: ignore[no-untyped-def]
+    report = yield
+    _note(report, collector.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
+    report = yield
+    _note(report, item.config)
+    return report
+
+
+def _unknown(config: pytest.Config) -> list[str]:
+    allowed = _allowed()
+    return [test for test, _ in config.stash[SKIPS] if not any(fnmatchcase(test, pattern) for pattern in allowed)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.OK and _unknown(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skips = config.stash[SKIPS]
+    if not skips:
+        return
+    unknown = set(_unknown(config))
+    terminalreporter.section("skips")
+    for test, reason in skips:
+        verdict = "NOT ON THE LIST" if test in unknown else "known"
+        terminalreporter.line(f"{verdict}: {test}: {reason}")
+    if unknown:
+        terminalreporter.line(f"failed: {len(unknown)} skipped, and tests/known_skips.txt does not allow it", red=True)

@@ -1,0 +1,162 @@
+"""A wheel, a wheel built from the sdist and a checkout are the same program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+import hpcjobs
+
+REPOSITORY = Path(__file__).parents[2]
+COMMANDS = (
+    ("sites",),
+    ("sites", "show", "tu-hpc"),
+    ("submit", "--site", "local", "--ntasks-per-node", "2", "--dry-run", "ddp", "--workload", "mnist"),
+    ("submit", "--site", "nebius-h100", "-N", "2", "--dry-run", "ddp", "--workload", "lm"),
+)
+
+
+def _run(argv: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> str:
+    done = subprocess.run(argv, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _build(source: Path, out: Path, *what: str) -> Path:
+    """The wheel that ``python -m build`` makes of ``source``, with the build tools installed here."""
+    _run([sys.executable, "-m", "build", "--no-isolation", *what, "--outdir", out, source])
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the checkout itself."""
+    return _build(REPOSITORY, tmp_path_factory.mktemp("wheel"), "--wheel")
+
+
+@pytest.fixture(scope="module")
+def wheel_of_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from an unpacked sdist, which is what a package index hands out."""
+    return _build(REPOSITORY, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def clean_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a virtual environment with the base wheel and what that asks for."""
+    folder = tmp_path_factory.mktemp("venv")
+    _run([sys.executable, "-m", "venv", "--without-pip", folder])
+    python = folder / "bin" / "python"
+    _pip(python, "--constraint", str(REPOSITORY / "constraints.txt"), str(wheel))
+    return python
+
+
+def _pip(python: Path, *words: str) -> None:
+    _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *words])
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder outside the checkout, so that nothing is found beside the current folder."""
+    return tmp_path_factory.mktemp("work")
+
+
+def _answers(python: Path, workplace: Path) -> list[str]:
+    """What the commands print, with the places of the installation and the moment taken out."""
+    home = {"HOME": str(workplace), "XDG_CONFIG_HOME": str(workplace), "XDG_STATE_HOME": str(workplace)}
+    place = _run([python, "-c", "import hpcjobs.data; print(hpcjobs.data.shipped('templates').parent)"], cwd=workplace)
+    package = _run([python, "-c", "import hpcjobs; print(hpcjobs.__path__[0])"], cwd=workplace)
+    places = [(place.strip(), "SHIPPED"), (package.strip(), "PACKAGE"), (str(python), "PYTHON")]
+    found = []
+    for words in COMMANDS:
+        text = _run([python, "-m", "hpcjobs", *words], cwd=workplace, USER="tester", COLUMNS="400", **home)
+        for path, name in sorted(places, reverse=True):  # what lies inside another place comes before it
+            text = text.replace(path, name)
+        text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "MOMENT", text)
+        found.append(re.sub(r"[ ─]+(\n?)", r" \1", text))
+    return found
+
+
+def test_an_installed_wheel_answers_as_the_checkout_does(clean_venv: Path, workplace: Path) -> None:
+    """Sites, templates and scripts are the same, wherever they were installed."""
+    assert Path(hpcjobs.__file__).parents[1] == REPOSITORY, "these tests run from an editable install of the checkout"
+    assert _answers(clean_venv, workplace) == _answers(Path(sys.executable), workplace)
+
+
+def test_a_wheel_built_from_the_sdist_holds_the_same_files(wheel: Path, wheel_of_sdist: Path) -> None:
+    """Nothing that a wheel needs is left out of the sdist."""
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(wheel_of_sdist) as other:
+        assert {name: one.read(name) for name in one.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }
+
+
+def test_a_wheel_built_from_the_sdist_answers_as_the_checkout_does(
+    wheel_of_sdist: Path, clean_venv: Path, workplace: Path
+) -> None:
+    """Installed in the place of the other one."""
+    _pip(clean_venv, "--no-deps", "--force-reinstall", str(wheel_of_sdist))
+    assert _answers(clean_venv, workplace) == _answers(Path(sys.executable), workplace)
+
+
+def test_the_base_install_is_light(clean_venv: Path) -> None:
+    """Neither torch nor pandas, nor anything as heavy: submitting needs neither."""
+    code = "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions()))"
+    installed = set(_run([clean_venv, "-c", code]).split())
+    assert "hpcjobs" in installed
+    assert installed.isdisjoint({"torch", "pandas", "numpy", "scipy", "matplotlib", "lightning", "psutil", "mlxtend"})
+    assert len(installed) < 20, sorted(installed)
+
+
+def test_the_wheel_ships_data_types_and_licence_and_nothing_else(wheel: Path) -> None:
+    """What stands beside the package in a checkout is inside it, and no test, cache or built image is."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"hpcjobs/py.typed", "hpcjobs/_data/templates/job.sh.j2", "hpcjobs/_data/site_configs/local.yaml"} <= names
+    assert "hpcjobs/_data/containers/README.md" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names} == {"hpcjobs", f"hpcjobs-{hpcjobs.__version__}.dist-info"}
+    shipped = {name.rsplit(".", 1)[-1] for name in names if name.startswith("hpcjobs/_data/")}
+    assert shipped <= {"md", "yaml", "yml", "j2", "def"}
+
+
+def test_an_ignored_file_beside_the_recipes_is_not_packed(tmp_path: Path) -> None:
+    """A container image that somebody built in a checkout has gigabytes."""
+    copy = tmp_path / "checkout"
+    files = _run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=REPOSITORY).split("\0")
+    for name in files:
+        if name and (REPOSITORY / name).is_file() and not name.startswith(("tests/", "docs/")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((REPOSITORY / name).read_bytes())
+    (copy / "containers" / "built.sif").write_text("an image")
+    with zipfile.ZipFile(_build(copy, tmp_path / "dist")) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".sif")]
+
+
+def test_the_version_stands_in_one_place(wheel: Path) -> None:
+    """The package's ``__version__``, which the wheel's metadata repeats."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        told = HeaderParser().parsestr(archive.read(metadata).decode())
+    assert told["Version"] == hpcjobs.__version__
+    assert "0.1.0" not in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_every_extra_is_pinned() -> None:
+    """Whatever pip may install for the demo and the tests stands in constraints.txt."""
+    pinned = {
+        re.split(r"[=; ]", line)[0].lower().replace("_", "-")
+        for line in (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    }
+    metadata = _run([sys.executable, "-c", "import importlib.metadata as m; print(*m.requires('hpcjobs'), sep='\\n')"])
+    asked = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in metadata.splitlines()}
+    assert asked <= pinned, f"make lock: {sorted(asked - pinned)}"
