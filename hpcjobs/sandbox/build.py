@@ -81,6 +81,7 @@ def _record(folder: Folder, layout: Layout, *, shape: Shape, controller: Daemon)
         site=layout.site,
         slurm_conf=sandbox.slurm_conf,
         controller_pid=controller.pid,
+        controller_start=controller.start_ticks,
         overlay=layout.overlay,
     )
     write(folder.state, msgspec.json.encode(sandbox).decode())
@@ -103,6 +104,7 @@ def repair(folder: Folder, sandbox: Sandbox) -> None:
     services.restart_dead(folder)
     daemons = recorded(folder)
     _await_nodes(folder, len(sandbox.hosts), watch=daemons)
-    record = msgspec.json.decode(folder.record.read_bytes(), type=Rehearsal)
+    before = msgspec.json.decode(folder.record.read_bytes(), type=Rehearsal)
     controller = next(daemon for daemon in daemons if daemon.name == "slurmctld")
-    write(folder.record, msgspec.json.encode(msgspec.structs.replace(record, controller_pid=controller.pid)).decode())
+    now = msgspec.structs.replace(before, controller_pid=controller.pid, controller_start=controller.start_ticks)
+    write(folder.record, msgspec.json.encode(now).decode())

@@ -14,6 +14,7 @@ import msgspec
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.process import run
 from hpcjobs.sandbox.folder import Folder, write
+from hpcjobs.site.rehearsal import start_ticks
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PASSED_ON = ("LANG", "LC_ALL", "TZ")
@@ -96,15 +97,6 @@ def _read(file: Path) -> Daemon | None:
         return msgspec.json.decode(file.read_bytes(), type=Daemon)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in ticks from boot; ``None``: no such process, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def alive(daemon: Daemon) -> bool:

@@ -16,9 +16,10 @@ from pathlib import Path
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.process import run
 from hpcjobs.sandbox import network
-from hpcjobs.sandbox.daemons import alive, must, program, recorded, start_ticks
+from hpcjobs.sandbox.daemons import alive, must, program, recorded
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.hosts_file import has_block, remove_block
+from hpcjobs.site.rehearsal import start_ticks
 
 _TERM_S, _KILL_S = 3.0, 10.0
 _POLL_S = 0.02

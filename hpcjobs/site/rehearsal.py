@@ -18,13 +18,15 @@ from hpcjobs.site.models import Frozen, Site
 RECORD = "sandbox.json"
 
 
-class Rehearsal(Frozen):
+class Rehearsal(Frozen, frozen=True):
     """What ``sandbox up`` recorded."""
 
     site: str
     """Name of the site the sandbox is shaped like (``sandbox`` when none was named)."""
     slurm_conf: str
     controller_pid: int
+    controller_start: int | None = None
+    """Ticks from boot to its start: after a reboot the pid may be someone else's."""
     overlay: dict[str, Any] = {}
     """Site fields that differ here: node counts, and software this machine has instead of the site's."""
 
@@ -46,9 +48,19 @@ def current() -> Rehearsal | None:
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{record}: {error}", hint="hpcjobs sandbox down, then up again") from error
     elsewhere = os.environ.get("SLURM_CONF")
-    if elsewhere not in (None, "", found.slurm_conf) or not Path(f"/proc/{found.controller_pid}").exists():
+    started = start_ticks(found.controller_pid)
+    if elsewhere not in (None, "", found.slurm_conf) or started is None:
         return None
-    return found
+    return found if found.controller_start in (None, started) else None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks from boot; ``None``: no such process, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def applied(site: Site) -> Site:
