@@ -1,0 +1,116 @@
+"""The scheduler as a user sees it, and jobs that can be held back and watched."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpcjobs.job.models import Plan
+from hpcjobs.job.plan import plan
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.local import Local
+
+T = TypeVar("T")
+
+
+def until(question: Callable[[], T | None], *, within_s: float = 20) -> T:
+    """The first answer that is true."""
+    end = time.monotonic() + within_s
+    while not (answer := question()):
+        assert time.monotonic() < end, f"still {answer!r} after {within_s} s"
+        time.sleep(0.01)
+    return answer
+
+
+def make_plan(*program: str, **asked: Any) -> Plan:
+    """A plan whose run folder is there."""
+    made = plan(program, site="local", **asked)
+    (made.run_dir / "logs").mkdir(mode=0o700, parents=True)
+    (made.run_dir / "job.sh").write_text(made.script)
+    (made.run_dir / "job.sh").chmod(0o700)
+    return made
+
+
+class Machine:
+    """The scheduler under test, and what a user can see of it."""
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+        self.local = Local()
+        self.plans: dict[str, Plan] = {}
+
+    def submit(self, *program: str, **asked: Any) -> str:
+        made = make_plan(*program, **asked)
+        job_id = self.local.submit(made).job_id
+        self.plans[job_id] = made
+        return job_id
+
+    def held(self, name: str, *, then: str = "exit 0", **asked: Any) -> str:
+        """A job that says it runs by a file NAME.runs, and goes on when somebody writes to NAME.go."""
+        os.mkfifo(self.here / f"{name}.go")
+        say = f'echo "$HPCJOBS_JOB_ID $CUDA_VISIBLE_DEVICES" > {name}.part; mv {name}.part {name}.runs'
+        script = f"{say}; read -r _ < {name}.go; {then}"
+        return self.submit("bash", "-c", script, name=name, **asked)
+
+    def let_go(self, name: str) -> None:
+        (self.here / f"{name}.go").write_text("go\n")
+
+    def runs(self, name: str) -> bool:
+        return (self.here / f"{name}.runs").exists()
+
+    def wait_for(self, name: str) -> None:
+        """Until the held job of that name runs."""
+        until(lambda: self.runs(name))
+
+    def records(self, job_id: str) -> dict[str, JobRecord]:
+        return {record.job_id: record for record in self.local.account([job_id])}
+
+    def record(self, job_id: str) -> JobRecord:
+        (found,) = self.local.account([job_id])
+        return found
+
+    def state(self, job_id: str) -> State:
+        return self.record(job_id).state
+
+    def end_of(self, job_id: str) -> JobRecord:
+        return until(lambda: record if (record := self.record(job_id)).state.ended else None)
+
+    def ends_of(self, job_id: str) -> dict[str, JobRecord]:
+        def all_ended() -> dict[str, JobRecord] | None:
+            found = self.records(job_id)
+            return found if all(record.state.ended for record in found.values()) else None
+
+        return until(all_ended)
+
+    def queue(self) -> dict[str, tuple[str, str | None]]:
+        return {record.job_id: (record.state.value, record.reason) for record in self.local.queue()}
+
+    def log(self, job_id: str) -> str:
+        made = self.plans[job_id.partition("_")[0]]
+        return (made.run_dir / "logs" / f"{made.job.name}_{job_id}.out").read_text()
+
+    def keepers(self, job_id: str) -> list[int]:
+        """The supervisor of a job, then its guard, then those of an array's tasks."""
+        return sorted(
+            pid for pid, words in commands().items() if words[-2:-1] and words[-2].endswith(f"/jobs/{job_id}")
+        )
+
+
+def commands() -> dict[int, list[str]]:
+    """Command lines of all living processes."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if words != [""]:  # a zombie has none
+            found[int(folder.name)] = words[:-1]
+    return found
+
+
+def alive(pid: int) -> bool:
+    return pid in commands()
