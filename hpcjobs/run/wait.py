@@ -44,9 +44,8 @@ class Watch:
         """The ids that have not ended yet; empty when all have."""
         own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
         self._note([r for r in own if r is not None and (r.job_id, r.ended) not in self._stale])
-        if self._waiting and (self._free_to_ask() or self._clock() - self._asked >= QUEUE_S):
-            self._asked = self._clock()
-            self._note([r for known in statuses(self._entries, connect=self._connect) for r in known.records])
+        if asked := self._due():
+            self._note([r for known in statuses(asked, connect=self._connect) for r in known.records])
         return sorted(self._waiting)
 
     def again(self, known: Iterable[Known]) -> None:
@@ -57,9 +56,12 @@ class Watch:
                 self._waiting[task] = entry
                 self._stale |= {(task, own.ended)} if own is not None else set()
 
-    def _free_to_ask(self) -> bool:
-        """The local scheduler is a folder: asking it costs a few file reads."""
-        return any(entry.scheduler == "local" for entry in self._waiting.values())
+    def _due(self) -> list[Entry]:
+        """Whom to ask about at this look: local jobs always (a few file reads), the others once a minute."""
+        due = self._clock() - self._asked >= QUEUE_S
+        self._asked = self._clock() if due else self._asked
+        waiting = {id(entry) for entry in self._waiting.values()}
+        return [e for e in self._entries if id(e) in waiting and (due or e.scheduler == "local")]
 
     def _note(self, records: list[JobRecord]) -> None:
         if self._progress is not None:
