@@ -153,19 +153,24 @@ def _start_script(job: LocalJob, request: Request, started: Started, log: int) -
     """The script in a session of its own, told when its supervisor dies."""
     environment = os.environ | _environment(job, request, started)
     supervisor = os.getpid()
+    led, leads = os.pipe()
     pid = processes.fork()
     if pid == 0:
         try:
+            os.setsid()
+            os.close(leads)
             _become_script(request, environment, supervisor, log)
         except OSError as error:
             os.write(2, f"hpcjobs: {request.script}: {error}\n".encode(errors="surrogateescape"))
         finally:
             os._exit(127)
+    os.close(leads)
+    os.read(led, 1)  # ends when the child leads its session: from then on there is a group to signal
+    os.close(led)
     return pid
 
 
 def _become_script(request: Request, environment: dict[str, str], supervisor: int, log: int) -> NoReturn:
-    os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
