@@ -95,10 +95,11 @@ def torchrun(job: Job) -> Launch:
         Raw('"$@"'),
     ]
     agent = command_line(agent_words)
+    ranks = ("export NODE_RANK=$GROUP_RANK",)
     if job.scheduler == "local":
-        return Launch(command=(*_AGENT, *_TASK, *job.argv), agent=agent, label=job.ntasks > 1)
+        return Launch(command=(*_AGENT, *_TASK, *job.argv), ranks=ranks, agent=agent, label=job.ntasks > 1)
     args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
-    return Launch(command=("srun", *args, *_AGENT, *_TASK, *job.argv), agent=agent, label=job.ntasks > 1)
+    return Launch(command=("srun", *args, *_AGENT, *_TASK, *job.argv), ranks=ranks, agent=agent, label=job.ntasks > 1)
 
 
 def spawn(job: Job) -> Launch:
