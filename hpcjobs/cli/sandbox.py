@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(name="sandbox", no_args_is_help=True, help="A real Slurm on this machine: up, status, down, env.")
+app = typer.Typer(
+    name="sandbox",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="A real Slurm on this machine: up, status, down, env.",
+)
 
 _ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
 Root = Annotated[Path | None, typer.Option(help=_ROOT_HELP, show_default=False)]

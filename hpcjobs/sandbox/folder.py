@@ -137,10 +137,13 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
 def locked(folder: Folder) -> Iterator[None]:
     """Hold the folder (made if need be, and marked as a sandbox's) against a second ``up`` or ``down``.
 
+    What is made meanwhile can be read by all users, whatever the caller's umask: their jobs need it.
+
     Raises:
         RequestError: the folder has content that no sandbox put there.
     """
     descriptor = _lock(folder.root)
+    umask = os.umask(0o022)
     try:
         if not folder.is_ours() and any(folder.root.iterdir()):
             raise RequestError(
@@ -148,9 +151,11 @@ def locked(folder: Folder) -> Iterator[None]:
                 hint="name an empty or new folder with --root",
             )
         (folder.root / _MARKER).touch()
+        folder.root.chmod(0o755)
         yield
     finally:
         os.close(descriptor)
+        os.umask(umask)
 
 
 def _lock(root: Path) -> int:
@@ -160,7 +165,7 @@ def _lock(root: Path) -> int:
     folder that is gone: then take the new one.
     """
     while True:
-        root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        root.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
