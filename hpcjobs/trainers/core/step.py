@@ -28,10 +28,12 @@ class Stepper:
         torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
         bare = workload.build_model().to(group.device)
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
-        self.model = strategy.wrap(bare, group)
+        self.model = strategy.wrap(bare, group=group, workload=workload, dtype=self.dtype)
+        if not strategy.autocasts:
+            self.dtype = None
         self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
         torch.manual_seed(config.seed + 1 + group.rank)
-        self.optimizer = build_optimizer(self.model, workload, lr=plan.lr)
+        self.optimizer = build_optimizer(strategy.parameters(self.model), workload, lr=plan.lr)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "fp16")
 
     def step(self, batch: Batch, number: int) -> torch.Tensor:
@@ -42,10 +44,10 @@ class Stepper:
         self.strategy.after_backward(self.model)
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            self.strategy.clip(self.model.parameters(), self.clip_norm)
+            self.strategy.clip(self.strategy.parameters(self.model), self.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy.zero_grad(self.optimizer)
         return loss
 
     def backward(self, batch: Batch) -> torch.Tensor:
@@ -74,8 +76,8 @@ class Stepper:
         return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
 
-def build_optimizer(model: nn.Module, workload: Workload, *, lr: float) -> torch.optim.Optimizer:
+def build_optimizer(parameters: list[nn.Parameter], workload: Workload, *, lr: float) -> torch.optim.Optimizer:
     """Fused kernels; weight decay where the workload asks for it."""
     if workload.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=workload.weight_decay, fused=True)
-    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=workload.weight_decay, fused=True)
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=workload.weight_decay, fused=True)
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=workload.weight_decay, fused=True)

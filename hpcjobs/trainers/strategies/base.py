@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.workloads.base import Workload
 
 
 class Traffic(NamedTuple):
@@ -21,10 +22,18 @@ class Traffic(NamedTuple):
 
 class Strategy:
     name = "single"
+    autocasts = True  # lower precision comes by autocast around the forward pass
 
-    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
-        """Spread `model`, which is on the device, equal on all ranks. Called once."""
+    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+        """Spread `model`, which is on the device, equal on all ranks. Called once.
+
+        `dtype` is the lower precision to compute in, for a strategy that does not autocast.
+        """
         return model
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """What the optimizer steps: here the model's own."""
+        return list(model.parameters())
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, a backward pass leaves gradients local."""
@@ -32,6 +41,9 @@ class Strategy:
 
     def after_backward(self, model: nn.Module) -> None:
         """After the backward pass that synchronises, before the optimizer."""
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=True)
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
         """Scale gradients down to a global norm of at most `max_norm`; the norm before."""
@@ -53,3 +65,11 @@ class Strategy:
     def traffic(self, model: nn.Module) -> Traffic | None:
         """Known after a few steps; None where it can't be known."""
         return None
+
+
+def blocks_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Parent, name and module of each of the workload's blocks."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if kinds and isinstance(child, kinds):
+                yield parent, name, child

@@ -6,12 +6,14 @@ import inspect
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.ddp import DdpFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
+from hpcjobs.trainers.workloads.base import Workload
 
 
 class Ddp(Strategy):
@@ -20,7 +22,7 @@ class Ddp(Strategy):
     def __init__(self, flags: DdpFlags) -> None:
         self.flags = flags
 
-    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         return DistributedDataParallel(
             model,
             device_ids=[group.device.index] if group.device.type == "cuda" else None,

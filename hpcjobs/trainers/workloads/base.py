@@ -44,6 +44,7 @@ class Workload:
     epochs: int = 1
     optimizer: str = "adamw"
     weight_decay: float = 0.0
+    blocks: tuple[type[nn.Module], ...] = ()  # the modules that sharding takes one at a time
     perplexity: bool = False  # evaluation also gives exp(loss)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
-from hpcjobs.trainers.workloads.decoder import Decoder, Shape, flops_per_token
+from hpcjobs.trainers.workloads.decoder import Block, Decoder, Shape, flops_per_token
 from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows
 
 PRESETS = {
@@ -36,6 +36,7 @@ def lm(config: Config) -> Workload:
         batch_size=16,
         lr=1e-3,
         weight_decay=0.01,
+        blocks=(Block,),
         perplexity=True,
     )
 

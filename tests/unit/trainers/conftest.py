@@ -17,6 +17,7 @@ import pytest
 from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
 
 REPOSITORY = Path(__file__).parents[3]
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded here: threads that wait for busy cores spin
 FOREIGN = ("SLURM", "PMI", "OMPI", "HOROVOD", "HPCJOBS", "TORCHELASTIC", "MASTER_", "OMP_")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 

@@ -1,0 +1,28 @@
+"""Train with torch's fully_shard (FSDP2): every rank holds a part of each block's weights, gradients
+and optimizer state; whole blocks exist only while they compute."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcjobs.trainers.core.flags import flag, positive
+from hpcjobs.trainers.core.launch import launch
+
+
+@dataclass(frozen=True)
+class FsdpFlags:
+    reshard_after_forward: bool = flag(True, "drop whole weights after the forward pass: less memory")
+    activation_checkpointing: bool = flag(False, "compute each block's forward pass again in the backward")
+    shard_size: int | None = flag(
+        None, "shard over so many ranks and replicate over the rest", parse=positive(int), metavar="N"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return launch("fsdp", __doc__, FsdpFlags, argv, strategy="hpcjobs.trainers.strategies.fsdp:Fsdp")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

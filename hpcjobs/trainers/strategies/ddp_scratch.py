@@ -1,0 +1,125 @@
+"""Data parallelism from primitives.
+
+Every rank holds the whole model and sees other samples. If each rank's loss is the mean over its own
+samples, the gradient of the mean over all samples is the mean of the ranks' gradients: sum them over the
+world, divide by its size, and all ranks take the same step from the same weights for ever.
+
+Bytes: a ring all-reduce of S bytes over n ranks has two passes, reduce-scatter and all-gather, in each of
+which a rank sends n-1 parts of S/n. So each rank sends 2·(n-1)/n·S bytes per step, nearly 2·S however
+many ranks there are, and the time is at least that over the bandwidth of one link.
+
+Calls: each all-reduce also costs a latency, so gradients travel in buckets of some MiB. One bucket would
+have to wait for the last gradient; several can travel while earlier layers still compute theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
+from hpcjobs.trainers.strategies.base import Strategy, Traffic
+from hpcjobs.trainers.workloads.base import Workload
+
+
+class Bucket:
+    """Some parameters whose gradients live side by side in one buffer and travel as one message."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        first = parameters[0]
+        self.buffer = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        sizes = [p.numel() for p in parameters]
+        parts = zip(parameters, self.buffer.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+        self.views = [part.view_as(parameter) for parameter, part in parts]
+        self.waiting = len(parameters)
+        self.travelling: dist.Work | None = None
+
+    def own_gradients(self) -> None:
+        """Point every gradient into the buffer: backward then adds to it in place, and nothing is copied."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def arrived(self, world_size: int) -> None:
+        """One more gradient is complete; the last one sends the bucket off without waiting for it."""
+        self.waiting -= 1
+        if self.waiting == 0:
+            self.buffer.div_(world_size)  # before the sum, where fp16 might overflow
+            self.travelling = dist.all_reduce(self.buffer, async_op=True)
+
+    def land(self) -> None:
+        """Wait until the sum is here, and be ready for the next backward pass."""
+        if self.travelling is not None:
+            self.travelling.wait()
+        self.travelling, self.waiting = None, len(self.parameters)
+
+
+def into_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[Bucket]:
+    """Last parameter first: backward completes gradients in about this order. One dtype per bucket."""
+    groups: list[list[nn.Parameter]] = []
+    filled = 0.0
+    for parameter in reversed(parameters):
+        if not groups or filled >= cap_bytes or groups[-1][0].dtype != parameter.dtype:
+            groups.append([])
+            filled = 0.0
+        groups[-1].append(parameter)
+        filled += parameter.numel() * parameter.element_size()
+    return [Bucket(group) for group in groups]
+
+
+class DdpScratch(Strategy):
+    name = "ddp_scratch"
+
+    def __init__(self, flags: DdpScratchFlags) -> None:
+        self.cap_bytes = flags.bucket_cap_mb * 2**20
+        self.buckets: list[Bucket] = []
+        self.syncing = True
+        self.world_size = 1
+
+    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+        """Equal weights everywhere to begin with, then a hook on every gradient."""
+        self.world_size = group.world_size
+        if self.world_size > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+        self.buckets = into_buckets([p for p in model.parameters() if p.requires_grad], self.cap_bytes)
+        for bucket in self.buckets:
+            bucket.own_gradients()
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(self._hook(bucket))  # type: ignore[no-untyped-call]
+        return model
+
+    def _hook(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
+        def completed(_: torch.Tensor) -> None:
+            if self.syncing and self.world_size > 1:
+                bucket.arrived(self.world_size)
+
+        return completed
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Gradients add up in the buckets, and stay."""
+        self.syncing = False
+        try:
+            yield
+        finally:
+            self.syncing = True
+
+    def after_backward(self, model: nn.Module) -> None:
+        """The optimizer may read gradients only once they have all arrived."""
+        for bucket in self.buckets:
+            bucket.land()
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """One fill per bucket; letting go of the gradients would let go of the buckets."""
+        for bucket in self.buckets:
+            bucket.buffer.zero_()
+
+    def traffic(self, model: nn.Module) -> Traffic:
+        sizes = [bucket.buffer.numel() * bucket.buffer.element_size() for bucket in self.buckets]
+        return Traffic(bytes=sum(sizes), calls=len(sizes))

@@ -1,0 +1,108 @@
+"""torch's fully_shard behind the strategy's verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from hpcjobs.runtime.exits import UsageError
+from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.fsdp import FsdpFlags
+from hpcjobs.trainers.strategies.base import Strategy, blocks_of
+from hpcjobs.trainers.workloads.base import Workload
+
+
+class Fsdp(Strategy):
+    name = "fsdp"
+    autocasts = False
+
+    def __init__(self, flags: FsdpFlags) -> None:
+        self.flags = flags
+
+    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+        """Each block by itself, then what is left; weights compute in `dtype`, gradients sum in fp32."""
+        if dtype is torch.float16:
+            raise UsageError("--precision fp16 needs a loss scale per shard", hint="--precision bf16")
+        mesh = self._mesh(group)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+        for parent, name, block in list(blocks_of(model, workload.blocks)):
+            if self.flags.activation_checkpointing:
+                block = checkpoint_wrapper(block)
+                setattr(parent, name, block)
+            fully_shard(block, reshard_after_forward=self.flags.reshard_after_forward, **settings)
+        return cast(nn.Module, fully_shard(model, **settings))
+
+    def _mesh(self, group: Group) -> DeviceMesh:
+        """One dimension, or replicas × shards: gradients are then summed over the replicas as in DDP."""
+        size, shards = group.world_size, self.flags.shard_size
+        if shards is None or shards == size:
+            return init_device_mesh(group.device.type, (size,))
+        if size % shards:
+            raise UsageError(f"--shard-size {shards} does not divide the world size {size}")
+        return init_device_mesh(group.device.type, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+
+    def clip(self, parameters: Any, max_norm: float) -> torch.Tensor:
+        norm = super().clip(parameters, max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        return {plain(name): whole(value) for name, value in model.state_dict().items()}
+
+    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
+        parts = {name: like(state[plain(name)], mine) for name, mine in model.state_dict().items()}
+        model.load_state_dict(parts)
+
+    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return cast(dict[str, Any], mapped(optimizer.state_dict(), whole))
+
+    def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Parameters have the same numbers sharded and whole, so each state follows its parameter."""
+        parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
+        for number, values in state["state"].items():
+            mine = parameters[number]
+            state["state"][number] = {
+                key: like(value, mine) if value.shape == mine.shape else value for key, value in values.items()
+            }
+        optimizer.load_state_dict(state)
+
+
+def plain(name: str) -> str:
+    """The name in the model as it was before activation checkpointing wrapped its blocks."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def like(value: torch.Tensor, mine: Any) -> torch.Tensor:
+    """This rank's part of a whole tensor, laid out as `mine` is."""
+    if not isinstance(mine, DTensor):
+        return value
+    return distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements)
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, dict):
+        return {key: mapped(value, change) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [mapped(value, change) for value in tree]
+    return change(tree)
