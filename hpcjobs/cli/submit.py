@@ -153,4 +153,4 @@ def _report(handle: JobHandle, plan: Plan, *, as_json: bool) -> None:
         return
     print(f"job {handle.id}  {plan.job.name} on site {plan.job.site}")
     print(f"run folder {plan.run_dir}")
-    print(f"next: hpcjobs logs -f {handle.id}")
+    print(f"next: hpcjobs logs -f {handle.id}", flush=True)  # before what waiting says, also on a pipe
