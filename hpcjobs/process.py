@@ -11,8 +11,10 @@ from hpcjobs.errors import CommandMissingError
 
 _LEAKING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "PMIX_", "OMPI_", "TORCHELASTIC_", "GROUP_")
 _LEAKING_NAMES = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE"
-    " MASTER_ADDR MASTER_PORT".split()
+    (
+        *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+    )
 )
 _KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 

@@ -71,7 +71,7 @@ _LONG_NAMES = {
 }
 
 
-class JobRecord(Frozen):
+class JobRecord(Frozen, frozen=True):
     """One job (or one task of an array) as a scheduler or the job itself recorded it; None is "not known".
 
     Times are seconds since 1970.
@@ -101,7 +101,7 @@ class JobRecord(Frozen):
     """The script that runs: the job.sh of the run folder."""
 
 
-class Submitted(Frozen):
+class Submitted(Frozen, frozen=True):
     """What a scheduler answers to a submission."""
 
     job_id: str

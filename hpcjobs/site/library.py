@@ -16,7 +16,7 @@ from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
 
 
-class UserConfig(Frozen):
+class UserConfig(Frozen, frozen=True):
     """``~/.config/hpcjobs/config.yaml``."""
 
     site: str | None = None

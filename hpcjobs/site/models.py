@@ -26,7 +26,7 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of the values read from YAML."""
 
 
-class Resources(Frozen):
+class Resources(Frozen, frozen=True):
     """What a job asks Slurm for: each field is one long option of sbatch, spelled with underscores.
 
     A field left out keeps the value of the layer below (site < partition < spec file < flags); an
@@ -115,7 +115,7 @@ _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 _COUNTS = ("nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node")
 
 
-class NodeShape(Frozen):
+class NodeShape(Frozen, frozen=True):
     """One node: CPUs as Slurm counts them, memory with a unit, GPUs."""
 
     cpus: int
@@ -129,7 +129,7 @@ class NodeShape(Frozen):
             memory_bytes(self.mem)
 
 
-class Partition(Frozen):
+class Partition(Frozen, frozen=True):
     """A partition: how many nodes, of which shape, under which limits."""
 
     node: NodeShape
@@ -148,7 +148,7 @@ class Partition(Frozen):
             msgspec.structs.force_setattr(self, "max_time", slurm_time(walltime_s(self.max_time)))
 
 
-class Environment(Frozen):
+class Environment(Frozen, frozen=True):
     """Where Python comes from on the node: at most one of conda and venv, after modules are loaded."""
 
     conda: str | None = None
@@ -162,7 +162,7 @@ class Environment(Frozen):
             raise ValueError("environment: say conda or venv, not both")
 
 
-class Container(Frozen):
+class Container(Frozen, frozen=True):
     """The site's container runtime and its named images."""
 
     runtime: Literal["apptainer", "singularity", "pyxis", "none"] = "none"
@@ -171,7 +171,7 @@ class Container(Frozen):
     args: tuple[str, ...] = ()
 
 
-class Prices(Frozen):
+class Prices(Frozen, frozen=True):
     """Money per hour, in ``currency``; used by reports, never by submission."""
 
     cpu_hour: float | None = None
@@ -180,7 +180,7 @@ class Prices(Frozen):
     currency: str = "EUR"
 
 
-class Watts(Frozen):
+class Watts(Frozen, frozen=True):
     """Electrical power in watts, for the modelled energy of reports."""
 
     cpu: float | None = None
@@ -190,7 +190,7 @@ class Watts(Frozen):
     node_idle: float | None = None
 
 
-class Site(Frozen):
+class Site(Frozen, frozen=True):
     """One cluster or machine. The file's stem is its name."""
 
     name: str = ""

@@ -27,7 +27,7 @@ def read_yaml(path: Path, kind: type[T]) -> T:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506  (CSafeLoader is a safe loader)
+        tree = yaml.load(text, Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
