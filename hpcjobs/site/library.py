@@ -78,8 +78,8 @@ def load_site(name: str) -> Site:
     """
     path = _path_of(name)
     site = read_yaml(path, Site)
-    if site.name not in ("", path.stem) or site.path:
-        raise ConfigError(f"{path}: the file's stem is the site's name; leave 'name' and 'path' out")
+    if site.name not in ("", path.stem) or site.path or site.rehearsal:
+        raise ConfigError(f"{path}: the file's stem is the site's name; leave name, path and rehearsal out")
     site = msgspec.structs.replace(site, name=path.stem, path=str(path))
     return rehearsal.applied(site)
 
