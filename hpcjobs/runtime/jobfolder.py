@@ -18,65 +18,9 @@ import fcntl
 import json
 import os
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from hpcjobs.runtime.processes import Leader
-
-Dependency = tuple[str, str]
-"""How and whom: ``("afterok", "L3")``."""
-
-
-class EarlySignal(NamedTuple):
-    """A signal before the time limit (sbatch --signal)."""
-
-    number: int
-    before_s: float
-    script_only: bool
-
-
-class Request(NamedTuple):
-    """What was submitted. ``cpus`` and ``gpus`` are those of one task of the array, or of the job."""
-
-    job_id: str
-    name: str
-    run_dir: str
-    script: str
-    cwd: str
-    submitted: float
-    cpus: int
-    gpus: int
-    machine_cpus: int
-    machine_gpus: int
-    grace_s: float
-    """Seconds between SIGTERM and SIGKILL."""
-    time_limit_s: float | None = None
-    early_signal: EarlySignal | None = None
-    dependency: tuple[Dependency, ...] = ()
-    array: tuple[int, ...] | None = None
-    throttle: int | None = None
-    """Tasks of the array that may run at once."""
-
-
-class Started(NamedTuple):
-    """Written when the job gets its slots, and again when its script runs."""
-
-    started: float
-    gpus: tuple[int, ...] = ()
-    """Indices of the devices that are the job's."""
-    leader: Leader | None = None
-
-
-class Ended(NamedTuple):
-    """The last word about a job. Times in seconds since 1970; None: not known."""
-
-    state: str
-    ended: float
-    exit_code: int | None = None
-    signal: int | None = None
-    reason: str | None = None
-    cpu_s: float | None = None
-    max_rss_bytes: int | None = None
-    """Of the largest single process."""
+from hpcjobs.runtime.jobrecords import Ended, Request, Started, plain, read
 
 
 class LocalJob(NamedTuple):
@@ -118,13 +62,13 @@ class LocalJob(NamedTuple):
 
     def request(self) -> Request | None:
         """None: there is no such job."""
-        return _read(Request, self.whole.path("request.json"))
+        return read(Request, self.whole.path("request.json"))
 
     def started(self) -> Started | None:
-        return _read(Started, self.path("started.json"))
+        return read(Started, self.path("started.json"))
 
     def ended(self) -> Ended | None:
-        return _read(Ended, self.path("ended.json"))
+        return read(Ended, self.path("ended.json"))
 
     @property
     def cancelled(self) -> bool:
@@ -141,35 +85,8 @@ class LocalJob(NamedTuple):
         name = f"{type(record).__name__.lower()}.json"
         beside = self.path(f".{name}.{os.getpid()}")
         with open(beside, "w", encoding="utf-8") as file:
-            json.dump(_plain(record), file)
+            json.dump(plain(record), file)
         os.rename(beside, self.path(name))
-
-
-Record = TypeVar("Record", Request, Started, Ended)
-_NESTED = {"leader": Leader, "early_signal": EarlySignal}
-
-
-def _plain(record: Request | Started | Ended) -> dict[str, object]:
-    values = record._asdict()
-    return {name: v._asdict() if name in _NESTED and v is not None else v for name, v in values.items()}
-
-
-def _read(kind: type[Record], path: str) -> Record | None:
-    """None: not there, or lost with the machine's power before it reached the disk."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except FileNotFoundError:
-        return None
-    if not text:
-        return None
-    values = json.loads(text)
-    for name, value in values.items():
-        if name in _NESTED and value is not None:
-            values[name] = _NESTED[name](**value)
-        elif isinstance(value, list):
-            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
-    return kind(**values)
 
 
 def make(job: LocalJob) -> int:

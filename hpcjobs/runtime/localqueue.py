@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpcjobs.runtime import processes
-from hpcjobs.runtime.jobfolder import Ended, LocalJob, Lock, Started, activate, is_alive, make, wake
+from hpcjobs.runtime.jobfolder import LocalJob, Lock, activate, is_alive, make, wake
+from hpcjobs.runtime.jobrecords import Ended, Started
 from hpcjobs.runtime.turns import Entry, Never, Start, Verdict, Wait, decide
 
 KILLED = "supervisor was killed"

@@ -8,35 +8,13 @@ import time
 from typing import NamedTuple, NoReturn
 
 from hpcjobs.runtime import localqueue, processes
-from hpcjobs.runtime.jobfolder import Ended, LocalJob, Request, Started
+from hpcjobs.runtime.forks import Guard, adopt_orphans, die_with_parent, fork
+from hpcjobs.runtime.jobfolder import LocalJob
+from hpcjobs.runtime.jobrecords import Ended, Request, Started
+from hpcjobs.runtime.listening import Ears
 
 _KILL_AGAIN_S = 5.0
 """A process that survives SIGKILL is in the kernel, waiting for a device or a server."""
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Ears:
-    """What a supervisor listens to: signals, and the job's FIFO."""
-
-    def __init__(self, job: LocalJob) -> None:
-        # Read and write: a FIFO that has only readers reports its end for ever.
-        self._fifo = os.open(job.path("wake"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._signals = processes.SignalPipe(signal.SIGCHLD, *_STOPPING)
-        self.told_to_stop = False
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Return when something happened (True) or the time is over."""
-        numbers = self._signals.wait(timeout_s, self._fifo)
-        self.told_to_stop = self.told_to_stop or any(number in numbers for number in _STOPPING)
-        try:
-            return bool(os.read(self._fifo, 4096) or numbers)
-        except BlockingIOError:
-            return bool(numbers)
-
-    def close(self) -> None:
-        """For one that listens for another job from now on."""
-        self._signals.close()
-        os.close(self._fifo)
 
 
 class _Stop(NamedTuple):
@@ -120,14 +98,14 @@ class _Run:
 
 def run(job: LocalJob, request: Request, started: Started) -> None:
     """Run the script to its end, end what it leaves behind, write the last word."""
-    processes.adopt_orphans()
-    ears = Ears(job)
+    adopt_orphans()
+    ears = Ears(job.path("wake"))
     try:
         log = os.open(_log(job, request), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         localqueue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
         return
-    guard = processes.Guard(lambda: _supervisor_died(job, request))
+    guard = Guard(lambda: _supervisor_died(job, request))
     leader = _start_script(job, request, started, log)
     run = _Run(job, request, leader)
     job.write(started._replace(leader=run.identity))
@@ -154,7 +132,7 @@ def _start_script(job: LocalJob, request: Request, started: Started, log: int) -
     environment = os.environ | _environment(job, request, started)
     supervisor = os.getpid()
     led, leads = os.pipe()
-    pid = processes.fork()
+    pid = fork()
     if pid == 0:
         try:
             os.setsid()
@@ -175,7 +153,7 @@ def _become_script(request: Request, environment: dict[str, str], supervisor: in
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(request.cwd)
-    processes.die_with_parent(supervisor, signal.SIGTERM)
+    die_with_parent(supervisor, signal.SIGTERM)
     os.execvpe("bash", ["bash", request.script], environment)
 
 

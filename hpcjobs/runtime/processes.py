@@ -1,86 +1,41 @@
-"""Processes on this machine: who belongs to a job, how it is ended, who notices when its keeper dies."""
+"""Processes on this machine: who belongs to a job, and how it is ended.
+
+Every job and every launch loads this module: it does without what is slow to load (``typing`` is).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple, NoReturn
 
 MARK = "HPCJOBS_LOCAL_JOB"
 """Variable that names the job's folder in every process of a job, also in those that left its session."""
 _KILL_ROUNDS, _KILL_WAIT_S = 5, 2.0
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_ANSWERED = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
-    *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
-)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Leader(NamedTuple):
-    """A process, told apart from a later one with the same number."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
+Leader = tuple[int, int, str]
+"""A process, told apart from a later one with the same number: pid, start in clock ticks, `boot_id`."""
 
 
-class Process(NamedTuple):
-    """One line of the kernel's process table."""
+class Process:
+    """One line of the kernel's process table, from the state on."""
 
-    pid: int
-    ppid: int
-    group: int
-    session: int
-    start_ticks: int
+    __slots__ = ("group", "pid", "ppid", "session", "start_ticks")
 
-
-def die_with_parent(parent: int, number: int) -> None:
-    """In a fresh child: have the kernel send ``number`` to this process when ``parent`` dies.
-
-    The parent may have died before the kernel was asked; then the child ends here.
-    """
-    _prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os._exit(128 + number)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none escapes by forking twice."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
-
-
-def fork() -> int:
-    """Fork; the child starts with the default answer to every signal, also to those that Python, and
-    shells that start commands in the background, ignore.
-
-    One that arrives in between is delivered afterwards: the child would otherwise answer it with a
-    copy of this process's handler, that is, not at all.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
-    pid = os.fork()
-    if pid == 0:
-        signal.set_wakeup_fd(-1)
-        for number in _ANSWERED:
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid
+    def __init__(self, pid: int, fields: list[bytes]) -> None:
+        self.pid = pid
+        self.ppid, self.group, self.session = (int(field) for field in fields[1:4])
+        self.start_ticks = int(fields[19])
 
 
 def identity(pid: int) -> Leader | None:
     """Who ``pid`` is now; None: nobody."""
     process = _read(pid)
-    return None if process is None else Leader(pid, process.start_ticks, boot_id())
+    return None if process is None else (pid, process.start_ticks, boot_id())
 
 
 def boot_id() -> str:
@@ -98,7 +53,7 @@ def _read(pid: int) -> Process | None:
         return None
     if fields[0] in (b"Z", b"X"):
         return None
-    return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    return Process(pid, fields)
 
 
 def parent(pid: int) -> int | None:
@@ -139,8 +94,8 @@ def members(folder: str, leader: Leader | None, *, adopted_by: int | None = None
     table, mine = list(_table()), os.fsencode(folder)
     marks = {process.pid: _mark(process.pid) for process in table}
     found = {pid for pid, mark in marks.items() if mark == mine}
-    if leader is not None and identity(leader.pid) == leader:
-        found |= {process.pid for process in table if process.session == leader.pid}
+    if leader is not None and identity(leader[0]) == leader:
+        found |= {process.pid for process in table if process.session == leader[0]}
     if adopted_by is not None:
         found |= _descendants(adopted_by, table, lambda pid: marks[pid] in (None, mine))
     return sorted(found - {os.getpid()})
@@ -198,65 +153,3 @@ def await_gone(pids: Iterable[int], timeout_s: float) -> None:
             poll.poll(max(0.0, until - time.monotonic()) * 1000)
         finally:
             os.close(handle)
-
-
-class Guard:
-    """A forked process that runs ``action`` if this process dies before it calls `release`."""
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        read, self._write = os.pipe()
-        # Signals meant for the whole group must not end the one who is to outlive it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._write)
-            _stand_guard(read, action)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(read)
-
-    def release(self) -> None:
-        """Stand down, and be waited for."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._write, b".")
-        os.close(self._write)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def _stand_guard(read: int, action: Callable[[], None]) -> NoReturn:
-    code = 1
-    try:
-        if not os.read(read, 1):
-            action()
-        code = 0
-    finally:
-        os._exit(code)
-
-
-class SignalPipe:
-    """Signals as something to wait for: between two waits they queue, none is lost."""
-
-    def __init__(self, *numbers: int) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        for number in numbers:
-            signal.signal(number, lambda _number, _frame: None)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-
-    def wait(self, timeout_s: float | None, *others: int) -> list[int]:
-        """Signals that came; returns also when one of the ``others`` can be read, or the time is over."""
-        poll = select.poll()
-        for handle in (self._read, *others):
-            poll.register(handle, select.POLLIN)
-        poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)
-        try:
-            return list(os.read(self._read, 4096))
-        except BlockingIOError:
-            return []
-
-    def close(self) -> None:
-        """Undo: for a child that makes its own."""
-        signal.set_wakeup_fd(-1)
-        os.close(self._read)
-        os.close(self._write)

@@ -13,6 +13,8 @@ import sys
 import time
 
 from hpcjobs.runtime import processes
+from hpcjobs.runtime.forks import Guard, die_with_parent, fork
+from hpcjobs.runtime.listening import SignalPipe
 
 GRACE_VARIABLE = "HPCJOBS_GRACE_S"
 """Seconds between SIGTERM and SIGKILL, where 30 (Slurm's KillWait) is not what is wanted."""
@@ -66,13 +68,13 @@ class Tasks:
 
 def _start(command: list[str], rank: int, ntasks: int) -> int:
     parent = os.getpid()
-    pid = processes.fork()
+    pid = fork()
     if pid == 0:
         code = 127
         try:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            processes.die_with_parent(parent, signal.SIGKILL)
+            die_with_parent(parent, signal.SIGKILL)
             os.execvpe(command[0], command, os.environ | _world(rank, ntasks))
         except OSError as error:
             code = 126 if isinstance(error, PermissionError) else 127
@@ -97,9 +99,9 @@ def _world(rank: int, ntasks: int) -> dict[str, str]:
 
 def spawn(command: list[str], *, ntasks: int, grace_s: float) -> int:
     """Run the copies to their end; 0, or the exit code of the first that failed (128 + n: by a signal)."""
-    signals = processes.SignalPipe(signal.SIGCHLD, *_PASSED_ON)
+    signals = SignalPipe(signal.SIGCHLD, *_PASSED_ON)
     tasks = Tasks(command, ntasks)
-    guard = processes.Guard(lambda: processes.end(tasks.living, grace_s=grace_s))
+    guard = Guard(lambda: processes.end(tasks.living, grace_s=grace_s))
     first_failure: int | None = None
     kill_at: float | None = None
     told = False

@@ -11,8 +11,10 @@ import sys
 import time
 
 from hpcjobs.runtime import localqueue
-from hpcjobs.runtime.jobfolder import Ended, LocalJob, Request, is_alive
-from hpcjobs.runtime.localrun import Ears, run
+from hpcjobs.runtime.jobfolder import LocalJob, is_alive
+from hpcjobs.runtime.jobrecords import Ended, Request
+from hpcjobs.runtime.listening import Ears
+from hpcjobs.runtime.localrun import run
 from hpcjobs.runtime.turns import Never, Wait
 
 NET_S = 1.0
@@ -28,7 +30,7 @@ def main(argv: list[str]) -> int:
     if request is None:
         print(f"no request in {folder}", file=sys.stderr)
         return 1
-    ears = Ears(job)
+    ears = Ears(job.path("wake"))
     if os.fork():
         os._exit(0)
     array = _Array(job, request, int(alive)) if request.array is not None else None

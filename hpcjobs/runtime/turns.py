@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hpcjobs.runtime.jobfolder import LocalJob, Request, Started
+from hpcjobs.runtime.jobfolder import LocalJob
+from hpcjobs.runtime.jobrecords import Request, Started
 
 
 class Entry(NamedTuple):

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import hpcjobs
@@ -18,10 +18,11 @@ from hpcjobs.errors import SchedulerError, UnknownJobError
 from hpcjobs.job.models import Plan
 from hpcjobs.process import clean_env
 from hpcjobs.runtime import jobfolder, localqueue
-from hpcjobs.runtime.jobfolder import Ended, LocalJob, Lock, Request
+from hpcjobs.runtime.jobfolder import LocalJob, Lock
+from hpcjobs.runtime.jobrecords import Ended
 from hpcjobs.runtime.processes import MARK
-from hpcjobs.runtime.turns import Wait
-from hpcjobs.scheduler.base import JobRecord, State, Submitted
+from hpcjobs.scheduler.base import JobRecord, Submitted
+from hpcjobs.scheduler.local_records import records
 from hpcjobs.scheduler.local_request import job_number, request_for
 
 _PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
@@ -95,13 +96,13 @@ class Local:
     def queue(self) -> list[JobRecord]:
         """My jobs that have not ended, in the order of submission."""
         view = self._look()
-        records = [record for entry in view.entries for record in _records(entry.job, entry.request, view)]
-        return [record for record in records if not record.state.ended]
+        found = [record for entry in view.entries for record in records(entry.job, entry.request, view)]
+        return [record for record in found if not record.state.ended]
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """The records of these jobs, ended or not; an array gives one per task. Unknown ids give none."""
         view = self._look()
-        records: list[JobRecord] = []
+        found: list[JobRecord] = []
         for job_id in job_ids:
             job = self._known(job_id)
             request = job.request() if job is not None else None
@@ -109,9 +110,9 @@ class Local:
                 continue
             if request.array is not None and job.element is None:
                 for task in job.tasks():
-                    records += _records(task, request, view)
-            records += _records(job, request, view)
-        return records
+                    found += records(task, request, view)
+            found += records(job, request, view)
+        return found
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End these jobs: the waiting ones at once, the running ones as at their time limit.
@@ -150,60 +151,3 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
         said = Path(job.path("supervisor.log")).read_text(errors="replace").strip()
         localqueue.finish(job, Ended("FAILED", time.time(), reason="supervisor did not start"))
         raise SchedulerError(f"the supervisor of {job.job_id} did not start: {said or f'exit code {code}'}")
-
-
-def _records(job: LocalJob, request: Request, view: localqueue.View) -> Iterator[JobRecord]:
-    """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
-    if request.array is None or job.element is not None:
-        no_folder = job.element is not None and not os.path.isdir(job.folder)
-        yield _record(job, job.whole if no_folder else job, request, view)
-        return
-    known = {task.element for task in job.tasks()}
-    waiting = [index for index in request.array if index not in known]
-    if waiting:
-        yield _record(job._replace(job_id=f"{job.job_id}_[{_ranges(waiting)}]"), job, request, view)
-
-
-def _ranges(indices: Iterable[int]) -> str:
-    """``[3, 4, 5, 9]`` -> ``3-5,9``."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(str(n) for n in run) for run in runs)
-
-
-def _record(shown: LocalJob, job: LocalJob, request: Request, view: localqueue.View) -> JobRecord:
-    """What the files of ``job`` say, under the id of ``shown``."""
-    started, ended = job.started(), job.ended()
-    verdict = view.verdicts.get(job.whole.job_id)
-    reason = verdict.reason if isinstance(verdict, Wait) else None
-    if ended is not None:
-        state, reason = State.parse(ended.state), ended.reason
-    elif started is not None:
-        state, reason = (State.COMPLETING, localqueue.CANCELLED) if job.cancelled else (State.RUNNING, None)
-    elif job.cancelled:
-        state, reason = State.CANCELLED, localqueue.CANCELLED
-    else:
-        state = State.PENDING
-    until = ended.ended if ended is not None else time.time()
-    return JobRecord(
-        job_id=shown.job_id,
-        state=state,
-        source="local",
-        name=request.name,
-        reason=reason,
-        node_list=os.uname().nodename if started is not None else None,
-        nnodes=1,
-        submitted=request.submitted,
-        started=started.started if started is not None else None,
-        ended=ended.ended if ended is not None else None,
-        elapsed_s=until - started.started if started is not None else None,
-        exit_code=ended.exit_code if ended is not None else None,
-        signal=ended.signal if ended is not None else None,
-        cpu_s=ended.cpu_s if ended is not None else None,
-        max_rss_bytes=ended.max_rss_bytes if ended is not None else None,
-        command=request.script,
-    )

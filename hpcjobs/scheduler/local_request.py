@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.runtime.jobfolder import Dependency, EarlySignal, Request
+from hpcjobs.runtime.jobrecords import Dependency, EarlySignal, Request
 from hpcjobs.runtime.turns import DEPENDENCY_KINDS
 from hpcjobs.units import walltime_s
 

@@ -1,0 +1,92 @@
+"""What is written about a local job: what was asked, that it started, how it ended."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple, TypeVar
+
+from hpcjobs.runtime.processes import Leader
+
+Dependency = tuple[str, str]
+"""How and whom: ``("afterok", "L3")``."""
+
+
+class EarlySignal(NamedTuple):
+    """A signal before the time limit (sbatch --signal)."""
+
+    number: int
+    before_s: float
+    script_only: bool
+
+
+class Request(NamedTuple):
+    """What was submitted. ``cpus`` and ``gpus`` are those of one task of the array, or of the job."""
+
+    job_id: str
+    name: str
+    run_dir: str
+    script: str
+    cwd: str
+    submitted: float
+    cpus: int
+    gpus: int
+    machine_cpus: int
+    machine_gpus: int
+    grace_s: float
+    """Seconds between SIGTERM and SIGKILL."""
+    time_limit_s: float | None = None
+    early_signal: EarlySignal | None = None
+    dependency: tuple[Dependency, ...] = ()
+    array: tuple[int, ...] | None = None
+    throttle: int | None = None
+    """Tasks of the array that may run at once."""
+
+
+class Started(NamedTuple):
+    """Written when the job gets its slots, and again when its script runs."""
+
+    started: float
+    gpus: tuple[int, ...] = ()
+    """Indices of the devices that are the job's."""
+    leader: Leader | None = None
+
+
+class Ended(NamedTuple):
+    """The last word about a job. Times in seconds since 1970; None: not known."""
+
+    state: str
+    ended: float
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+    cpu_s: float | None = None
+    max_rss_bytes: int | None = None
+    """Of the largest single process."""
+
+
+Record = TypeVar("Record", Request, Started, Ended)
+
+
+def plain(record: Request | Started | Ended) -> dict[str, object]:
+    """As JSON has it."""
+    values = record._asdict()
+    early = values.get("early_signal")
+    return values if early is None else {**values, "early_signal": early._asdict()}
+
+
+def read(kind: type[Record], path: str) -> Record | None:
+    """The record in the file ``path``. None: not there, or lost with the machine's power before it reached the disk."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    if not text:
+        return None
+    values = json.loads(text)
+    for name, value in values.items():
+        if name == "early_signal" and value is not None:
+            values[name] = EarlySignal(**value)
+        elif isinstance(value, list):
+            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return kind(**values)

@@ -1,0 +1,70 @@
+"""What the files of local jobs say, as records."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+
+from hpcjobs.runtime import localqueue
+from hpcjobs.runtime.jobfolder import LocalJob
+from hpcjobs.runtime.jobrecords import Request
+from hpcjobs.runtime.turns import Wait
+from hpcjobs.scheduler.base import JobRecord, State
+
+
+def records(job: LocalJob, request: Request, view: localqueue.View) -> Iterator[JobRecord]:
+    """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
+    if request.array is None or job.element is not None:
+        no_folder = job.element is not None and not os.path.isdir(job.folder)
+        yield _record(job, job.whole if no_folder else job, request, view)
+        return
+    known = {task.element for task in job.tasks()}
+    waiting = [index for index in request.array if index not in known]
+    if waiting:
+        yield _record(job._replace(job_id=f"{job.job_id}_[{_ranges(waiting)}]"), job, request, view)
+
+
+def _ranges(indices: Iterable[int]) -> str:
+    """``[3, 4, 5, 9]`` -> ``3-5,9``."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], index]
+        else:
+            runs.append([index])
+    return ",".join("-".join(str(n) for n in run) for run in runs)
+
+
+def _record(shown: LocalJob, job: LocalJob, request: Request, view: localqueue.View) -> JobRecord:
+    """What the files of ``job`` say, under the id of ``shown``."""
+    started, ended = job.started(), job.ended()
+    verdict = view.verdicts.get(job.whole.job_id)
+    reason = verdict.reason if isinstance(verdict, Wait) else None
+    if ended is not None:
+        state, reason = State.parse(ended.state), ended.reason
+    elif started is not None:
+        state, reason = (State.COMPLETING, localqueue.CANCELLED) if job.cancelled else (State.RUNNING, None)
+    elif job.cancelled:
+        state, reason = State.CANCELLED, localqueue.CANCELLED
+    else:
+        state = State.PENDING
+    until = ended.ended if ended is not None else time.time()
+    return JobRecord(
+        job_id=shown.job_id,
+        state=state,
+        source="local",
+        name=request.name,
+        reason=reason,
+        node_list=os.uname().nodename if started is not None else None,
+        nnodes=1,
+        submitted=request.submitted,
+        started=started.started if started is not None else None,
+        ended=ended.ended if ended is not None else None,
+        elapsed_s=until - started.started if started is not None else None,
+        exit_code=ended.exit_code if ended is not None else None,
+        signal=ended.signal if ended is not None else None,
+        cpu_s=ended.cpu_s if ended is not None else None,
+        max_rss_bytes=ended.max_rss_bytes if ended is not None else None,
+        command=request.script,
+    )
