@@ -33,6 +33,10 @@ class Config:
     checkpoint_keep: int = flag(3, "newest checkpoints kept; the best stays too", parse=positive(int), metavar="N")
     checkpoint_async: bool = flag(True, "write checkpoints while training goes on")
     resume: str = flag("auto", "auto: from the run folder's newest sound checkpoint; none; or a folder")
+    probe_every: int = flag(
+        250, "steps between two measurements of exposed communication", parse=positive(int), metavar="N"
+    )
+    probe: bool = flag(True, "measure exposed communication, on passes that do not train")
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
     # for workloads

@@ -19,6 +19,7 @@ from hpcjobs.trainers.core.evaluate import evaluate
 from hpcjobs.trainers.core.group import Group, joined
 from hpcjobs.trainers.core.launch import Call
 from hpcjobs.trainers.core.plan import Plan, plan_training
+from hpcjobs.trainers.core.probe import Probe
 from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
@@ -44,12 +45,16 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
             Checkpoints(config, run_dir, stepper, recorder, plan=plan, group=group) as checkpoints,
         ):
             first_step = 0 if resumed is None else resumed.step
-            run_loop(config, stepper, recorder, workload, checkpoints, plan=plan, group=group, first_step=first_step)
+            probe = Probe(config.probe_every if config.probe else None, stepper, group)
+            run_loop(
+                config, stepper, recorder, workload, checkpoints, probe, plan=plan, group=group, first_step=first_step
+            )
             checkpoints.finish()
             traffic = strategy.traffic(stepper.model) if group.world_size > 1 else None
             summary = recorder.finish(
                 steps=plan.total_steps,
                 resumed_from_step=None if resumed is None else resumed.step,
+                exposed_communication_s=Quantiles.of(probe.exposed_s),
                 checkpoint_stall_s=Quantiles.of(checkpoints.stall_s),
                 trainer=call.trainer,
                 strategy=strategy.name,
@@ -70,6 +75,7 @@ def run_loop(
     recorder: Recorder,
     workload: Workload,
     checkpoints: Checkpoints,
+    probe: Probe,
     *,
     plan: Plan,
     group: Group,
@@ -100,6 +106,8 @@ def run_loop(
             step += 1
             if step % config.log_every == 0 or checkpoints.due(step):
                 recorder.flush(step, epoch)
+            if probe.due(step):
+                probe.measure(batch)
             if checkpoints.due(step):
                 checkpoints.save(step, epoch)
         recorder.flush(step, epoch)

@@ -22,6 +22,7 @@ class Traffic(NamedTuple):
 
 class Strategy:
     name = "single"
+    quiet_passes = False  # a pass inside no_sync differs from another by its communication alone
     autocasts = True  # lower precision comes by autocast around the forward pass
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:

@@ -18,6 +18,7 @@ from hpcjobs.trainers.workloads.base import Workload
 
 class Ddp(Strategy):
     name = "ddp"
+    quiet_passes = True
 
     def __init__(self, flags: DdpFlags) -> None:
         self.flags = flags

@@ -74,6 +74,7 @@ def into_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[Bucke
 
 class DdpScratch(Strategy):
     name = "ddp_scratch"
+    quiet_passes = True
 
     def __init__(self, flags: DdpScratchFlags) -> None:
         self.cap_bytes = flags.bucket_cap_mb * 2**20
@@ -104,11 +105,11 @@ class DdpScratch(Strategy):
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Gradients add up in the buckets, and stay."""
-        self.syncing = False
+        before, self.syncing = self.syncing, False
         try:
             yield
         finally:
-            self.syncing = True
+            self.syncing = before
 
     def after_backward(self, model: nn.Module) -> None:
         """The optimizer may read gradients only once they have all arrived."""

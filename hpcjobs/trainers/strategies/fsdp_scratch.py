@@ -106,11 +106,11 @@ class FsdpScratch(Strategy):
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Whole gradients add up on each rank: this trades memory for communication."""
-        self.syncing = False
+        before, self.syncing = self.syncing, False
         try:
             yield
         finally:
-            self.syncing = True
+            self.syncing = before
 
     def after_backward(self, model: nn.Module) -> None:
         for unit in self.units:

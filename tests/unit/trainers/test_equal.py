@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs import trainers
 from hpcjobs.runtime.summary import RunSummary
 
 from .conftest import REPOSITORY, Outcome, free_port, start_rank
 
-TRAINERS = [name for name in trainers.names() if name != "lightning"]
+TRAINERS = ("ddp", "ddp_scratch", "fsdp", "fsdp_scratch")
 LM = ("--workload", "lm", "--preset", "tiny", "--sequence-length", "32", "--train-samples", "1024")
 MNIST = ("--workload", "mnist")
 EVERY_STEP = ("--log-every", "1", "--clip-norm", "1")
