@@ -37,9 +37,6 @@ def ps(
         note(str(error))
     if errors:
         raise typer.Exit(errors[0].exit_code)
-    print_table(
-        ["JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT", "REASON", "RUN FOLDER"], map(_cells, rows)
-    )
 
 
 def _cells(row: Row) -> list[str]:
