@@ -27,6 +27,8 @@ _TRANSIENT = re.compile(
     r"|connect failure|communication connection failure",
     re.IGNORECASE,
 )
+# The question may have arrived and only the answer been lost.
+_PERHAPS_HEARD = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
 _PAUSES_S = (1.0, 2.0, 4.0)
 
 
@@ -47,36 +49,47 @@ class Slurm:
     def submit(self, plan: Plan) -> Submitted:
         """Run the plan's sbatch from the job's working folder.
 
-        An sbatch that timed out may have been heard all the same: before asking again, the queue is
-        searched for a job that runs this very script.
+        An sbatch that timed out may have been heard all the same: before asking again, and before giving
+        up, the queue is searched for a job that runs this very script; a second one is cancelled.
 
         Raises:
             SchedulerDownError: nobody answered. SchedulerError: Slurm refused; its words are quoted.
         """
-
-        def already_there() -> Submitted | None:
-            script = plan.command[-1]
-            mine = [record for record in self.queue() if record.command == script]
-            return Submitted(job_id=mine[0].job_id.split("_")[0]) if mine else None
-
+        heard = False
         for pause in (*_PAUSES_S, None):
             result = self._runner(plan.command, cwd=plan.job.chdir, env=self._env)
             if result.code == 0:
                 job_id, _, cluster = result.out.strip().splitlines()[-1].partition(";")
-                return Submitted(job_id=job_id, cluster=cluster or None)
-            if not self._worth_another_try(result, pause):
-                raise self._error(plan.command, result)
-            self._pause(pause or 0)
-            if "timed out" in result.err.lower() and (found := already_there()):
+                taken = Submitted(job_id=job_id, cluster=cluster or None)
+                return (self._only_one(plan.command[-1]) if heard else None) or taken
+            heard = heard or bool(_PERHAPS_HEARD.search(result.err))
+            again = self._worth_another_try(result, pause)
+            if again:
+                self._pause(pause or 0)
+            if heard and (found := self._only_one(plan.command[-1])):
                 return found
+            if not again:
+                raise self._error(plan.command, result, maybe_taken=heard)
         raise AssertionError("unreachable: the last pause is None")
+
+    def _only_one(self, script: str) -> Submitted | None:
+        """My first job that runs ``script``, if there is one; later ones, asked for twice, are cancelled."""
+        try:
+            ids = {record.job_id.split("_")[0] for record in self.queue() if record.command == script}
+        except SchedulerDownError as error:
+            raise SchedulerDownError(error.message, hint=error.hint, maybe_taken=True) from error
+        if not ids:
+            return None
+        first, *others = sorted(ids, key=int)
+        self.cancel(others)
+        return Submitted(job_id=first)
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
         return parse_squeue(self._ask(["squeue", "--me", "--noheader", f"--format={SQUEUE_FORMAT}"]).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        """Ended jobs as the accounting has them: one sacct; where there is none, one scontrol.
+        """Ended jobs as the accounting has them: one sacct; where there is none or it does not answer, one scontrol.
 
         slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
         """
@@ -87,8 +100,6 @@ class Slurm:
         argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--noconvert"]
         try:
             out = self._ask([*argv, f"--format={columns}", f"--jobs={','.join(ids)}"]).out
-        except SchedulerDownError:
-            raise
         except SchedulerError:
             shown = self._ask(["scontrol", "--oneliner", "show", "job"]).out
             wanted = {job_id.split("_")[0] for job_id in ids}
@@ -115,15 +126,16 @@ class Slurm:
     def _worth_another_try(self, result: Result, pause: float | None) -> bool:
         return pause is not None and bool(_TRANSIENT.search(result.err))
 
-    def _error(self, argv: Sequence[str], result: Result) -> SchedulerError:
+    def _error(self, argv: Sequence[str], result: Result, *, maybe_taken: bool = False) -> SchedulerError:
         said = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
         conf = self._env.get("SLURM_CONF") or os.environ.get("SLURM_CONF") or "its default place"
         if _TRANSIENT.search(result.err):
             tries = len(_PAUSES_S) + 1
+            taken = "; it may have taken the job all the same: look with `hpcjobs ps`" if maybe_taken else ""
             return SchedulerDownError(
-                f"no answer from Slurm ({argv[0]}, {tries} tries): {said.splitlines()[-1]}",
+                f"no answer from Slurm ({argv[0]}, {tries} tries): {said.splitlines()[-1]}{taken}",
                 hint=f"is the controller up? `scontrol ping` asks it; configuration read from {conf}",
-                maybe_taken=argv[0] == "sbatch" and "timed out" in said.lower(),
+                maybe_taken=maybe_taken,
             )
         return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {said}", hint=_hint(said))
 
