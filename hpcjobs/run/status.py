@@ -123,7 +123,7 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     if entry.task is None:
         return records
     (only,) = own_ids(entry)
-    return [record for record in records if record.job_id == only or "[" in record.job_id]
+    return [record for record in records if only in (*task_ids(record.job_id), f"{record.job_id}_{entry.task}")]
 
 
 def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
@@ -163,6 +163,11 @@ def own_record(entry: Entry, job_id: str) -> JobRecord | None:
         exit_code=state.exit_code,
         restarts=state.restarts,
     )
+
+
+def own_records(entry: Entry) -> list[JobRecord]:
+    """The state files of the entry's tasks, as far as they have started."""
+    return [record for record in (own_record(entry, task) for task in own_ids(entry)) if record is not None]
 
 
 def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from hpcjobs.errors import SchedulerDownError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import Connect, Known, own_ids, own_record, statuses
+from hpcjobs.run.status import Connect, Known, all_ended, own_ids, own_record, own_records, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
@@ -37,7 +38,8 @@ class Watch:
         self._progress = progress
         self._connect = connect
         self._clock = clock
-        self._asked = clock()
+        self._asked = clock() - QUEUE_S  # the first look asks: a job may be gone that never wrote a word
+        self._answered = False
         self._stale: set[tuple[str, float | None]] = set()
 
     def look(self) -> list[str]:
@@ -45,8 +47,19 @@ class Watch:
         own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
         self._note([r for r in own if r is not None and (r.job_id, r.ended) not in self._stale])
         if asked := self._due():
-            self._note([r for known in statuses(asked, connect=self._connect) for r in known.records])
+            self._note([r for known in self._statuses(asked) for r in known.records])
         return sorted(self._waiting)
+
+    def _statuses(self, asked: list[Entry]) -> list[Known]:
+        """A scheduler that answered once and is silent now will be back: the jobs' own files go on telling."""
+        try:
+            found = statuses(asked, connect=self._connect)
+        except SchedulerDownError:
+            if not self._answered:
+                raise
+            return []
+        self._answered = True
+        return found
 
     def again(self, known: Iterable[Known]) -> None:
         """Watch on: these were requeued, so what they wrote about their last end is out of date."""
@@ -66,11 +79,12 @@ class Watch:
     def _note(self, records: list[JobRecord]) -> None:
         if self._progress is not None:
             self._progress(records)
-        for record in filter(_over, records):
-            for task in task_ids(record.job_id):
-                self._waiting.pop(task, None)
-            if record.source == "nobody":
-                self._waiting = {task: e for task, e in self._waiting.items() if e.job_id != record.job_id}
+        over = {record.job_id for record in filter(_over, records)}
+        tasks = {task for job_id in over for task in task_ids(job_id)}
+        # An array that was cancelled before any task ran is one record, without a task's number.
+        self._waiting = {
+            task: entry for task, entry in self._waiting.items() if task not in tasks and entry.job_id not in over
+        }
 
 
 def wait(
@@ -110,9 +124,17 @@ def _over(record: JobRecord) -> bool:
 
 
 def _final(wanted: list[Entry], *, connect: Connect, pause: Callable[[float], None]) -> list[Known]:
-    """The scheduler's word, waited for briefly: accounting arrives a moment after the job's end."""
+    """The scheduler's word, waited for briefly: accounting arrives a moment after the job's end.
+
+    Where the scheduler is silent, the jobs' own word, if each of them has written its end.
+    """
     for delay in _ACCOUNTING_DELAYS_S:
-        now = statuses(wanted, connect=connect)
+        try:
+            now = statuses(wanted, connect=connect)
+        except SchedulerDownError:
+            if all(all_ended(entry) for entry in wanted):
+                return [Known(entry, own_records(entry)) for entry in wanted]
+            raise
         if all(_over(record) and record.source != "job" for _, records in now for record in records):
             return now
         pause(delay)
