@@ -1,0 +1,59 @@
+"""The command line as a user calls it, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call gave."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def start(*words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """``hpcjobs WORDS`` begun; ``env`` is added to the environment of the test."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpcjobs", *words],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def hpcjobs(
+    *words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 150
+) -> Answer:
+    """``hpcjobs WORDS`` to its end."""
+    process = start(*words, cwd=cwd, env=env)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Answer(process.returncode, out, err)
+
+
+def ok(*words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> Answer:
+    """``hpcjobs WORDS``, which must succeed."""
+    answer = hpcjobs(*words, cwd=cwd, env=env)
+    assert answer.code == 0, answer
+    return answer
