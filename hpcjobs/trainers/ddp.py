@@ -15,6 +15,7 @@ from hpcjobs.trainers.core.launch import launch
 class DdpFlags:
     bucket_cap_mb: float = flag(25.0, "gradients per all-reduce, in MiB", parse=positive(float))
     gradient_as_bucket_view: bool = flag(True, "gradients live in the buckets: one copy less")
+    compress: str = flag("none", "gradients travel so", choices=("none", "bf16", "fp16", "powersgd"))
     static_graph: bool = flag(False, "the graph never changes: allows more overlap")
     broadcast_buffers: bool = flag(True, "rank 0's buffers (BatchNorm statistics) go to all each step")
 

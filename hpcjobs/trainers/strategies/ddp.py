@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.ddp import DdpFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
+from hpcjobs.trainers.strategies.compress import HALVES, compress
 from hpcjobs.trainers.workloads.base import Workload
 
 
@@ -24,7 +25,7 @@ class Ddp(Strategy):
         self.flags = flags
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[group.device.index] if group.device.type == "cuda" else None,
             bucket_cap_mb=self.flags.bucket_cap_mb,
@@ -32,6 +33,8 @@ class Ddp(Strategy):
             static_graph=self.flags.static_graph,
             **self._buffers(),  # type: ignore[arg-type]
         )
+        compress(wrapped, self.flags.compress, backend=group.backend)
+        return wrapped
 
     def _buffers(self) -> dict[str, bool]:
         """Said only when it differs from torch's default, by the name this torch knows."""
@@ -55,10 +58,11 @@ class Ddp(Strategy):
         assert isinstance(model, DistributedDataParallel)
         record = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         sizes = record.get("rebuilt_bucket_sizes") or record.get("bucket_sizes")
-        if not sizes:
+        if not sizes or self.flags.compress == "powersgd":
             return None
         buckets = [int(size) for size in str(sizes).split(",")]
-        return Traffic(bytes=sum(buckets), calls=len(buckets))
+        share = 2 if self.flags.compress in HALVES else 1
+        return Traffic(bytes=sum(buckets) // share, calls=len(buckets))
 
 
 def bare(model: nn.Module) -> nn.Module:
