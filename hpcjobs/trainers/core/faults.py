@@ -16,7 +16,10 @@ from hpcjobs.runtime.exits import AlreadyReported, OutOfMemory, PeerLost, Traine
 
 PEER_SPEAKS_S = 3.0  # a rank whose peer went away waits so long for the peer's own words
 CLAIM_LINGERS_S = 1.0
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport", "NCCL")
+LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport", "NCCL"),
+    "Horovod has been shut down",
+)
 FULL = ("DefaultCPUAllocator", "not enough memory", "out of memory")
 
 

@@ -113,7 +113,6 @@ class Recorder:
             elapsed_s=now - self._started,
             device=self.group.device.type,
             device_name=device_name(self.group.device),
-            backend=self.group.backend,
             threads_per_rank=torch.get_num_threads(),
             torch_version=str(torch.__version__),
             python_version=platform.python_version(),

@@ -33,7 +33,8 @@ class Stepper:
             self.dtype = None
         self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
         torch.manual_seed(config.seed + 1 + group.rank)
-        self.optimizer = build_optimizer(strategy.parameters(self.model), workload, lr=plan.lr)
+        plain = build_optimizer(strategy.parameters(self.model), workload, lr=plan.lr)
+        self.optimizer = strategy.optimizer(plain, self.model)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "fp16")
 
     def step(self, batch: Batch, number: int) -> torch.Tensor:
@@ -45,7 +46,8 @@ class Stepper:
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             self.strategy.clip(self.strategy.parameters(self.model), self.clip_norm)
-        self.scaler.step(self.optimizer)
+        with self.strategy.stepping():
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.strategy.zero_grad(self.optimizer)
         return loss

@@ -58,6 +58,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
                 checkpoint_stall_s=Quantiles.of(checkpoints.stall_s),
                 trainer=call.trainer,
                 strategy=strategy.name,
+                backend=strategy.backend or group.backend,
                 job_id=os.environ.get("HPCJOBS_JOB_ID"),
                 precision=config.precision,
                 parameters=stepper.parameters,

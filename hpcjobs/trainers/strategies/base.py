@@ -17,11 +17,12 @@ class Traffic(NamedTuple):
     """Of one optimizer step and one rank: gradient bytes handed to collectives, and their number."""
 
     bytes: int
-    calls: int
+    calls: int | None  # None: settled anew in each step
 
 
 class Strategy:
     name = "single"
+    backend: str | None = None  # what carries gradients, where it is not the process group
     quiet_passes = False  # a pass inside no_sync differs from another by its communication alone
     autocasts = True  # lower precision comes by autocast around the forward pass
 
@@ -35,6 +36,14 @@ class Strategy:
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """What the optimizer steps: here the model's own."""
         return list(model.parameters())
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer to step, made of the workload's own. Called once, after `wrap`."""
+        return optimizer
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Around each step of the optimizer."""
+        return nullcontext()
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, a backward pass leaves gradients local."""

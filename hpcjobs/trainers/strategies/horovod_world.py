@@ -1,0 +1,127 @@
+"""Horovod started on ranks that have met already: over MPI or Gloo, and never as worlds of one.
+
+Open MPI and MPICH learn from the launcher who their peers are. Started by one that does not speak to them,
+each rank becomes a world of its own, trains alone, and the result looks like success. So it is asked
+beforehand whether the launcher speaks to this MPI, and afterwards whether all ranks are one world.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib import import_module
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
+from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
+
+START_TIMEOUT_S = 45.0
+SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK", "PMIX_RANK")}
+WANTS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+
+
+def start(
+    env: DistEnv, hosts: Sequence[str], *, controller: str, share: Callable[[str], str], say: Callable[[str], None]
+) -> str:
+    """Start Horovod on the ranks of `hosts`; gives "horovod-mpi" or "horovod-gloo".
+
+    `share` gives rank 0's text to every rank. What a job script or horovodrun has set is kept.
+
+    Raises:
+        WorldMismatch: the ranks would not be, or are not, the one world of `env`.
+        RendezvousError: they did not come together in time.
+    """
+    if hvd.is_initialized():  # by the run before in this process
+        over, why = "mpi" if hvd.mpi_enabled() else "gloo", ""
+        _refuse_other_world(env, hosts, over)
+        return f"horovod-{over}"
+    over, why = _controller(controller, env)
+    os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = over
+    with meet_over_gloo(env, hosts, share) if over == "gloo" else nullcontext():
+        _init(over)
+    _refuse_other_world(env, hosts, over)
+    say(f"Horovod: {hvd.size()} ranks over {'Gloo' if over == 'gloo' else mpi_library()}{why}")
+    return f"horovod-{over}"
+
+
+def _controller(asked: str, env: DistEnv) -> tuple[str, str]:
+    """What ranks agree over, and in words why not over MPI where that was open."""
+    settled = os.environ.get("HOROVOD_CONTROLLER") if asked == "auto" else asked
+    if env.world_size == 1:
+        return "gloo", ""
+    if settled == "gloo":
+        return "gloo", ""
+    if not hvd.mpi_built():
+        return "gloo", " (Horovod was built without MPI)"
+    family = mpi_library().split(",")[0]
+    if any(name in os.environ for name in SPEAKS.get(family.split(" v")[0], ())):
+        return "mpi", ""
+    if settled is None:
+        return "gloo", f" ({launched_by()} does not speak to {family})"
+    raise _unspoken(env, family)
+
+
+def _unspoken(env: DistEnv, family: str) -> WorldMismatch:
+    name = family.split(" v")[0]
+    return WorldMismatch(
+        f"{launched_by()} does not speak to {family} ({' and '.join(SPEAKS.get(name, ()))} are not set), so each of "
+        f"the {env.world_size} ranks would be a world of its own",
+        hint=f"mpi: {WANTS.get(name, 'pmix')} in the site file, --launcher mpirun, or --controller gloo",
+    )
+
+
+def launched_by() -> str:
+    """Who started this rank, in words; with the MPI type where it was srun."""
+    said = os.environ.get("HPCJOBS_LAUNCHED_BY")
+    if said is not None:
+        return said
+    kind = os.environ.get("SLURM_MPI_TYPE")
+    return "the launcher" if kind is None else f"srun --mpi={kind}"
+
+
+def mpi_library() -> str:
+    """Name and version of the MPI that Horovod was linked to, such as `Open MPI v4.1.4`."""
+    text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
+    ctypes.CDLL(import_module("horovod.torch.mpi_lib_v2").__file__).MPI_Get_library_version(text, ctypes.byref(length))
+    first = text.value.decode(errors="replace").splitlines()[0]
+    return first.split(",")[0].replace("MPICH Version:", "MPICH").strip()
+
+
+def _init(over: str) -> None:
+    """`hvd.init` with an end: a rank that MPI or Gloo loses on the way would wait for ever."""
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            hvd.init()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="horovod-init", daemon=True)
+    thread.start()
+    thread.join(START_TIMEOUT_S)
+    if thread.is_alive() or failures:
+        atexit.unregister(hvd.shutdown)  # it would wait for what never started
+        cause = failures[0] if failures else f"nothing happened for {START_TIMEOUT_S:g} s"
+        raise RendezvousError(
+            f"Horovod did not start over {over} on {socket.gethostname()} (by {launched_by()}): {cause}",
+            hint="may the nodes connect to each other on any port? `interface` in the site file names the network",
+        )
+
+
+def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
+    if (hvd.rank(), hvd.size()) == (env.rank, env.world_size):
+        return
+    here = hvd.allgather_object(socket.gethostname()) if hvd.size() > 1 else [socket.gethostname()]
+    missing = [host for host in dict.fromkeys(hosts) if host not in here]
+    raise WorldMismatch(
+        f"Horovod's world has {hvd.size()} of {env.world_size} ranks (rank {env.rank} is its rank {hvd.rank()}), "
+        f"started by {launched_by()} over {mpi_library() if over == 'mpi' else over}"
+        + (f"; without {', '.join(missing)}" if missing else ""),
+        hint="the site's `mpi` must be a type this MPI was built with; --launcher mpirun and horovod-gloo need none",
+    )
