@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test lint bench lock clean
+.PHONY: help demo test lint bench horovod lock clean
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -13,6 +13,7 @@ demo: ## Train on two ranks of this machine and show the result; needs no root, 
 test: ## Lint, types and all tests; as root on Debian also those on a real Slurm, which it installs
 	@tools/venv dev
 	@tools/system-packages
+	@containers/install_horovod.sh --optional
 	@tools/lint
 	$(BIN)/pytest
 
@@ -23,6 +24,10 @@ lint: ## ruff, mypy --strict, shellcheck
 bench: ## Run every file of benchmarks/
 	@tools/venv dev
 	@tools/bench
+
+horovod: ## Build Horovod for PyTorch, with MPI and Gloo, into .venv (once, minutes; the wheel is kept)
+	@tools/venv dev
+	@containers/install_horovod.sh
 
 lock: ## Write constraints.txt anew from pyproject.toml
 	@tools/venv demo

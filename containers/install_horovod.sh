@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Horovod for PyTorch, with MPI and Gloo, into a Python environment that has torch already.
+#
+#   containers/install_horovod.sh [--optional] [PYTHON]
+#
+# PYTHON is the checkout's .venv or the active python unless it is said. --optional: a machine that cannot build it,
+# and whose packages this user may not install, is no error.
+# Horovod's last release does not compile against today's torch as it is; this builds it once (two to three
+# minutes), keeps the wheel by torch, Python and MPI, installs it and checks it. Run again, it only checks.
+#   HPCJOBS_WHEELS   where wheels are kept (default: ~/.cache/hpcjobs/wheels)
+#   MAKEFLAGS        parallel jobs (default: one per CPU)
+set -euo pipefail
+
+version=0.28.1
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+optional=''
+[[ ${1:-} != --optional ]] || { optional=yes; shift; }
+python=${1:-}
+[[ -n $python ]] || { [[ -x $here/../.venv/bin/python ]] && python=$here/../.venv/bin/python || python=python; }
+
+say() { printf '==> %s\n' "$*"; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Programs the build needs, by the Debian package that has each.
+need_programs() {
+    local -A package=([g++]=g++ [make]=make [cmake]=cmake [mpicxx]=libopenmpi-dev [mpirun]=openmpi-bin)
+    local program missing=()
+    for program in "${!package[@]}"; do
+        command -v "$program" >/dev/null || missing+=("${package[$program]}")
+    done
+    ((${#missing[@]})) || return 0
+    [[ $EUID -eq 0 || -z $optional ]] || { say "no Horovod: ${missing[*]} are not on this machine" && exit 0; }
+    local line="apt-get install -y --no-install-recommends ${missing[*]}"
+    if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
+        say "$line"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive $line >/dev/null
+    else
+        die "not on this machine: ${missing[*]}. On Debian or Ubuntu, as root: $line
+On a cluster, load its compiler and MPI first (module load openmpi), then run this again"
+    fi
+}
+
+mpi_family() { # the MPI whose compiler is first in PATH
+    if mpicxx --showme:version >/dev/null 2>&1; then echo openmpi; else echo mpich; fi
+}
+
+works() { # Horovod of this version is there, was built with both, and loads against this torch
+    "$python" - "$version" 2>/dev/null <<'PY'
+import sys
+import horovod
+import horovod.torch as hvd
+sys.exit(not (horovod.__version__ == sys.argv[1] and hvd.mpi_built() and hvd.gloo_built()))
+PY
+}
+
+build() { # a wheel into $1
+    local work
+    work=$(mktemp -d)
+    # The release asks for C++14 where torch's headers need C++17: of several -std the last one counts. Debugging
+    # symbols would make the wheel twenty times larger. Open MPI's old C++ bindings, gone in version 5, stay out.
+    cat >"$work/c++" <<'WRAPPER'
+#!/bin/sh
+exec g++ -Wl,--as-needed -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX "$@" -std=c++17 -g0
+WRAPPER
+    chmod +x "$work/c++"
+    # CMake 4 refuses the old policy of the bundled Gloo without CMAKE_POLICY_VERSION_MINIMUM.
+    env CXX="$work/c++" MAKEFLAGS="${MAKEFLAGS:--j$(nproc)}" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+        HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
+        HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
+        "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-cache-dir --no-build-isolation \
+        --wheel-dir "$work/wheel" "horovod==$version" || { rm -rf "$work"; die "Horovod did not build; see above"; }
+    mkdir -p "$1"
+    mv "$work"/wheel/horovod-*.whl "$1/"
+    rm -rf "$work"
+}
+
+torch=$("$python" -c 'import torch; print(torch.__version__)') || die "$python has no torch: install that first"
+if works; then
+    say "Horovod $version is there, for torch $torch"
+else
+    need_programs
+    pip=("$python" -m pip install --quiet --disable-pip-version-check)
+    [[ -r $here/../constraints.txt ]] && pip+=(--constraint "$here/../constraints.txt")
+    abi=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+    kept=${HPCJOBS_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/hpcjobs/wheels}/torch$torch-$abi-$(mpi_family)
+    mkdir -p "$kept"
+    exec 9>"$kept/.lock"
+    flock 9 # of two that start together, one builds
+    "${pip[@]}" numpy packaging setuptools wheel
+    if ! compgen -G "$kept/horovod-$version-*.whl" >/dev/null; then
+        say "building Horovod $version against torch $torch and $(mpi_family): two to three minutes on two cores"
+        build "$kept"
+    fi
+    say "installing $(basename "$(compgen -G "$kept/horovod-$version-*.whl")")"
+    "${pip[@]}" --force-reinstall --no-deps "$kept"/horovod-"$version"-*.whl
+    "${pip[@]}" "$kept"/horovod-"$version"-*.whl # what Horovod needs beside itself
+    works || die "Horovod $version was installed and does not load: $("$python" -c 'import horovod.torch' 2>&1 | tail -n 1)"
+fi
+PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH" horovodrun --check-build |
+    sed -nE 's/ +$//; /\[X\] (PyTorch|MPI|Gloo)$/p' | sort -u
