@@ -67,10 +67,11 @@ def plan(
 
 def _spec(fields: dict[str, object]) -> JobSpec:
     try:
-        return msgspec.convert(fields, JobSpec)
+        return msgspec.convert(fields, JobSpec, strict=False)
     except msgspec.ValidationError as error:
-        message = str(error).split(" - at ")[0]
-        raise RequestError(message, hint=resource_hint(message)) from error
+        message, _, where = str(error).partition(" - at `$.")
+        field = where.rstrip("`").removeprefix("resources").lstrip(".")
+        raise RequestError(f"{field}: {message}" if field else message, hint=resource_hint(message)) from error
 
 
 def resource_hint(message: str) -> str | None:
@@ -81,8 +82,8 @@ def resource_hint(message: str) -> str | None:
 
 
 def run_name(job: Job) -> str:
-    """Name of a new run folder: job name, local time, and four random hex digits against collisions."""
-    return f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    """Name of a new run folder: job name, local time, and eight random hex digits against collisions."""
+    return f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
 
 
 def _command(job: Job, run_dir: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import traceback
 from pathlib import Path
 
 import jinja2
@@ -51,8 +52,20 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
         known = {p.name.removesuffix(SUFFIX) for folder in template_folders() for p in folder.glob(f"*{SUFFIX}")}
         raise ConfigError(f"no template {error.name!r}", hint=nearest(job.template, known)) from error
     except jinja2.TemplateError as error:
-        where = f"{getattr(error, 'filename', None) or job.template}:{getattr(error, 'lineno', '')}"
-        raise ConfigError(f"template {where}: {error}") from error
+        raise ConfigError(f"template {_where(error) or job.template}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"template {_where(error) or job.template} extends itself",
+            hint=f"the shipped one is reached as shipped/job{SUFFIX}",
+        ) from error
+
+
+def _where(error: Exception) -> str | None:
+    """File and line of the template at fault; jinja2 puts its lines into tracebacks."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(SUFFIX)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def _environment() -> jinja2.Environment:
