@@ -71,11 +71,11 @@ def submit(
         snapshot=snapshot or None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
         **_options(option or []),
-        **_after(after or []),
+        **_after(after or [], site),
         **{key: value for key, value in said.items() if value is not None},
     )
-    if explain:
-        _print_sources(plan)
+    if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
+        _print_sources(plan, as_json=as_json)
     if dry_run or explain:
         if dry_run:
             _print_plan(plan, as_json=as_json)
@@ -96,20 +96,21 @@ def _options(words: list[str]) -> dict[str, object]:
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
         known = key.replace("-", "_")
-        found[known] = (_number(value) if value else None) if equals else True
+        found[known] = (value or None) if equals else True
     return found
 
 
-def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
-
-
-def _after(words: list[str]) -> dict[str, str]:
+def _after(words: list[str], site: str | None) -> dict[str, str]:
+    """The dependency on the jobs that ``words`` name, which must be jobs of the same site."""
     if not words:
         return {}
     from hpcjobs.run.select import select
+    from hpcjobs.run.status import own_ids
+    from hpcjobs.site.library import default_site, load_site
 
-    return {"dependency": ":".join(["afterok", *(entry.job_id for entry in select(words))])}
+    entries = select(words, site=load_site(site or default_site()).name)
+    ids = [entry.job_id if entry.task is None else own_ids(entry)[0] for entry in entries]
+    return {"dependency": ":".join(["afterok", *ids])}
 
 
 def _environment(words: list[str]) -> dict[str, str]:
@@ -122,7 +123,7 @@ def _environment(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _print_sources(plan: Plan) -> None:
+def _print_sources(plan: Plan, *, as_json: bool) -> None:
     from hpcjobs.cli.output import print_table
 
     job = plan.job
@@ -135,12 +136,15 @@ def _print_sources(plan: Plan) -> None:
         for key, value in values.items()
         if value is not None
     ]
+    if as_json:
+        print_json([{"name": name, "value": value, "source": source} for name, value, source in rows])
+        return
     print_table(["value", "", "from"], rows)
 
 
 def _print_plan(plan: Plan, *, as_json: bool) -> None:
     if as_json:
-        print_json(plan._asdict())
+        print_json(plan._asdict() | {"run_dir": str(plan.run_dir)})
         return
     note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
     sys.stdout.write(plan.script)
