@@ -17,6 +17,7 @@ from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
+from hpcjobs.job.reserved import check_env
 from hpcjobs.site.models import Partition, Resources, Site
 
 
@@ -90,6 +91,7 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
         env=site.env | spec.env,
         run_root=str(_run_root(site, chdir)),
     )
+    check_env(job.env, job.sources)
     check_limits(job, site, partition)
     return job
 

@@ -1,0 +1,44 @@
+"""Names of environment variables that job.sh or bash sets itself: a job cannot have them otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcjobs.errors import RequestError
+
+_RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+# Variables of the script and of its task wrapper; a test compares them with the scripts.
+_SCRIPT = frozenset(
+    (
+        *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
+        *("rank", "run_dir", "started", "state", "step", "step_code", "task"),
+    )
+)
+# bash gives these a meaning or a value of its own, or does not let them be set.
+_BASH = frozenset(
+    (
+        *("_", "BASHOPTS", "BASHPID", "BASH_ENV", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME"),
+        *("GROUPS", "HISTCMD", "IFS", "LINENO", "OLDPWD", "OPTIND", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PWD"),
+        *("RANDOM", "REPLY", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID"),
+    )
+)
+
+
+def check_env(env: Mapping[str, str], sources: Mapping[str, str]) -> None:
+    """Refuse names that would not reach the program as they were said.
+
+    Raises:
+        RequestError: names the variable, who said it and who sets it.
+    """
+    for name in env:
+        if owner := _owner(name):
+            said = sources.get(f"env.{name}", "the site file")
+            raise RequestError(f"env {name} ({said}): {owner} sets it", hint="give it another name")
+
+
+def _owner(name: str) -> str | None:
+    if name in _RANKS:
+        return "each task's launch"
+    if name in _SCRIPT or name.startswith("HPCJOBS_"):
+        return "job.sh"
+    return "bash" if name in _BASH else None
