@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_PART = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?\Z", re.ASCII)
+_THROTTLE = re.compile(r"[1-9]\d*\Z", re.ASCII)
+
 
 def array_indices(spec: str) -> list[int]:
     """The task indices of ``spec``, ascending; the throttle after ``%`` does not matter here.
@@ -10,14 +15,12 @@ def array_indices(spec: str) -> list[int]:
         ValueError: not an array specification.
     """
     found: set[int] = set()
-    for part in spec.partition("%")[0].split(","):
-        bounds, _, step = part.partition(":")
-        first, _, last = bounds.partition("-")
-        try:
-            indices = range(int(first), int(last or first) + 1, int(step or 1))
-        except ValueError as error:
-            raise ValueError(f"array {spec!r} is not understood; say 0-9, 1,3,5, 0-100:10 or 0-99%4") from error
-        found.update(indices)
+    parts, throttled, throttle = spec.partition("%")
+    for part in parts.split(","):
+        match = _PART.match(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]) or (throttled and not _THROTTLE.match(throttle)):
+            raise ValueError(f"array {spec!r} is not understood; say 0-9, 1,3,5, 0-100:10 or 0-99%4")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return sorted(found)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
 from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.index import Entry
@@ -66,7 +67,14 @@ def _by_id(job_id: str, task: str | None, known: list[Entry]) -> Entry:
     if len(found) > 1:
         sites = ", ".join(entry.site for entry in found)
         raise RequestError(f"job {job_id} exists on several sites: {sites}", hint="say --site")
-    return found[0] if task is None else msgspec.structs.replace(found[0], task=int(task))
+    return found[0] if task is None else _task_of(found[0], int(task))
+
+
+def _task_of(entry: Entry, task: int) -> Entry:
+    if entry.array is None or task not in array_indices(entry.array):
+        what = "is no array" if entry.array is None else f"is an array of {entry.array}"
+        raise UnknownJobError(f"no task {entry.job_id}_{task}: job {entry.job_id} {what}")
+    return msgspec.structs.replace(entry, task=task)
 
 
 def _by_range(word: str, prefix: str, first: int, last: int, known: list[Entry]) -> list[Entry]:
@@ -74,7 +82,7 @@ def _by_range(word: str, prefix: str, first: int, last: int, known: list[Entry])
     found = [entry for entry in known if entry.job_id in wanted]
     if not found:
         raise UnknownJobError(f"no job in the range {word}", hint="`hpcjobs ps -a` lists them")
-    return found
+    return [_by_id(entry.job_id, None, found) for entry in found]
 
 
 def _by_folder(folder: Path) -> Entry:
