@@ -57,6 +57,8 @@ def _partition_problems(job: Job, partition: Partition) -> Iterator[str]:
     if asked.mem and node.mem and memory_bytes(asked.mem) > memory_bytes(node.mem):
         yield f"{_asked(job, 'mem')}: a node of partition {name} has {node.mem}"
     cpus = job.ntasks_per_node * (asked.cpus_per_task or 1)
+    if asked.mem_per_cpu and node.mem and memory_bytes(asked.mem_per_cpu) * cpus > memory_bytes(node.mem):
+        yield f"{_asked(job, 'mem_per_cpu')} x {cpus} CPUs: a node of partition {name} has {node.mem}"
     if cpus > node.cpus:
         yield (
             f"{_asked(job, 'ntasks_per_node')} x cpus_per_task={asked.cpus_per_task or 1} = {cpus} CPUs:"

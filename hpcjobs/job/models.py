@@ -31,6 +31,9 @@ class JobSpec(Frozen, frozen=True):
                 raise ValueError(f"env {name}: a value cannot hold a NUL byte")
         if any("\0" in word for word in self.program):
             raise ValueError("program: an argument cannot hold a NUL byte")
+        for word in (*self.program, *self.env.values(), self.chdir or ""):
+            if any("\ud800" <= char <= "\udfff" for char in word):
+                raise ValueError(f"{word!r} is not UTF-8 text")
 
 
 class Layer(NamedTuple):

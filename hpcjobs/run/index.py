@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from hpcjobs.errors import HpcJobsError
 from hpcjobs.files import write_beside
 from hpcjobs.site.models import Frozen
 
@@ -55,5 +56,13 @@ def entries(*, since: float = 0.0) -> list[Entry]:
         for file in files:
             if file.name.startswith(".") or file.stat().st_mtime < since:
                 continue
-            found.append(msgspec.json.decode(Path(file.path).read_bytes(), type=Entry))
+            found.append(_read(Path(file.path)))
     return sorted((entry for entry in found if entry.submitted >= since), key=lambda entry: entry.submitted)
+
+
+def _read(path: Path) -> Entry:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Entry)
+    except msgspec.MsgspecError as error:
+        hint = "remove the file to forget the job"
+        raise HpcJobsError(f"{path}: damaged record of a job: {error}", hint=hint) from error
