@@ -32,6 +32,10 @@ _PERHAPS_HEARD = re.compile(r"timed out|zero bytes were transmitted", re.IGNOREC
 _PAUSES_S = (1.0, 2.0, 4.0)
 
 
+# Times as seconds; the indices of pending array tasks in full, not cut to 64 characters.
+_SPELLING = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
 class Slurm:
     """A cluster. Every method starts one Slurm command (again, after a pause, while none answers)."""
 
@@ -42,7 +46,7 @@ class Slurm:
         runner: Runner = run,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+        self._env = _SPELLING | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
         self._runner = runner
         self._pause = pause
 
