@@ -228,7 +228,7 @@ class Site(Frozen, frozen=True):
     modules: tuple[str, ...] = ()
     env: dict[str, str] = {}
     setup: tuple[str, ...] = ()
-    """Shell lines run by the batch script after modules, environment and ``env``."""
+    """Shell lines run by the batch script after modules and environment, before ``env`` is set."""
     environment: Environment = Environment()
     python: str | None = None
     """Python on the node; ``None``: the one that runs hpcjobs, or ``python`` of the environment."""
