@@ -12,6 +12,7 @@ _SCRIPT = frozenset(
     (
         *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
         *("rank", "run_dir", "started", "state", "step", "step_code", "task"),
+        *("HPCJOBS_IFNAME", "HPCJOBS_JOB_ID", "HPCJOBS_NNODES", "HPCJOBS_NTASKS", "HPCJOBS_RUN_DIR"),
     )
 )
 # bash gives these a meaning or a value of its own, or does not let them be set.
@@ -39,6 +40,6 @@ def check_env(env: Mapping[str, str], sources: Mapping[str, str]) -> None:
 def _owner(name: str) -> str | None:
     if name in _RANKS:
         return "each task's launch"
-    if name in _SCRIPT or name.startswith("HPCJOBS_"):
+    if name in _SCRIPT:
         return "job.sh"
     return "bash" if name in _BASH else None
