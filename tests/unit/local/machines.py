@@ -51,7 +51,7 @@ class Machine:
     def held(self, name: str, *, then: str = "exit 0", **asked: Any) -> str:
         """A job that says it runs by a file NAME.runs, and goes on when somebody writes to NAME.go."""
         os.mkfifo(self.here / f"{name}.go")
-        say = f'echo "$HPCJOBS_JOB_ID $CUDA_VISIBLE_DEVICES" > {name}.part; mv {name}.part {name}.runs'
+        say = f'echo "$HPCJOBS_JOB_ID ${{CUDA_VISIBLE_DEVICES-unset}}" > {name}.part; mv {name}.part {name}.runs'
         script = f"{say}; read -r _ < {name}.go; {then}"
         return self.submit("bash", "-c", script, name=name, **asked)
 

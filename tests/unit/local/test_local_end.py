@@ -82,6 +82,7 @@ def test_a_cancelled_waiting_job_is_gone_at_once(machine: Machine) -> None:
     machine.local.cancel([waiting])
     record = machine.record(waiting)
     assert (record.state, record.started, record.exit_code) == (State.CANCELLED, None, None)
+    assert record.ended is not None
     assert list(machine.queue()) == [first, behind]
     machine.let_go("first")
     assert machine.end_of(behind).state == State.COMPLETED
@@ -230,8 +231,17 @@ def test_a_job_told_to_end_by_its_supervisors_death_may_save(machine: Machine) -
     assert "saved" in machine.log(job)
 
 
+def test_when_supervisor_and_guard_are_killed_a_program_that_heeds_the_end_ends(machine: Machine) -> None:
+    job = machine.submit("bash", "-c", "echo $$ > part; mv part pid; exec sleep 60")
+    until(lambda: (machine.here / "pid").exists())
+    for keeper in machine.keepers(job):
+        os.kill(keeper, signal.SIGKILL)
+    until(lambda: not alive(int((machine.here / "pid").read_text())))  # nobody has asked in between
+    assert machine.record(job).reason == "supervisor was killed"
+
+
 def test_when_supervisor_and_guard_are_killed_the_next_look_clears_up(machine: Machine) -> None:
-    job = machine.submit(sys.executable, "-c", STUBBORN)
+    job = machine.submit("env", "-i", sys.executable, "-c", STUBBORN)
     pid = stubborn_pid(machine)
     keepers = machine.keepers(job)
     assert len(keepers) == 2

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,16 @@ def test_a_job_waits_for_another_and_runs_when_it_succeeded(machine: Machine) ->
     assert machine.queue()[after] == ("PENDING", "Dependency")
     machine.let_go("first")
     assert machine.end_of(after).state == State.COMPLETED
+
+
+def test_who_may_go_on_is_woken_and_need_not_ask_again_and_again(machine: Machine) -> None:
+    machine.held("first", cpus_per_task=2)
+    jobs = [machine.submit("true", cpus_per_task=2) for _ in range(8)]
+    machine.wait_for("first")
+    machine.let_go("first")
+    records = [machine.end_of(job) for job in jobs]
+    gaps = [(b.started or 0) - (a.ended or 0) for a, b in pairwise(records)]
+    assert sum(gaps) < 2  # asking once a second would cost 3.5
 
 
 def test_a_failure_cancels_what_needed_success_and_frees_what_needed_failure(machine: Machine) -> None:

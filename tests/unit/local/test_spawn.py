@@ -98,6 +98,24 @@ def test_signals_are_passed_on_to_every_copy(here: Path, number: signal.Signals)
     assert (process.returncode, out) == (0, "heard\nheard\n")
 
 
+def test_copies_are_told_to_end_once_however_often_we_are(here: Path) -> None:
+    traps = 'trap "echo heard" TERM; trap "touch over" USR2'
+    words = f"{traps}; echo $$ > pid.$RANK; until [ -e over ]; do sleep 0.02; done; exit 0"
+    process = start(1, "bash", "-c", words)
+    pids(here, 1)
+    process.terminate()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "heard\n"
+    process.terminate()
+    process.send_signal(signal.SIGUSR2)
+    assert (process.communicate(timeout=20)[0], process.returncode) == ("", 0)
+
+
+def test_copies_end_at_a_closed_pipe_as_programs_do() -> None:
+    code, out, err = run(1, "bash", "-c", 'yes | head -n 1; echo "${PIPESTATUS[0]}"')
+    assert (code, out, err) == (0, "y\n141\n", "")
+
+
 def test_copies_can_be_interrupted_when_a_shell_started_us_in_the_background(here: Path) -> None:
     spawn = f"{sys.executable} -m hpcjobs.runtime.spawn --ntasks 1 --"
     words = f"{spawn} bash -c 'echo $$ > pid.0; exec sleep 60' & echo $!; wait $!; echo $?"
