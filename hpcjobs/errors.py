@@ -76,5 +76,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
     import difflib  # only errors need it
 
     words = sorted(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6) or [w for w in words if w.startswith(word)]
     return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(words)

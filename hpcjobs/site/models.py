@@ -22,6 +22,13 @@ def check_name(value: str, what: str) -> None:
         raise ValueError(f"{what} {value!r}: use letters, digits, '_', '.', '-', and start with a letter or digit")
 
 
+def _check_memory(value: str, field: str) -> None:
+    try:
+        memory_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
+
+
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the values read from YAML."""
 
@@ -100,7 +107,7 @@ class Resources(Frozen, frozen=True):
         for field in _MEMORY:
             value = getattr(self, field)
             if isinstance(value, str):
-                memory_bytes(value)
+                _check_memory(value, field)
         for field in _COUNTS:
             value = getattr(self, field)
             if isinstance(value, int) and value < 1 - (field == "gpus_per_node"):
@@ -126,7 +133,7 @@ class NodeShape(Frozen, frozen=True):
 
     def __post_init__(self) -> None:
         if self.mem is not None:
-            memory_bytes(self.mem)
+            _check_memory(self.mem, "mem")
 
 
 class Partition(Frozen, frozen=True):

@@ -14,9 +14,23 @@ import yaml
 from hpcjobs.errors import ConfigError, nearest
 
 T = TypeVar("T", bound=msgspec.Struct)
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z")
+
+
+class _Loader(_Fastest):  # type: ignore[misc]
+    """YAML lets the last of two equal keys win in silence; here they are an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.value != "<<":
+                problem = f"key {key.value!r} stands here twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 def read_yaml(path: Path, kind: type[T]) -> T:
@@ -47,6 +61,9 @@ def _located(
     match = _PATH.match(str(error))
     message, steps = (match["message"], _steps(match["path"])) if match else (str(error), [])
     steps = _without_wildcards(tree, kind, steps, str(error))
+    word, _, rest = message.partition(" ")
+    if isinstance(at := _dig(tree, steps), dict) and word.rstrip(":") in at:  # said by the value's own check
+        steps, message = [*steps, word.rstrip(":")], rest if word.endswith(":") else message
     unknown = _UNKNOWN.match(message)
     hint = None
     if unknown:

@@ -1,0 +1,140 @@
+"""Site files: what they may say, what is said about mistakes, and where they are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcjobs import load_site
+from hpcjobs.data import shipped
+from hpcjobs.errors import ConfigError
+from hpcjobs.job.models import JobSpec
+from hpcjobs.site.library import default_site, list_sites
+from hpcjobs.site.yaml_file import read_yaml
+
+SHIPPED = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
+SMALLEST = "partitions: {main: {nodes: 2, node: {cpus: 4}}}\n"
+
+
+def site_file(text: str, name: str = "mine", folder: str = "site_configs") -> Path:
+    path = Path(folder) / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path.absolute()
+
+
+def refusal(text: str) -> str:
+    site_file(text)
+    with pytest.raises(ConfigError) as caught:
+        load_site("mine")
+    return str(caught.value)
+
+
+def test_seven_sites_are_shipped() -> None:
+    assert SHIPPED == ["a10g-box", "gcp-t4", "local", "nebius-h100", "rocky-4070", "sandbox", "tu-hpc"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_site_loads_and_knows_its_file(name: str) -> None:
+    site = load_site(name)
+    assert (site.name, Path(site.path)) == (name, shipped("site_configs") / f"{name}.yaml")
+    assert site.description
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        (SMALLEST + "modles: [openmpi]\n", 2, ["modles: unknown key", "did you mean 'modules'?"]),
+        ("partitions:\n  main:\n    nodes: 2\n    node: {cpu: 4}\n", 4, ["partitions.main.node.cpu", "'cpus'?"]),
+        (SMALLEST + "defaults:\n  ntasks: 4\n", 3, ["defaults.ntasks: unknown key", "did you mean 'ntasks_per_"]),
+        (SMALLEST + "defaults:\n  time: 12:30:00\n", 3, ["defaults.time", "45000 to YAML", "'2h'"]),
+        (SMALLEST + "defaults: {time: soon}\n", 2, ["defaults.time", "'soon' is not understood", "2h"]),
+        (SMALLEST + "defaults:\n  mem: 64\n", 3, ["defaults.mem", "Expected `str"]),
+        (SMALLEST + "defaults:\n  mem: 64Q\n", 3, ["memory '64Q' is not understood", "64G"]),
+        (SMALLEST + "defaults:\n  nodes: 0\n", 3, ["nodes must be positive"]),
+        (SMALLEST + "defaults:\n  nodes: two\n", 3, ["defaults.nodes", "Expected `int"]),
+        (SMALLEST + "\ngpu_request: gpus\n", 3, ["gpu_request", "gpus"]),
+        (SMALLEST + "modules: openmpi\n", 2, ["modules: Expected `array`"]),
+        (SMALLEST + "env:\n  A: 1\n", 3, ["env", "Expected `str`"]),
+        (SMALLEST + "environment: {conda: a, venv: /b}\n", 2, ["say conda or venv, not both"]),
+        ("description: none\n", 1, ["needs at least one partition"]),
+        (SMALLEST + "a: [1\n", 3, ["not valid YAML"]),
+        (SMALLEST + "a:\n\t- b\n", 3, ["not valid YAML"]),
+        ("- a\n- b\n", 1, ["Expected `object`"]),
+    ],
+)
+def test_a_mistake_is_named_with_file_line_and_key(text: str, line: int, said: list[str]) -> None:
+    told = refusal(text)
+    assert all(words in told for words in said), told
+    assert f"site_configs/mine.yaml:{line}:" in told
+
+
+def test_the_partition_at_fault_is_named_among_others() -> None:
+    told = refusal(
+        "partitions:\n  good: {nodes: 1, node: {cpus: 1}}\n  bad: {nodes: 1, node: {cpus: 1}, max_time: 99}\n"
+    )
+    assert "mine.yaml:3: partitions.bad.max_time" in told
+
+
+def test_a_file_that_is_no_text_is_refused_by_name() -> None:
+    site_file("").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
+        load_site("mine")
+
+
+def test_a_site_cannot_give_itself_another_name() -> None:
+    assert "mine.yaml: the file's stem is the site's name" in refusal(SMALLEST + "name: other\n")
+
+
+def test_the_same_key_twice_is_refused() -> None:
+    assert "mine.yaml:3: not valid YAML: key 'mpi' stands here twice" in refusal(SMALLEST + "mpi: pmix\nmpi: pmi2\n")
+
+
+def test_the_working_folder_comes_before_the_users_own_and_the_shipped_sites(here: Path) -> None:
+    home = Path.home() / ".config" / "hpcjobs" / "site_configs"
+    users = site_file(SMALLEST, "tu-hpc", str(home))
+    assert load_site("tu-hpc").path == str(users)
+    local = site_file(SMALLEST, "tu-hpc")
+    assert load_site("tu-hpc").path == str(local)
+    told = [(entry.path, entry.shadowed) for entry in list_sites() if entry.name == "tu-hpc"]
+    assert told == [(local, False), (users, True), (shipped("site_configs") / "tu-hpc.yaml", True)]
+
+
+def test_a_site_file_can_be_named_by_its_path(here: Path) -> None:
+    path = site_file(SMALLEST, "odd", "elsewhere")
+    assert load_site("elsewhere/odd.yaml").name == "odd"
+    assert load_site(str(path)).path == str(path)
+
+
+def test_an_unknown_site_is_answered_with_the_nearest_and_where_was_looked() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_site("tu-hcp")
+    assert "did you mean 'tu-hpc'?" in str(caught.value)
+    assert str(shipped("site_configs")) in str(caught.value)
+
+
+def test_the_default_site_is_the_environments_then_the_users_then_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert default_site() == "local"
+    config = Path.home() / ".config" / "hpcjobs" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("site: gcp-t4\n")
+    assert default_site() == "gcp-t4"
+    monkeypatch.setenv("HPCJOBS_SITE", "tu-hpc")
+    assert default_site() == "tu-hpc"
+
+
+def test_a_mistake_in_the_users_own_settings_is_named() -> None:
+    config = Path.home() / ".config" / "hpcjobs" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("sites: gcp-t4\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml:1: sites: unknown key\nhint: did you mean 'site'"):
+        default_site()
+
+
+def test_a_mistake_in_a_spec_file_is_named(here: Path) -> None:
+    Path("job.yaml").write_text("program: [true_]\nresources:\n  node: 4\n")
+    with pytest.raises(ConfigError, match=r"job\.yaml:3: resources\.node: unknown key\nhint: did you mean 'nodes'"):
+        read_yaml(Path("job.yaml"), JobSpec)

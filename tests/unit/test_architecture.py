@@ -1,0 +1,133 @@
+"""One direction of dependencies: who may import whom, read from the syntax trees, and what stays unloaded."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
+
+# room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
+GROUND = {"errors", "units", "files", "process", "data"}
+ALLOWED = {
+    "errors": set[str](),
+    "units": set[str](),
+    "data": set[str](),
+    "files": {"errors"},
+    "process": {"errors"},
+    "runtime": set[str](),
+    "trainers": {"runtime"},
+    "site": GROUND,
+    "job": GROUND | {"site", "hpcjobs"},
+    "scheduler": GROUND | {"site", "job", "runtime", "hpcjobs"},
+    "run": GROUND | {"site", "job", "scheduler", "runtime", "hpcjobs"},
+    "report": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
+    "sweeps": GROUND | {"site", "job", "scheduler", "run", "report", "hpcjobs"},
+    "sandbox": GROUND | {"site", "hpcjobs"},
+    "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "hpcjobs"},
+    "hpcjobs": {"site", "job", "run"},
+    "__main__": {"cli"},
+}
+STDLIB_ONLY = {"runtime"}
+SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "hpcjobs" if first == "__init__" else first
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Dotted names of what a module imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(path: Path) -> set[str]:
+    names = [name.split(".") for name in imported(path) if name.split(".")[0] == "hpcjobs"]
+    return {parts[1] if len(parts) > 1 and parts[1] in ALLOWED else "hpcjobs" for parts in names}
+
+
+def test_every_room_has_its_place_in_the_table() -> None:
+    assert {room(path) for path in modules()} == set(ALLOWED)
+
+
+def test_no_module_imports_against_the_direction() -> None:
+    wrong = {
+        f"{path.relative_to(PACKAGE)} imports {other}"
+        for path in modules()
+        for other in rooms_imported(path) - ALLOWED[room(path)] - {room(path)}
+    }
+    assert not wrong
+
+
+def test_the_node_side_imports_nothing_but_the_standard_library() -> None:
+    wrong = {
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in modules()
+        if room(path) in STDLIB_ONLY
+        for name in imported(path)
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "hpcjobs"}
+    }
+    assert not wrong
+
+
+def test_nobody_outside_the_trainers_imports_torch() -> None:
+    heavy = {"torch", "numpy", "horovod", "lightning", "mlxtend"}
+    users = {room(path) for path in modules() if heavy & {name.split(".")[0] for name in imported(path)}}
+    assert users <= {"trainers"}
+
+
+def python(code: str) -> str:
+    """What ``code`` prints in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def blocking(names: list[str]) -> str:
+    return f"import sys\nfor name in {names}: sys.modules[name] = None\n"
+
+
+@pytest.mark.parametrize("module", sorted(p.stem for p in (PACKAGE / "runtime").glob("*.py") if p.stem != "__init__"))
+def test_the_node_side_imports_without_any_other_package(module: str) -> None:
+    python(blocking([*SUBMIT_SIDE, "torch", "numpy"]) + f"import hpcjobs.runtime.{module}")
+
+
+def test_a_trainers_config_imports_without_the_submit_side() -> None:
+    python(blocking(SUBMIT_SIDE) + "import hpcjobs.trainers.core.config")
+
+
+def test_the_help_page_loads_nothing_heavy() -> None:
+    heavy = ["torch", "pandas", "numpy", "submitit", "jinja2", "msgspec", "yaml", "rich", "pydantic"]
+    loaded = python(
+        "import sys; sys.argv = ['hpcjobs', '--help']\n"
+        "from hpcjobs.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print('loaded:', [name for name in {heavy} if name in sys.modules])"
+    )
+    assert "submit" in loaded
+    assert loaded.splitlines()[-1] == "loaded: []"
+
+
+def test_importing_the_package_imports_nothing_of_it() -> None:
+    loaded = python("import sys, hpcjobs; print([name for name in sys.modules if name.startswith('hpcjobs.')])")
+    assert loaded.strip() == "[]"
