@@ -31,8 +31,8 @@ def _asked(job: Job, field: str) -> str:
 
 
 def _request_problems(job: Job) -> Iterator[str]:
-    if job.scheduler == "local" and job.nodes > 1:
-        yield f"{_asked(job, 'nodes')}: this site is one machine"
+    if job.scheduler == "local":
+        yield from _host_problems(job)
     if job.resources.array:
         try:
             array_indices(job.resources.array)
@@ -42,6 +42,15 @@ def _request_problems(job: Job) -> Iterator[str]:
         yield "mem, mem_per_cpu and mem_per_gpu exclude each other; null clears one set by the site"
     if job.gpu_request == "none" and job.resources.gpus_per_node:
         yield f"{_asked(job, 'gpus_per_node')}: this site takes no GPU request (gpu_request: none)"
+
+
+def _host_problems(job: Job) -> Iterator[str]:
+    """Without a scheduler there is this machine, and the hosts named, which mpirun and horovodrun reach by ssh."""
+    if job.nodes > max(1, len(job.hosts)):
+        named = f"names {len(job.hosts)} hosts" if job.hosts else "is one machine; nodelist can name more hosts"
+        yield f"{_asked(job, 'nodes')}: this site {named}"
+    if job.hosts and job.launcher not in ("mpirun", "horovodrun"):
+        yield f"{_asked(job, 'nodelist')}: launcher {job.launcher} starts tasks on this machine only; say mpirun"
 
 
 def _partition_problems(job: Job, partition: Partition) -> Iterator[str]:

@@ -71,6 +71,8 @@ class Job(Frozen, frozen=True):
     memory_request: MemoryRequest
     directives: dict[str, str | None]
     extra_directives: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """On a local site, the hosts that mpirun or horovodrun reach by ssh (``nodelist``); empty: this machine."""
     mpi: str | None
     interface: str | None
     address_suffix: str

@@ -11,8 +11,16 @@ _RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORL
 _SCRIPT = frozenset(
     (
         *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
+        *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
         *("rank", "run_dir", "started", "state", "step", "step_code", "task"),
-        *("HPCJOBS_IFNAME", "HPCJOBS_JOB_ID", "HPCJOBS_NNODES", "HPCJOBS_NTASKS", "HPCJOBS_RUN_DIR"),
+        *(
+            "HPCJOBS_IFNAME",
+            "HPCJOBS_JOB_ID",
+            "HPCJOBS_LAUNCHED_BY",
+            "HPCJOBS_NNODES",
+            "HPCJOBS_NTASKS",
+            "HPCJOBS_RUN_DIR",
+        ),
     )
 )
 # bash gives these a meaning or a value of its own, or does not let them be set.

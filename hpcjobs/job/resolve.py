@@ -62,6 +62,7 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
         raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
     python = _python(site)
     argv = program_argv(spec.program, python=python, chdir=chdir)
+    hosts = _hosts(settled, site)
     job = Job(
         name=spec.name or default_name(spec.program),
         site=site.name,
@@ -85,7 +86,8 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
         directives=site.directives,
         extra_directives=site.extra_directives,
         mpi=site.mpi,
-        interface=site.interface or ("lo" if site.scheduler == "local" else None),
+        hosts=hosts,
+        interface=site.interface or ("lo" if site.scheduler == "local" and not hosts else None),
         address_suffix=site.address_suffix,
         prologue=prologue(site),
         env=site.env | spec.env,
@@ -157,6 +159,12 @@ def _launcher(asked: str | None, site: Site) -> str:
             hint=nearest(asked, allowed),
         )
     return asked or allowed[0]
+
+
+def _hosts(settled: _Settled, site: Site) -> tuple[str, ...]:
+    """The first of the hosts named for a site that has no scheduler to ask."""
+    named = tuple(filter(None, (settled.values["nodelist"] or "").split(",")))
+    return named[: settled.values["nodes"]] if site.scheduler == "local" else ()
 
 
 def _python(site: Site) -> str:

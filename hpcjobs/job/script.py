@@ -14,7 +14,7 @@ from hpcjobs import __version__
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError, nearest
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.launch import command_line, launch
+from hpcjobs.job.launch import command_line, launch, launched_by
 from hpcjobs.job.models import Job
 from hpcjobs.site.library import config_dir
 
@@ -46,6 +46,7 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
             run_dir=str(run_dir),
             chdir=str(run_dir / "code") if job.snapshot else job.chdir,
             launch=started,
+            launched_by=launched_by(job),
             launch_line=command_line(started.command),
         )
     except jinja2.TemplateNotFound as error:

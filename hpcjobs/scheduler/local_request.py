@@ -62,7 +62,7 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         script=str(script),
         cwd=job.chdir,
         submitted=time.time(),
-        cpus=cpus if asked.exclusive else job.ntasks * (asked.cpus_per_task or 1),
+        cpus=cpus if asked.exclusive else job.ntasks_per_node * (asked.cpus_per_task or 1),
         gpus=asked.gpus_per_node or 0,
         machine_cpus=cpus,
         machine_gpus=gpus,

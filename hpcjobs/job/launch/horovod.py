@@ -1,0 +1,80 @@
+"""Tasks of one Horovod world that meet by Gloo, with no MPI."""
+
+from __future__ import annotations
+
+import shlex
+
+from hpcjobs.job.launch.base import TASK, Launch, Raw
+from hpcjobs.job.launch.slurm import one_task_per_rank, slurm_ranks
+from hpcjobs.job.launch.torch import children
+from hpcjobs.job.models import Job
+
+_SERVER = """\
+import sys
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+hosts = parse_hosts(sys.argv[1])
+server = RendezvousHTTPServer(("", 0), RendezvousHandler, False)
+server.init(get_host_assignments(hosts, sum(host.slots for host in hosts)))
+print(server.server_port, flush=True)
+server.serve_forever()"""
+
+
+def horovod_gloo(job: Job) -> Launch:
+    """Plain ``srun`` (or, on one machine, ``spawn``): the script keeps the addresses until all ranks have them."""
+    local = job.scheduler == "local"
+    return Launch(
+        command=children(job) if local else one_task_per_rank(job),
+        before=_rendezvous(job),
+        after=('[ -z "${rendezvous:-}" ] || kill "$rendezvous" 2>/dev/null',),
+        ranks=(
+            *(() if local else slurm_ranks(job)),
+            "export HOROVOD_RANK=$RANK HOROVOD_LOCAL_RANK=$LOCAL_RANK HOROVOD_CROSS_RANK=$NODE_RANK",
+            f"export HOROVOD_HOSTNAME={'localhost' if local else '$SLURMD_NODENAME'}",
+        ),
+        label=local and job.ntasks > 1,
+    )
+
+
+def _rendezvous(job: Job) -> tuple[str, ...]:
+    """Start Horovod's own server, which says its port once it listens, and publish where it is."""
+    per_node = job.ntasks_per_node
+    names = "echo localhost" if job.scheduler == "local" else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
+    interface = f" HOROVOD_GLOO_IFACE={shlex.quote(job.interface)}" if job.interface else ""
+    return (
+        "# Horovod's ranks find each other through this server: neither MPI nor ssh is needed.",
+        f"hosts=$({names} | sed 's/$/:{per_node}/' | paste -sd,)",
+        f"""exec {{port}}< <(exec {shlex.quote(job.python)} - "$hosts" <<'PY'""",
+        *_SERVER.splitlines(),
+        "PY",
+        ")",
+        "rendezvous=$!",
+        'read -r -u "$port" HOROVOD_GLOO_RENDEZVOUS_PORT ||',
+        f"    die {shlex.quote(f'no Horovod rendezvous: is Horovod in the environment of {job.python}?')}",
+        "export HOROVOD_GLOO_RENDEZVOUS_PORT HOROVOD_GLOO_RENDEZVOUS_ADDR=$MASTER_ADDR",
+        f"export HOROVOD_CONTROLLER=gloo HOROVOD_CPU_OPERATIONS=gloo{interface}",
+        f"export HOROVOD_SIZE=$HPCJOBS_NTASKS HOROVOD_LOCAL_SIZE={per_node} HOROVOD_CROSS_SIZE=$HPCJOBS_NNODES",
+    )
+
+
+def horovodrun(job: Job) -> Launch:
+    """Horovod's own launcher: on this machine directly, on other nodes by ssh."""
+    interface = ("--network-interfaces", job.interface) if job.interface else ()
+    hosts: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    if job.scheduler == "slurm":
+        suffix = f"sed 's/$/:{job.ntasks_per_node}/' | paste -sd,"
+        before = (f'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | {suffix})',)
+        hosts = ("-H", Raw('"$hosts"'))
+    elif job.hosts:
+        hosts = ("-H", ",".join(f"{host}:{job.ntasks_per_node}" for host in job.hosts))
+    tokens = (job.python, "-m", "horovod.runner.launch", "--gloo", "-np", Raw('"$HPCJOBS_NTASKS"'), *hosts, *interface)
+    plain = r'exec "$@" > >(exec sed -u -E "s/^\[([0-9]+)\]<std(out|err)>:/\1: /") 2>&1'
+    return Launch(
+        command=("bash", "-c", plain, "horovodrun", *tokens, *TASK, *job.argv),
+        before=before,
+        ranks=(
+            "export RANK=$HOROVOD_RANK LOCAL_RANK=$HOROVOD_LOCAL_RANK NODE_RANK=$HOROVOD_CROSS_RANK",
+            "export WORLD_SIZE=$HOROVOD_SIZE LOCAL_WORLD_SIZE=$HOROVOD_LOCAL_SIZE",
+        ),
+    )

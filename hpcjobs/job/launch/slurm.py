@@ -1,0 +1,49 @@
+"""Tasks started by Slurm itself."""
+
+from __future__ import annotations
+
+from hpcjobs.job.launch.base import TASK, Launch, Raw
+from hpcjobs.job.launch.mpi import open_mpi_network, yielding
+from hpcjobs.job.models import Job
+
+
+def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tuple[str, ...]:
+    """Options of the ``srun`` that fills the allocation.
+
+    Said again although the allocation knows them: Slurm 22.05 to 23.02 does not pass
+    ``--cpus-per-task`` on, and a task count left to the environment would win over the layout.
+    """
+    tokens: list[str] = [
+        Raw('--nodes="$SLURM_JOB_NUM_NODES"'),
+        Raw(f'--ntasks="$((SLURM_JOB_NUM_NODES * {tasks_per_node}))"'),
+        f"--ntasks-per-node={tasks_per_node}",
+    ]
+    if cpus_per_task is not None:
+        tokens.append(f"--cpus-per-task={cpus_per_task}")
+    if job.mpi is not None:
+        tokens.append(f"--mpi={job.mpi}")
+    tokens.append("--kill-on-bad-exit=1")
+    return tuple(tokens)
+
+
+def one_task_per_rank(job: Job) -> tuple[str, ...]:
+    """The whole command: ``srun``, the task wrapper, the program."""
+    args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
+    label = ("--label",) if job.ntasks > 1 else ()
+    return ("srun", *args, *label, *TASK, *job.argv)
+
+
+def slurm_ranks(job: Job) -> tuple[str, ...]:
+    return (
+        "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID",
+        f"export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.ntasks_per_node}",
+    )
+
+
+def srun(job: Job) -> Launch:
+    """One task per rank, started by Slurm, which tells Open MPI by PMIx who the others are."""
+    if (job.mpi or "").startswith("pmix"):
+        return Launch(
+            command=one_task_per_rank(job), ranks=(*slurm_ranks(job), *yielding(job)), before=open_mpi_network(job)
+        )
+    return Launch(command=one_task_per_rank(job), ranks=slurm_ranks(job))

@@ -1,0 +1,43 @@
+"""Tasks started by torch's elastic agents, or as children of one process on this machine."""
+
+from __future__ import annotations
+
+import sys
+
+from hpcjobs.job.launch.base import AGENT, TASK, Launch, Raw, command_line
+from hpcjobs.job.launch.slurm import srun_args
+from hpcjobs.job.models import Job
+
+
+def torchrun(job: Job) -> Launch:
+    """One elastic agent per node, which starts the node's ranks."""
+    cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
+    agent_words = [
+        *(job.python, "-m", "torch.distributed.run"),
+        Raw('--nnodes="$HPCJOBS_NNODES"'),
+        f"--nproc-per-node={job.ntasks_per_node}",
+        "--rdzv-backend=c10d",
+        Raw('--rdzv-id="$HPCJOBS_JOB_ID"'),
+        Raw('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
+        Raw('--rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))"'),
+        Raw('--local-addr="$node_addr"'),
+        "--no-python",
+        Raw('"$@"'),
+    ]
+    agent = command_line(agent_words)
+    ranks = ("export NODE_RANK=$GROUP_RANK",)
+    if job.scheduler == "local":
+        return Launch(command=(*AGENT, *TASK, *job.argv), ranks=ranks, agent=agent, label=job.ntasks > 1)
+    args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
+    return Launch(command=("srun", *args, *AGENT, *TASK, *job.argv), ranks=ranks, agent=agent, label=job.ntasks > 1)
+
+
+def children(job: Job) -> tuple[str, ...]:
+    """The whole command: one process that starts the tasks and ends them together."""
+    tokens = (sys.executable, "-m", "hpcjobs.runtime.spawn", f"--ntasks={job.ntasks_per_node}", "--")
+    return (*tokens, *TASK, *job.argv)
+
+
+def spawn(job: Job) -> Launch:
+    """The tasks as children of one process on this machine, ended together."""
+    return Launch(command=children(job), label=job.ntasks > 1)
