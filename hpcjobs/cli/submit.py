@@ -65,12 +65,12 @@ def submit(
         spec=spec,
         name=name,
         launcher=launcher,
-        env=_environment(env or []),
+        env=environment(env or []),
         template=template,
         chdir=chdir,
         snapshot=snapshot or None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        **_options(option or []),
+        **sbatch_options(option or []),
         **_after(after or [], site),
         **{key: value for key, value in said.items() if value is not None},
     )
@@ -90,7 +90,7 @@ def submit(
         raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
 
 
-def _options(words: list[str]) -> dict[str, object]:
+def sbatch_options(words: list[str]) -> dict[str, object]:
     """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores."""
     found: dict[str, object] = {}
     for word in words:
@@ -113,7 +113,8 @@ def _after(words: list[str], site: str | None) -> dict[str, str]:
     return {"dependency": ":".join(["afterok", *ids])}
 
 
-def _environment(words: list[str]) -> dict[str, str]:
+def environment(words: list[str]) -> dict[str, str]:
+    """``--env NAME=VALUE``, or ``--env NAME`` to pass a variable on."""
     found = {}
     for word in words:
         key, equals, value = word.partition("=")

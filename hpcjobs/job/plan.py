@@ -23,7 +23,7 @@ def plan(
     program: Sequence[str] = (),
     *,
     site: str | Site | None = None,
-    spec: str | Path | None = None,
+    spec: str | Path | Layer | None = None,
     name: str | None = None,
     launcher: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -38,7 +38,7 @@ def plan(
     Args:
         program: a bundled trainer's name, a dotted module, a ``.py`` file or an executable, then its arguments.
         site: a site, its name, or the path of its file; default HPCJOBS_SITE, then the user's config, then ``local``.
-        spec: a YAML file of `JobSpec`; what is said here wins over it.
+        spec: a `JobSpec`, in a YAML file or as a layer; what is said here wins over it.
         chdir: folder the tasks start in; default the current one.
         snapshot: copy the code beside the job and run the copy.
         made_by: the command named in the script's header.
@@ -48,7 +48,9 @@ def plan(
         ConfigError: a file is wrong. RequestError: the job does not fit the site.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
-    layers = [Layer(str(spec), read_yaml(Path(spec), JobSpec))] if spec is not None else []
+    layers = (
+        [] if spec is None else [spec if isinstance(spec, Layer) else Layer(str(spec), read_yaml(Path(spec), JobSpec))]
+    )
     fields: dict[str, object] = {
         "program": tuple(program),
         "resources": resources,
@@ -60,9 +62,12 @@ def plan(
         "snapshot": snapshot,
     }
     job = resolve([*layers, Layer("flag", _spec(fields))], where)
-    run_dir = Path(job.run_root) / run_name(job)
-    asked = made_by or shlex.join(["hpcjobs.plan:", *program])
-    return Plan(job, render(job, run_dir, made_by=asked), run_dir, _command(job, run_dir), asked)
+    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
+
+
+def plan_of(job: Job, run_dir: Path, *, made_by: str) -> Plan:
+    """What submitting ``job`` with this run folder would write and run."""
+    return Plan(job, render(job, run_dir, made_by=made_by), run_dir, _command(job, run_dir), made_by)
 
 
 def _spec(fields: dict[str, object]) -> JobSpec:

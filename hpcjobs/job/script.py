@@ -9,12 +9,13 @@ import traceback
 from pathlib import Path
 
 import jinja2
+from msgspec.structs import replace
 
 from hpcjobs import __version__
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError, nearest
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.launch import command_line, launch, launched_by
+from hpcjobs.job.launch import Raw, command_line, launch, launched_by
 from hpcjobs.job.models import Job
 from hpcjobs.site.library import config_dir
 
@@ -48,6 +49,7 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
             launch=started,
             launched_by=launched_by(job),
             launch_line=command_line(started.command),
+            launch_line_of=lambda words: command_line(launch(replace(job, argv=(Raw(words),))).command),
         )
     except jinja2.TemplateNotFound as error:
         known = {p.name.removesuffix(SUFFIX) for folder in template_folders() for p in folder.glob(f"*{SUFFIX}")}

@@ -46,14 +46,15 @@ def describe(entry: Entry) -> Description:
             if value is not None
         },
         code=_code(manifest.get("code")),
-        results=dict(_flat({key: value for key, value in summary.items() if key != "config"})),
+        results=dict(flat({key: value for key, value in summary.items() if key != "config"})),
     )
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float]]:
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float]]:
+    """The text and numbers of nested mappings, keys joined by dots."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         elif isinstance(value, str | int | float):
             yield f"{prefix}{key}", value
 

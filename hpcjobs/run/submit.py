@@ -11,7 +11,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder, index
 from hpcjobs.run.handle import JobHandle
-from hpcjobs.scheduler.base import Scheduler
+from hpcjobs.scheduler.base import Scheduler, Submitted
 from hpcjobs.scheduler.connect import connect
 
 
@@ -25,14 +25,23 @@ def submit(plan: Plan, *, scheduler: Scheduler | None = None) -> JobHandle:
         RequestError: the run folder cannot be made.
         SchedulerError: the scheduler refused, or did not answer.
     """
-    job = plan.job
     folder.create(plan)
     try:
-        taken = (scheduler or connect(job.scheduler, job.slurm_conf)).submit(plan)
+        return hand_over(plan, scheduler or connect(plan.job.scheduler, plan.job.slurm_conf))
     except HpcJobsError as error:
         if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
             folder.remove(plan)
         raise
+
+
+def hand_over(plan: Plan, scheduler: Scheduler) -> JobHandle:
+    """Submit the script that lies in the plan's run folder already, and remember the job."""
+    return remember(plan, scheduler.submit(plan))
+
+
+def remember(plan: Plan, taken: Submitted) -> JobHandle:
+    """Record that the scheduler has taken the job: in its run folder, then in the index."""
+    job = plan.job
     entry = index.Entry(
         job_id=taken.job_id,
         name=job.name,

@@ -224,6 +224,10 @@ class Site(Frozen, frozen=True):
     extra_directives: tuple[str, ...] = ()
     """Options sent as they are, without the leading ``--``."""
 
+    max_submit_jobs: int | None = None
+    """Jobs you may have in the queue (MaxSubmitJobs of account or QOS), array tasks counted one by one; a sweep
+    submits what is beyond it later."""
+
     mpi: str | None = None
     """``srun --mpi`` type; ``None``: the cluster's default."""
     interface: str | None = None
