@@ -21,6 +21,7 @@ VERBS = {
     "logs": ("logs", "What a job printed; -f follows it."),
     "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
     "cancel": ("cancel", "Cancel jobs."),
+    "sweep": ("sweep", "Many runs of one program: submit, status, resume, results, cancel."),
     "sites": ("sites", "The sites known here, and what each one says."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
 }

@@ -1,0 +1,287 @@
+"""``hpcjobs sweep``: many runs of one program."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.submit import environment, sbatch_options
+
+if TYPE_CHECKING:
+    from hpcjobs.sweeps.results import Results
+    from hpcjobs.sweeps.submit import Outcome
+    from hpcjobs.sweeps.sweep import Sweep
+
+
+class _RunByDefault(TyperGroup):
+    """``hpcjobs sweep --set lr=1,2 PROGRAM`` is ``hpcjobs sweep run --set ...``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Many runs of one program: hpcjobs sweep [run] --set lr=0.1,0.01 [OPTIONS] PROGRAM [ARGS]...",
+)
+Name = Annotated[str, typer.Argument(help="Name or folder of the sweep.")]
+
+
+def _opt(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    program: Annotated[list[str] | None, typer.Argument(help="Trainer, module, .py file or executable.")] = None,
+    sets: Annotated[list[str] | None, _opt("--set", help="NAME=VALUE,... or NAME=0..9 or NAME=[JSON].")] = None,
+    file: Annotated[Path | None, _opt("--sweep", help="YAML file with points, job and limits; flags win.")] = None,
+    name: Annotated[str | None, _opt("--name", "-J", help="Name of the sweep [the program's].")] = None,
+    max_parallel: Annotated[int | None, _opt("--max-parallel", help="Array tasks that run at once.")] = None,
+    pack: Annotated[int | None, _opt("--pack", help="Cells per array task, one after the other [1].")] = None,
+    passing: Annotated[str | None, _opt("--pass", help="flags or env: how parameters reach PROGRAM.")] = None,
+    site: SiteName = None,
+    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
+    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes of each cell.")] = None,
+    ntasks_per_node: Annotated[int | None, _opt("--ntasks-per-node", help="Tasks (ranks) per node.")] = None,
+    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
+    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
+    time: Annotated[str | None, _opt("--time", "-t", help="Time limit of an array task: 2h, 90m.")] = None,
+    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o account=lab.")] = None,
+    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun or spawn.")] = None,
+    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
+    chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
+    snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells; touch nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; 1 unless every cell succeeded.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit one cell per combination, except those that are done, and return."""
+    from hpcjobs.sweeps import spec as written
+    from hpcjobs.sweeps.sweep import of_definition
+
+    spec = written.read_spec(file) if file is not None else written.SweepSpec()
+    points = written.points_of(spec, sets or [], beside=file.parent if file is not None else None)
+    said = {
+        "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
+        "gpus_per_node": gpus_per_node, "mem": mem, "time": time,
+    }  # fmt: skip
+    definition = written.define(
+        program or [],
+        points,
+        site=site,
+        spec=None if file is None else written.job_layer(file, spec),
+        name=name,
+        template=spec.template,
+        max_parallel=max_parallel if max_parallel is not None else spec.max_parallel,
+        pack=pack if pack is not None else spec.pack or 1,
+        passing=_passing(passing) or spec.passing,
+        made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
+        launcher=launcher,
+        env=environment(env or []),
+        chdir=chdir,
+        snapshot=snapshot or None,
+        **sbatch_options(option or []),
+        **{key: value for key, value in said.items() if value is not None},
+    )
+    sweep = of_definition(definition)
+    if dry_run:
+        _print_cells(sweep, as_json=as_json)
+        return
+    _report(sweep, sweep.submit(), as_json=as_json)
+    if wait:
+        raise typer.Exit(_wait(sweep))
+
+
+def _passing(word: str | None) -> Any:
+    if word not in (None, "flags", "env"):
+        raise typer.BadParameter(f"--pass {word}: say flags or env")
+    return word
+
+
+def _print_cells(sweep: Sweep, *, as_json: bool) -> None:
+    from hpcjobs.sweeps.cells import command
+    from hpcjobs.sweeps.plans import identity
+
+    definition = sweep.definition
+    program = identity(definition)
+    rows = [(cell.id, shlex.join(command(program, cell))) for cell in definition.cells]
+    if as_json:
+        print_json([{"cell": cell, "command": words} for cell, words in rows])
+    else:
+        note(f"dry run, nothing written; {len(rows)} cells in {sweep.path}")
+        print_table(["CELL", "COMMAND"], rows)
+
+
+def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
+    name = sweep.definition.name
+    if as_json:
+        facts = {"arrays": [entry.job_id for entry in outcome.submitted], "cells": outcome.cells}
+        waiting = {"waiting": outcome.waiting, "done": outcome.done, "open": outcome.open}
+        print_json({"name": name, "folder": str(sweep.path), **facts, **waiting})
+        return
+    arrays = " ".join(entry.job_id for entry in outcome.submitted)
+    print(f"sweep {name}: {outcome.cells} cells submitted" + (f", arrays {arrays}" if arrays else ""))
+    for count, told in (
+        (outcome.waiting, "wait for room in the queue; a job of the sweep submits them"),
+        (outcome.done, "were done before"),
+        (outcome.open, "were queued or running before"),
+    ):
+        if count:
+            print(f"  {count} {told}")
+    print(f"folder {sweep.path}\nnext: hpcjobs sweep status {name}", flush=True)
+
+
+def _wait(sweep: Sweep) -> int:
+    """Wait with one line that changes (on a terminal) or a line per change; 0 if every cell succeeded."""
+    counts = sweep.wait(progress=_Bar())
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    return 0 if set(+counts) <= {"COMPLETED"} else 1
+
+
+class _Bar:
+    """How far a sweep is, in one line; on a pipe a line for every tenth that has ended."""
+
+    def __init__(self) -> None:
+        self._tenth = -1
+
+    def __call__(self, counts: Counter[str]) -> None:
+        total = counts.total()
+        ended = total - sum(counts[state] for state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"))
+        told = "  ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
+        if sys.stderr.isatty():
+            filled = 30 * ended // max(1, total)
+            sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {ended}/{total}  {told}\033[K")
+            sys.stderr.flush()
+        elif 10 * ended // max(1, total) != self._tenth:
+            self._tenth = 10 * ended // max(1, total)
+            note(f"{ended} of {total} cells have ended: {told}")
+
+
+@app.command()
+def status(name: Name, as_json: Json = False) -> None:
+    """How many cells are in which state, and which ones failed."""
+    from hpcjobs.sweeps.sweep import find_sweep
+
+    sweep = find_sweep(name)
+    table = sweep.table()
+    counts = Counter(row["state"] for row in table.rows)
+    if as_json:
+        print_json(
+            {"name": sweep.definition.name, "folder": str(sweep.path), "states": counts, "total": counts.total()}
+        )
+        return
+    print(f"sweep {sweep.definition.name}: {counts.total()} cells in {sweep.path}")
+    for state, count in counts.most_common():
+        print(f"  {count} {state}")
+    bad = [r for r in table.rows if r["state"] not in ("COMPLETED", "PENDING", "RUNNING", "CONFIGURING", "COMPLETING")]
+    if bad:
+        columns = [*table.params, "state", "exit_code", "job_id", "log"]
+        _print_rows(columns, bad[:20])
+        print(f"{len(bad)} to run again: hpcjobs sweep resume {sweep.definition.name}")
+
+
+@app.command()
+def resume(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; 1 unless every cell succeeded.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit the cells that failed or are missing, and only those."""
+    from hpcjobs.sweeps.sweep import find_sweep
+
+    sweep = find_sweep(name)
+    _report(sweep, sweep.resume(), as_json=as_json)
+    if wait:
+        raise typer.Exit(_wait(sweep))
+
+
+@app.command()
+def results(
+    name: Name,
+    least: Annotated[str | None, _opt("--min", help="The best cell: smallest value of this.")] = None,
+    most: Annotated[str | None, _opt("--max", help="The best cell: largest value of this.")] = None,
+    csv: Annotated[Path | None, _opt("--csv", help="Write CSV to this file (- is standard output).")] = None,
+    parquet: Annotated[Path | None, _opt("--parquet", help="Write Parquet to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One row per cell: parameters, state, what was measured."""
+    from hpcjobs.sweeps.sweep import find_sweep
+
+    table = find_sweep(name).table()
+    metric = least or most
+    best = table.best(metric, largest=least is None) if metric is not None else None
+    if csv is not None:
+        _write_csv(table, csv)
+    if parquet is not None:
+        table.write_parquet(parquet)
+    if csv is not None or parquet is not None:
+        return
+    if as_json:
+        print_json(table.rows if metric is None else best)
+    elif metric is None:
+        _print_rows([*table.params, "state", *_shown(table), "elapsed_s", "job_id"], table.rows)
+    elif best is None:
+        note(f"no completed cell has {metric}")
+        raise typer.Exit(1)
+    else:
+        _print_rows([*table.params, metric, "job_id", "folder"], [best])
+
+
+def _write_csv(table: Results, path: Path) -> None:
+    if str(path) == "-":
+        table.write_csv(sys.stdout)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table.write_csv(file)
+
+
+def _shown(table: Results) -> list[str]:
+    """The columns a person wants first; all are in the CSV."""
+    wanted = ("loss", "evaluation.loss", "evaluation.accuracy", "throughput.value")
+    return [name for name in table.measured if name in wanted] or table.measured[:6]
+
+
+def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
+    print_table([column.upper() for column in columns], ([_cell(row.get(c)) for c in columns] for row in rows))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@app.command()
+def cancel(name: Name, as_json: Json = False) -> None:
+    """End every array of the sweep; what is done stays, and resume goes on."""
+    from hpcjobs.sweeps.sweep import find_sweep
+
+    cancelled = find_sweep(name).cancel()
+    if as_json:
+        print_json({"cancelled": cancelled})
+    else:
+        print("cancelled " + (" ".join(cancelled) or "nothing: no array is in the queue"))
+
+
+@app.command("continue", hidden=True)
+def continue_(folder: Name) -> None:
+    """Submit what had no room in the queue: run by the sweep's own job."""
+    from hpcjobs.sweeps import submit
+    from hpcjobs.sweeps.sweep import find_sweep
+
+    sweep = find_sweep(folder)
+    _report(sweep, submit.proceed(sweep.folder))

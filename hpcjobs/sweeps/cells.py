@@ -1,0 +1,133 @@
+"""From a program and a point to a cell: its identity, its command, its line of shell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from hpcjobs import __version__
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Job
+from hpcjobs.site.models import Frozen
+from hpcjobs.sweeps.points import Point, variable
+
+Passing = Literal["flags", "env"]
+_TRAINER = "hpcjobs.trainers."
+_ID_DIGITS = 12
+
+
+class Cell(Frozen, frozen=True):
+    """One run of the sweep: what it is called and the text of its parameters (None: left out)."""
+
+    id: str
+    params: dict[str, str | None]
+
+
+class Program(NamedTuple):
+    """What every cell runs, and how it is told its parameters."""
+
+    words: tuple[str, ...]
+    identity: str
+    """Hash of the words, of the program's own file, and of the environment the user gave."""
+    passing: Passing
+    trainer: bool
+
+
+def program_of(job: Job, *, env: dict[str, str], passing: Passing | None = None) -> Program:
+    """The program of a settled job. Python programs take flags unless ``passing`` says otherwise."""
+    python = job.argv[0] == job.python
+    words = job.argv[1:] if python else job.argv
+    digest = hashlib.sha256(json.dumps([words, env], sort_keys=True).encode())
+    for file in _own_files(words, Path(job.chdir), python=python):
+        digest.update(file.read_bytes())
+    trainer = python and words[1] == "-m" and words[2].startswith(_TRAINER)
+    if trainer:
+        digest.update(__version__.encode())
+    return Program(job.argv, digest.hexdigest(), passing or ("flags" if python else "env"), trainer)
+
+
+def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[Path]:
+    """The file that the program is, if it lies in the folder it starts in or is named by a path."""
+    if python and words[1] == "-m":
+        base = folder / words[2].replace(".", "/")
+        found = [base.with_suffix(".py"), base / "__main__.py"]
+    else:
+        found = [folder / (words[1] if python else words[0])]
+    yield from (path for path in found if path.is_file())
+
+
+def cell_of(program: Program, point: Point) -> Cell:
+    """The cell of a point: the same parameters of the same program have the same id, in whatever order."""
+    params = {name: text_of(name, value) for name, value in point.items()}
+    content = json.dumps([sorted(params.items()), program.identity])
+    return Cell(id=hashlib.sha256(content.encode()).hexdigest()[:_ID_DIGITS], params=params)
+
+
+def text_of(name: str, value: Any) -> str | None:
+    """A parameter as the program will read it: text as it stands, ``true``, the shortest exact decimal.
+
+    Raises:
+        RequestError: a value that no command line can hold.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"parameter {name}: {value} is no number to pass on")
+    if not isinstance(value, str | int | float):
+        raise RequestError(f"parameter {name}: {value!r} is not text, a number, true, false or null")
+    text = str(value)
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise RequestError(f"parameter {name}: {text!r} holds a NUL byte or is not valid Unicode")
+    return text
+
+
+def command(program: Program, cell: Cell) -> tuple[str, ...]:
+    """The cell's words: ``{name}`` replaced wherever it stands (``{{name}}`` is a literal one); a parameter
+    without a place is appended as ``--name=value`` where the program takes flags."""
+    placed: set[str] = set()
+
+    def put(match: re.Match[str]) -> str:
+        name = match["literal"] or match["name"]
+        if name not in cell.params:
+            return match[0]
+        if match["literal"]:
+            return f"{{{name}}}"
+        placed.add(name)
+        return cell.params[name] or ""
+
+    words = [_PLACE.sub(put, word) for word in program.words]
+    if program.passing == "flags":
+        for name, text in cell.params.items():
+            if name not in placed and text is not None:
+                words.append(_flag(name, text, trainer=program.trainer))
+    return tuple(words)
+
+
+_PLACE = re.compile(r"\{\{(?P<literal>[A-Za-z_][\w.-]*)\}\}|\{(?P<name>[A-Za-z_][\w.-]*)\}", re.ASCII)
+
+
+def _flag(name: str, text: str, *, trainer: bool) -> str:
+    if not trainer:
+        return f"--{name}={text}"
+    dashed = name.replace("_", "-")
+    return {"true": f"--{dashed}", "false": f"--no-{dashed}"}.get(text, f"--{dashed}={text}")
+
+
+def shell_line(program: Program, cell: Cell) -> str:
+    """One line of shell that gives the batch script the cell's variables and words."""
+    variables = [f"HPCJOBS_CELL={cell.id}"]
+    variables += [f"{variable(name)}={_quoted(text)}" for name, text in cell.params.items() if text is not None]
+    return f"export {' '.join(variables)}; set -- {' '.join(map(_quoted, command(program, cell)))}\n"
+
+
+def _quoted(word: str) -> str:
+    """Quoted for the shell, without a line break."""
+    return shlex.quote(word).replace("\n", "'$'\\n''")

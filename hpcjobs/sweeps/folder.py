@@ -1,0 +1,162 @@
+"""The sweep's folder: what is wanted, what was submitted for it, what each cell has become.
+
+    sweep-NAME/            0700
+      sweep.json           the definition: job, cells, throttle
+      lock                 held while something is submitted
+      cells/ID/            one cell: state.json, metrics.jsonl, summary.json, checkpoints/ ... (its run folder)
+      chunks/0001/         one array: a run folder like any other, and
+        cells.sh           line N gives the batch script its cell N
+        chunk.json         the ids of those lines; written last: a chunk without it was never whole
+        owner              the array whose tasks may run this chunk: whoever links the name first has it
+        7/                 task 7 of the array: its state
+
+A chunk is prepared, then submitted, then recorded (submitted.json), so a crash at any point leaves either
+nothing or a chunk that can be found in the queue by the path of its script, or by its `owner`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.errors import UnknownJobError
+from hpcjobs.files import write_beside
+from hpcjobs.job.models import Job
+from hpcjobs.run.folder import SUBMITTED
+from hpcjobs.run.index import Entry
+from hpcjobs.site.models import Frozen
+from hpcjobs.sweeps.cells import Cell, Passing
+
+NOBODY = "nobody"
+
+
+class Definition(Frozen, frozen=True):
+    """What is wanted: the job every cell is, the cells, and how many may run at once."""
+
+    name: str
+    job: Job
+    cells: list[Cell]
+    made_by: str
+    passing: Passing | None = None
+    function: bool = False
+    """The cells call a pickled Python function."""
+    max_parallel: int | None = None
+    max_submit_jobs: int | None = None
+    """What the site file says about the queue."""
+    pack: int = 1
+    """Cells per array task."""
+
+
+class Chunk(Frozen, frozen=True):
+    """One array of a sweep."""
+
+    number: int
+    cells: list[str]
+    pack: int
+    after: int | None = None
+    """Number of the chunk that must have ended before this one starts."""
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of the array."""
+        return -(-len(self.cells) // self.pack)
+
+
+class SweepFolder:
+    """Reading and writing one sweep's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def definition(self) -> Definition:
+        """What is wanted now.
+
+        Raises:
+            UnknownJobError: no sweep lies here.
+        """
+        try:
+            return msgspec.json.decode((self.path / "sweep.json").read_bytes(), type=Definition)
+        except FileNotFoundError as error:
+            raise UnknownJobError(f"{self.path} is no sweep (no sweep.json)") from error
+
+    def define(self, definition: Definition) -> None:
+        """Say what is wanted; what was submitted before stays."""
+        write_beside(self.path / "sweep.json", msgspec.json.encode(definition))
+
+    def make(self) -> None:
+        """The folder and its rooms, if they are not there."""
+        if not self.path.parent.is_dir():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            (self.path.parent / ".gitignore").write_text("*\n")
+        for folder in (self.path, self.path / "cells", self.path / "chunks"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else submits for this sweep meanwhile; waits for whoever does. A crash lets go."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def cell_dir(self, cell_id: str) -> Path:
+        """The run folder of a cell; there once the cell has started."""
+        return self.path / "cells" / cell_id
+
+    def chunk_dir(self, number: int) -> Path:
+        """The run folder of a chunk."""
+        return self.path / "chunks" / f"{number:04d}"
+
+    def chunks(self) -> list[Chunk]:
+        """Every whole chunk, in the order of submission."""
+        found = []
+        for folder in sorted((self.path / "chunks").iterdir(), key=lambda path: int(path.name)):
+            with suppress(FileNotFoundError):  # a crash came before it was whole
+                found.append(msgspec.json.decode((folder / "chunk.json").read_bytes(), type=Chunk))
+        return found
+
+    def next_number(self) -> int:
+        """A number no chunk has had; what a crash left half made is removed (call with the lock held)."""
+        numbers = [0]
+        for folder in (self.path / "chunks").iterdir():
+            if (folder / "chunk.json").exists():
+                numbers.append(int(folder.name))
+            else:
+                shutil.rmtree(folder)
+        return max(numbers) + 1
+
+    def entry(self, chunk: Chunk) -> Entry | None:
+        """The chunk's job; None: not recorded as submitted."""
+        try:
+            return msgspec.json.decode((self.chunk_dir(chunk.number) / SUBMITTED).read_bytes(), type=Entry)
+        except FileNotFoundError:
+            return None
+
+    def owner(self, chunk: Chunk) -> str | None:
+        """The array that runs the chunk, by its own word; `NOBODY`: given up; None: no task has started."""
+        try:
+            return (self.chunk_dir(chunk.number) / "owner").read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def give_up(self, chunk: Chunk) -> str:
+        """Let nobody run the chunk, unless somebody does already; who has it now."""
+        folder = self.chunk_dir(chunk.number)
+        mine = folder / f".owner.{os.getpid()}"
+        mine.write_text(NOBODY + "\n")
+        try:
+            os.link(mine, folder / "owner")
+        except FileExistsError:
+            return self.owner(chunk) or NOBODY
+        finally:
+            mine.unlink()
+        return NOBODY

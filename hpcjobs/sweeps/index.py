@@ -1,0 +1,61 @@
+"""Which sweeps there are: one small file per sweep in the user's state folder, as for jobs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.errors import UnknownJobError, nearest
+from hpcjobs.files import write_beside
+from hpcjobs.run.index import index_dir
+from hpcjobs.site.models import Frozen
+from hpcjobs.sweeps.folder import SweepFolder
+
+
+class Known(Frozen, frozen=True):
+    """A sweep's name and folder."""
+
+    name: str
+    path: str
+
+
+def folder_name(name: str) -> str:
+    """The folder of the sweep called ``name``, below the site's run_root."""
+    return f"sweep-{name}"
+
+
+def _index() -> Path:
+    return index_dir().with_name("sweeps")
+
+
+def remember(name: str, folder: SweepFolder) -> None:
+    """Let ``hpcjobs sweep status NAME`` find the sweep."""
+    _index().mkdir(parents=True, exist_ok=True, mode=0o700)
+    tag = hashlib.sha256(str(folder.path).encode()).hexdigest()[:8]
+    write_beside(_index() / f"{name}.{tag}.json", msgspec.json.encode(Known(name=name, path=str(folder.path))))
+
+
+def find(word: str) -> SweepFolder:
+    """The sweep of that name (one below the current folder first, then the newest), or in that folder.
+
+    Raises:
+        UnknownJobError: there is none.
+    """
+    if "/" in word or Path(word, "sweep.json").is_file():
+        return SweepFolder(Path(word).absolute())
+    known = all_known()
+    named = [Path(sweep.path) for sweep in known if sweep.name == word and Path(sweep.path).is_dir()]
+    if not named:
+        raise UnknownJobError(f"no sweep named {word!r}", hint=nearest(word, {sweep.name for sweep in known}))
+    here = [path for path in named if path.is_relative_to(Path.cwd())]
+    return SweepFolder((here or named)[0])
+
+
+def all_known() -> list[Known]:
+    """Every sweep, the one said last first."""
+    if not _index().is_dir():
+        return []
+    files = sorted(_index().glob("[!.]*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [msgspec.json.decode(path.read_bytes(), type=Known) for path in files]

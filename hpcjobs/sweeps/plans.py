@@ -1,0 +1,99 @@
+"""From a sweep to arrays: the plan of each chunk and of the job that submits what the queue would not take yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from hpcjobs.files import write_beside
+from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.plan import plan_of
+from hpcjobs.run import folder as run_folder
+from hpcjobs.site.models import Resources
+from hpcjobs.sweeps.cells import Cell, Program, program_of, shell_line
+from hpcjobs.sweeps.folder import Chunk, Definition, SweepFolder
+from hpcjobs.sweeps.limits import Limits, cuts
+
+_OF_THE_QUEUE = ("partition", "account", "qos", "constraint", "reservation", "clusters", "wckey", "open_mode")
+"""What the job that submits the rest shares with the cells."""
+
+
+class _Manifest(msgspec.Struct):
+    """The parts of manifest.json that make the plan again."""
+
+    job: Job
+    command_line: str
+    command: tuple[str, ...]
+
+
+def plan_in(run_dir: Path) -> Plan:
+    """The plan whose run folder this is."""
+    kept = msgspec.json.decode((run_dir / run_folder.MANIFEST).read_bytes(), type=_Manifest)
+    return Plan(kept.job, (run_dir / "job.sh").read_text(), run_dir, kept.command, kept.command_line)
+
+
+def following(plan: Plan, job_ids: Sequence[str]) -> Plan:
+    """``plan`` to be started once these jobs have ended, however they did."""
+    if not job_ids:
+        return plan
+    said = plan.job.resources.dependency
+    dependency = ",".join([*([said] if said else []), ":".join(["afterany", *job_ids])])
+    job = replace(plan.job, resources=replace(plan.job.resources, dependency=dependency))
+    *words, script = plan.command
+    options = [f"--dependency={dependency}"] if job.scheduler == "slurm" else []
+    return plan._replace(job=job, command=(*words, *options, script))
+
+
+def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], limits: Limits) -> list[Chunk]:
+    """Make the chunks that hold ``cells``: everything but their submission."""
+    program, pack = identity(definition), definition.pack
+    number, start, chunks = folder.next_number(), 0, []
+    for cut in cuts(-(-len(cells) // pack), limits, max_parallel=definition.max_parallel):
+        lines = cells[start : start + cut.tasks * pack]
+        after = number - 1 if cut.after_previous else None
+        chunk = Chunk(number=number, cells=[cell.id for cell in lines], pack=pack, after=after)
+        throttle = "" if cut.throttle is None else f"%{cut.throttle}"
+        plan = _chunk_plan(folder, definition, chunk, f"0-{cut.tasks - 1}{throttle}")
+        _make(plan, program, lines, chunk)
+        chunks.append(chunk)
+        number, start = number + 1, start + len(lines)
+    return chunks
+
+
+def identity(definition: Definition) -> Program:
+    """The program all cells run."""
+    job = definition.job
+    said = {name: value for name, value in job.env.items() if f"env.{name}" in job.sources}
+    return program_of(job, env=said, passing=definition.passing)
+
+
+def _chunk_plan(folder: SweepFolder, definition: Definition, chunk: Chunk, array: str) -> Plan:
+    job = definition.job
+    env = job.env | {"HPCJOBS_SWEEP": str(folder.path), "HPCJOBS_PACK": str(chunk.pack)}
+    run_dir = folder.chunk_dir(chunk.number)
+    job = replace(job, env=env, resources=replace(job.resources, array=array), run_root=str(run_dir.parent))
+    return plan_of(job, run_dir, made_by=definition.made_by)
+
+
+def _make(plan: Plan, program: Program, cells: Sequence[Cell], chunk: Chunk) -> None:
+    run_folder.create(plan)
+    write_beside(plan.run_dir / "cells.sh", "".join(shell_line(program, cell) for cell in cells))
+    write_beside(plan.run_dir / "chunk.json", msgspec.json.encode(chunk))
+
+
+def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, begin: str | None) -> Plan:
+    """A small job of the same account that submits what waits: it starts when there is room."""
+    job, asked = definition.job, definition.job.resources
+    resources = Resources(**dict.fromkeys(asked.__struct_fields__))
+    kept = {field: getattr(asked, field) for field in _OF_THE_QUEUE}
+    small = replace(resources, **kept, nodes=1, ntasks_per_node=1, cpus_per_task=1, time="10m", begin=begin)
+    words = (sys.executable, "-m", "hpcjobs", "sweep", "continue", str(folder.path))
+    job = replace(
+        job, name=f"{definition.name}-next", argv=words, template="job", snapshot=False, nodes=1, ntasks_per_node=1,
+        launcher="srun" if job.scheduler == "slurm" else "spawn", resources=small, run_root=str(run_dir.parent),
+    )  # fmt: skip
+    return plan_of(job, run_dir, made_by=definition.made_by)

@@ -1,0 +1,136 @@
+"""Points of a sweep: which parameters each cell has."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.errors import RequestError
+
+Point = Mapping[str, Any]
+"""The parameters of one cell, by name."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)\Z", re.ASCII)
+
+
+def grid(**axes: Iterable[Any]) -> list[Point]:
+    """Every combination; the last axis changes fastest."""
+    return grid_of(axes)
+
+
+def grid_of(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
+    """`grid` for names that Python has no keyword for."""
+    values = {name: list(axis) for name, axis in axes.items()}
+    return checked([dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())])
+
+
+def zip_(**axes: Iterable[Any]) -> list[Point]:
+    """The first values together, the second values together, and so on.
+
+    Raises:
+        RequestError: axes of different lengths.
+    """
+    values = {name: list(axis) for name, axis in axes.items()}
+    lengths = {name: len(axis) for name, axis in values.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise RequestError(f"axes that go together are of one length: {told}")
+    return checked([dict(zip(values, together, strict=True)) for together in zip(*values.values(), strict=True)])
+
+
+def sample(
+    n: int, seed: int = 0, **space: Sequence[Any] | tuple[float, float] | tuple[float, float, str]
+) -> list[Point]:
+    """``n`` random points: a list is chosen from, ``(low, high)`` is uniform (whole numbers if both are),
+    ``(low, high, "log")`` is uniform in the logarithm. The same seed gives the same points; more of them
+    begin with the same ones."""
+    draw = random.Random(seed)
+    return checked([{name: _drawn(draw, axis) for name, axis in space.items()} for _ in range(n)])
+
+
+def _drawn(draw: random.Random, axis: Sequence[Any]) -> Any:
+    if not isinstance(axis, tuple):
+        return draw.choice(axis)
+    low, high, *scale = axis
+    if scale == ["log"]:
+        return math.exp(draw.uniform(math.log(low), math.log(high)))
+    if scale:
+        raise RequestError(f"sample: {axis!r} is not understood; say (low, high) or (low, high, 'log')")
+    if isinstance(low, int) and isinstance(high, int):
+        return draw.randint(low, high)
+    return draw.uniform(low, high)
+
+
+def from_csv(path: str | Path) -> list[Point]:
+    """One cell per row; the header names the parameters, values are text as it stands.
+
+    Raises:
+        RequestError: unreadable, or a row of another length than the header.
+    """
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+    except (OSError, csv.Error, UnicodeDecodeError) as error:
+        raise RequestError(f"{path}: cannot be read: {error}") from error
+    ragged = next((n for n, row in enumerate(rows) if None in row or None in row.values()), None)
+    if ragged is not None:
+        raise RequestError(f"{path}: row {ragged + 1} has another number of columns than the header")
+    return checked(rows)
+
+
+def axis_of(word: str) -> tuple[str, list[str]]:
+    """``lr=0.1,0.01`` -> its name and values, as text exactly as it stands.
+
+    ``seed=0..9`` counts; a JSON list (``text=["a,b", "c"]``) holds values with commas in them.
+
+    Raises:
+        RequestError: none of these.
+    """
+    name, equals, text = word.partition("=")
+    if not equals:
+        raise RequestError(f"--set {word}: say NAME=VALUE,VALUE")
+    if match := _RANGE.match(text):
+        return name, [str(number) for number in range(int(match[1]), int(match[2]) + 1)]
+    if text.startswith("["):
+        return name, _json_list(word, text)
+    return name, text.split(",")
+
+
+def _json_list(word: str, text: str) -> list[str]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return text.split(",")
+    if any(isinstance(value, list | dict) for value in values):
+        raise RequestError(f"--set {word}: a value is text, a number, true, false or null")
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]
+
+
+def checked(points: Sequence[Point]) -> list[Point]:
+    """``points``, if there are any and their names are legal.
+
+    Raises:
+        RequestError: no point, or an illegal or ambiguous name.
+    """
+    if not points:
+        raise RequestError("a sweep of no cells: every axis needs a value")
+    names = {name for point in points for name in point}
+    for name in names:
+        if not _NAME.match(name):
+            raise RequestError(f"parameter {name!r}: use letters, digits, '_', '-', '.', and start with a letter")
+    if len({variable(name) for name in names}) < len(names):
+        raise RequestError(f"parameters {', '.join(sorted(names))}: two differ only in case or punctuation")
+    return list(points)
+
+
+def variable(name: str) -> str:
+    """The environment variable of a parameter: ``lr`` -> ``HPCJOBS_PARAM_LR``."""
+    return "HPCJOBS_PARAM_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())

@@ -1,0 +1,137 @@
+"""A sweep written down: job, points and how many at once, in one YAML file or by flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import JobSpec, Layer
+from hpcjobs.job.plan import plan
+from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.models import Frozen, Site
+from hpcjobs.site.yaml_file import read_yaml
+from hpcjobs.sweeps.cells import Passing, cell_of
+from hpcjobs.sweeps.folder import Definition
+from hpcjobs.sweeps.plans import identity
+from hpcjobs.sweeps.points import Point, axis_of, checked, from_csv, grid_of, sample, zip_
+
+TEMPLATE = "sweep"
+
+
+class Sampling(Frozen, frozen=True):
+    """Random points: ``space`` holds lists to choose from, and ``{low, high, log}``."""
+
+    n: int
+    space: dict[str, list[Any] | Span]
+    seed: int = 0
+
+
+class Span(Frozen, frozen=True):
+    """A range of numbers; ``log``: uniform in the logarithm."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+
+class SweepSpec(JobSpec, frozen=True):
+    """A job spec with points. One of ``grid``, ``zip``, ``sample``, ``csv``, ``cells``, or several that are crossed."""
+
+    grid: dict[str, list[Any]] = {}
+    zip: dict[str, list[Any]] = {}
+    sample: Sampling | None = None
+    csv: str | None = None
+    cells: list[dict[str, Any]] = []
+    max_parallel: int | None = None
+    pack: int | None = None
+    passing: Passing | None = None
+
+
+def read_spec(path: Path) -> SweepSpec:
+    """The sweep in a YAML file.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
+    return read_yaml(path, SweepSpec)
+
+
+def points_of(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:
+    """The points of a file and of ``--set`` flags, crossed with each other; ``csv`` is sought in ``beside``.
+
+    Raises:
+        RequestError: no points, or names that clash.
+    """
+    axes: dict[str, list[Any]] = {}
+    for name, values in map(axis_of, sets):
+        axes[name] = [*axes.get(name, []), *values]
+    parts: list[list[Point]] = []
+    if spec.grid or axes:
+        parts.append(grid_of(spec.grid | axes))
+    if spec.zip:
+        parts.append(zip_(**spec.zip))
+    if spec.sample is not None:
+        space = {name: _axis(axis) for name, axis in spec.sample.space.items()}
+        parts.append(sample(spec.sample.n, spec.sample.seed, **space))
+    if spec.csv is not None:
+        parts.append(from_csv((beside or Path()) / spec.csv))
+    if spec.cells:
+        parts.append(list(spec.cells))
+    if not parts:
+        raise RequestError("no parameters to sweep", hint="--set lr=0.1,0.01, or grid: in the --sweep file")
+    crossed: list[Point] = [{}]
+    for part in parts:
+        crossed = [{**left, **right} for left in crossed for right in part]
+    return checked(crossed)
+
+
+def _axis(axis: list[Any] | Span) -> Any:
+    if isinstance(axis, list):
+        return axis
+    return (axis.low, axis.high, "log") if axis.log else (axis.low, axis.high)
+
+
+def define(
+    program: Sequence[str],
+    points: Sequence[Point],
+    *,
+    site: str | Site | None = None,
+    spec: Layer | None = None,
+    name: str | None = None,
+    template: str | None = None,
+    max_parallel: int | None = None,
+    pack: int = 1,
+    passing: Passing | None = None,
+    made_by: str = "hpcjobs.sweep",
+    **said: Any,
+) -> Definition:
+    """The sweep that these words mean; nothing is written.
+
+    Raises:
+        ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
+    """
+    where = site if isinstance(site, Site) else load_site(site or default_site())
+    for option, value in (("pack", pack), ("max_parallel", max_parallel)):
+        if value is not None and value < 1:
+            raise RequestError(f"{option}={value}: say 1 or more")
+    said_array = said.get("array") or (spec.spec.resources.array if spec is not None else None)
+    if said_array:
+        raise RequestError("a sweep makes its own arrays: leave array out")
+    job = plan(program, site=where, spec=spec, name=name, template=template or TEMPLATE, made_by=made_by, **said).job
+    definition = Definition(
+        name=job.name, job=job, cells=[], made_by=made_by, passing=passing, max_parallel=max_parallel,
+        max_submit_jobs=where.max_submit_jobs, pack=pack,
+    )  # fmt: skip
+    what = identity(definition)
+    cells = {cell.id: cell for cell in (cell_of(what, point) for point in checked(points))}
+    return replace(definition, cells=list(cells.values()))
+
+
+def job_layer(path: Path, spec: SweepSpec) -> Layer:
+    """The part of a sweep file that a single job could say, too."""
+    fields = asdict(spec)
+    return Layer(str(path), JobSpec(**{name: fields[name] for name in JobSpec.__struct_fields__}))

@@ -1,0 +1,160 @@
+"""What each cell of a sweep has become, with the fewest questions.
+
+A cell's own state file is read first; while every cell tells its end itself, no scheduler is asked. Else
+one squeue covers all arrays, and one sacct those that have ended and were never accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.job.array import task_ids
+from hpcjobs.job.models import Plan
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import StateFile, statuses
+from hpcjobs.run.submit import remember
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
+from hpcjobs.sweeps.cells import Cell
+from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
+from hpcjobs.sweeps.plans import plan_in
+
+
+class Standing(NamedTuple):
+    """One cell, and where it stands; ``state`` None: nobody runs it, and nobody is going to."""
+
+    cell: Cell
+    state: State | None
+    job_id: str | None = None
+    """``123_4``: the array task of the latest attempt."""
+    chunk: Chunk | None = None
+    own: StateFile | None = None
+    """What the latest attempt wrote itself."""
+    record: JobRecord | None = None
+    """What the scheduler says of the array task; None: not asked, or not known."""
+
+    @property
+    def open(self) -> bool:
+        """Queued, running, or waiting to be submitted."""
+        return self.state is not None and not self.state.ended
+
+
+class OneLook:
+    """A scheduler whose queue is asked once, when somebody first wants to know."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._queue: list[JobRecord] | None = None
+        self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
+
+    def queue(self) -> list[JobRecord]:
+        if self._queue is None:
+            self._queue = self._scheduler.queue()
+        return self._queue
+
+
+class _Attempt(NamedTuple):
+    """Where a cell was last put: its chunk, the chunk's job if it has one, the cell's task."""
+
+    chunk: Chunk
+    entry: Entry | None
+    task: int
+
+    @property
+    def job_id(self) -> str | None:
+        return None if self.entry is None else f"{self.entry.job_id}_{self.task}"
+
+
+def standings(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = False) -> list[Standing]:
+    """Where every wanted cell stands. ``certain``: ask the scheduler also about cells that say they failed
+    (a requeued task does, until it starts again)."""
+    cells = folder.definition.cells
+    attempts = _attempts(folder, scheduler)
+    own = {cell.id: _own(folder, cell, attempts.get(cell.id)) for cell in cells}
+    asked = {
+        attempt.entry.job_id: attempt.entry
+        for cell in cells
+        if (attempt := attempts.get(cell.id)) is not None
+        and attempt.entry is not None
+        and not _settled(own[cell.id], certain=certain)
+    }
+    records = _records(asked.values(), scheduler)
+    return [_standing(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
+
+
+def _settled(own: StateFile | None, *, certain: bool) -> bool:
+    return own is not None and (own.state is State.COMPLETED or (own.state.ended and not certain))
+
+
+def _attempts(folder: SweepFolder, scheduler: Scheduler) -> dict[str, _Attempt]:
+    """The latest attempt of every cell that was ever put into a chunk, given up ones left out."""
+    found: dict[str, _Attempt] = {}
+    for chunk in folder.chunks():
+        entry = folder.entry(chunk) or adopted(folder, chunk, scheduler)
+        if entry is None and folder.owner(chunk) == NOBODY:
+            continue
+        found |= {cell: _Attempt(chunk, entry, line // chunk.pack) for line, cell in enumerate(chunk.cells)}
+    return found
+
+
+def adopted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | None:
+    """The job of a chunk that was submitted by somebody who then had no time to record it."""
+    owner = folder.owner(chunk)
+    if owner == NOBODY:
+        return None
+    plan = plan_in(folder.chunk_dir(chunk.number))
+    job_id = owner or _queued_as(plan, scheduler)
+    return None if job_id is None else remember(plan, Submitted(job_id=job_id)).entry
+
+
+def _queued_as(plan: Plan, scheduler: Scheduler) -> str | None:
+    script = str(plan.run_dir / "job.sh")
+    return next((r.job_id.split("_")[0] for r in scheduler.queue() if r.command == script), None)
+
+
+def _own(folder: SweepFolder, cell: Cell, attempt: _Attempt | None) -> StateFile | None:
+    """The cell's state file, if it is about its latest attempt or a success."""
+    state = read_cell_state(folder.cell_dir(cell.id))
+    latest = attempt is not None and state is not None and state.job_id == attempt.job_id
+    return state if state is not None and (latest or state.state is State.COMPLETED) else None
+
+
+def read_cell_state(cell_dir: Path) -> StateFile | None:
+    """What a cell last wrote; None before it started."""
+    try:
+        return msgspec.json.decode((cell_dir / "state.json").read_bytes(), type=StateFile)
+    except FileNotFoundError:
+        return None
+
+
+def _records(entries: Iterable[Entry], scheduler: Scheduler) -> dict[str, JobRecord]:
+    """Task id -> what is known of it."""
+    known = statuses(entries, connect=lambda kind, conf: scheduler)
+    return {task: record for job in known for record in job.records for task in task_ids(record.job_id)}
+
+
+def _standing(cell: Cell, attempt: _Attempt | None, own: StateFile | None, records: dict[str, JobRecord]) -> Standing:
+    if attempt is None:
+        return Standing(cell, State.COMPLETED if own is not None else None, own=own)
+    record = records.get(attempt.job_id or "")
+    return Standing(cell, _state(attempt, own, record), attempt.job_id, attempt.chunk, own, record)
+
+
+def _state(attempt: _Attempt, own: StateFile | None, record: JobRecord | None) -> State | None:
+    """The cell's own success; else the queue's word while the task is alive there; else how it ended."""
+    if own is not None and own.state is State.COMPLETED:
+        return State.COMPLETED
+    if attempt.entry is None:
+        return State.PENDING  # prepared; the sweep's own job will submit it
+    alive = record is not None and not record.state.ended and record.state is not State.UNKNOWN
+    if record is not None and alive:
+        packed = attempt.chunk.pack > 1 and record.state is State.RUNNING
+        return (own.state if own is not None else State.PENDING) if packed else record.state
+    if own is not None and own.state.ended:
+        return own.state
+    if record is None or record.state in (State.UNKNOWN, State.COMPLETED):
+        return None
+    return record.state

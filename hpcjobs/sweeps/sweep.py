@@ -1,0 +1,136 @@
+"""A sweep in Python: the object behind ``hpcjobs.sweep`` and the command line."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcjobs.errors import UnknownJobError
+from hpcjobs.site.models import Site
+from hpcjobs.sweeps import index, submit
+from hpcjobs.sweeps.folder import Definition, SweepFolder
+from hpcjobs.sweeps.points import Point
+from hpcjobs.sweeps.results import Results, results_of, state_word
+from hpcjobs.sweeps.spec import define
+from hpcjobs.sweeps.standing import Standing, standings
+from hpcjobs.sweeps.submit import Outcome
+from hpcjobs.sweeps.watch import wait_for_cells
+
+if TYPE_CHECKING:
+    import pandas
+
+Progress = Callable[[Counter[str]], None]
+"""Called with the number of cells in each state, at the start and whenever it changes."""
+
+
+class Sweep:
+    """Many runs of one program. What it knows lies in its folder: another process may look, resume or cancel."""
+
+    def __init__(self, folder: SweepFolder, definition: Definition | None = None) -> None:
+        self.folder = folder
+        self._wanted = definition
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.folder.path)!r})"
+
+    @property
+    def definition(self) -> Definition:
+        """What is wanted."""
+        return self._wanted or self.folder.definition
+
+    @property
+    def path(self) -> Path:
+        """The sweep's folder."""
+        return self.folder.path
+
+    def submit(self) -> Outcome:
+        """Submit the cells that are neither done nor on their way; returns at once.
+
+        Raises:
+            SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
+        """
+        definition = self.definition
+        outcome = submit.start(self.folder, definition)
+        index.remember(definition.name, self.folder)
+        return outcome
+
+    def resume(self) -> Outcome:
+        """Submit the cells that failed or are missing, with the identity they had."""
+        return submit.resume(self.folder)
+
+    def cancel(self) -> list[str]:
+        """End every array of the sweep; the ids that were cancelled."""
+        return submit.cancel(self.folder)
+
+    def standings(self) -> list[Standing]:
+        """Where each cell stands, in the order they were said."""
+        return standings(self.folder, submit.connect_to(self.folder.definition))
+
+    def status(self) -> Counter[str]:
+        """How many cells are in each state; MISSING: nobody runs them, ``resume`` would."""
+        return Counter(state_word(standing) for standing in self.standings())
+
+    def wait(self, *, timeout_s: float | None = None, progress: Progress | None = None) -> Counter[str]:
+        """Block until no cell is queued or running; how many ended in which state.
+
+        Raises:
+            TimeoutError: ``timeout_s`` seconds have passed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        wait_for_cells(self.folder, self.standings, deadline=deadline, progress=progress)
+        return self.status()
+
+    def table(self) -> Results:
+        """One row per cell."""
+        return results_of(self.folder, self.standings())
+
+    def results(self) -> pandas.DataFrame:
+        """One row per cell: parameters, state, what was measured, times, job ids. Needs pandas."""
+        return self.table().frame()
+
+
+def find_sweep(word: str) -> Sweep:
+    """The sweep of that name, or in that folder.
+
+    Raises:
+        UnknownJobError: there is none.
+    """
+    folder = index.find(word)
+    if not (folder.path / "sweep.json").is_file():
+        raise UnknownJobError(f"{folder.path} is no sweep (no sweep.json)")
+    return Sweep(folder)
+
+
+def sweep(
+    what: str | Sequence[str] | Callable[..., object],
+    points: Sequence[Point],
+    *,
+    site: str | Site | None = None,
+    name: str | None = None,
+    max_parallel: int | None = None,
+    pack: int = 1,
+    **said: Any,
+) -> Sweep:
+    """A sweep of a trainer (``"ddp"``), a command (``["./model", "{lr}"]``) or a Python function.
+
+    Nothing is submitted yet: ``.submit()`` does. Calling it again with other points and the same name
+    keeps what is done. Further keywords are those of `hpcjobs.plan`.
+
+    Raises:
+        ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
+    """
+    if callable(what):
+        from hpcjobs.sweeps.functions import define_function
+
+        return define_function(what, points, site=site, name=name, max_parallel=max_parallel, pack=pack, **said)
+    words = [what] if isinstance(what, str) else list(what)
+    return of_definition(define(words, points, site=site, name=name, max_parallel=max_parallel, pack=pack, **said))
+
+
+def of_definition(definition: Definition) -> Sweep:
+    """The sweep of that name below the site's run_root."""
+    folder = SweepFolder(Path(definition.job.run_root) / index.folder_name(definition.name))
+    return Sweep(folder, definition)

@@ -1,0 +1,75 @@
+"""Waiting for a sweep by the files its cells write; the queue is asked once a minute for what no file tells."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from hpcjobs.run.wait import POLL_S, QUEUE_S
+from hpcjobs.sweeps.folder import SweepFolder
+from hpcjobs.sweeps.results import state_word
+from hpcjobs.sweeps.standing import Standing, read_cell_state
+
+
+class CellWatch:
+    """The cells that have not ended: looks at the files of those that have started, and at no other."""
+
+    def __init__(self, folder: SweepFolder, now: list[Standing]) -> None:
+        self._folder = folder
+        self.counts: Counter[str] = Counter()
+        self._waiting: dict[str, Standing] = {}
+        self.renew(now)
+
+    def renew(self, now: list[Standing]) -> None:
+        """Take over what the scheduler has said."""
+        self._waiting = {standing.cell.id: standing for standing in now if standing.open}
+        self._seen = {standing.cell.id: state_word(standing) for standing in now}
+        self.counts = Counter(self._seen.values())
+
+    def look(self) -> bool:
+        """Read what is new; False once no cell is left to wait for."""
+        with os.scandir(self._folder.path / "cells") as found:
+            started = [entry.name for entry in found if entry.name in self._waiting]
+        for cell in started:
+            state = read_cell_state(self._folder.cell_dir(cell))
+            attempt = self._waiting[cell].job_id
+            if state is None or (attempt is not None and state.job_id != attempt and state.state.value != "COMPLETED"):
+                continue
+            self.counts[self._seen[cell]] -= 1
+            self.counts[state.state.value] += 1
+            self._seen[cell] = state.state.value
+            if state.state.ended:
+                del self._waiting[cell]
+        return bool(self._waiting)
+
+
+def wait_for_cells(
+    folder: SweepFolder,
+    standings: Callable[[], list[Standing]],
+    *,
+    deadline: float | None = None,
+    progress: Callable[[Counter[str]], None] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when no cell is queued, running or waiting to be submitted.
+
+    Raises:
+        TimeoutError: ``deadline`` (of the monotonic clock) has passed.
+    """
+    watch = CellWatch(folder, standings())
+    asked, told = time.monotonic(), None
+    while True:
+        more = watch.look()
+        if progress is not None and watch.counts != told:
+            told = watch.counts.copy()
+            progress(told)
+        if not more or time.monotonic() - asked >= QUEUE_S:
+            watch.renew(standings())
+            asked = time.monotonic()
+            if not watch.look():
+                return
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"not ended in time: {dict(+watch.counts)}")
+        pause(POLL_S)
