@@ -24,10 +24,12 @@ def prologue(site: Site) -> tuple[str, ...]:
 def _module_lines(site: Site) -> Iterator[str]:
     if not site.modules:
         return
-    inits = (site.module_init,) if site.module_init else _MODULE_INIT
-    yield f"for init in {shlex.join(inits)}; do"
-    yield '    if ! command -v module >/dev/null && [ -r "$init" ]; then . "$init"; fi'
-    yield "done"
+    if site.module_init:
+        yield f"command -v module >/dev/null || . {shlex.quote(site.module_init)}"
+    else:
+        yield f"for init in {shlex.join(_MODULE_INIT)}; do"
+        yield '    if ! command -v module >/dev/null && [ -r "$init" ]; then . "$init"; fi'
+        yield "done"
     yield "command -v module >/dev/null || die 'no module command on this node: set module_init in the site file'"
     for name in site.modules:
         yield f"module load {shlex.quote(name)} || die {shlex.quote(f'module load {name} failed')}"

@@ -1,0 +1,243 @@
+"""The script: read as a document, checked by bash and shellcheck, and run with hostile words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import hpcjobs
+from hpcjobs.data import shipped
+from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.job.launch import LAUNCHERS
+from hpcjobs.job.models import Plan
+from hpcjobs.job.reserved import check_env
+
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
+SITES = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
+CASES = [
+    (site, launcher)
+    for site in SITES
+    for launcher, known in LAUNCHERS.items()
+    if hpcjobs.load_site(site).scheduler in known.schedulers
+    and launcher in (hpcjobs.load_site(site).launchers or LAUNCHERS)
+    and launcher in ("srun", "torchrun", "spawn")
+]
+
+WORDS = [
+    "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "100%j", "{{ job }}",
+    "TASK", "--", "नमस्ते",
+]  # fmt: skip
+TELL = """
+import json, os, pathlib, sys
+names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "WORD")
+told = {"argv": sys.argv[1:], "cwd": os.getcwd(), **{name: os.environ[name] for name in names}}
+(pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / f"rank{os.environ['RANK']}.json").write_text(json.dumps(told))
+sys.exit(int(os.environ.get("FAIL", "0")) if os.environ["RANK"] == "1" else 0)
+"""
+
+# Each stands for a program of a cluster, and starts the tasks here.
+SRUN = """#!/usr/bin/env python3
+import os, subprocess, sys
+options, words = {}, sys.argv[1:]
+while words and words[0].startswith("--"):
+    name, _, value = words.pop(0)[2:].partition("=")
+    options[name] = value
+ntasks, nodes = int(options["ntasks"]), int(options["nodes"])
+per_node = int(options["ntasks-per-node"])
+assert ntasks == nodes * per_node
+env = lambda n: {**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n % per_node),
+                 "SLURM_NODEID": str(n // per_node), "SLURM_NTASKS": str(ntasks)}
+tasks = [subprocess.Popen(words, env=env(n)) for n in range(ntasks)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+AGENT = """#!/usr/bin/env python3
+import os, subprocess, sys
+options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:] if word.startswith("--") and "=" in word)
+words = sys.argv[sys.argv.index("--no-python") + 1:]
+node, count, nodes = int(os.environ.get("SLURM_NODEID", "0")), int(options["nproc-per-node"]), int(options["nnodes"])
+env = lambda n: {**os.environ, "RANK": str(node * count + n), "LOCAL_RANK": str(n), "GROUP_RANK": str(node),
+                 "WORLD_SIZE": str(nodes * count), "LOCAL_WORLD_SIZE": str(count)}
+tasks = [subprocess.Popen(words, env=env(n)) for n in range(count)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+_PYTHON = f"#!{os.path.realpath(sys.executable)} -IS"
+STUBS = {
+    "srun": SRUN.replace("#!/usr/bin/env python3", _PYTHON),
+    "agent": AGENT.replace("#!/usr/bin/env python3", _PYTHON),
+    "scontrol": "#!/bin/sh\nprintf 'node1\\nnode2\\n'\n",
+    "module": "#!/bin/sh\n",
+    "conda": "#!/bin/sh\necho 'conda() { :; }'\n",
+}
+
+
+def planned(site: str, launcher: str, *program: str, **said: object) -> Plan:
+    where = replace(hpcjobs.load_site(site), node_local=())  # a test's folder is in /tmp
+    nodes = 2 if where.scheduler == "slurm" else 1
+    layout: dict[str, object] = {"nodes": nodes, "ntasks_per_node": 2, "launcher": launcher, **said}
+    return hpcjobs.plan(program, site=where, made_by="hpcjobs submit ...", **layout)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "ada")
+
+
+@pytest.mark.parametrize(("site", "launcher"), CASES)
+def test_the_script_is_the_recorded_one(site: str, launcher: str, here: Path) -> None:
+    """With GOLDEN=write in the environment it is recorded anew: read the difference."""
+    (here / "train.py").touch()
+    plan = planned(site, launcher, "train.py", "--epochs", "3", "two words", env={"GREETING": "it's"})
+    script = plan.script
+    for found, stands in (
+        (str(plan.run_dir), "/RUN"),
+        (str(here), "/HERE"),
+        (sys.executable, "/PYTHON"),
+        (str(shipped("templates").parent), "/SHIPPED"),
+        (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
+    ):
+        script = script.replace(found, stands)
+    recorded = GOLDEN / f"{site}-{launcher}.sh"
+    if os.environ.get("GOLDEN") == "write":
+        recorded.write_text(script)
+    assert script == recorded.read_text()
+
+
+def test_bash_and_shellcheck_have_no_complaint_about_any_script() -> None:
+    scripts = [str(path) for path in sorted(GOLDEN.glob("*.sh"))]
+    assert len(scripts) == len(CASES)
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "--norc", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the plan's script with stubs in the place of a cluster's programs and folders."""
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    for name, text in STUBS.items():
+        (stubs / name).write_text(text)
+        (stubs / name).chmod(0o755)
+    (stubs / "bin").mkdir()
+    (stubs / "bin" / "activate").touch()
+    (stubs / "python").symlink_to(sys.executable)
+    script = re.sub(r"\S+ -m torch\.distributed\.run", "agent", plan.script)
+    script = re.sub(r"(?<=[' ])/\S*/hpcjobs/venv", str(stubs), script)
+    run_dir = tmp_path / "run folder"
+    run_dir.mkdir()
+    script = re.sub(r"^run_dir=.*", f"run_dir='{run_dir}'", script, flags=re.MULTILINE)
+    (tmp_path / "job.sh").write_text(script)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(plan.job.nodes), "SLURM_JOB_NODELIST": "node[1-2]"}
+    return subprocess.run(
+        ["bash", str(tmp_path / "job.sh")],
+        env={**os.environ, "PATH": f"{stubs}:{os.environ['PATH']}", "HPCJOBS_JOB_ID": "L7", **slurm, **env},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(("site", "launcher"), CASES)
+def test_the_script_runs_every_task_with_its_rank_and_the_words_unchanged(
+    site: str, launcher: str, here: Path, tmp_path: Path
+) -> None:
+    (here / "tell.py").write_text(TELL)
+    plan = planned(site, launcher, "tell.py", *WORDS, env={"WORD": "".join(WORDS)}, cpus_per_task=3)
+    done = run_here(plan, tmp_path)
+    assert done.returncode == 0, done
+    world = 2 * plan.job.nodes
+    for rank in range(world):
+        told = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
+        assert told == {
+            "argv": WORDS,
+            "cwd": str(here),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % 2),
+            "NODE_RANK": str(rank // 2),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "3",
+            "WORD": "".join(WORDS),
+        }
+    assert not list(tmp_path.rglob("x"))
+    state = json.loads((tmp_path / "run folder" / "state.json").read_text())
+    assert (state["state"], state["exit_code"]) == ("COMPLETED", 0)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_the_script_records_the_first_failure_and_ends_with_its_code(launcher: str, here: Path, tmp_path: Path) -> None:
+    (here / "tell.py").write_text(TELL)
+    done = run_here(planned("sandbox", launcher, "tell.py", env={"WORD": "", "FAIL": "7"}), tmp_path)
+    assert done.returncode == 7
+    state = json.loads((tmp_path / "run folder" / "state.json").read_text())
+    assert (state["state"], state["exit_code"], state["first_failure"]["rank"]) == ("FAILED", 7, 1)
+    assert "hpcjobs: first failure: rank 1 on " in done.stderr
+
+
+def test_a_module_that_does_not_load_ends_the_job_by_name(here: Path, tmp_path: Path) -> None:
+    plan = planned("tu-hpc", "srun", "true")
+    broken = plan._replace(script=plan.script.replace("module load openmpi ||", "false ||"))
+    done = run_here(broken, tmp_path)
+    assert done.returncode == 1
+    assert "module load openmpi failed" in done.stderr
+    assert json.loads((tmp_path / "run folder" / "state.json").read_text())["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("site", ["sandbox", "local"])
+def test_every_variable_the_script_sets_is_refused_as_a_users_variable(site: str) -> None:
+    assigned = re.compile(
+        r"^\s*(?:export |local )?([a-z_]+)=|\bread -r ([a-z_ ]+) <|for ([a-z_]+) in|exec {([a-z_]+)}>", re.M
+    )
+    for launcher in ("srun", "torchrun") if site == "sandbox" else ("spawn", "torchrun"):
+        script = planned(site, launcher, "true").script
+        names = {name for groups in assigned.findall(script) for words in groups for name in words.split()} - {"_"}
+        assert {"run_dir", "code", "rank"} <= names
+        for name in names:
+            with pytest.raises(RequestError):
+                check_env({name: ""}, {})
+
+
+def template(text: str, name: str = "mine") -> None:
+    path = Path("templates") / f"{name}.sh.j2"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_template_of_ones_own_extends_the_shipped_one_even_under_its_name(here: Path) -> None:
+    template(
+        '{% extends "shipped/job.sh.j2" %}{% block epilogue %}echo the end of {{ job.name }}\n{% endblock %}', "job"
+    )
+    plan = planned("sandbox", "srun", "true")
+    assert "\necho the end of true\n" in plan.script
+    assert f"# template {here}/templates/job.sh.j2\n" in plan.script
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('{% extends "shipped/job.sh.j2" %}\n{% block prologue %}\n{{ job.modles }}{% endblock %}', 3, "modles"),
+        ("\n{{ nobody }}", 2, "'nobody' is undefined"),
+        ("\n\n{% if %}", 3, "Expected an expression"),
+        ('{% extends "mine.sh.j2" %}', 1, "extends itself"),
+    ],
+)
+def test_a_template_at_fault_is_named_with_file_and_line(here: Path, text: str, line: int, said: str) -> None:
+    template(text)
+    with pytest.raises(ConfigError) as caught:
+        planned("sandbox", "srun", "true", template="mine")
+    assert f"{here}/templates/mine.sh.j2:{line}" in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_an_unknown_template_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no template 'jop.sh.j2'\nhint: did you mean 'job'"):
+        planned("sandbox", "srun", "true", template="jop")

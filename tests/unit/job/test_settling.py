@@ -1,0 +1,208 @@
+"""From what is said in several places to one settled job within the site's limits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpcjobs
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Job, Plan
+
+SITE = """
+partitions:
+  small:
+    default: true
+    nodes: 4
+    max_nodes: 2
+    max_time: 2h
+    node: {cpus: 8, mem: 16G, gpus: 2, gpu_model: a100}
+    qos: [normal, short]
+    defaults: {cpus_per_task: 2, time: 30m}
+  big:
+    nodes: 8
+    node: {cpus: 64, mem: 256G}
+qos: {normal: 1-00:00:00, short: 1h, other: ""}
+defaults: {time: 1h, account: physics, nodes: 1, cpus_per_task: 1}
+"""
+
+
+@pytest.fixture
+def site(here: Path) -> str:
+    (here / "site.yaml").write_text(SITE)
+    return "./site.yaml"
+
+
+def settled(site: str, *, spec: str | None = None, **said: object) -> Job:
+    if spec is not None:
+        Path("job.yaml").write_text(spec)
+    plan: Plan = hpcjobs.plan(["true"], site=site, spec="job.yaml" if spec is not None else None, **said)  # type: ignore[arg-type]
+    return plan.job
+
+
+def refused(site: str, **said: object) -> str:
+    with pytest.raises(RequestError) as caught:
+        settled(site, **said)
+    return str(caught.value)
+
+
+def test_flags_win_over_the_spec_which_wins_over_partition_and_site(site: str) -> None:
+    job = settled(site, spec="resources: {time: 45m, nodes: 2}\n", time="50m")
+    values = {
+        name: (getattr(job.resources, name), job.sources[name])
+        for name in ("account", "cpus_per_task", "nodes", "time")
+    }
+    assert values == {
+        "account": ("physics", "site site"),
+        "cpus_per_task": (2, "partition small of site site"),
+        "nodes": (2, "job.yaml"),
+        "time": ("00:50:00", "flag"),
+    }
+
+
+def test_the_partition_asked_for_brings_its_own_defaults(site: str) -> None:
+    job = settled(site, spec="resources: {partition: big}\n")
+    assert (job.resources.cpus_per_task, job.resources.time) == (1, "01:00:00")
+
+
+def test_an_explicit_null_clears_what_the_site_says(site: str) -> None:
+    job = settled(site, spec="resources: {account: null}\n", time=None)
+    assert (job.resources.account, job.resources.time) == (None, None)
+    assert (job.sources["account"], job.sources["time"]) == ("job.yaml", "flag")
+
+
+def test_a_node_gets_one_task_per_gpu_unless_told_otherwise(site: str) -> None:
+    assert (settled(site, gpus_per_node=2).ntasks_per_node, settled(site).ntasks_per_node) == (2, 1)
+    assert settled(site, gpus_per_node=2, ntasks_per_node=1).ntasks_per_node == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"nodes": 3}, "nodes=3 (flag): partition small allows 2"),
+        ({"time": "3h"}, "time=03:00:00 (flag): partition small allows 02:00:00"),
+        ({"gpus_per_node": 3}, "gpus_per_node=3 (flag): a node of partition small has 2"),
+        ({"mem": "17G"}, "mem=17G (flag): a node of partition small has 16G"),
+        (
+            {"ntasks_per_node": 5},
+            "ntasks_per_node=5 (flag) x cpus_per_task=2 = 10 CPUs: a node of partition small has 8",
+        ),
+        ({"mem_per_cpu": "9G"}, "mem_per_cpu=9G (flag) x 2 CPUs: a node of partition small has 16G"),
+        ({"qos": "other"}, "qos=other (flag): partition small accepts normal, short"),
+        ({"qos": "none"}, "qos=none (flag): known: normal, other, short"),
+        ({"qos": "short", "time": "90m"}, "time=01:30:00 (flag): qos short allows 1h"),
+        ({"mem": "1G", "mem_per_cpu": "1G"}, "mem, mem_per_cpu and mem_per_gpu exclude each other"),
+        ({"array": "5-2"}, "array '5-2' is not understood"),
+        ({"array": "1-"}, "array '1-' is not understood"),
+        ({"array": "0-9%x"}, "array '0-9%x' is not understood"),
+    ],
+)
+def test_each_limit_is_checked_and_names_who_asked_and_what_is_allowed(
+    site: str, said: dict[str, object], words: str
+) -> None:
+    told = refused(site, **said)
+    assert words in told
+    assert "site.yaml" in told
+
+
+def test_all_limits_exceeded_are_named_at_once(site: str) -> None:
+    told = refused(site, nodes=9, time="9h", mem="99G", gpus_per_node=4, cpus_per_task=9)
+    assert len(told.splitlines()) == 6
+
+
+def test_what_just_fits_is_accepted(site: str) -> None:
+    job = settled(
+        site, nodes=2, time="2h", mem="16G", gpus_per_node=2, ntasks_per_node=4, cpus_per_task=2, qos="normal"
+    )
+    assert job.ntasks == 8
+
+
+def test_an_unknown_partition_is_answered_with_the_nearest(site: str) -> None:
+    assert "partition 'smal' (flag) is not one of site site" in refused(site, partition="smal")
+    assert "did you mean 'small'?" in refused(site, partition="smal")
+
+
+def test_an_unknown_option_is_answered_with_the_nearest(site: str) -> None:
+    told = refused(site, ntask_per_node=2)
+    assert "ntask_per_node" in told
+    assert "did you mean 'ntasks_per_node'?" in told
+
+
+def test_a_launcher_of_the_other_scheduler_is_refused(site: str) -> None:
+    assert "launcher 'spawn' does not work on site site" in refused(site, launcher="spawn")
+    with pytest.raises(RequestError, match="launcher 'srun' does not work on site local"):
+        hpcjobs.plan(["true"], site="local", launcher="srun")
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "HPCJOBS_RUN_DIR", "run_dir", "task", "IFS", "UID"])
+def test_a_variable_that_the_script_or_bash_sets_is_refused_by_name(site: str, name: str) -> None:
+    assert f"env {name} (flag): " in refused(site, env={name: "1"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("a b", "1"), ("1A", "1"), ("A", "x\0y"), ("A", "\udcff")])
+def test_a_variable_that_no_environment_can_hold_is_refused(site: str, name: str, value: str) -> None:
+    refused(site, env={name: value})
+
+
+@pytest.mark.parametrize("field", ["comment", "constraint", "nodelist"])
+def test_a_value_with_a_newline_is_refused_by_name(site: str, field: str) -> None:
+    assert f"{field} 'a\\nb'" in refused(site, **{field: "a\nb"})
+
+
+def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) -> None:
+    (here / "train.py").touch()
+    (here / "tool").touch()
+
+    def argv(*program: str) -> tuple[str, ...]:
+        return hpcjobs.plan(program, site=site).job.argv
+
+    python = sys.executable
+    assert argv("ddp", "--steps", "3") == (python, "-u", "-m", "hpcjobs.trainers.ddp", "--steps", "3")
+    assert argv("pkg.mod", "-x") == (python, "-u", "-m", "pkg.mod", "-x")
+    assert argv("train.py", "a b") == (python, "-u", "train.py", "a b")
+    assert argv("./tool", "") == ("./tool", "")
+    assert argv("nvidia-smi", "-L") == ("nvidia-smi", "-L")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ((), "no program to run"),
+        (("gone.py",), "program gone.py: no such file in "),
+        (("./gone",), "program ./gone: no such file in "),
+        (("here-only",), "say ./here-only"),
+        (("dpd",), "did you mean 'ddp'?"),
+    ],
+)
+def test_a_program_that_cannot_run_is_refused_at_once(
+    site: str, here: Path, program: tuple[str, ...], said: str
+) -> None:
+    (here / "here-only").touch()
+    with pytest.raises(RequestError) as caught:
+        hpcjobs.plan(program, site=site)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("./src/train.py", "train"), ("pkg.mod", "mod"), ("ddp", "ddp"), ("/bin/echo", "echo"), ("./नमस्ते.sh", "job")],
+)
+def test_a_job_is_named_after_its_program(site: str, here: Path, program: str, name: str) -> None:
+    path = here / program
+    if "/" in program and not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert hpcjobs.plan([program], site=site).job.name == name
+
+
+@pytest.mark.parametrize("name", ["a b", "-x", "", "a/b", "ü", "a\nb"])
+def test_a_job_name_that_needs_quoting_is_refused(site: str, name: str) -> None:
+    assert "job name" in refused(site, name=name)
+
+
+def test_no_run_folder_is_made_where_each_node_has_its_own(here: Path) -> None:
+    (here / "site.yaml").write_text(SITE + f"node_local: [{here}]\n")
+    with pytest.raises(RequestError, match="which every node of site site has for itself"):
+        hpcjobs.plan(["true"], site="./site.yaml")

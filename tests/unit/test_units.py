@@ -1,0 +1,66 @@
+"""Times and sizes as people and Slurm write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcjobs.units import human_bytes, human_duration, memory_bytes, slurm_time, walltime_s
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2h", 7200),
+        ("90m", 5400),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("45s", 45),
+        ("1d12h", 129600),
+        ("2w", 1209600),
+        ("02:00:00", 7200),
+        ("30:00", 1800),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("1-12:00:01", 129601),
+        ("100:00:00", 360000),
+        (" 2h ", 7200),
+    ],
+)
+def test_a_time_limit_is_read_in_every_usual_spelling(text: str, seconds: int) -> None:
+    assert walltime_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "60", "45000", "0", "0h", "00:00:00", "1:2:3:4", "soon", "2 h", "h", "-1h", "1h-2m"]
+)
+def test_a_time_limit_that_could_mean_two_things_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not understood; say 2h"):
+        walltime_s(text)
+
+
+@pytest.mark.parametrize("seconds", [1, 59, 60, 3599, 3600, 86399, 86400, 93784, 31536000])
+def test_a_time_survives_the_way_to_slurm_and_back(seconds: int) -> None:
+    assert walltime_s(slurm_time(seconds)) == seconds
+
+
+def test_slurm_gets_days_before_the_clock() -> None:
+    assert (slurm_time(93784), slurm_time(61)) == ("1-02:03:04", "00:01:01")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("64G", 64 << 30), ("1500M", 1500 << 20), ("1t", 1 << 40), ("2GB", 2 << 30), ("7K", 7168), ("0", 0)],
+)
+def test_memory_is_counted_in_powers_of_1024(text: str, count: int) -> None:
+    assert memory_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "64", "1.5G", "G", "64X", "-1G", "64 G"])
+def test_memory_without_a_unit_or_in_fractions_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not understood; say 64G"):
+        memory_bytes(text)
+
+
+def test_sizes_and_durations_are_short_in_tables() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1536 << 20, 64 << 30, 5 << 50)] == ["0B", "1023B", "1.5G", "64G", "5120T"]
+    assert [human_duration(s) for s in (0, 59.9, 61, 3723, 90000)] == ["0s", "59s", "1m01s", "1h02m", "1d01h"]
