@@ -112,6 +112,11 @@ def _accounted(
     )
 
 
+def _task_id(array: str, task: str) -> str:
+    """scontrol writes pending tasks without the brackets that squeue and sacct put around them."""
+    return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
+
+
 def parse_scontrol(out: str) -> list[JobRecord]:
     """Records of ``scontrol --oneliner show job`` (SLURM_TIME_FORMAT=%s)."""
     records = []
@@ -124,7 +129,7 @@ def parse_scontrol(out: str) -> list[JobRecord]:
         array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
         records.append(
             JobRecord(
-                job_id=f"{array}_{task}" if array and task else fields["JobId"],
+                job_id=_task_id(array, task) if array and task else fields["JobId"],
                 state=state,
                 source="scontrol",
                 name=_text(fields.get("JobName", "")),

@@ -1,0 +1,159 @@
+"""How Slurm is asked: which command, how often, and what is made of its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import hpcjobs
+from hpcjobs.errors import CommandMissingError, SchedulerDownError, SchedulerError
+from hpcjobs.job.models import Plan
+from hpcjobs.process import Result, clean_env
+from hpcjobs.run.submit import submit
+from hpcjobs.scheduler.slurm import Slurm
+from hpcjobs.scheduler.slurm_output import SEPARATOR
+
+TIMED_OUT = Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
+REFUSED_CONNECTION = Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+NOBODY = Result(0, "", "")
+
+
+class Recorded:
+    """Answers in the place of Slurm's commands, and what was asked."""
+
+    def __init__(self, **answers: list[Result]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self.env: Mapping[str, str] = {}
+        self.cwd: str | None = None
+        self.paused: list[float] = []
+
+    def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        self.asked.append(argv[0])
+        self.env, self.cwd = env or {}, cwd
+        left = self.answers[argv[0]]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    def slurm(self, slurm_conf: str | None = None) -> Slurm:
+        return Slurm(slurm_conf, runner=self, pause=self.paused.append)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return hpcjobs.plan(["true"], site=replace(hpcjobs.load_site("sandbox"), node_local=()))
+
+
+def queued(plan: Plan, *ids: str) -> Result:
+    row = ["x", "PENDING", "None", "cpu", "", "1", "1", "N/A", "0:00", plan.command[-1]]
+    return Result(0, "".join(SEPARATOR.join([job_id, *row]) + "\n" for job_id in ids), "")
+
+
+@pytest.mark.parametrize(
+    ("said", "job_id", "cluster"), [("12\n", "12", None), ("12;east\n", "12", "east"), ("note\n7\n", "7", None)]
+)
+def test_a_submission_is_one_sbatch_from_the_jobs_folder(
+    plan: Plan, said: str, job_id: str, cluster: str | None
+) -> None:
+    recorded = Recorded(sbatch=[Result(0, said, "")])
+    taken = recorded.slurm("/etc/other.conf").submit(plan)
+    assert (taken.job_id, taken.cluster) == (job_id, cluster)
+    assert (recorded.asked, recorded.cwd) == (["sbatch"], plan.job.chdir)
+    assert recorded.env["SLURM_CONF"] == "/etc/other.conf"
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            "-A",
+        ),
+        ("sbatch: error: invalid partition specified: x", "sinfo"),
+        ("sbatch: error: Batch job submission failed: Invalid qos specification", "-q QOS"),
+        ("sbatch: error: Requested node configuration is not available", "no node has this shape"),
+    ],
+)
+def test_a_refusal_is_final_quoted_and_explained(plan: Plan, said: str, hint: str) -> None:
+    recorded = Recorded(sbatch=[Result(1, "", said + "\n")])
+    with pytest.raises(SchedulerError) as caught:
+        submit(plan, scheduler=recorded.slurm())
+    assert said in str(caught.value)
+    assert hint in str(caught.value)
+    assert (recorded.asked, caught.value.exit_code) == (["sbatch"], 7)
+    assert not plan.run_dir.exists()
+
+
+def test_a_controller_that_is_away_is_asked_again_with_growing_pauses(plan: Plan) -> None:
+    recorded = Recorded(sbatch=[REFUSED_CONNECTION, REFUSED_CONNECTION, Result(0, "5\n", "")])
+    assert recorded.slurm().submit(plan).job_id == "5"
+    assert recorded.asked == ["sbatch"] * 3
+    assert recorded.paused == sorted(recorded.paused)
+    assert len(recorded.paused) == 2
+
+
+def test_a_controller_that_stays_away_is_given_up_and_the_run_folder_taken_back(plan: Plan) -> None:
+    recorded = Recorded(sbatch=[REFUSED_CONNECTION])
+    with pytest.raises(SchedulerDownError, match="4 tries") as caught:
+        submit(plan, scheduler=recorded.slurm())
+    assert (caught.value.maybe_taken, plan.run_dir.exists()) == (False, False)
+    assert recorded.asked == ["sbatch"] * 4
+
+
+def test_after_a_lost_answer_the_queue_is_searched_before_asking_again(plan: Plan) -> None:
+    recorded = Recorded(sbatch=[TIMED_OUT], squeue=[queued(plan, "41")])
+    assert recorded.slurm().submit(plan).job_id == "41"
+    assert recorded.asked == ["sbatch", "squeue"]
+
+
+def test_a_job_taken_twice_is_cancelled_once(plan: Plan) -> None:
+    recorded = Recorded(
+        sbatch=[TIMED_OUT, Result(0, "42\n", "")], squeue=[NOBODY, queued(plan, "42", "41")], scancel=[NOBODY]
+    )
+    assert recorded.slurm().submit(plan).job_id == "41"
+    assert recorded.asked == ["sbatch", "squeue", "sbatch", "squeue", "scancel"]
+
+
+@pytest.mark.parametrize("queue", [NOBODY, REFUSED_CONNECTION])
+def test_a_submission_nobody_knows_the_fate_of_keeps_its_run_folder(plan: Plan, queue: Result) -> None:
+    recorded = Recorded(sbatch=[TIMED_OUT], squeue=[queue])
+    with pytest.raises(SchedulerDownError) as caught:
+        submit(plan, scheduler=recorded.slurm())
+    assert caught.value.maybe_taken
+    assert (plan.run_dir / "job.sh").exists()
+
+
+def test_a_cluster_without_accounting_is_asked_through_its_controller() -> None:
+    shown = "JobId=9 JobName=a JobState=FAILED ExitCode=4:0\nJobId=10 JobName=b JobState=RUNNING ExitCode=0:0\n"
+    for refusal in (Result(1, "", "Slurm accounting storage is disabled\n"), REFUSED_CONNECTION):
+        recorded = Recorded(sacct=[refusal], scontrol=[Result(0, shown, "")])
+        (record,) = recorded.slurm().account(["9"])
+        assert (record.job_id, record.exit_code, record.source) == ("9", 4, "scontrol")
+
+
+def test_asking_about_no_jobs_asks_nobody() -> None:
+    recorded = Recorded()
+    assert recorded.slurm().account([]) == []
+    recorded.slurm().cancel([])
+    assert recorded.asked == []
+
+
+def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandMissingError, match="squeue: not found on PATH"):
+        Slurm().queue()
+
+
+def test_commands_run_without_what_an_enclosing_job_left() -> None:
+    left = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_CPU_BIND": "x",
+        "SBATCH_ACCOUNT": "y",
+        "SRUN_X": "1",
+        "RANK": "3",
+        "PMIX_RANK": "3",
+    }
+    kept = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "east", "PATH": "/bin", "RANKING": "1", "MASTER": "m"}
+    assert clean_env(left | kept) == kept

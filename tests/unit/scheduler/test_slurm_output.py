@@ -1,0 +1,126 @@
+"""What Slurm 22.05 printed on a real cluster, and what it might."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm_output import SACCT_COLUMNS, SEPARATOR, parse_sacct, parse_scontrol, parse_squeue
+
+RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text(encoding="utf-8")
+
+
+def by_id(records: list[JobRecord]) -> dict[str, JobRecord]:
+    return {record.job_id: record for record in records}
+
+
+def test_the_queue_is_read_with_reasons_estimates_and_pending_arrays() -> None:
+    jobs = by_id(parse_squeue(recorded("squeue.txt")))
+    assert {job_id: (job.name, job.state, job.reason) for job_id, job in jobs.items()} == {
+        "250_[1-9%2]": ("pipe|name", State.PENDING, "JobHeldUser"),
+        "251": ("नमस्ते", State.RUNNING, None),
+        "256": ("waits", State.PENDING, "Resources"),
+    }
+    waiting, running = jobs["256"], jobs["251"]
+    assert (waiting.start_estimate, waiting.started, waiting.elapsed_s, waiting.node_list) == (
+        1795437265,
+        None,
+        None,
+        None,
+    )
+    assert (running.start_estimate, running.started, running.elapsed_s, running.node_list) == (
+        None,
+        1795264465,
+        4,
+        "tu[01-02]",
+    )
+    assert running.command == "/root/j.sh"
+
+
+def test_the_accounting_is_read_with_exit_codes_signals_and_times() -> None:
+    jobs = by_id(parse_sacct(recorded("sacct.txt")))
+    assert {job_id: (job.state, job.exit_code, job.signal) for job_id, job in jobs.items()} == {
+        "250_[1-9%2]": (State.CANCELLED, 0, None),
+        "251": (State.CANCELLED, 0, None),
+        "253": (State.FAILED, 3, None),
+        "254": (State.FAILED, 0, 9),
+        "255_0": (State.COMPLETED, 0, None),
+        "255_1": (State.FAILED, 1, None),
+        "255_2": (State.FAILED, 2, None),
+        "256": (State.CANCELLED, 0, None),
+    }
+    assert (jobs["251"].elapsed_s, jobs["251"].nnodes, jobs["251"].node_list) == (4, 2, "tu[01-02]")
+    assert (jobs["256"].started, jobs["256"].node_list) == (None, None)
+
+
+def test_the_controllers_own_words_agree_with_the_accounting() -> None:
+    shown = by_id(parse_scontrol(recorded("scontrol.txt")))
+    accounted = by_id(parse_sacct(recorded("sacct.txt")))
+    assert set(shown) == set(accounted)
+    for job_id, job in shown.items():
+        assert job.state is accounted[job_id].state
+        assert job.exit_code == accounted[job_id].exit_code
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("CANCELLED by 1000", State.CANCELLED),
+        ("COMPLETED+", State.COMPLETED),
+        ("OUT_OF_MEMORY", State.OUT_OF_MEMORY),
+        ("REQUEUE_HOLD", State.PENDING),
+        ("SPECIAL_EXIT", State.PENDING),
+        ("SIGNALING", State.RUNNING),
+        ("LAUNCH_FAILED", State.UNKNOWN),
+        ("completed", State.UNKNOWN),
+        ("", State.UNKNOWN),
+    ],
+)
+def test_a_state_is_its_first_word_and_a_new_one_is_unknown(text: str, state: State) -> None:
+    assert State.parse(text) is state
+
+
+def test_ended_means_that_nothing_more_is_to_come() -> None:
+    going = {
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "REQUEUED",
+        "RESIZING",
+        "UNKNOWN",
+    }
+    assert {state.value for state in State if not state.ended} == going
+
+
+@pytest.mark.parametrize("parse", [parse_squeue, parse_sacct, parse_scontrol])
+@pytest.mark.parametrize("out", ["", "\n", "garbage", "1\x1f2\x1f3\n", "JobId=3", "slurm_load_jobs error: nothing"])
+def test_output_of_another_shape_gives_no_records(parse: object, out: str) -> None:
+    assert callable(parse)
+    assert parse(out) == []
+
+
+@pytest.mark.parametrize("name", ["squeue.txt", "sacct.txt"])
+def test_output_cut_short_anywhere_loses_rows_but_never_invents_any(name: str) -> None:
+    parse = parse_squeue if name == "squeue.txt" else parse_sacct
+    text = recorded(name)
+    whole = {record.job_id for record in parse(text)}
+    for end in range(0, len(text), 7):
+        assert {record.job_id for record in parse(text[:end])} <= whole
+
+
+def test_values_that_nobody_knows_are_none() -> None:
+    row = ["7", "(null)", "PENDING", "None", "main", "None assigned", "1", "Unknown", "N/A", "0", "", ""]
+    assert len(row) == len(SACCT_COLUMNS)
+    (record,) = parse_sacct(SEPARATOR.join(row))
+    nothing = (record.name, record.reason, record.node_list, record.submitted, record.started, record.ended)
+    assert nothing == (None,) * 6
+    assert (record.exit_code, record.signal, record.elapsed_s) == (None, None, None)
