@@ -121,11 +121,10 @@ def _literal(path: str) -> str:
 
 
 def _directive(name: str, value: str | None) -> str:
-    if value is None:
-        return name
-    if any(ord(c) < 32 for c in value) or "\\" in value:
+    text = name if value is None else f"{name}={value}"
+    if any(ord(c) < 32 for c in text) or "\\" in text:
         raise RequestError(
-            f"--{name}={value!r}: an #SBATCH line can hold neither newlines nor backslashes",
+            f"--{text!r}: an #SBATCH line can hold neither newlines nor backslashes",
             hint="choose another folder or value",
         )
-    return f"{name}={shlex.quote(value)}"
+    return name if value is None else f"{name}={shlex.quote(value)}"

@@ -1,0 +1,128 @@
+"""The index of jobs, and how a user names them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from hpcjobs.errors import HpcJobsError, RequestError, UnknownJobError
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+from hpcjobs.run.select import newest, select
+
+WRITER = """
+import sys
+from hpcjobs.run import index
+for n in range(20):
+    index.add(index.Entry(job_id=f"{sys.argv[1]}{n:02}", name="x", site="s", scheduler="slurm", run_dir="/r", submitted=1.0))
+"""
+
+
+def entry(job_id: str, **more: object) -> Entry:
+    base = Entry(
+        job_id=job_id,
+        name="train",
+        site="tu-hpc",
+        scheduler="slurm",
+        run_dir=f"/runs/{job_id}",
+        submitted=float(job_id.strip("L")),
+    )
+    return replace(base, **more)
+
+
+@pytest.fixture
+def jobs() -> None:
+    for job_id in ("101", "102", "104"):
+        index.add(entry(job_id))
+    index.add(entry("200", name="sweep", array="0-3,7%2"))
+    index.add(entry("L1", site="local", scheduler="local", submitted=50.0))
+
+
+def ids(*words: str, site: str | None = None) -> list[str]:
+    return [e.job_id if e.task is None else f"{e.job_id}_{e.task}" for e in select(words, site=site)]
+
+
+def test_writers_at_once_lose_no_record() -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(n)], env=os.environ.copy()) for n in range(10, 18)]
+    assert [writer.wait(60) for writer in writers] == [0] * 8
+    assert {e.job_id for e in index.entries()} == {f"{n}{k:02}" for n in range(10, 18) for k in range(20)}
+    assert [path.name for path in index.index_dir().iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_index_is_the_users_alone() -> None:
+    index.add(entry("1"))
+    assert index.index_dir().stat().st_mode & 0o077 == 0
+    assert next(index.index_dir().iterdir()).stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_record_is_named_with_what_to_do() -> None:
+    index.add(entry("1"))
+    (path,) = index.index_dir().iterdir()
+    path.write_text('{"job_id": ')
+    with pytest.raises(HpcJobsError, match="damaged record of a job") as caught:
+        index.entries()
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["101"], ["101"]),
+        (["101-104"], ["101", "102", "104"]),
+        (["200_7"], ["200_7"]),
+        (["200"], ["200"]),
+        (["L1"], ["L1"]),
+        (["L1-L9"], ["L1"]),
+        (["train"], ["104"]),
+        (["sweep", "101", "101-102"], ["200", "101", "102"]),
+    ],
+)
+def test_jobs_are_named_by_id_range_task_and_name(jobs: None, words: list[str], found: list[str]) -> None:
+    assert ids(*words) == found
+
+
+def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Path) -> None:
+    folder = tmp_path / "some run"
+    folder.mkdir()
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry("999")))
+    assert ids(str(folder)) == ["999"]
+    with pytest.raises(UnknownJobError, match="is no run folder of a submitted job"):
+        select([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("103", "no job 103 was submitted with hpcjobs"),
+        ("300-400", "no job in the range 300-400"),
+        ("trian", "did you mean 'train'?"),
+        ("101_0", "job 101 is no array"),
+        ("200_5", "job 200 is an array of 0-3,7%2"),
+        ("1-99999999999", "no job in the range"),
+    ],
+)
+def test_a_word_that_names_no_job_is_answered_with_help(jobs: None, word: str, said: str) -> None:
+    with pytest.raises(UnknownJobError) as caught:
+        select([word])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["101", "101-101"])
+def test_an_id_that_two_sites_gave_out_needs_the_site(jobs: None, word: str) -> None:
+    index.add(entry("101", site="gcp-t4"))
+    with pytest.raises(RequestError, match="exists on several sites: tu-hpc, gcp-t4"):
+        select([word])
+    assert [e.site for e in select([word], site="gcp-t4")] == ["gcp-t4"]
+
+
+def test_the_newest_job_is_the_last_one_submitted(jobs: None) -> None:
+    assert newest().job_id == "200"
+    assert newest(site="local").job_id == "L1"
+    with pytest.raises(UnknownJobError, match="no job recorded"):
+        newest(site="gcp-t4")

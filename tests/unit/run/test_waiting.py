@@ -1,0 +1,148 @@
+"""How often schedulers are asked while jobs run, and what counts as the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.errors import SchedulerDownError
+from hpcjobs.job.models import Plan
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import statuses
+from hpcjobs.run.wait import exit_code, wait
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
+
+
+class Cluster:
+    """A scheduler whose jobs end at set times, with a clock that only waiting moves."""
+
+    def __init__(self, folder: Path, ends: dict[str, float], *, array: str | None = None, traps: bool = True) -> None:
+        self.now = 0.0
+        self.queue_asked: list[float] = []
+        self.account_asked: list[float] = []
+        self.down_after: float | None = None
+        self.codes: dict[str, int] = {}
+        self._ends, self._folder, self._traps = ends, folder, traps
+        parents = dict.fromkeys(job_id.split("_")[0] for job_id in ends)
+        self.entries = [
+            Entry(job_id=p, name="x", site="s", scheduler="slurm", run_dir=str(folder / p), submitted=0.0, array=array)
+            for p in parents
+        ]
+        for job_id in ends:
+            (folder / job_id.replace("_", "/")).mkdir(parents=True)
+
+    def connect(self, kind: str, conf: str | None) -> Scheduler:
+        return self
+
+    def clock(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        before, self.now = self.now, self.now + seconds
+        for job_id, end in self._ends.items():
+            if before < end <= self.now and self._traps:
+                code = self.codes.get(job_id, 0)
+                state = {"job_id": job_id, "state": "FAILED" if code else "COMPLETED", "exit_code": code}
+                told = state | {"started": 0, "ended": end, "nodes": "n1", "restarts": 0, "first_failure": None}
+                (self._folder / job_id.replace("_", "/") / "state.json").write_text(json.dumps(told))
+
+    def submit(self, plan: Plan) -> Submitted:
+        raise NotImplementedError
+
+    def queue(self) -> list[JobRecord]:
+        self.queue_asked.append(self.now)
+        if self.down_after is not None and self.now >= self.down_after:
+            raise SchedulerDownError("no answer")
+        return [
+            JobRecord(job_id=j, state=State.RUNNING, source="squeue") for j, end in self._ends.items() if end > self.now
+        ]
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        self.account_asked.append(self.now)
+        wanted = set(job_ids)
+        return [
+            JobRecord(
+                job_id=j, source="sacct", exit_code=self.codes.get(j, 0),
+                state=State.FAILED if self.codes.get(j) else State.COMPLETED,
+            )
+            for j, end in self._ends.items() if end <= self.now and j.split("_")[0] in wanted
+        ]  # fmt: skip
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        raise NotImplementedError
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        known = wait(self.entries, connect=self.connect, clock=self.clock, pause=self.pause, timeout_s=timeout_s)
+        return exit_code(known)
+
+
+def test_a_thousand_jobs_cost_one_queue_query_a_minute_and_one_accounting_query(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {str(n): 100.0 + n / 10 for n in range(1000)})
+    assert cluster.wait() == 0
+    gaps = [later - earlier for earlier, later in zip(cluster.queue_asked, cluster.queue_asked[1:], strict=False)]
+    assert all(gap >= 60 for gap in gaps[:-1])
+    assert len(cluster.queue_asked) <= 200 / 60 + 2
+    assert len(cluster.account_asked) <= len(cluster.queue_asked)
+
+
+def test_a_job_that_could_not_write_its_end_is_missed_within_a_minute(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
+    assert cluster.wait() == 0
+    assert 70 <= cluster.now <= 131
+
+
+def test_a_job_that_ended_long_ago_is_told_at_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": -1.0}, traps=False)
+    assert cluster.wait() == 0
+    assert cluster.now < 1
+
+
+def test_the_exit_code_is_the_first_that_is_not_zero(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 5.0, "2": 3.0, "3": 4.0})
+    cluster.codes = {"2": 7, "3": 9}
+    assert cluster.wait() == 7
+
+
+def test_an_array_ends_with_its_last_task_and_its_code(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"5_0": 3.0, "5_1": 30.0, "5_2": 9.0}, array="0-2")
+    cluster.codes = {"5_2": 4}
+    assert cluster.wait() == 4
+    assert cluster.now >= 30
+
+
+def test_a_scheduler_that_falls_silent_does_not_end_the_waiting(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 200.0})
+    cluster.codes = {"1": 3}
+    cluster.down_after = 50.0
+    assert cluster.wait() == 3
+
+
+def test_a_scheduler_silent_from_the_start_is_an_error(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 200.0})
+    cluster.down_after = 0.0
+    with pytest.raises(SchedulerDownError):
+        cluster.wait()
+
+
+def test_waiting_gives_up_when_told_to_and_names_who_is_left(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 5.0, "2": 500.0})
+    with pytest.raises(TimeoutError, match=r"not ended after 20 s: 2$"):
+        cluster.wait(timeout_s=20)
+
+
+def test_what_the_accounting_said_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 5.0})
+    cluster.wait()
+    asked = len(cluster.queue_asked), len(cluster.account_asked)
+    (known,) = statuses(cluster.entries, connect=cluster.connect)
+    assert (known.records[0].state, known.records[0].source) == (State.COMPLETED, "sacct")
+    assert (len(cluster.queue_asked), len(cluster.account_asked)) == asked
+
+
+def test_a_job_nobody_knows_ends_the_waiting_as_a_failure(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1_0": 5.0}, array="0-3")
+    cluster._ends.clear()
+    assert cluster.wait() == 1
