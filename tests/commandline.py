@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from hpcjobs.cli import main
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,20 @@ def hpcjobs(
     return Answer(process.returncode, out, err)
 
 
-def ok(*words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> Answer:
-    """``hpcjobs WORDS``, which must succeed."""
-    answer = hpcjobs(*words, cwd=cwd, env=env)
+def within(*words: str) -> Answer:
+    """``hpcjobs WORDS`` in this process: the same way through, without the cost of a start."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", ["hpcjobs", *words]):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
+def ok(*words: str) -> Answer:
+    """``hpcjobs WORDS`` in this process, which must succeed."""
+    answer = within(*words)
     assert answer.code == 0, answer
     return answer

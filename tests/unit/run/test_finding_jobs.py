@@ -20,7 +20,8 @@ WRITER = """
 import sys
 from hpcjobs.run import index
 for n in range(20):
-    index.add(index.Entry(job_id=f"{sys.argv[1]}{n:02}", name="x", site="s", scheduler="slurm", run_dir="/r", submitted=1.0))
+    where = {"site": "s", "scheduler": "slurm", "run_dir": "/r"}
+    index.add(index.Entry(job_id=f"{sys.argv[1]}{n:02}", name="x", submitted=1.0, **where))
 """
 
 

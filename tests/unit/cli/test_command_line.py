@@ -1,0 +1,320 @@
+"""The command line as a process: exit codes, JSON, messages, and dry runs that touch nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from commandline import hpcjobs, ok, start, within
+
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+
+SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
+
+
+@pytest.fixture
+def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands as recorded answers on PATH, and a site of that cluster; gives the folder of answers."""
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text(SITE)
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    answers = tmp_path / "slurm"
+    answers.mkdir()
+    answer(answers, "sbatch", "echo 42")
+    answer(
+        answers,
+        "squeue",
+        "printf '42\\037true\\037PENDING\\037Priority\\037main\\037\\0371\\0371\\037N/A\\0370:00\\037x\\n'",
+    )
+    answer(answers, "sacct", ":")
+    answer(answers, "scancel", ":")
+    monkeypatch.setenv("PATH", f"{answers}:{os.environ['PATH']}")
+    return answers
+
+
+def answer(folder: Path, command: str, script: str) -> None:
+    path = folder / command
+    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/{command}.asked\n{script}\n')
+    path.chmod(0o755)
+
+
+def ended(cluster: Path, code: int) -> None:
+    """Job 42 is over."""
+    state = "COMPLETED" if code == 0 else "FAILED"
+    answer(cluster, "squeue", ":")
+    row = ["42", "true", state, "None", "main", "n1", "1", "1", "2", "4", "2", f"{code}:0"]
+    answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
+
+
+def test_a_submission_tells_id_folder_and_the_next_command(cluster: Path, here: Path) -> None:
+    said = ok("submit", "-N", "2", "true").out.splitlines()
+    (run_dir,) = (here / "runs").glob("true-*")
+    assert said == ["job 42  true on site mine", f"run folder {run_dir}", "next: hpcjobs logs -f 42"]
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    assert manifest["command_line"].endswith("submit -N 2 true")
+    assert (here / "runs" / ".gitignore").read_text() == "*\n"
+
+
+def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, here: Path, tmp_path: Path) -> None:
+    before = tree(here), tree(Path.home() / ".local")
+    dry = ok("submit", "--dry-run", "-N", "2", "--name", "same", "true")
+    assert (tree(here), tree(Path.home() / ".local")) == before
+    assert not (cluster / "sbatch.asked").exists()
+    ok("submit", "-N", "2", "--name", "same", "true")
+    (run_dir,) = (here / "runs").glob("same-*")
+
+    def general(text: str, name: str) -> list[str]:
+        return [line.replace(name, "RUN") for line in text.splitlines() if not line.startswith("# made by")]
+
+    planned = next(word for word in dry.err.split() if "/runs/same-" in word)
+    assert general(dry.out, planned) == general((run_dir / "job.sh").read_text(), str(run_dir))
+    assert (cluster / "sbatch.asked").read_text().split() == ["--parsable", f"{run_dir}/job.sh"]
+
+
+def test_options_after_the_program_belong_to_it(cluster: Path) -> None:
+    plan = ok("submit", "--dry-run", "--json", "echo", "-N", "9", "--help", "--", "-x").json
+    assert plan["job"]["argv"] == ["echo", "-N", "9", "--help", "--", "-x"]
+    assert plan["job"]["nodes"] == 1
+
+
+def test_every_sbatch_option_is_reached_by_o(cluster: Path) -> None:
+    words = (
+        "-o",
+        "comment=123",
+        "-o",
+        "nice=-5",
+        "-o",
+        "exclusive",
+        "-o",
+        "mail-type=END",
+        "-o",
+        "mem=0",
+        "-o",
+        "time=",
+    )
+    script = ok("submit", "--dry-run", *words, "true").out
+    for line in ("--comment=123", "--nice=-5", "--exclusive", "--mail-type=END", "--mem=0"):
+        assert f"\n#SBATCH {line}\n" in script
+    assert "--time" not in script
+
+
+def test_env_passes_a_variable_on_or_sets_it(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "from here")
+    plan = ok("submit", "--dry-run", "--json", "--env", "TOKEN", "--env", "A=b=c", "--env", "EMPTY=", "true").json
+    assert plan["job"]["env"] == {"TOKEN": "from here", "A": "b=c", "EMPTY": ""}
+
+
+def test_explain_tells_where_each_value_was_read(cluster: Path, here: Path) -> None:
+    (here / "job.yaml").write_text("program: ['true']\nresources: {nodes: 2}\n")
+    told = ok("submit", "--explain", "--json", "--spec", "job.yaml", "-t", "2h").json
+    sources = {row["name"]: (row["value"], row["source"]) for row in told}
+    assert sources["nodes"] == ("2", "job.yaml")
+    assert sources["time"] == ("02:00:00", "flag")
+    assert not (here / "runs").exists()
+    assert "job.yaml" in ok("submit", "--explain", "--spec", "job.yaml").out
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["submit", "--json", "true"], {"job_id", "cluster", "site", "run_dir", "name"}),
+        (["submit", "--dry-run", "--json", "true"], {"job", "script", "run_dir", "command", "made_by"}),
+        (["submit", "--dry-run", "--explain", "--json", "true"], {"job", "script", "run_dir", "command", "made_by"}),
+        (["show", "--json", "42"], {"entry", "records", "first_failure", "program", "settings", "code", "results"}),
+        (["logs", "--json", "42"], {"job_id", "files", "lines"}),
+        (["cancel", "--json", "42"], {"cancelled"}),
+        (["sites", "show", "mine", "--json"], {"name", "path", "partitions", "defaults", "gpu_request"}),
+    ],
+)
+def test_json_is_one_object_with_its_documented_keys(cluster: Path, words: list[str], keys: set[str]) -> None:
+    ok("submit", "true")
+    told = ok(*words).json
+    assert keys <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["ps", "--json"], {"record", "name", "site", "run_dir"}),
+        (["sites", "--json"], {"name", "path", "shadowed", "description"}),
+        (["wait", "--json", "42"], {"job_id", "state", "source", "exit_code", "elapsed_s"}),
+    ],
+)
+def test_json_of_many_is_one_list(cluster: Path, words: list[str], keys: set[str]) -> None:
+    ok("submit", "true")
+    if words[0] == "wait":
+        ended(cluster, 0)
+    told = ok(*words).json
+    assert told
+    assert all(keys == set(row) or keys <= set(row) for row in told)
+
+
+def test_ps_tells_reason_and_folder_in_one_table(cluster: Path, here: Path) -> None:
+    ok("submit", "true")
+    (cluster / "squeue.asked").unlink(missing_ok=True)
+    said = ok("ps").out
+    assert said.count("JOB ") == 1
+    assert said.count("Priority") == 1
+    assert "PENDING" in said
+    assert len((cluster / "squeue.asked").read_text().splitlines()) == 1
+
+
+def test_an_error_of_a_whole_process_is_one_message_and_a_code(cluster: Path) -> None:
+    answered = hpcjobs("submit", "-N", "3", "true")
+    assert (answered.code, answered.out, answered.err.count("hpcjobs: ")) == (5, "", 1)
+    assert "Traceback" not in answered.err
+    assert hpcjobs("submit", "--nodse", "2", "true").code == 2
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_waiting_ends_with_the_jobs_own_exit_code(cluster: Path, code: int) -> None:
+    ok("submit", "true")
+    ended(cluster, code)
+    answered = within("wait", "42")
+    assert answered.code == code
+    assert ("exit code 7" in answered.err) == (code == 7)
+    assert within("submit", "--wait", "true").code == code
+
+
+def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> None:
+    ok("submit", "true")
+    (cluster / "squeue.asked").unlink(missing_ok=True)
+    process = start("wait", "42")
+    end = time.monotonic() + 30
+    while not (cluster / "squeue.asked").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["submit", "--nodse", "2", "true"], 2, "--nodes"),
+        (["submit", "-N", "two", "true"], 2, "two"),
+        (["submti"], 2, "did you mean 'submit'?"),
+        (["submit", "--env", "NOT_SET_HERE", "true"], 2, "say NOT_SET_HERE=VALUE"),
+        (["submit", "--site", "min", "true"], 4, "did you mean 'mine'?"),
+        (["submit", "--spec", "gone.yaml", "true"], 4, "gone.yaml: cannot be read"),
+        (["submit", "-N", "3", "true"], 5, "nodes=3 (flag): partition main allows 2"),
+        (["submit", "-o", "nodse=3", "true"], 5, "did you mean 'nodes'?"),
+        (["submit", "-t", "90", "true"], 5, "time '90' is not understood"),
+        (["submit"], 5, "no program to run"),
+        (["submit", "--chdir", "gone", "true"], 5, "no such folder"),
+        (["submit", "--after", "41", "true"], 6, "no job 41"),
+        (["show", "41"], 6, "no job 41"),
+        (["cancel", "nobody"], 6, "no job named 'nobody'"),
+        (["logs"], 6, "hpcjobs submit starts one"),
+    ],
+)
+def test_a_mistake_ends_with_its_code_and_one_message(
+    cluster: Path, here: Path, words: list[str], code: int, said: str
+) -> None:
+    answered = within(*words)
+    assert answered.code == code, answered
+    assert said in answered.err
+    assert "Traceback" not in answered.err
+    assert answered.out == ""
+    assert not (here / "runs").exists()
+
+
+def test_what_slurm_refuses_is_quoted_and_leaves_no_run_folder(cluster: Path, here: Path) -> None:
+    answer(cluster, "sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1")
+    answered = within("submit", "true")
+    assert answered.code == 7
+    assert "sbatch refused (exit code 1): sbatch: error: Batch job submission failed: Invalid qos" in answered.err
+    assert list((here / "runs").glob("true-*")) == []
+
+
+def test_without_slurm_the_missing_command_is_named(here: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    answered = within("submit", "true")
+    assert answered.code == 9
+    assert "sbatch: not found on PATH" in answered.err
+
+
+def test_after_names_a_job_or_a_task_of_an_array_of_the_same_site(cluster: Path) -> None:
+    index.add(Entry(job_id="7", name="a", site="mine", scheduler="slurm", run_dir="/r", submitted=1.0, array="0-3"))
+    index.add(Entry(job_id="8", name="b", site="other", scheduler="slurm", run_dir="/r", submitted=2.0))
+    script = ok("submit", "--dry-run", "--after", "7", "--after", "7_2", "true").out
+    assert "#SBATCH --dependency=afterok:7:7_2\n" in script
+    assert within("submit", "--dry-run", "--after", "8", "true").code == 6
+
+
+def test_words_that_are_not_utf8_are_refused_by_name(cluster: Path) -> None:
+    answered = within("submit", "echo", b"\xff".decode("utf-8", "surrogateescape"))
+    assert answered.code == 5
+    assert "is not UTF-8 text" in answered.err
+
+
+def test_logs_choose_a_rank_and_say_when_there_is_nothing_yet(cluster: Path, here: Path) -> None:
+    ok("submit", "true")
+    assert "has printed nothing yet" in within("logs").err
+    (run_dir,) = (here / "runs").glob("true-*")
+    (run_dir / "logs" / "true_42.out").write_text("0: one\n 1: two\n1:\n10: ten: 1: x\nplain\n")
+    assert ok("logs", "--rank", "1").out == "two\n\n"
+    assert ok("logs", "--rank", "10", "42").out == "ten: 1: x\n"
+    assert ok("logs", "42").out.endswith("plain\n")
+
+
+def test_show_prints_a_broken_site_beside_the_others(here: Path) -> None:
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "bad.yaml").write_text("partition: {}\n")
+    said = ok("sites").out
+    assert "broken: " in said
+    assert "tu-hpc" in said
+
+
+def test_the_settings_a_site_shows_are_a_site_file_again(here: Path) -> None:
+    shown = ok("sites", "show", "tu-hpc").out
+    assert shown.startswith("# ")
+    (here / "again.yaml").write_text(
+        "".join(line + "\n" for line in shown.splitlines() if not line.startswith(("name:", "path:", "rehearsal:")))
+    )
+    again = ok("sites", "show", "./again.yaml", "--json").json
+    first = ok("sites", "show", "tu-hpc", "--json").json
+    assert {**again, "name": "", "path": ""} == {**first, "name": "", "path": ""}
+
+
+def test_help_and_version_of_every_verb_are_printed() -> None:
+    said = ok("--help").out
+    for verb in ("submit", "ps", "show", "logs", "wait", "cancel", "sites", "sandbox"):
+        assert verb in said
+        assert "Usage" in ok(verb, "--help").out
+    assert ok("--version").out.startswith("hpcjobs ")
+
+
+def test_a_closed_pipe_is_no_error(cluster: Path, here: Path) -> None:
+    ok("submit", "true")
+    (run_dir,) = (here / "runs").glob("true-*")
+    (run_dir / "logs" / "true_42.out").write_text("line\n" * 100_000)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m hpcjobs logs 42 | head -n 1"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("line\n", "")
+
+
+def test_records_from_an_earlier_version_are_still_read(cluster: Path) -> None:
+    old = {"job_id": "5", "name": "a", "site": "mine", "scheduler": "slurm", "run_dir": "/gone", "submitted": 1.0}
+    index.index_dir().mkdir(parents=True)
+    (index.index_dir() / "mine.5.json").write_bytes(msgspec.json.encode(old))
+    assert ok("show", "5", "--json").json["entry"]["job_id"] == "5"
