@@ -30,9 +30,11 @@ def test_a_summary_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_summary_names_its_schema_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    example().write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-    assert json.loads((tmp_path / "summary.json").read_text())["schema"] == "hpcjobs.summary/1"
+    folder = tmp_path / "run"
+    folder.mkdir()
+    example().write(folder)
+    assert [path.name for path in folder.iterdir()] == ["summary.json"]
+    assert json.loads((folder / "summary.json").read_text())["schema"] == "hpcjobs.summary/1"
 
 
 def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
