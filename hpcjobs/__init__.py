@@ -18,15 +18,39 @@ if TYPE_CHECKING:
     from hpcjobs.run.handle import JobHandle, find
     from hpcjobs.run.submit import submit
     from hpcjobs.site.library import load_site
+    from hpcjobs.sweeps.executor import executor
+    from hpcjobs.sweeps.points import from_csv, grid, sample, zip_
+    from hpcjobs.sweeps.sweep import find_sweep, sweep
 
 _WHERE = {
     "JobHandle": "hpcjobs.run.handle",
+    "executor": "hpcjobs.sweeps.executor",
     "find": "hpcjobs.run.handle",
+    "find_sweep": "hpcjobs.sweeps.sweep",
+    "from_csv": "hpcjobs.sweeps.points",
+    "grid": "hpcjobs.sweeps.points",
     "load_site": "hpcjobs.site.library",
     "plan": "hpcjobs.job.plan",
+    "sample": "hpcjobs.sweeps.points",
     "submit": "hpcjobs.run.submit",
+    "sweep": "hpcjobs.sweeps.sweep",
+    "zip_": "hpcjobs.sweeps.points",
 }
-__all__ = ["JobHandle", "__version__", "find", "load_site", "plan", "submit"]
+__all__ = [
+    "JobHandle",
+    "__version__",
+    "executor",
+    "find",
+    "find_sweep",
+    "from_csv",
+    "grid",
+    "load_site",
+    "plan",
+    "sample",
+    "submit",
+    "sweep",
+    "zip_",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jinja2
@@ -36,21 +38,47 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
         ConfigError: no such template, or it uses a name nobody defined.
         RequestError: a value that no ``#SBATCH`` line can hold.
     """
-    environment = _environment()
-    try:
-        template = environment.get_template(f"{job.template}{SUFFIX}")
-        started = launch(job)
-        return template.render(
-            job=job,
-            header=_header(job, made_by, template.filename or job.template),
-            directives=_directive_lines(job, run_dir),
-            run_dir=str(run_dir),
-            chdir=str(run_dir / "code") if job.snapshot else job.chdir,
-            launch=started,
-            launched_by=launched_by(job),
-            launch_line=command_line(started.command),
-            launch_line_of=lambda words: command_line(launch(replace(job, argv=(Raw(words),))).command),
+    with _explained(job):
+        template = _environment().get_template(f"{job.template}{SUFFIX}")
+        context = _context(job, run_dir, made_by=made_by, template=template.filename or job.template)
+        return template.render(context)
+
+
+def setup_text(job: Job, run_dir: Path, *, made_by: str) -> str:
+    """What ``job.sh`` does on the node before it starts a task: for who starts the tasks by other means.
+
+    It reads the shell variables ``job_id`` and ``run_dir``.
+    """
+    with _explained(job):
+        template = _environment().get_template(f"{job.template}{SUFFIX}")
+        context = _context(job, run_dir, made_by=made_by, template=job.template) | {"launched_by": made_by}
+        return "".join(
+            text
+            for name in ("die", "prologue", "told")
+            for text in template.blocks[name](template.new_context(context))
         )
+
+
+def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[str, object]:
+    started = launch(job)
+    return {
+        "job": job,
+        "header": _header(job, made_by, template),
+        "directives": _directive_lines(job, run_dir),
+        "run_dir": str(run_dir),
+        "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
+        "launch": started,
+        "launched_by": launched_by(job),
+        "launch_line": command_line(started.command),
+        "launch_line_of": lambda words: command_line(launch(replace(job, argv=(Raw(words),))).command),
+    }
+
+
+@contextmanager
+def _explained(job: Job) -> Iterator[None]:
+    """Turn what jinja2 raises into errors that name the template and its line."""
+    try:
+        yield
     except jinja2.TemplateNotFound as error:
         known = {p.name.removesuffix(SUFFIX) for folder in template_folders() for p in folder.glob(f"*{SUFFIX}")}
         raise ConfigError(f"no template {error.name!r}", hint=nearest(job.template, known)) from error

@@ -43,7 +43,7 @@ def create(plan: Plan) -> None:
     """
     root = plan.run_dir.parent
     try:
-        _make_root(root)
+        make_root(root)
         plan.run_dir.mkdir(mode=0o700)
         (plan.run_dir / "logs").mkdir(mode=0o700)
     except OSError as error:
@@ -73,7 +73,7 @@ def task_dir(run_dir: Path, job_id: str) -> Path:
     return run_dir / index if index else run_dir
 
 
-def _make_root(root: Path) -> None:
+def make_root(root: Path) -> None:
     if not root.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         (root / ".gitignore").write_text("*\n")

@@ -27,6 +27,8 @@ class Cell(Frozen, frozen=True):
 
     id: str
     params: dict[str, str | None]
+    arguments: str | None = None
+    """Pickled keywords, for a Python function."""
 
 
 class Program(NamedTuple):
@@ -125,6 +127,8 @@ def shell_line(program: Program, cell: Cell) -> str:
     """One line of shell that gives the batch script the cell's variables and words."""
     variables = [f"HPCJOBS_CELL={cell.id}"]
     variables += [f"{variable(name)}={_quoted(text)}" for name, text in cell.params.items() if text is not None]
+    if cell.arguments is not None:
+        variables.append(f"HPCJOBS_ARGUMENTS={cell.arguments}")
     return f"export {' '.join(variables)}; set -- {' '.join(map(_quoted, command(program, cell)))}\n"
 
 

@@ -2,6 +2,7 @@
 
     sweep-NAME/            0700
       sweep.json           the definition: job, cells, throttle
+      function.pkl         of a sweep over a Python function
       lock                 held while something is submitted
       cells/ID/            one cell: state.json, metrics.jsonl, summary.json, checkpoints/ ... (its run folder)
       chunks/0001/         one array: a run folder like any other, and
@@ -28,7 +29,7 @@ import msgspec
 from hpcjobs.errors import UnknownJobError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Job
-from hpcjobs.run.folder import SUBMITTED
+from hpcjobs.run.folder import SUBMITTED, make_root
 from hpcjobs.run.index import Entry
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
@@ -44,8 +45,6 @@ class Definition(Frozen, frozen=True):
     cells: list[Cell]
     made_by: str
     passing: Passing | None = None
-    function: bool = False
-    """The cells call a pickled Python function."""
     max_parallel: int | None = None
     max_submit_jobs: int | None = None
     """What the site file says about the queue."""
@@ -92,9 +91,7 @@ class SweepFolder:
 
     def make(self) -> None:
         """The folder and its rooms, if they are not there."""
-        if not self.path.parent.is_dir():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            (self.path.parent / ".gitignore").write_text("*\n")
+        make_root(self.path.parent)
         for folder in (self.path, self.path / "cells", self.path / "chunks"):
             folder.mkdir(mode=0o700, exist_ok=True)
 

@@ -17,7 +17,7 @@ from hpcjobs.sweeps.standing import Standing
 if TYPE_CHECKING:
     import pandas
 
-_FACTS = ("state", "exit_code", "elapsed_s", "nodes", "job_id", "cell", "error", "folder", "log")
+_FACTS = ("state", "exit_code", "elapsed_s", "nodes", "job_id", "cell", "error", "traceback", "folder", "log")
 _OWN = ("status", "exit_code", "job_id", "schema", "elapsed_s", "error")
 """Keys of a trainer's summary that the row's facts tell already."""
 
@@ -126,6 +126,7 @@ def _facts(folder: SweepFolder, standing: Standing, name: str) -> dict[str, Any]
     exit_code = own.exit_code if own is not None and own.state.ended else record.exit_code if record else None
     elapsed = own.ended - own.started if own is not None and own.ended and own.started else None
     cell_dir = folder.cell_dir(standing.cell.id)
+    told = _traceback(cell_dir)
     return {
         "state": state_word(standing),
         "exit_code": exit_code,
@@ -133,7 +134,8 @@ def _facts(folder: SweepFolder, standing: Standing, name: str) -> dict[str, Any]
         "nodes": own.nodes if own is not None else record.node_list if record else None,
         "job_id": standing.job_id,
         "cell": standing.cell.id,
-        "error": _error(cell_dir),
+        "error": told.splitlines()[-1] if told else None,
+        "traceback": told,
         "folder": str(cell_dir),
         "log": str(log_of(folder, standing, name)) if standing.job_id else None,
     }
@@ -153,9 +155,9 @@ def log_of(folder: SweepFolder, standing: Standing, name: str) -> Path | None:
     return log_path(folder.chunk_dir(standing.chunk.number), name, standing.job_id)
 
 
-def _error(cell_dir: Path) -> str | None:
-    """The last line of a Python function's traceback."""
+def _traceback(cell_dir: Path) -> str | None:
+    """What a Python function raised, as text."""
     try:
-        return (cell_dir / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
-    except (FileNotFoundError, IndexError):
+        return (cell_dir / "error.txt").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
         return None

@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     """Cells that were queued or running before."""
 
 
-def start(folder: SweepFolder, definition: Definition) -> Outcome:
+def start(folder: SweepFolder, definition: Definition, *, function: bytes | None = None) -> Outcome:
     """Say what is wanted, and submit the cells of it that are neither done nor on their way.
 
     Raises:
@@ -48,6 +48,8 @@ def start(folder: SweepFolder, definition: Definition) -> Outcome:
     folder.make()
     with folder.locked():
         folder.define(definition)
+        if function is not None:
+            write_beside(folder.path / "function.pkl", function)
         return _submit_missing(folder, definition, OneLook(connect_to(definition)))
 
 

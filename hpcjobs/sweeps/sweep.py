@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from hpcjobs.errors import UnknownJobError
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps import index, submit
@@ -31,6 +33,8 @@ class Sweep:
 
     def __init__(self, folder: SweepFolder, definition: Definition | None = None) -> None:
         self.folder = folder
+        self.function: bytes | None = None
+        """The pickled function that the cells call."""
         self._wanted = definition
 
     def __repr__(self) -> str:
@@ -53,7 +57,7 @@ class Sweep:
             SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
         """
         definition = self.definition
-        outcome = submit.start(self.folder, definition)
+        outcome = submit.start(self.folder, definition, function=self.function)
         index.remember(definition.name, self.folder)
         return outcome
 
@@ -122,12 +126,17 @@ def sweep(
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
-    if callable(what):
-        from hpcjobs.sweeps.functions import define_function
+    said |= {"site": site, "name": name, "max_parallel": max_parallel, "pack": pack}
+    if not callable(what):
+        return of_definition(define([what] if isinstance(what, str) else list(what), points, **said))
+    from hpcjobs.sweeps import functions
 
-        return define_function(what, points, site=site, name=name, max_parallel=max_parallel, pack=pack, **said)
-    words = [what] if isinstance(what, str) else list(what)
-    return of_definition(define(words, points, site=site, name=name, max_parallel=max_parallel, pack=pack, **said))
+    said["name"] = name or functions.name_of(what)
+    cells = functions.cells_of(what, points)
+    definition = define(functions.WORDS, [{}], passing="env", **said)
+    found = of_definition(replace(definition, cells=cells))
+    found.function = functions.pickled(what)
+    return found
 
 
 def of_definition(definition: Definition) -> Sweep:

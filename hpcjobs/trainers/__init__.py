@@ -6,7 +6,7 @@ runs as `python -m hpcjobs.trainers.NAME`, and shows its flags without loading t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -16,9 +16,21 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py")))
 
 
-def run(name: str, argv: Sequence[str] = ()) -> int:
-    """Run one trainer in this process, as one rank of the world its environment describes."""
+def run(name: str, argv: Sequence[str] = (), **flags: str | float | bool | None) -> int:
+    """Run one trainer in this process, as one rank of the world its environment describes; the exit code.
+
+    ``run("ddp", workload="mnist", lr=0.1)`` is ``ddp --workload=mnist --lr=0.1``; None leaves a flag out.
+    """
     if name not in names():
         raise ValueError(f"no trainer is called {name!r}: there are {', '.join(names())}")
-    code: int = import_module(f"{__name__}.{name}").main(argv)
+    code: int = import_module(f"{__name__}.{name}").main([*argv, *words(flags)])
     return code
+
+
+def words(flags: Mapping[str, str | float | bool | None]) -> list[str]:
+    """Keywords as command-line flags."""
+    dashed = {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
+    return [
+        f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name}={value}"
+        for name, value in dashed.items()
+    ]

@@ -1,0 +1,61 @@
+"""One cell of a sweep over a Python function: call it, and leave its result or its traceback in the run folder.
+
+Run by each task as ``python -m hpcjobs.runtime.call``. HPCJOBS_SWEEP names the folder that holds the
+pickled function, HPCJOBS_ARGUMENTS has the cell's keywords. Rank 0 writes
+
+    result.pkl     what the function returned
+    summary.json   the same, if it is a number, text, or a mapping of such
+    error.txt      the traceback, if it raised
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+
+def main() -> int:
+    """The cell's exit code: 1 if the function raised."""
+    run_dir = Path(os.environ["HPCJOBS_RUN_DIR"])
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        (run_dir / "error.txt").unlink(missing_ok=True)
+    try:
+        with open(os.path.join(os.environ["HPCJOBS_SWEEP"], "function.pkl"), "rb") as file:
+            function = pickle.load(file)
+        result = function(**pickle.loads(base64.b64decode(os.environ["HPCJOBS_ARGUMENTS"])))
+        if first:
+            _keep(run_dir, result)
+    except Exception:
+        told = traceback.format_exc()
+        print(told, file=sys.stderr, flush=True)
+        if first:
+            _write(run_dir / "error.txt", told.encode("utf-8", "backslashreplace"))
+        return 1
+    return 0
+
+
+def _keep(run_dir: Path, result: object) -> None:
+    _write(run_dir / "result.pkl", pickle.dumps(result))
+    summary = result if isinstance(result, dict) else {"result": result}
+    try:
+        text = json.dumps(summary)
+    except (TypeError, ValueError):
+        return  # no JSON: the pickle has it
+    if not (run_dir / "summary.json").exists() or isinstance(result, dict):
+        _write(run_dir / "summary.json", text.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name}")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""A submitit executor of a site: the same settled job as every other route, in submitit's words.
+
+What differs from ``job.sh`` is submitit's own: its file names, its signal (checkpointing), its one line
+that starts the tasks. They start without our task wrapper, so a rank is what srun or submitit says it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.directives import sbatch_options
+from hpcjobs.job.launch import Raw, srun_args
+from hpcjobs.job.models import Job
+from hpcjobs.job.plan import plan
+from hpcjobs.job.script import setup_text
+from hpcjobs.run.folder import make_root
+from hpcjobs.site.models import Site
+from hpcjobs.units import walltime_s
+
+_SUBMITITS = frozenset(("array", "signal", "open_mode"))
+"""Options that submitit sets itself."""
+_NO_LIMIT_MIN = 365 * 24 * 60
+_FREE_PORT = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
+
+
+def executor(
+    *,
+    site: str | Site | None = None,
+    folder: str | Path | None = None,
+    name: str = "submitit",
+    max_num_timeout: int = 3,
+    signal_delay_s: int = 90,
+    array_parallelism: int = 256,
+    **said: Any,
+) -> submitit.Executor:
+    """A `submitit.SlurmExecutor` for a Slurm site, a `submitit.LocalExecutor` for a local one.
+
+    ``site`` and ``said`` are as for `hpcjobs.plan`; the rest is submitit's. Submitit talks to the cluster that
+    SLURM_CONF names: where the site names one, it is set for this process.
+
+    Raises:
+        ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
+            another cluster already.
+    """
+    job = plan(("true",), site=site, name=name, made_by="hpcjobs.executor", **said).job
+    where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
+    make_root(where.parent)
+    where.mkdir(mode=0o700, exist_ok=True)
+    if job.scheduler == "local":
+        return _local(job, where, max_num_timeout=max_num_timeout, signal_delay_s=signal_delay_s)
+    _point_at(job)
+    found = submitit.SlurmExecutor(where, max_num_timeout=max_num_timeout, python=shlex.quote(job.python))
+    found.update_parameters(
+        **parameters(job, where), signal_delay_s=signal_delay_s, array_parallelism=array_parallelism
+    )
+    return found
+
+
+def parameters(job: Job, folder: Path) -> dict[str, Any]:
+    """A settled job as parameters of `submitit.SlurmExecutor`.
+
+    Every directive goes the way around submitit's own names, so that the site's spelling of it is kept.
+    """
+    options = {key.replace("-", "_"): True if value is None else value for key, value in sbatch_options(job)}
+    said: dict[str, Any] = {
+        "job_name": job.name,
+        "nodes": job.nodes,
+        "ntasks_per_node": job.ntasks_per_node,
+        "wckey": None,
+        "additional_parameters": {key: value for key, value in options.items() if key not in _SUBMITITS},
+        "setup": _setup(job, folder),
+        "srun_args": _srun(job),
+    }
+    if job.resources.time:
+        said["time"] = -(-walltime_s(job.resources.time) // 60)
+    return said
+
+
+def _setup(job: Job, folder: Path) -> list[str]:
+    text = setup_text(job, folder, made_by="submitit")
+    own_folder = f'run_dir={shlex.quote(str(folder))}/run-$job_id && mkdir -p -- "$run_dir"'
+    return ["job_id=$SLURM_JOB_ID", own_folder, *text.strip("\n").splitlines()]
+
+
+def _srun(job: Job) -> list[str]:
+    """The arguments of the Jinja route's srun, with the numbers that its shell would put in."""
+    args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
+    plain = [arg for arg in args if not isinstance(arg, Raw) and not arg.startswith("--ntasks-per-node=")]
+    return [f"--nodes={job.nodes}", f"--ntasks={job.ntasks}", f"--ntasks-per-node={job.ntasks_per_node}", *plain]
+
+
+def _point_at(job: Job) -> None:
+    now = os.environ.get("SLURM_CONF")
+    if job.slurm_conf is None or now == job.slurm_conf:
+        return
+    if now:
+        raise RequestError(
+            f"this process talks to the cluster of SLURM_CONF={now}, and site {job.site} to that of {job.slurm_conf}",
+            hint="submitit knows one cluster per process",
+        )
+    os.environ["SLURM_CONF"] = job.slurm_conf
+
+
+def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int) -> submitit.LocalExecutor:
+    ranks = {"RANK": "GLOBALID", "LOCAL_RANK": "LOCALID", "HPCJOBS_JOB_ID": "JOB_ID"}
+    exports = [f"export {name}=$SUBMITIT_LOCAL_{source};" for name, source in ranks.items()]
+    own_folder = (
+        f'export HPCJOBS_RUN_DIR={shlex.quote(str(folder))}/run-$SUBMITIT_LOCAL_JOB_ID; mkdir -p "$HPCJOBS_RUN_DIR";'
+    )
+    wrapper = shlex.join(["sh", "-c", " ".join([*exports, own_folder, 'exec "$@"']), "sh", job.python])
+    found = submitit.LocalExecutor(folder, max_num_timeout=max_num_timeout, python=wrapper)
+    found.update_parameters(
+        timeout_min=walltime_s(job.resources.time) / 60 if job.resources.time else _NO_LIMIT_MIN,
+        nodes=1,
+        tasks_per_node=job.ntasks_per_node,
+        gpus_per_node=job.resources.gpus_per_node or 0,
+        signal_delay_s=signal_delay_s,
+        setup=_local_setup(job),
+    )
+    return found
+
+
+def _local_setup(job: Job) -> list[str]:
+    """Commands that submitit joins by ``&&`` in front of its own."""
+    world = {
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": str(job.ntasks),
+        "LOCAL_WORLD_SIZE": str(job.ntasks),
+        "NODE_RANK": "0",
+        "HPCJOBS_NNODES": "1",
+        "HPCJOBS_NTASKS": str(job.ntasks),
+        "HPCJOBS_LAUNCHED_BY": "submitit",
+        "OMP_NUM_THREADS": str(job.resources.cpus_per_task or 1),
+    }
+    if job.interface:
+        world |= dict.fromkeys(("HPCJOBS_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), job.interface)
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in (world | job.env).items()]
+    port = f"MASTER_PORT=$({shlex.join([job.python, '-c', _FREE_PORT])}) && export MASTER_PORT"
+    die = """die() { echo "hpcjobs: $(hostname): $*" >&2; exit 1; }"""
+    prologue = ["{\n" + "\n".join(job.prologue) + "\n}"] if job.prologue else []
+    return [die, *prologue, *exports, port, f"cd -- {shlex.quote(job.chdir)}"]
