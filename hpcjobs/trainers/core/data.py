@@ -17,7 +17,8 @@ class EpochOrder:
 
     As torch's DistributedSampler: one permutation per (seed, epoch) on all ranks, filled up from its
     own start to a multiple of the world size, dealt out like cards. So step s of any world with the
-    same global batch holds the same samples.
+    same global batch holds the same samples. Not filled up, some ranks have a sample less, and so
+    perhaps a batch less than `len` says.
     """
 
     count: int
@@ -27,6 +28,7 @@ class EpochOrder:
     seed: int
     epoch: int
     first_step: int = 0
+    fill: bool = True
 
     def __iter__(self) -> Iterator[list[int]]:
         mine = self._mine()
@@ -41,7 +43,7 @@ class EpochOrder:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.count, generator=generator)
         total = -(-self.count // self.world_size) * self.world_size
-        if total > self.count:
+        if self.fill and total > self.count:
             order = order.repeat(-(-total // self.count))[:total]
         return order[self.rank :: self.world_size]
 

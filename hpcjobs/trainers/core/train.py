@@ -95,19 +95,22 @@ def run_loop(
             config.seed,
             epoch,
             first_step=step - epoch * plan.steps_per_epoch,
+            fill=stepper.strategy.fills,
         )
         batches = loader.epoch(order)
         for _ in range(min(len(order), plan.total_steps - step)):
             meter.begin()
-            batch = next(batches)
+            batch = next(batches, None)  # none: this rank has run out, a step before others
             meter.data_ready()
-            loss = stepper.step(batch, step)
+            loss = None if batch is None else stepper.step(batch, step)
+            if loss is None or (not stepper.strategy.fills and step + 1 == (epoch + 1) * plan.steps_per_epoch):
+                loss = stepper.strategy.join(stepper.model, loss)
             meter.end()
             recorder.add(loss)
             step += 1
             if step % config.log_every == 0 or checkpoints.due(step):
                 recorder.flush(step, epoch)
-            if probe.due(step):
+            if batch is not None and probe.due(step):
                 probe.measure(batch)
             if checkpoints.due(step):
                 checkpoints.save(step, epoch)

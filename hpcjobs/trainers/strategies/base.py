@@ -24,6 +24,7 @@ class Strategy:
     name = "single"
     backend: str | None = None  # what carries gradients, where it is not the process group
     quiet_passes = False  # a pass inside no_sync differs from another by its communication alone
+    fills = True  # ranks repeat a sample where the last batches of an epoch would not be equally many
     autocasts = True  # lower precision comes by autocast around the forward pass
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
@@ -51,6 +52,11 @@ class Strategy:
 
     def after_backward(self, model: nn.Module) -> None:
         """After the backward pass that synchronises, before the optimizer."""
+
+    def join(self, model: nn.Module, loss: torch.Tensor | None) -> torch.Tensor:
+        """Where samples are not repeated: the end of an epoch, which ranks without a batch (no loss) reach
+        a step early. A collective call; the mean loss of the others."""
+        raise NotImplementedError
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -24,7 +24,8 @@ class Horovod(Strategy):
 
     def __init__(self, flags: HorovodFlags) -> None:
         self.flags = flags
-        self.quiet_passes = not flags.adasum
+        self.quiet_passes = not (flags.adasum or flags.join)
+        self.fills = not flags.join
         self.distributed: Any = None  # Horovod's optimizer: it hooks the gradients
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
@@ -43,6 +44,8 @@ class Horovod(Strategy):
     def _refuse_adasum_with(self, dtype: torch.dtype | None, group: Group) -> None:
         if self.flags.adasum and dtype is torch.float16:
             raise UsageError("--adasum steps before a loss scale could be taken back", hint="--precision bf16")
+        if self.flags.adasum and self.flags.join:
+            raise UsageError("--adasum weighs the steps of all ranks: there is no --join with it")
         if self.flags.adasum and group.world_size & (group.world_size - 1):
             raise UsageError(f"--adasum needs 2, 4, 8, … ranks, not {group.world_size}")
 
@@ -79,6 +82,17 @@ class Horovod(Strategy):
     @property
     def _adasum_steps(self) -> bool:
         return self.flags.adasum and int(hvd.size()) > 1
+
+    def join(self, model: nn.Module, loss: torch.Tensor | None) -> torch.Tensor:
+        """Until all are here, this rank adds zeros to the gradients of the others; then it takes their weights over.
+        The one that joins last has made every step."""
+        last = hvd.join()
+        hvd.broadcast_optimizer_state(self.distributed, root_rank=last)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        mine = torch.zeros(2) if loss is None else torch.stack([loss.detach().cpu(), torch.ones(())])
+        total, ranks = hvd.allreduce(mine, op=hvd.Sum, name="loss of the last step").unbind()
+        mean: torch.Tensor = total / ranks
+        return mean
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         torch.optim.Optimizer.zero_grad(optimizer)  # Horovod's own refuses gradients that were never sent
