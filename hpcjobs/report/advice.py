@@ -1,0 +1,98 @@
+"""What to ask for next time, from what was used.
+
+Margins: memory a third above the fullest node seen (at least 256 MB), rounded up to a step people write;
+time half as much again as the run took. Nothing is advised from a run that did not complete, except more
+of what it ran out of; nothing from one shorter than a minute, whose peaks nobody sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from hpcjobs.units import human_bytes, slurm_time
+
+_MEM_MARGIN, _TIME_MARGIN = 4 / 3, 1.5
+_SHORTEST_S = 60
+_GB = 1 << 30
+
+
+class Advice(NamedTuple):
+    """One thing to change: the option, its value, and why in one sentence."""
+
+    option: str
+    value: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.option}={self.value}"
+
+
+def advise(job: dict[str, Any]) -> list[Advice]:
+    """Advice for one row of the accounting (a dict by column); empty when there is nothing to gain."""
+    found = [_memory(job), _time(job), _cpus(job), _gpus(job)]
+    return [advice for advice in found if advice is not None]
+
+
+def _memory(job: dict[str, Any]) -> Advice | None:
+    asked, used, nodes = job["mem_requested_bytes"], job["mem_per_node_bytes"], job["nodes"]
+    if not asked or not nodes:
+        return None
+    per_node = asked / nodes
+    if job["state"] == "OUT_OF_MEMORY":
+        return Advice(
+            "--mem", _memory_text(per_node * 2), f"ran out of {human_bytes(round(per_node))} of memory per node"
+        )
+    if job["state"] != "COMPLETED" or not used or not _long_enough(job):
+        return None
+    enough = max(used * _MEM_MARGIN, 256 << 20)
+    if enough > per_node / 2:
+        return None
+    words = f"asked {human_bytes(round(per_node))} of memory per node, used {human_bytes(used)} at most"
+    return Advice("--mem", _memory_text(enough), words)
+
+
+def _memory_text(wanted: float) -> str:
+    """Rounded up: to 256 MB below 2 GB, to whole GB below 16, to four GB above."""
+    if wanted < 2 * _GB:
+        return f"{math.ceil(wanted / (256 << 20)) * 256}M"
+    step = 1 if wanted < 16 * _GB else 4
+    return f"{math.ceil(wanted / _GB / step) * step}G"
+
+
+def _time(job: dict[str, Any]) -> Advice | None:
+    limit, took = job["time_limit_s"], job["elapsed_s"]
+    if not limit or not took:
+        return None
+    if job["state"] == "TIMEOUT":
+        return Advice("--time", slurm_time(limit * 2), f"was ended by its time limit of {slurm_time(limit)}")
+    enough = max(300, math.ceil(took * _TIME_MARGIN / 300) * 300)
+    if job["state"] != "COMPLETED" or not _long_enough(job) or enough > limit / 2:
+        return None
+    words = f"asked for {slurm_time(limit)}, took {slurm_time(took)}; a shorter limit lets it start earlier"
+    return Advice("--time", slurm_time(enough), words)
+
+
+def _cpus(job: dict[str, Any]) -> Advice | None:
+    """Fewer CPUs per task, where several for each were idle most of the time."""
+    share, cpus, tasks = job["cpu_efficiency"], job["cpus"], job["tasks"]
+    if share is None or not cpus or not tasks or job["state"] != "COMPLETED" or not _long_enough(job) or job["gpus"]:
+        return None
+    per_task, busy = cpus / tasks, cpus * share / tasks
+    enough = max(1, math.ceil(busy * 1.2))
+    if per_task < 2 or enough > per_task / 2:
+        return None
+    words = f"{per_task:.0f} CPUs per task, of which {busy:.1f} were busy ({share:.0%})"
+    return Advice("--cpus-per-task", str(enough), words)
+
+
+def _gpus(job: dict[str, Any]) -> Advice | None:
+    share, gpus, nodes = job["gpu_utilization"], job["gpus"], job["nodes"] or 1
+    if share is None or gpus < 2 or share * gpus > gpus / 2 or job["state"] != "COMPLETED" or not _long_enough(job):
+        return None
+    enough = max(1, math.ceil(share * gpus * 1.2 / nodes))
+    return Advice("--gpus-per-node", str(enough), f"{gpus} GPUs were busy {share:.0%} of the time on average")
+
+
+def _long_enough(job: dict[str, Any]) -> bool:
+    return bool(job["elapsed_s"] and job["elapsed_s"] >= _SHORTEST_S)

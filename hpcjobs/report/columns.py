@@ -1,0 +1,90 @@
+"""What sacct is asked for, and the columns every report has, with their units.
+
+Times are seconds since 1970 (UTC), durations end in ``_s``, sizes in ``_bytes``, energy in ``_j``; shares run
+from 0 to 1. A null is "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from hpcjobs.errors import SchedulerError
+
+# JobID comes first: it says whether a row is a job or a step of one. The last two cannot hold a newline.
+SACCT_COLUMNS: Final = (
+    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason"),
+    *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NTasks", "NCPUS"),
+    *("ReqMem", "ReqTRES", "AllocTRES", "NodeList", "TotalCPU", "MaxRSS", "AveRSS", "TRESUsageInTot"),
+    *("TRESUsageInAve", "ConsumedEnergyRaw"),
+)
+OPTIONAL: Final = ("Restarts",)
+"""Asked for where sacct has it (24.11 and later)."""
+NEEDED: Final = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "NCPUS", "NNodes")
+
+# name -> (kind, meaning). Kinds: text, whole, real, time.
+COLUMNS: Final[dict[str, tuple[str, str]]] = {
+    "job_id": ("text", "`123`, `123_4` (array task), `123+0` (heterogeneous component), `123_[5-9]` (tasks pending)"),
+    "job_id_raw": ("text", "Slurm's own number of it"),
+    "name": ("text", "as submitted"),
+    "user": ("text", "who submitted it"),
+    "account": ("text", "who pays"),
+    "partition": ("text", "partition it ran in, or the list it waits for"),
+    "qos": ("text", "quality of service"),
+    "state": ("text", "one word of Slurm's; UNKNOWN for a word nobody knows"),
+    "reason": ("text", "why it waits, or ended"),
+    "exit_code": ("whole", "of the batch script; null while it runs"),
+    "signal": ("whole", "that ended it"),
+    "submitted": ("time", "of this incarnation: a requeue counts as a new submission"),
+    "eligible": ("time", "from when on it could have run: dependencies met, hold released"),
+    "started": ("time", "of this incarnation"),
+    "ended": ("time", "null while it runs"),
+    "queue_wait_s": ("whole", "started - eligible; of a cancelled job that never ran, until its end"),
+    "held_s": ("whole", "eligible - submitted"),
+    "elapsed_s": ("whole", "of the last incarnation"),
+    "time_limit_s": ("whole", "asked for; null: none"),
+    "nodes": ("whole", "allocated; asked for while it waits"),
+    "tasks": ("whole", "of its widest step"),
+    "cpus": ("whole", "allocated, as Slurm counts them"),
+    "gpus": ("whole", "allocated"),
+    "node_list": ("text", "in Slurm's notation"),
+    "mem_requested_bytes": ("whole", "allocated on all nodes together"),
+    "mem_used_bytes": ("whole", "widest step plus batch script, all tasks together (sum of the tasks' peaks)"),
+    "mem_per_node_bytes": ("whole", "estimate for the fullest node: largest task x tasks per node, plus batch script"),
+    "max_rss_bytes": ("whole", "of the largest task"),
+    "mem_efficiency": ("real", "mem_used / mem_requested"),
+    "cpu_s": ("real", "user and system time of all tasks"),
+    "cpu_efficiency": ("real", "cpu_s / (cpus x elapsed_s)"),
+    "gpu_utilization": ("real", "mean over steps, by their length (gres/gpuutil); null: nobody measured"),
+    "gpu_mem_bytes": ("whole", "of all tasks (gres/gpumem)"),
+    "energy_j": ("real", "of all incarnations"),
+    "energy_source": ("text", "measured (node counters, job had its nodes alone) or modelled (watts of the site)"),
+    "cost": ("real", "of all incarnations, by the site's prices"),
+    "currency": ("text", "of cost"),
+    "incarnations": ("whole", "how often it was started: 1 + requeues"),
+    "elapsed_all_s": ("whole", "of all incarnations together"),
+    "lost_s": ("real", "of earlier incarnations that the last one did not build on"),
+    "goodput": ("real", "(elapsed_all - lost) / elapsed_all"),
+    "goodput_source": ("text", "checkpoints (metrics of the run folder) or sacct (earlier incarnations count as lost)"),
+    "steps": ("whole", "rows of the accounting below the job"),
+    "site": ("text", "site file"),
+    "source": ("text", "who said so: sacct, squeue, scontrol, job (its own state file) or local"),
+    "run_dir": ("text", "run folder, of a job submitted with hpcjobs"),
+}
+
+
+def choose(helpformat: str) -> tuple[str, ...]:
+    """The columns this sacct has of those wanted, from what ``sacct --helpformat`` printed.
+
+    Raises:
+        SchedulerError: it lacks one that no report can do without.
+    """
+    has = set(helpformat.split())
+    if missing := [name for name in NEEDED if name not in has]:
+        raise SchedulerError(f"this sacct has no column {', '.join(missing)}", hint="Slurm 20.11 or later is needed")
+    return tuple(name for name in (*OPTIONAL, *SACCT_COLUMNS) if name in has and name != "JobID")
+
+
+def order(names: Iterable[str]) -> tuple[str, ...]:
+    """JobID first, the rest as `choose` gave them."""
+    return ("JobID", *names)

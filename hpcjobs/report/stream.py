@@ -1,0 +1,51 @@
+"""A program's output as it comes: sacct may say more than should be held at once."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from hpcjobs.errors import CommandMissingError, SchedulerError
+from hpcjobs.process import clean_env
+
+
+class Streamer(Protocol):
+    """Runs a program and gives its output in blocks. Tests put a recorded answer here."""
+
+    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]: ...
+
+
+def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 4 << 20) -> Iterator[bytes]:
+    """Standard output of ``argv`` in blocks as it comes: for answers too large to hold.
+
+    Raises:
+        CommandMissingError: the program is not on PATH.
+        SchedulerError: it ended with a code other than 0 (after its output has been given).
+    """
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                env=clean_env() | dict(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+            )
+        except FileNotFoundError as error:
+            raise CommandMissingError(
+                f"{argv[0]}: not found on PATH", hint="is this a login node of the cluster? --site local needs no Slurm"
+            ) from error
+        with process:
+            assert process.stdout is not None
+            try:
+                while block := process.stdout.read(block_bytes):
+                    yield block
+            except GeneratorExit:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            said.seek(0)
+            words = said.read().decode("utf-8", "replace").strip() or "(nothing)"
+            raise SchedulerError(f"{argv[0]} refused (exit code {process.returncode}): {words}")
