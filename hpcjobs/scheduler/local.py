@@ -6,11 +6,12 @@ Slots are counted per user and host: two users of one machine do not see each ot
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import hpcjobs
@@ -87,31 +88,34 @@ class Local:
             return None
         return job
 
-    def _look(self) -> localqueue.View:
+    @contextlib.contextmanager
+    def _view(self) -> Iterator[localqueue.View]:
+        """The queue, held still: between two unlocked readings a task could leave one list for another."""
         if not os.path.isdir(os.path.join(self._root, "active")):
-            return localqueue.View((), {})
+            yield localqueue.View((), {})
+            return
         with Lock(self._root):
-            return localqueue.look(self._root)
+            yield localqueue.look(self._root)
 
     def queue(self) -> list[JobRecord]:
         """My jobs that have not ended, in the order of submission."""
-        view = self._look()
-        found = [record for entry in view.entries for record in records(entry.job, entry.request, view)]
+        with self._view() as view:
+            found = [record for entry in view.entries for record in records(entry.job, entry.request, view)]
         return [record for record in found if not record.state.ended]
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """The records of these jobs, ended or not; an array gives one per task. Unknown ids give none."""
-        view = self._look()
         found: list[JobRecord] = []
-        for job_id in job_ids:
-            job = self._known(job_id)
-            request = job.request() if job is not None else None
-            if job is None or request is None:
-                continue
-            if request.array is not None and job.element is None:
-                for task in job.tasks():
-                    found += records(task, request, view)
-            found += records(job, request, view)
+        with self._view() as view:
+            for job_id in job_ids:
+                job = self._known(job_id)
+                request = job.request() if job is not None else None
+                if job is None or request is None:
+                    continue
+                if request.array is not None and job.element is None:
+                    for task in job.tasks():
+                        found += records(task, request, view)
+                found += records(job, request, view)
         return found
 
     def cancel(self, job_ids: Iterable[str]) -> None:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.local import Local
+from hpcjobs.scheduler.local import Local, state_folder
 
 T = TypeVar("T")
 
 
-def until(question: Callable[[], T | None], *, within_s: float = 20) -> T:
+def until(question: Callable[[], T | None], *, within_s: float = 90) -> T:
     """The first answer that is true."""
     end = time.monotonic() + within_s
     while not (answer := question()):
@@ -94,9 +94,8 @@ class Machine:
 
     def keepers(self, job_id: str) -> list[int]:
         """The supervisor of a job, then its guard, then those of an array's tasks."""
-        return sorted(
-            pid for pid, words in commands().items() if words[-2:-1] and words[-2].endswith(f"/jobs/{job_id}")
-        )
+        folder = str(state_folder() / "jobs" / job_id)
+        return sorted(pid for pid, words in commands().items() if folder in words)
 
 
 def commands() -> dict[int, list[str]]:

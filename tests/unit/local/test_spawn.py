@@ -23,7 +23,7 @@ def cleared() -> Iterator[None]:
     for process in RUNNING:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=90)
     RUNNING.clear()
 
 
@@ -41,7 +41,7 @@ def start(ntasks: int, *command: str, grace_s: float = 1) -> subprocess.Popen[st
 
 def run(ntasks: int, *command: str) -> tuple[int, str, str]:
     process = start(ntasks, *command)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=90)
     return process.returncode, out, err
 
 
@@ -80,7 +80,7 @@ def test_a_copy_that_does_not_heed_the_end_is_killed_after_the_grace(here: Path)
     before = time.monotonic()
     code, _, _ = run(2, "bash", "-c", words)
     assert code == 4
-    assert 1 <= time.monotonic() - before < 10
+    assert 1 <= time.monotonic() - before < 50
     assert not any(alive(pid) for pid in pids(here, 2))
 
 
@@ -94,7 +94,7 @@ def test_signals_are_passed_on_to_every_copy(here: Path, number: signal.Signals)
     process = start(2, "bash", "-c", words)
     pids(here, 2)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=90)
     assert (process.returncode, out) == (0, "heard\nheard\n")
 
 
@@ -108,7 +108,7 @@ def test_copies_are_told_to_end_once_however_often_we_are(here: Path) -> None:
     assert process.stdout.readline() == "heard\n"
     process.terminate()
     process.send_signal(signal.SIGUSR2)
-    assert (process.communicate(timeout=20)[0], process.returncode) == ("", 0)
+    assert (process.communicate(timeout=90)[0], process.returncode) == ("", 0)
 
 
 def test_copies_end_at_a_closed_pipe_as_programs_do() -> None:
@@ -124,7 +124,7 @@ def test_copies_can_be_interrupted_when_a_shell_started_us_in_the_background(her
     pids(here, 1)
     assert process.stdout is not None
     os.kill(int(process.stdout.readline()), signal.SIGINT)
-    assert process.communicate(timeout=20)[0] == "130\n"
+    assert process.communicate(timeout=90)[0] == "130\n"
 
 
 def test_killed_it_takes_the_copies_and_their_children_along(here: Path) -> None:
