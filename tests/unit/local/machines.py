@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
+from hpcjobs.runtime import processes
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.local import Local, state_folder
 
@@ -93,9 +94,15 @@ class Machine:
         return (made.run_dir / "logs" / f"{made.job.name}_{job_id}.out").read_text()
 
     def keepers(self, job_id: str) -> list[int]:
-        """The supervisor of a job, then its guard, then those of an array's tasks."""
+        """The supervisor of a job first; then, each after its parent, those of an array's tasks, and guards."""
         folder = str(state_folder() / "jobs" / job_id)
-        return sorted(pid for pid, words in commands().items() if folder in words)
+        left = {pid: processes.parent(pid) for pid, words in commands().items() if folder in words}
+        found: list[int] = []
+        while left:
+            nearest = sorted(pid for pid, parent in left.items() if parent not in left)
+            found += nearest
+            left = {pid: parent for pid, parent in left.items() if pid not in nearest}
+        return found
 
 
 def commands() -> dict[int, list[str]]:
