@@ -22,6 +22,7 @@ VERBS = {
     "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
     "cancel": ("cancel", "Cancel jobs."),
     "sweep": ("sweep", "Many runs of one program: submit, status, resume, results, cancel."),
+    "scale": ("scale", "A scaling study: one program at several node counts."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),
     "sites": ("sites", "The sites known here, and what each one says."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),

@@ -1,0 +1,77 @@
+"""``hpcjobs scale``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+def _opt(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def scale(
+    program: Annotated[list[str], typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.")],
+    site: SiteName = None,
+    nodes: Annotated[str, typer.Option("--nodes", "-N", help="Node counts: 1,2,4,8.")] = "1",
+    ntasks_per_node: Annotated[str, typer.Option(help="Tasks per node: 4, or 1,2,4.")] = "1",
+    weak: Annotated[
+        bool, typer.Option("--weak/--strong", help="More work on more ranks, or the same [strong].", show_default=False)
+    ] = False,
+    repeats: Annotated[int, typer.Option(help="Runs of each size.")] = 3,
+    name: Annotated[str | None, _opt("--name", "-J", help="Name of the study [the program's].")] = None,
+    one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
+    time: Annotated[str | None, _opt("--time", "-t", help="Time limit of each run.")] = None,
+    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
+    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for all runs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure PROGRAM at several sizes: submits every run and returns. Called again, it submits what is missing.
+
+    With --strong, a --batch-size of PROGRAM is divided so that the global batch stays the same.
+    """
+    from pathlib import PurePath
+
+    from hpcjobs.cli.submit import sbatch_options
+    from hpcjobs.report import measure, study
+    from hpcjobs.site.library import default_site
+
+    said = {"time": time, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node}
+    called = name or PurePath(program[0]).stem.replace(".", "-")
+    options: dict[str, Any] = {**sbatch_options(option or []), **{k: v for k, v in said.items() if v is not None}}
+    asked = study.Study(
+        name=called,
+        site=site or default_site(),
+        mode="weak" if weak else "strong",
+        program=tuple(program),
+        sizes=tuple(study.Size(nodes=n, ntasks_per_node=t) for n in _counts(nodes) for t in _counts(ntasks_per_node)),
+        repeats=repeats,
+        options=options,
+        one_at_a_time=one_at_a_time,
+    )
+    path = study.path_of(called)
+    done = measure.measure(asked, path, say=note)
+    if as_json:
+        print_json({"study": str(path.absolute()), "points": done.points})
+    else:
+        print(f"study {path}: {len(done.points)} runs")
+        print(f"next: hpcjobs report scaling {called}", flush=True)
+    if wait:
+        from hpcjobs.cli.wait import wait_for
+
+        raise typer.Exit(wait_for(measure.entries(done)))
+
+
+def _counts(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise typer.BadParameter(f"{text!r}: say counts such as 1,2,4")
+    return sorted({int(word) for word in words})
