@@ -80,7 +80,7 @@ def _answers(python: Path, workplace: Path) -> list[str]:
         text = _run([python, "-m", "hpcjobs", *words], cwd=workplace, USER="tester", COLUMNS="400", **home)
         for path, name in sorted(places, reverse=True):  # what lies inside another place comes before it
             text = text.replace(path, name)
-        text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "MOMENT", text)
+        text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4,8}", "MOMENT", text)
         found.append(re.sub(r"[ ─]+(\n?)", r" \1", text))
     return found
 
