@@ -131,7 +131,12 @@ def _type(folder: Path, commands: Sequence[str]) -> list[tuple[int, str]]:
     """Exit code and output (both kinds, as on a terminal) of each command, typed into one shell."""
     script = "".join(f"{text}\ncode=$?; echo; echo {ENDED} $code; (exit $code)\n" for text in commands)
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    env |= {"HOME": str(folder.parent), "COLUMNS": "400", "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
+    env |= {
+        "USER": "you",
+        "HOME": str(folder.parent),
+        "COLUMNS": "400",
+        "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}",
+    }
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=env, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
