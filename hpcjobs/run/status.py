@@ -130,7 +130,7 @@ def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -
     """For each task the word that counts: the queue's while it is alive there (a requeued job is, whatever
     it wrote about its last incarnation), else the accounting's, else the job's own."""
     alive = [record for record in queued if not record.state.ended and record.state is not State.COMPLETING]
-    if accounted and not alive and all(record.state.ended for record in accounted):
+    if not alive and all(record.state.ended for record in accounted) and _whole(entry, accounted):
         keep_accounting(entry, accounted)
         return accounted
     told = {task for record in alive for task in task_ids(record.job_id)}
@@ -138,6 +138,12 @@ def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -
     told |= {task for record in final for task in task_ids(record.job_id)}
     own = [own_record(entry, task) for task in own_ids(entry) if task not in told]
     return [*alive, *final, *(record for record in own if record is not None)] or [*queued] or [_unknown(entry)]
+
+
+def _whole(entry: Entry, accounted: list[JobRecord]) -> bool:
+    """Every task is there: the accounting of an array arrives task by task."""
+    there = {task for record in accounted for task in (*task_ids(record.job_id), record.job_id)}
+    return entry.job_id in there or there.issuperset(own_ids(entry))
 
 
 def _unknown(entry: Entry) -> JobRecord:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from login_node import Cluster
+from commandline import hpcjobs
+from login_node import SITE, Cluster
 
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.site.rehearsal import current
 
 
+@pytest.fixture(scope="session")
+def overtime(sandbox: Sandbox) -> Iterator[tuple[Path, str]]:
+    """Home and id of a job that runs into its limit, a minute at least, while the other tests run."""
+    home = Path(tempfile.mkdtemp(prefix="hpcjobs-tests-", dir="/var/lib"))
+    submit = ("submit", "--site", SITE, "--json", "-t", "1m", "--ntasks-per-node", "2", "sleep", "600")
+    answer = hpcjobs(*submit, cwd=home, env={"HOME": str(home)})
+    assert answer.code == 0, answer
+    yield home, answer.json["job_id"]
+    shutil.rmtree(home)
+
+
 @pytest.fixture
-def cluster(sandbox: Sandbox, workdir: Path) -> Iterator[Cluster]:
+def cluster(sandbox: Sandbox, overtime: tuple[Path, str], workdir: Path) -> Iterator[Cluster]:
     """A login node, in a fresh folder that every host sees."""
     record = current()
     assert record is not None

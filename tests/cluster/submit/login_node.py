@@ -35,9 +35,15 @@ class Cluster:
         assert answer.code == 0, answer
         return self.took(answer.out)
 
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        """What ``hpcjobs ps`` tells of this test's own jobs."""
+        answer = self.hpcjobs("ps", "--json", *words)
+        assert answer.code == 0, answer
+        return [row for row in answer.json if row["run_dir"] is not None]
+
     def took(self, told: str) -> Submitted:
         """The job that ``hpcjobs submit --json`` tells of, perhaps below other lines of a log."""
-        answer = json.loads(told[told.index("{") :])
+        answer, _ = json.JSONDecoder().raw_decode(told[told.index("{") :])
         self.submitted.append(answer["job_id"])
         return Submitted(self, answer["job_id"], Path(answer["run_dir"]))
 

@@ -14,6 +14,7 @@ from commandline import start
 from login_node import Cluster, eventually
 
 import hpcjobs
+from hpcjobs.job.array import task_ids
 from hpcjobs.run.wait import wait
 
 SLEEP = ("sleep", "600")
@@ -40,7 +41,7 @@ def test_a_job_starts_after_the_one_it_is_told_to_follow(cluster: Cluster) -> No
     mark = cluster.folder / "mark"
     first = cluster.submit("-o", "hold", "touch", str(mark))
     second = cluster.submit("--after", first.id, "cat", str(mark))
-    (row,) = [row for row in cluster.hpcjobs("ps", "--json").json if row["record"]["job_id"] == second.id]
+    (row,) = [row for row in cluster.rows() if row["record"]["job_id"] == second.id]
     assert (row["record"]["state"], row["record"]["reason"]) == ("PENDING", "Dependency")
     cluster.slurm("scontrol", "release", first.id)
     second.done()
@@ -76,11 +77,13 @@ def test_a_running_job_is_cancelled_and_says_so_itself_and_to_the_accounting(clu
 
 def test_listing_a_hundred_jobs_asks_the_queue_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.submit("-o", "hold", "--name", "alone", *SLEEP)
-    cluster.submit("-o", "hold", "--array", "0-99", *SLEEP)
+    array = cluster.submit("-o", "hold", "--array", "0,3-197:2,198-200", *SLEEP)
     asked = counted(cluster, monkeypatch, "squeue", "sacct", "scontrol")
-    rows = cluster.hpcjobs("ps", "--json").json
+    rows = cluster.rows()
     assert len(rows) == 2
+    assert len(task_ids(rows[1]["record"]["job_id"])) == 102, "the indices are printed in full"
     assert asked.read_text().split() == ["squeue"]
+    assert hpcjobs.find(f"{array.id}_197").state == "PENDING"
 
 
 def counted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, *commands: str) -> Path:

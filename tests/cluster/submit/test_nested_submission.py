@@ -114,7 +114,7 @@ def test_fifty_submissions_at_once_lose_no_record(cluster: Cluster) -> None:
     assert [process.returncode for process in began] == [0] * 50, [err for _, err in said if err]
     ids = {cluster.took(out).id for out, _ in said}
     assert len(ids) == 50
-    shown = cluster.hpcjobs("ps", "--json").json
+    shown = cluster.rows()
     assert {row["record"]["job_id"] for row in shown} == ids
     assert len({row["run_dir"] for row in shown}) == 50
     assert cluster.hpcjobs("cancel", f"{min(ids, key=int)}-{max(ids, key=int)}").code == 0

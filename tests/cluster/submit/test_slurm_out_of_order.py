@@ -91,5 +91,5 @@ def test_without_accounting_the_controller_and_the_job_tell_the_end(cluster: Clu
     job = cluster.took(answer.out)
     told = job.wait()
     assert told.code == 6, told
-    (row,) = cluster.hpcjobs("ps", "--json", "--site", site).json
+    (row,) = cluster.rows("--site", site)
     assert (row["record"]["state"], row["record"]["exit_code"]) == ("FAILED", 6)

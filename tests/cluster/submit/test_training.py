@@ -39,7 +39,7 @@ def test_mnist_learns_on_four_hosts_and_the_accounting_says_completed(cluster: C
     assert summary["world_size"] == 8
     assert len(set(summary["hosts"])) == 4
     assert summary["evaluation"]["accuracy"] > 0.9
-    (row,) = cluster.hpcjobs("ps", "--json").json
+    (row,) = cluster.rows()
     assert (row["record"]["state"], row["record"]["source"]) == ("COMPLETED", "sacct")
 
 

@@ -25,6 +25,8 @@ class Cluster:
         self.account_asked: list[float] = []
         self.down_after: float | None = None
         self.codes: dict[str, int] = {}
+        self.late: dict[str, float] = {}
+        """When the accounting hears of a job, if later than its end."""
         self._ends, self._folder, self._traps = ends, folder, traps
         parents = dict.fromkeys(job_id.split("_")[0] for job_id in ends)
         self.entries = [
@@ -68,7 +70,8 @@ class Cluster:
                 job_id=j, source="sacct", exit_code=self.codes.get(j, 0),
                 state=State.FAILED if self.codes.get(j) else State.COMPLETED,
             )
-            for j, end in self._ends.items() if end <= self.now and j.split("_")[0] in wanted
+            for j, end in self._ends.items()
+            if max(end, self.late.get(j, 0.0)) <= self.now and j.split("_")[0] in wanted
         ]  # fmt: skip
 
     def cancel(self, job_ids: Iterable[str]) -> None:
@@ -111,6 +114,13 @@ def test_an_array_ends_with_its_last_task_and_its_code(tmp_path: Path) -> None:
     cluster.codes = {"5_2": 4}
     assert cluster.wait() == 4
     assert cluster.now >= 30
+
+
+def test_an_accounting_that_knows_a_part_of_an_array_is_asked_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"5_0": 3.0, "5_1": 4.0}, array="0-1")
+    cluster.late = {"5_0": 5.5}
+    known = wait(cluster.entries, connect=cluster.connect, clock=cluster.clock, pause=cluster.pause)
+    assert [(record.job_id, record.source) for record in known[0].records] == [("5_0", "sacct"), ("5_1", "sacct")]
 
 
 def test_a_scheduler_that_falls_silent_does_not_end_the_waiting(tmp_path: Path) -> None:
