@@ -109,6 +109,10 @@ class SweepFolder:
         """The run folder of a cell; there once the cell has started."""
         return self.path / "cells" / cell_id
 
+    def started(self) -> set[str]:
+        """The cells that have a folder."""
+        return set(os.listdir(self.path / "cells"))
+
     def chunk_dir(self, number: int) -> Path:
         """The run folder of a chunk."""
         return self.path / "chunks" / f"{number:04d}"

@@ -70,12 +70,14 @@ class Results(NamedTuple):
         """The rows as a Parquet file.
 
         Raises:
-            RequestError: pandas or pyarrow is not installed.
+            RequestError: polars is not installed.
         """
         try:
-            self.frame().to_parquet(path)
+            import polars
         except ImportError as error:
-            raise RequestError("Parquet needs pyarrow", hint="pip install 'hpcjobs[report]'") from error
+            raise RequestError("Parquet needs polars", hint="pip install 'hpcjobs[report]'") from error
+        columns = {name: [row.get(name) for row in self.rows] for name in self.columns}
+        polars.DataFrame(columns, strict=False).write_parquet(path)
 
 
 def _is_number(value: object) -> bool:

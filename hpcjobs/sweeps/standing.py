@@ -73,7 +73,8 @@ def standings(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = Fals
     (a requeued task does, until it starts again)."""
     cells = folder.definition.cells
     attempts = _attempts(folder, scheduler)
-    own = {cell.id: _own(folder, cell, attempts.get(cell.id)) for cell in cells}
+    started = folder.started()
+    own = {cell.id: _own(folder, cell, attempts.get(cell.id)) if cell.id in started else None for cell in cells}
     asked = {
         attempt.entry.job_id: attempt.entry
         for cell in cells

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,9 +29,7 @@ class CellWatch:
 
     def look(self) -> bool:
         """Read what is new; False once no cell is left to wait for."""
-        with os.scandir(self._folder.path / "cells") as found:
-            started = [entry.name for entry in found if entry.name in self._waiting]
-        for cell in started:
+        for cell in self._folder.started() & self._waiting.keys():
             state = read_cell_state(self._folder.cell_dir(cell))
             attempt = self._waiting[cell].job_id
             if state is None or (attempt is not None and state.job_id != attempt and state.state.value != "COMPLETED"):

@@ -1,0 +1,213 @@
+"""Sweeps on a real Slurm: cut into arrays, resumed, killed in the middle, and never run twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Answer, hpcjobs, start
+
+import hpcjobs as api
+from hpcjobs.sandbox import Sandbox
+from hpcjobs.site.rehearsal import current
+
+SITE = ("--site", "tu-hpc", "--time", "5m")
+COUNT = """#!/bin/bash
+echo "$HPCJOBS_PARAM_I" >>"$PWD/ran"
+[ ! -e "$PWD/broken-$HPCJOBS_PARAM_I" ]
+"""
+
+
+@pytest.fixture
+def folder(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    record = current()
+    assert record is not None
+    monkeypatch.setenv("SLURM_CONF", record.slurm_conf)
+    (workdir / "count.sh").write_text(COUNT)
+    (workdir / "count.sh").chmod(0o755)
+    yield workdir
+    slurm("scancel", "--me")
+
+
+def sweep(*words: str, code: int = 0) -> Answer:
+    answer = hpcjobs("sweep", *words)
+    assert answer.code == code, answer
+    return answer
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = sweep("results", name, "--json").json
+    return found
+
+
+def states(name: str) -> dict[str, int]:
+    found: dict[str, int] = sweep("status", name, "--json").json["states"]
+    return found
+
+
+def slurm(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def eventually(condition: Callable[[], bool], *, timeout_s: float = 90) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        time.sleep(0.2)
+
+
+def test_a_real_trainer_with_killed_and_failing_cells_is_resumed_where_it_must_be(folder: Path) -> None:
+    """Two tasks are killed and one cell cannot work: resume runs these three and no other."""
+    cells = [{"lr": 0.01, "seed": 1}, {"lr": 0.01, "seed": 2}, {"lr": 0, "seed": 1}, {"lr": 0.03, "seed": 1}]
+    (folder / "sweep.yaml").write_text(
+        json.dumps({"program": ["ddp", "--steps", "3"], "cells": cells, "name": "digits"})
+    )
+    begun = sweep(*SITE, "--sweep", "sweep.yaml", "--json").json
+    (array,) = begun["arrays"]
+    eventually(lambda: states("digits").get("RUNNING", 0) >= 2)
+    slurm("scancel", "--full", "--signal=KILL", f"{array}_0", f"{array}_1")
+    eventually(lambda: not slurm("squeue", "-h", "-j", array).strip())
+    assert states("digits") == {"FAILED": 1, "COMPLETED": 1, **_killed(states("digits"))}
+    assert sweep("resume", "digits", "--wait", "--json", code=1).json["cells"] == 3
+    found = rows("digits")
+    assert [row["state"] for row in found] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
+    assert all(row["loss"] > 0 for row in found if row["state"] == "COMPLETED")
+    best = sweep("results", "digits", "--min", "loss", "--json").json
+    assert best["loss"] == min(row["loss"] for row in found if "loss" in row)
+
+
+def _killed(told: dict[str, int]) -> dict[str, int]:
+    """What a SIGKILL of the whole task is called depends on Slurm's version; there are two of them."""
+    killed = {state: n for state, n in told.items() if state not in ("FAILED", "COMPLETED")}
+    assert sum(killed.values()) == 2 or told.get("FAILED") == 3
+    return killed if killed else {"FAILED": 3}
+
+
+def test_a_changed_grid_keeps_what_is_done_and_resume_runs_only_what_failed(folder: Path) -> None:
+    (folder / "broken-2").touch()
+    sweep(*SITE, "--name", "grow", "--set", "i=1,2", "--wait", "./count.sh", code=1)
+    assert (
+        sweep(*SITE, "--name", "grow", "--set", "i=0..3", "--json", "--wait", "./count.sh", code=1).json["cells"] == 3
+    )
+    (folder / "broken-2").unlink()
+    assert sweep("resume", "grow", "--json", "--wait").json["cells"] == 1
+    nothing = sweep("resume", "grow", "--json").json
+    assert (nothing["arrays"], nothing["cells"], nothing["done"]) == ([], 0, 4)
+    assert sorted((folder / "ran").read_text().split()) == ["0", "1", "2", "2", "2", "3"]
+
+
+def test_the_throttle_is_never_exceeded(folder: Path) -> None:
+    """Twelve cells, three at once, by the accounting's own start and end times."""
+    sweep(*SITE, "--name", "few", "--set", "i=1..12", "--max-parallel", "3", "--wait", "sleep", "0.{i}")
+    (array,) = {row["job_id"].split("_")[0] for row in rows("few")}
+    out = subprocess.run(
+        ["sacct", "-X", "-n", "-P", "-o", "Start,End", "-j", array],
+        env={**os.environ, "SLURM_TIME_FORMAT": "%s"}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    spans = [tuple(map(int, line.split("|"))) for line in out.split()]
+    assert len(spans) == 12
+    # An end and the start it makes room for fall into the same second: only whole seconds within count.
+    assert (
+        max(
+            sum(a < moment < b for a, b in spans)
+            for moment in range(min(a for a, _ in spans), max(b for _, b in spans))
+        )
+        <= 3
+    )
+
+
+def test_more_cells_than_an_index_goes_become_several_arrays_under_one_throttle(folder: Path) -> None:
+    """MaxArraySize is 1001: two arrays, the second after the first; nothing runs, and cancel ends both."""
+    begun = sweep(
+        *SITE, "-o", "hold", "--name", "wide", "--set", "i=0..1999", "--max-parallel", "4", "--json", "true"
+    ).json
+    first, second = begun["arrays"]
+    told = slurm("squeue", "-h", "-o", "%i %r %E", "-j", f"{first},{second}").splitlines()
+    assert any(line.startswith(f"{first}_[0-999%4]") for line in told)
+    assert any(f"{second}_[0-999%4]" in line and f"afterany:{first}" in line for line in told)
+    assert states("wide") == {"PENDING": 2000}
+    assert sorted(sweep("cancel", "wide", "--json").json["cancelled"]) == [first, second]
+    eventually(lambda: not slurm("squeue", "-h", "-j", f"{first},{second}").strip())
+    assert states("wide").get("PENDING", 0) == 0
+
+
+def test_what_the_queue_has_no_room_for_is_submitted_by_the_sweep_itself(folder: Path) -> None:
+    """Six jobs may queue: ten cells go in three arrays, and no process stays behind on the login node."""
+    (folder / "site_configs").mkdir()
+    shipped = (Path(api.__file__).parent.parent / "site_configs" / "tu-hpc.yaml").read_text()
+    (folder / "site_configs" / "tu-hpc.yaml").write_text(shipped + "max_submit_jobs: 6\n")
+    begun = sweep(*SITE, "--name", "tail", "--set", "i=0..9", "--json", "./count.sh").json
+    assert begun["cells"] < 10
+    assert begun["cells"] + begun["waiting"] == 10
+    sweep("resume", "tail")
+    eventually(lambda: states("tail") == {"COMPLETED": 10}, timeout_s=120)
+    assert sorted((folder / "ran").read_text().split(), key=int) == [str(i) for i in range(10)]
+
+
+def test_killing_the_submitter_anywhere_loses_no_cell_and_runs_none_twice(folder: Path) -> None:
+    """SIGKILL at random moments between the first import and the last rename; resume finishes each sweep."""
+    draw = random.Random(5)
+    for n in range(5):
+        process = start("sweep", *SITE, "--name", f"kill{n}", "--set", "i=0..3", "--env", f"N={n}", "./count.sh")
+        time.sleep(draw.uniform(0.05, 0.5))
+        process.kill()
+        process.communicate()
+        sweep(*SITE, "--name", f"kill{n}", "--set", "i=0..3", "--env", f"N={n}", "--wait", "./count.sh")
+        assert states(f"kill{n}") == {"COMPLETED": 4}
+        assert sorted((folder / "ran").read_text().split()) == ["0", "1", "2", "3"]
+        (folder / "ran").unlink()
+
+
+def test_packed_cells_have_their_own_result_and_log_and_fail_alone(folder: Path) -> None:
+    (folder / "broken-4").touch()
+    begun = sweep(
+        *SITE, "--name", "packed", "--set", "i=0..6", "--pack", "3", "--json", "--wait", "./count.sh", code=1
+    ).json
+    assert len(begun["arrays"]) == 1
+    assert len({row["job_id"] for row in rows("packed")}) == 3
+    assert {row["i"]: row["state"] for row in rows("packed") if row["state"] != "COMPLETED"} == {4: "FAILED"}
+    assert all(Path(row["log"]).is_file() for row in rows("packed"))
+    assert len((folder / "ran").read_text().split()) == 7
+
+
+def test_a_swept_function_gives_results_and_tracebacks(folder: Path) -> None:
+    def square(x: int) -> dict[str, int]:
+        if x == 2:
+            raise ValueError("two is odd enough")
+        return {"squared": x * x}
+
+    swept = api.sweep(square, api.grid(x=[1, 2, 3]), site="tu-hpc", time="5m")
+    swept.submit()
+    assert dict(swept.wait(timeout_s=90)) == {"COMPLETED": 2, "FAILED": 1}
+    first, second, third = swept.table().rows
+    assert (first["squared"], third["squared"]) == (1, 9)
+    assert second["error"] == "ValueError: two is odd enough"
+    assert "in square" in second["traceback"]
+    assert swept.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_submitits_own_examples_run_unchanged(folder: Path) -> None:
+    """One job, an array, a batch, a coroutine, and an exception with its trace."""
+
+    def add(a: Any, b: Any) -> Any:
+        return a + b
+
+    executor = api.executor(site="tu-hpc", time="5m", folder="submitit")
+    single = executor.submit(add, 5, 7)
+    array = executor.map_array(add, [1, 2, 3], [10, 20, 30])
+    with executor.batch():
+        batch = [executor.submit(add, k, k) for k in range(3)]
+    failing = executor.submit(add, "text", 1)
+    assert single.result() == 12
+    assert [job.result() for job in array] == [11, 22, 33]
+    assert [job.result() for job in batch] == [0, 2, 4]
+    assert asyncio.run(single.awaitable().result()) == 12
+    assert "TypeError" in str(failing.exception())

@@ -1,0 +1,77 @@
+"""The submitit route and the Jinja route ask Slurm for the same, and tell the tasks the same."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from submitit.slurm.slurm import _make_sbatch_string
+
+import hpcjobs
+from hpcjobs.data import shipped
+from hpcjobs.job.models import Plan
+from hpcjobs.sweeps.executor import parameters
+
+SLURM_SITES = [
+    path.stem
+    for path in sorted(shipped("site_configs").glob("*.yaml"))
+    if hpcjobs.load_site(path.stem).scheduler == "slurm"
+]
+OWN = {"signal", "output", "error", "open-mode", "job-name"}
+"""Directives that submitit says itself, or that name its files."""
+
+
+def directives(script: str) -> dict[str, str]:
+    words = [
+        shlex.split(line.removeprefix("#SBATCH --"))[0] for line in script.splitlines() if line.startswith("#SBATCH")
+    ]
+    found = (word.partition("=") for word in words)
+    return {name: value for name, _, value in found if name not in OWN}
+
+
+def both(site: str, folder: Path, **said: object) -> tuple[Plan, str]:
+    where = replace(hpcjobs.load_site(site), node_local=(), run_root="runs")
+    plan = hpcjobs.plan(["true"], site=where, chdir=folder, launcher="srun", name="submitit", **said)  # type: ignore[arg-type]
+    return plan, _make_sbatch_string(command="COMMAND", folder=folder, **parameters(plan.job, folder))
+
+
+@pytest.mark.parametrize("site", SLURM_SITES)
+def test_both_routes_write_the_same_directives(site: str, here: Path) -> None:
+    plan, script = both(site, here, nodes=2, time="90m", exclusive=True, constraint="ib", mem="1G")
+    assert directives(script) == directives(plan.script)
+
+
+@pytest.mark.parametrize("site", SLURM_SITES)
+def test_both_routes_start_the_tasks_with_the_same_srun_arguments(site: str, here: Path) -> None:
+    plan, script = both(site, here, nodes=2, ntasks_per_node=2, gpus_per_node=None)
+    ours = next(line for line in plan.script.splitlines() if line.startswith("srun "))
+    theirs = next(line for line in script.splitlines() if line.startswith("srun "))
+    ours = ours.replace('"$SLURM_JOB_NUM_NODES"', "2").replace('"$((SLURM_JOB_NUM_NODES * 2))"', "4")
+    own = {"--unbuffered", "--label"}
+    assert set(re.findall(r"--[\w-]+=\S+", theirs)) - own == set(re.findall(r"--[\w-]+=\S+", ours)) - own
+
+
+@pytest.mark.parametrize("site", SLURM_SITES)
+def test_both_routes_prepare_the_node_and_tell_the_tasks_the_same(site: str, here: Path) -> None:
+    plan, script = both(site, here, env={"GREETING": "it's\nme"})
+    begin, end = "# --- software of the site\n", "|| die 'the working folder is not there on this node'\n"
+    shared = plan.script[plan.script.index(begin) : plan.script.index(end) + len(end)]
+    mine = [line for line in shared.splitlines() if line and "HPCJOBS_LAUNCHED_BY" not in line]
+    theirs = [line for line in script.splitlines() if line and "HPCJOBS_LAUNCHED_BY" not in line]
+    start = theirs.index(mine[0])
+    assert theirs[start : start + len(mine)] == mine
+
+
+def test_a_local_site_gives_an_executor_that_runs_here(here: Path) -> None:
+    def world() -> tuple[str, str, str]:
+        import os
+
+        return os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["GREETING"]
+
+    executor = hpcjobs.executor(site="local", ntasks_per_node=2, env={"GREETING": "it's me"})
+    job = executor.submit(world)
+    assert job.results() == [("0", "2", "it's me"), ("1", "2", "it's me")]
+    assert (here / "runs" / "submitit-submitit").stat().st_mode & 0o777 == 0o700

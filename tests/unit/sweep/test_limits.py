@@ -1,0 +1,55 @@
+"""A sweep cut into arrays: the fewest there can be, within every limit, with the throttle held over all."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+import hpcjobs
+from hpcjobs.errors import SchedulerError
+from hpcjobs.process import Result
+from hpcjobs.sweeps.limits import Cut, Limits, cuts, limits_of, parse_config
+
+CONFIG = """Configuration data as of 2026-11-21T12:00:00
+MaxArraySize            = 1001
+MaxJobCount             = 20000
+SchedulerParameters     = bf_continue,max_array_tasks=500,bf_interval=2
+"""
+
+
+def test_the_index_is_what_maxarraysize_bounds() -> None:
+    assert parse_config(CONFIG.replace("max_array_tasks=500,", "")) == Limits(1001, 19999)
+    assert parse_config(CONFIG) == Limits(500, 19999)
+    assert parse_config(CONFIG, jobs=300) == Limits(500, 300)
+
+
+def test_a_controller_that_does_not_answer_is_quoted() -> None:
+    job = replace(hpcjobs.plan(["true"], site="local").job, scheduler="slurm")
+    silent = Result(1, "", "Unable to contact slurm controller")
+    with pytest.raises(SchedulerError, match="Unable to contact"):
+        limits_of(job, max_submit_jobs=None, runner=lambda argv, **_: silent)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 999, 1000, 1001, 1002, 2003, 10_000])
+@pytest.mark.parametrize("max_parallel", [None, 1, 7, 40, 500, 100_000])
+@pytest.mark.parametrize("array_tasks", [10, 1001])
+def test_every_cell_is_in_one_of_the_fewest_arrays_and_the_throttle_holds(
+    tasks: int, max_parallel: int | None, array_tasks: int
+) -> None:
+    found = cuts(tasks, Limits(array_tasks), max_parallel=max_parallel)
+    assert sum(cut.tasks for cut in found) == tasks
+    assert len(found) == -(-tasks // array_tasks)
+    assert all(1 <= cut.tasks <= array_tasks for cut in found)
+    if max_parallel is not None and max_parallel < tasks:
+        together = [cut.throttle or cut.tasks for cut in found]
+        assert all(cut.after_previous for cut in found[1:]) or sum(together) <= max_parallel
+        assert max(together) <= max_parallel
+
+
+def test_few_slots_go_to_one_array_after_another_and_many_are_shared_out() -> None:
+    assert cuts(2000, Limits(1000), max_parallel=4) == [Cut(1000, 4, False), Cut(1000, 4, True)]
+    assert cuts(1500, Limits(1000), max_parallel=100) == [Cut(750, 50, False), Cut(750, 50, False)]
+
+
+def test_an_array_leaves_room_in_the_queue_for_the_job_that_submits_the_next() -> None:
+    assert [cut.tasks for cut in cuts(20, Limits(1001, 12))] == [10, 10]

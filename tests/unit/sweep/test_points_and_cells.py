@@ -1,0 +1,131 @@
+"""Which cells a sweep has, what each one runs, and what keeps its identity."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import hpcjobs
+from hpcjobs.errors import RequestError
+from hpcjobs.sweeps.cells import cell_of, command, program_of, shell_line
+from hpcjobs.sweeps.points import axis_of, from_csv, grid, sample, zip_
+from hpcjobs.sweeps.spec import SweepSpec, points_of
+
+HOSTILE = [
+    "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline\n", "a,b", "{lr}", "--flag",
+    "%j", "नमस्ते", "\t", "!", "*",
+]  # fmt: skip
+
+
+def cells(*words: str, points: list[dict[str, object]] | None = None, **said: object) -> list[list[str]]:
+    """The words of each cell."""
+    job = hpcjobs.plan(words, site="local").job
+    program = program_of(job, env={}, **said)  # type: ignore[arg-type]
+    return [list(command(program, cell_of(program, point))) for point in points or [{"lr": 0.1, "batch_size": 32}]]
+
+
+def identity(*words: str, point: dict[str, object], env: dict[str, str] | None = None) -> str:
+    program = program_of(hpcjobs.plan(words, site="local").job, env=env or {})
+    return cell_of(program, point).id
+
+
+def test_a_grid_has_every_combination_and_a_zip_goes_in_step() -> None:
+    assert grid(a=[1, 2], b=["x", "y"]) == [
+        {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
+    ]  # fmt: skip
+    assert zip_(a=[1, 2], b="xy") == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    with pytest.raises(RequestError, match="a has 1, b has 2"):
+        zip_(a=[1], b=[1, 2])
+
+
+def test_a_sample_is_the_same_for_a_seed_and_only_grows() -> None:
+    space = {"lr": (1e-4, 1e-1, "log"), "layers": (1, 4), "act": ["relu", "gelu"]}
+    few, many = sample(5, 3, **space), sample(9, 3, **space)
+    assert many[:5] == few
+    assert all(1e-4 <= p["lr"] <= 1e-1 and p["layers"] in range(1, 5) and p["act"] in space["act"] for p in many)
+    assert sample(5, 4, **space) != few
+
+
+def test_a_csv_file_is_read_as_text_and_a_ragged_row_is_named(here: Path) -> None:
+    (here / "ok.csv").write_text('lr,name\n0.10,"a,b"\n1e-3,007\n', encoding="utf-8")
+    assert from_csv("ok.csv") == [{"lr": "0.10", "name": "a,b"}, {"lr": "1e-3", "name": "007"}]
+    (here / "bad.csv").write_text("lr,name\n1,a\n2\n")
+    with pytest.raises(RequestError, match="row 2"):
+        from_csv("bad.csv")
+
+
+def test_values_of_a_flag_are_kept_as_they_were_typed() -> None:
+    assert axis_of("lr=1e-3,0.10") == ("lr", ["1e-3", "0.10"])
+    assert axis_of("seed=-1..2") == ("seed", ["-1", "0", "1", "2"])
+    assert axis_of('text=["a,b", 3, true]') == ("text", ["a,b", "3", "true"])
+    assert axis_of("text=[a,b]") == ("text", ["[a", "b]"])
+    with pytest.raises(RequestError, match="NAME=VALUE"):
+        axis_of("lr")
+
+
+def test_parts_of_a_sweep_are_crossed_and_flags_add_to_the_files_axes() -> None:
+    spec = SweepSpec(grid={"a": [1, 2]}, zip={"b": [3, 4], "c": [5, 6]})
+    points = points_of(spec, ["d=7"])
+    assert len(points) == 4
+    assert points[1] == {"a": 1, "d": "7", "b": 4, "c": 6}
+    with pytest.raises(RequestError, match="no parameters"):
+        points_of(SweepSpec())
+
+
+@pytest.mark.parametrize("names", [{"a b": [1]}, {"-x": [1]}, {"lr": [1], "LR": [2]}, {"a.b": [1], "a_b": [2]}])
+def test_a_name_that_cannot_be_a_flag_and_a_variable_is_refused(names: dict[str, list[int]]) -> None:
+    with pytest.raises(RequestError, match="parameter"):
+        grid(**names)
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, float("nan"), "a\0b", "\udcff"])
+def test_a_value_that_no_command_line_can_hold_is_refused(value: object) -> None:
+    with pytest.raises(RequestError, match="parameter x"):
+        cells("true", points=[{"x": value}])
+
+
+def test_trainers_and_python_files_take_flags_and_commands_take_what_they_name(here: Path) -> None:
+    (here / "train.py").write_text("")
+    assert cells("ddp", "--epochs", "3")[0][-4:] == ["--epochs", "3", "--lr=0.1", "--batch-size=32"]
+    assert cells("ddp", points=[{"compile": True}, {"compile": False}, {"lr": None}])[0][-1] == "--compile"
+    assert cells("ddp", points=[{"compile": False}])[0][-1] == "--no-compile"
+    assert cells("train.py")[0][-2:] == ["--lr=0.1", "--batch_size=32"]
+    assert cells("train.py", "lr={lr}")[0][-2:] == ["lr=0.1", "--batch_size=32"]
+    assert cells("echo", "{lr} {{lr}} {other} {lr}")[0] == ["echo", "0.1 {lr} {other} 0.1"]
+    assert cells("train.py", passing="env")[0][-1] == "train.py"
+    assert cells("echo", passing="flags")[0] == ["echo", "--lr=0.1", "--batch_size=32"]
+
+
+def test_any_text_reaches_the_program_and_its_environment_unchanged() -> None:
+    tell = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['HPCJOBS_PARAM_X']]))"
+    program = program_of(hpcjobs.plan(["python3", "-c", tell, "{x}", "a{x}b"], site="local").job, env={})
+    for text in HOSTILE:
+        line = shell_line(program, cell_of(program, {"x": text}))
+        assert line.count("\n") == 1
+        script = 'eval "$(cat)"; exec "$@"'
+        done = subprocess.run(["bash", "-c", script], input=line, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == [[text, f"a{text}b"], text]
+    assert os.listdir() == []
+
+
+def test_a_cell_is_the_same_whoever_says_it_and_in_whatever_order(here: Path) -> None:
+    (here / "train.py").write_text("1")
+    known = identity("train.py", point={"lr": 0.1, "n": 3})
+    assert identity("train.py", point={"n": "3", "lr": "0.1"}) == known
+    assert identity("train.py", point={"n": "3", "lr": "0.10"}) != known
+    assert identity("train.py", "--fast", point={"lr": 0.1, "n": 3}) != known
+    assert identity("train.py", point={"lr": 0.1, "n": 3}, env={"A": "1"}) != known
+    (here / "train.py").write_text("2")
+    assert identity("train.py", point={"lr": 0.1, "n": 3}) != known
+
+
+def test_the_python_that_runs_a_cell_is_no_part_of_its_identity(here: Path) -> None:
+    (here / "train.py").write_text("1")
+    job = hpcjobs.plan(["train.py"], site="local").job
+    other = replace(job, python="/opt/python", argv=("/opt/python", *job.argv[1:]))
+    assert program_of(job, env={}).identity == program_of(other, env={}).identity
