@@ -13,6 +13,7 @@ from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
 if TYPE_CHECKING:
     import polars as pl
 
+    from hpcjobs.report.compare import Verdict
     from hpcjobs.report.gather import Gathered, Wanted
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -159,3 +160,71 @@ def _print_totals(frame: pl.DataFrame, by: str) -> None:
         return
     print()
     print_table(headers, map(cells, frame.to_dicts()))
+
+
+@app.command()
+def scaling(
+    study: Annotated[str, typer.Argument(help="Name or file of the study.")],
+    output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
+    target: Annotated[float, typer.Option(help="Efficiency that the knee is about.")] = 0.8,
+    baseline: Annotated[str | None, _opt("--baseline", help="Another study to compare with.")] = None,
+    check: Annotated[Path | None, _opt("--check", help="YAML file of bounds; exit code 1 when one is missed.")] = None,
+    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Also over different code or nodes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Did more nodes pay off? Table, fits, pictures; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
+    from hpcjobs.report import compare, page, points, told
+    from hpcjobs.report.scaling import analyse
+    from hpcjobs.report.study import path_of, read
+
+    asked = read(path_of(study))
+    runs = points.points(asked)
+    found = analyse(runs, mode=asked.mode, target=target, allow_mixed=allow_mixed)
+    rows = None
+    if baseline is not None:
+        other = read(path_of(baseline))
+        before = analyse(points.points(other), mode=other.mode, target=target, allow_mixed=allow_mixed)
+        rows = compare.compare(found, before)
+    folder = output or Path(f"{asked.name}-report")
+    page.write(asked, found, runs, folder, baseline=baseline, comparison=rows)
+    if as_json:
+        print_json({"groups": [group._asdict() for group in found.groups], "words": found.words,
+                    "knee": found.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
+    else:
+        for line in told.warnings(found):
+            note(line)
+        print_table(told.headers(found), [told.cells(group) for group in found.groups])
+        print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], told.fit_rows(found))
+        for line in found.words:
+            print(line)
+        if rows:
+            print_table(rows[0], rows[1:])
+        print(f"page {folder / 'index.html'}")
+    if check is not None:
+        _print_verdicts(compare.check(found, check))
+
+
+def _print_verdicts(verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        word = "held" if verdict.held else "MISSED"
+        print(f"{word}: {verdict.what} at {verdict.n}: {verdict.measured:.4g}, at least {verdict.least:.4g}")
+    if not all(verdict.held for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def advise(
+    words: Annotated[list[str], typer.Argument(help="Job ids, run folders, names, or a study.")],
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """What to ask for next time: memory, time, CPUs, nodes, from what was used."""
+    from hpcjobs.report.right_size import right_size
+
+    told = right_size(words, site=site)
+    if as_json:
+        print_json([{"job_id": job, "advice": [a._asdict() for a in found]} for job, found in told.items()])
+        return
+    for job, found in told.items():
+        for line in map(str, found) if found else ["nothing to change"]:
+            print(f"{job}: {line}")

@@ -1,0 +1,97 @@
+"""A study on one page: HTML that needs no network, Markdown, and the tables and pictures beside them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import jinja2
+import polars as pl
+
+from hpcjobs import __version__
+from hpcjobs.report import pictures, told
+from hpcjobs.report.scaling import Analysis
+from hpcjobs.report.study import Study
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+
+def write(
+    study: Study,
+    found: Analysis,
+    runs: pl.DataFrame,
+    folder: Path,
+    *,
+    baseline: str | None = None,
+    comparison: list[list[str]] | None = None,
+) -> list[Path]:
+    """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = pictures.figures(found, runs)
+    written = pictures.save(made, folder)
+    html, markdown = folder / "index.html", folder / "report.md"
+    inline = [(told.CAPTIONS[name], pictures.svg(figure)) for name, figure in made.items()]
+    html.write_text(_html(study, found, runs, inline, baseline, comparison), encoding="utf-8")
+    markdown.write_text(_markdown(study, found, runs, list(made), baseline, comparison), encoding="utf-8")
+    runs.write_csv(folder / "runs.csv")
+    runs.write_parquet(folder / "runs.parquet")
+    return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
+
+
+def _lead(study: Study) -> str:
+    return f"{study.mode} scaling of {shlex.join(study.program)} on site {study.site}"
+
+
+def _html(
+    study: Study,
+    found: Analysis,
+    runs: pl.DataFrame,
+    inline: list[tuple[str, str]],
+    baseline: str | None,
+    comparison: list[list[str]] | None,
+) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        title=f"Scaling study {study.name}",
+        lead=_lead(study),
+        warnings=told.warnings(found),
+        words=found.words,
+        headers=told.headers(found),
+        rows=[told.cells(group) for group in found.groups],
+        table_note=told.TABLE_NOTE,
+        pictures=inline,
+        fits=told.fit_rows(found),
+        baseline=baseline,
+        comparison=comparison,
+        run_headers=told.RUN_HEADERS,
+        runs=told.run_rows(runs),
+        footer=f"hpcjobs {__version__}; every figure comes from the run folders and the accounting named above.",
+    )
+
+
+def _markdown(
+    study: Study,
+    found: Analysis,
+    runs: pl.DataFrame,
+    names: list[str],
+    baseline: str | None,
+    comparison: list[list[str]] | None,
+) -> str:
+    parts = [f"# Scaling study {study.name}", _lead(study)]
+    parts += [f"> **{line}**" for line in told.warnings(found)]
+    parts.append("\n".join(f"- {line}" for line in found.words))
+    parts += ["## Sizes", _table(told.headers(found), [told.cells(group) for group in found.groups]), told.TABLE_NOTE]
+    parts += ["## Pictures", *(f"![{told.CAPTIONS[name]}]({name}.svg)" for name in names)]
+    parts += ["## Fits", _table(["law", "parameter", "value", "95 % interval", "residuals"], told.fit_rows(found))]
+    if comparison:
+        parts += [f"## Against {baseline}", _table(comparison[0], comparison[1:])]
+    parts += ["## Runs", _table(list(told.RUN_HEADERS), told.run_rows(runs))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(headers), line(["---"] * len(headers)), *map(line, rows)])

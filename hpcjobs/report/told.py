@@ -1,0 +1,86 @@
+"""An analysis in cells of text, shared by the terminal, the page and the Markdown."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import polars as pl
+
+from hpcjobs.report.fits import Interval
+from hpcjobs.report.scaling import Analysis, Group
+from hpcjobs.units import human_duration
+
+TABLE_NOTE: Final = (
+    "Median and 95 % bootstrap interval over runs. Shares of a step: communication is what waits for other ranks"
+    " (exposed), data the wait for a batch; checkpoint is of the whole run. ~ is modelled from the site's watts."
+)
+CAPTIONS: Final = {
+    "speedup": "Speed-up against the smallest size; the band is the 95 % interval of the fit to go by.",
+    "efficiency": "Efficiency: speed-up over the ideal one.",
+    "breakdown": "Where a step's time goes.",
+    "spread": "Each run against the median of its size, by the nodes it ran on.",
+}
+RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
+
+
+def headers(found: Analysis) -> list[str]:
+    return [
+        "nodes", "ranks", "runs", found.unit, "speed-up", "efficiency", "step", "compute", "comm.", "data", "ckpt",
+        "CPU", "GPU", "queue wait", "epoch", "energy", "cost / 10⁶ samples",
+    ]  # fmt: skip
+
+
+def cells(group: Group) -> list[str]:
+    energy = "-" if group.energy_j is None else f"{group.energy_j / 3.6e6:.3g} kWh"
+    return [
+        str(group.nodes), str(group.ranks), str(group.runs),
+        interval(group.throughput, ",.4g"), interval(group.speedup, ".2f"), interval(group.efficiency, ".0%"),
+        "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
+        *(share(v) for v in (group.compute, group.communication, group.data_wait, group.checkpoint)),
+        share(group.cpu_efficiency), share(group.gpu_utilization),
+        "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
+        "-" if group.epoch_s is None else human_duration(group.epoch_s),
+        f"~{energy}" if group.energy_source == "modelled" else energy,
+        "-" if group.cost_per_million is None else f"{group.cost_per_million:.3g} {group.currency}",
+    ]  # fmt: skip
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def interval(value: Interval, style: str) -> str:
+    """``3.61 (3.5 to 3.7)``; the value alone where there is no interval or no width to it."""
+    if math.isnan(value.low) or value.low == value.high:
+        return f"{value.value:{style}}"
+    return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
+
+
+def fit_rows(found: Analysis) -> list[list[str]]:
+    rows = []
+    for fitted in found.fits:
+        name = fitted.law.name + (" (to go by)" if fitted is found.believed else "")
+        values = {f"X(1), {found.unit}": fitted.x1, **fitted.parameters}
+        for parameter, value in values.items():
+            width = "-" if math.isnan(value.low) else f"{value.low:.4g} to {value.high:.4g}"
+            rows.append([name, parameter, f"{value.value:.4g}", width, f"{fitted.rms:.1%}"])
+    return rows
+
+
+def run_rows(runs: pl.DataFrame) -> list[list[str]]:
+    return [
+        [
+            row["job_id"], str(row["nodes"]), str(row["ranks"]), str(row["repeat"]), row["state"] or "-",
+            "-" if row["throughput"] is None else f"{row['throughput']:,.4g} {row['unit']}",
+            row["node_list"] or "-", row["source"] or "-", row["run_dir"],
+        ]
+        for row in runs.to_dicts()
+    ]  # fmt: skip
+
+
+def warnings(found: Analysis) -> list[str]:
+    told = [f"This study mixes {what}. Its figures do not compare like with like." for what in found.mixed]
+    if found.left_out:
+        told.append(f"{len(found.left_out)} runs have no figure: {'; '.join(found.left_out)}.")
+    return told
