@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -49,7 +50,7 @@ def main() -> None:
         os.chdir(name)
         sweep = hpcjobs.sweep("true", hpcjobs.grid(i=range(options.cells)), site=site, time="1m", hold=True)
         sweep.submit()
-        jobs = hpcjobs.executor(site=site, folder="submitit", time="1m", hold=True).map_array(abs, range(options.cells))
+        executor = hpcjobs.executor(site=site, folder="submitit", time="1m", hold=True)
         (Path(name) / "bin").mkdir()
         calls = _count_calls(Path(name) / "bin")
 
@@ -59,6 +60,7 @@ def main() -> None:
         with suppress(TimeoutError):
             sweep.wait(timeout_s=options.seconds)
         ours = asked()
+        jobs = executor.map_array(abs, range(options.cells))
         end = threading.Event()
         watcher = threading.Thread(target=lambda: [job.done() or end.wait(1 / len(jobs)) for job in _around(jobs, end)])
         watcher.start()
@@ -67,7 +69,7 @@ def main() -> None:
         watcher.join()
         theirs = asked() - ours
         sweep.cancel()
-        jobs[0].job_id and os.system(f"scancel {jobs[0].job_id.split('_')[0]}")
+        subprocess.run(["scancel", jobs[0].job_id.split("_")[0]], check=True)
         print(f"{options.cells} cells watched for {options.seconds:g} s")
         print(f"  hpcjobs  {sum(ours.values()):4}  {dict(ours)}\n  submitit {sum(theirs.values()):4}  {dict(theirs)}")
         print(f"ratio {sum(ours.values()) / max(1, sum(theirs.values())):.2f}")
