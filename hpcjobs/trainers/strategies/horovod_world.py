@@ -18,6 +18,7 @@ from importlib import import_module
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
+from hpcjobs.trainers.core.rendezvous import open_store, roll_call
 from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
 
 START_TIMEOUT_S = 45.0
@@ -125,3 +126,24 @@ def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
         + (f"; without {', '.join(missing)}" if missing else ""),
         hint="the site's `mpi` must be a type this MPI was built with; --launcher mpirun and horovod-gloo need none",
     )
+
+
+def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
+    """Start Horovod where nobody has gathered the ranks yet: they meet at a store first, and are counted there."""
+    if env.world_size == 1 or hvd.is_initialized():
+        return start(env, ("localhost",) * env.world_size, controller=controller, share=str, say=_silence)
+    store = open_store(env, timeout_s)
+    hosts = roll_call(env, store, timeout_s)
+
+    def share(text: str) -> str:
+        if env.rank == 0:
+            store.set("horovod", text)
+        return store.get("horovod").decode()
+
+    backend = start(env, hosts, controller=controller, share=share, say=_silence)
+    hvd.barrier()  # rank 0 keeps the store until all have read it
+    return backend
+
+
+def _silence(text: str) -> None:
+    """Lightning has its own words."""

@@ -1,0 +1,189 @@
+"""Lightning over Horovod: ``Trainer(strategy=HorovodStrategy(), devices=1, num_nodes=1)`` in every rank.
+
+Lightning 2 has no strategy for Horovod any more. This one leaves optimizers, schedulers and loops as they
+are: a hook on each parameter hands its gradient to Horovod as soon as it is complete, and the end of a
+backward pass waits for all of them. So accumulation, clipping, manual optimization, several optimizers,
+schedulers and checkpoints work as with Lightning's own DDP.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.trainers.strategies.horovod_gloo import hvd
+from hpcjobs.trainers.strategies.horovod_world import start_alone
+
+OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "avg": hvd.Average, "min": hvd.Min, "max": hvd.Max}
+
+
+class HorovodEnvironment(ClusterEnvironment):
+    """The place of this process, which its launcher started and Horovod counts."""
+
+    def __init__(self, env: DistEnv) -> None:
+        self.env = env
+        rank_zero_only.rank = fabric_rank_zero.rank = env.rank
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self.env.master_addr
+
+    @property
+    def main_port(self) -> int:
+        return self.env.master_port or 0
+
+    @staticmethod
+    def detect() -> bool:
+        return bool(hvd.is_initialized())
+
+    def world_size(self) -> int:
+        return self.env.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Settled by the launcher."""
+
+    def global_rank(self) -> int:
+        return self.env.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Settled by the launcher."""
+
+    def local_rank(self) -> int:
+        return self.env.local_rank
+
+    def node_rank(self) -> int:
+        return self.env.node_rank
+
+
+class HorovodStrategy(ParallelStrategy):
+    """Every rank holds the whole model. Give it to the Trainer as an instance, with ``devices=1``."""
+
+    strategy_name = "horovod"
+    is_distributed = True  # what makes the Trainer add distributed samplers
+
+    def __init__(self, *, compress: str = "none", controller: str = "auto", timeout_s: float = 60.0) -> None:
+        env = DistEnv.from_environ(os.environ)
+        self.backend = start_alone(env, controller=controller, timeout_s=timeout_s)
+        super().__init__(cluster_environment=HorovodEnvironment(env))
+        self.num_nodes = 1
+        self.compression = hvd.Compression.fp16 if compress == "fp16" else hvd.Compression.none
+        self._quiet = False
+        self._under_way: dict[nn.Parameter, tuple[int, Any]] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    @property
+    def root_device(self) -> torch.device:
+        """This rank's share of the devices: with ``devices=1`` there is one, whatever the local rank."""
+        assert self.parallel_devices
+        return self.parallel_devices[self.local_rank % len(self.parallel_devices)]
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        assert self.model is not None
+        hvd.broadcast_parameters(dict(self.model.state_dict()), root_rank=0)
+        for module in self.model.modules():
+            if isinstance(module, Metric):  # it would ask torch.distributed, which knows of no group
+                module.distributed_available_fn = lambda: self.world_size > 1
+                module.dist_sync_fn = gathered
+        if trainer.training and self.world_size > 1:
+            self._hook(self.model)
+
+    def _hook(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(self._sender(name))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
+
+    def _sender(self, name: str) -> Callable[[Tensor], None]:
+        def send(parameter: Tensor) -> None:
+            if not self._quiet:
+                self._send(name, parameter)
+
+        return send
+
+    def _send(self, name: str, parameter: Any) -> None:
+        if parameter.grad is None:  # unused here, perhaps used by another rank: all must send
+            parameter.grad = torch.zeros_like(parameter)
+        small, context = self.compression.compress(parameter.grad)
+        self._under_way[parameter] = (hvd.allreduce_async_(small, name=f"gradient {name}", op=hvd.Average), context)
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Until the gradients of this pass have arrived: clipping and the optimizer may read them then."""
+        if self._quiet or not self._hooks:
+            return
+        assert self.model is not None
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter not in self._under_way:
+                self._send(name, parameter)
+        for parameter, (handle, context) in self._under_way.items():
+            parameter.grad = self.compression.decompress(hvd.synchronize(handle), context)
+        self._under_way.clear()
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Inside, gradients add up on each rank."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Over ranks; means of whole numbers and of 16 bit floats are taken in fp32."""
+        if not isinstance(tensor, Tensor):
+            return tensor
+        name = str(reduce_op or "mean").lower().rpartition(".")[2].removeprefix("redoptype")
+        operation = OPERATIONS[name]
+        exact = tensor.is_floating_point() and tensor.element_size() >= 4
+        wide = tensor if exact or (operation is hvd.Sum and not tensor.is_floating_point()) else tensor.float()
+        reduced: Tensor = hvd.allreduce(wide, op=operation)
+        return reduced
+
+    def barrier(self, name: str | None = None) -> None:
+        hvd.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return hvd.broadcast_object(obj, root_rank=src)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Ranks along a new first dimension."""
+        with torch.set_grad_enabled(sync_grads and torch.is_grad_enabled()):
+            together: Tensor = hvd.allgather(tensor.unsqueeze(0))
+        return together
+
+    def teardown(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        super().teardown()
+
+
+def gathered(value: Tensor, group: Any = None) -> list[Tensor]:
+    """Every rank's value, which may differ in its first dimension only."""
+    if value.dim() == 0:
+        return list(hvd.allgather(value.unsqueeze(0)).unbind())
+    sizes = hvd.allgather(torch.tensor([len(value)])).tolist()
+    return list(torch.split(hvd.allgather(value), sizes))

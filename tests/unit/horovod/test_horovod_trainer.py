@@ -1,0 +1,121 @@
+"""The horovod trainer: the loss curves of ddp, over Gloo and over MPI, and never as worlds of one."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("horovod.torch", exc_type=ImportError)
+
+from conftest import Runs
+
+LM = "--workload lm --sequence-length 32 --train-samples 1024 --log-every 1 --batch-size 8 --clip-norm 1"
+ODD = "--workload lm --sequence-length 32 --train-samples 25 --epochs 2 --batch-size 4 --log-every 1"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("two"))
+    ended = runs.go(
+        2,
+        ("ddp", "ddp", f"{LM} --steps 20"),
+        ("gloo", "horovod", f"{LM} --steps 20"),
+        ("accumulated", "horovod", f"{LM} --steps 20 --batch-size 2 --accumulate 4"),
+        ("bf16", "horovod", f"{LM} --steps 20 --precision bf16"),
+        ("fp16 gradients", "horovod", f"{LM} --steps 20 --compress fp16 --fusion-threshold-mb 0.25 --cycle-time-ms 2"),
+        ("taken up", "ddp", f"{LM} --steps 10 --checkpoint-every 5"),
+        ("taken up", "horovod", f"{LM} --steps 20 --checkpoint-every 5"),
+        ("taken up", "ddp", f"{LM} --steps 22"),
+        ("linear", "horovod", f"{LM} --steps 1 --lr 0.001 --lr-scaling linear"),
+    )
+    assert (ended.codes, ended.err) == ([0, 0], "")
+    return runs
+
+
+@pytest.fixture(scope="module")
+def mpi(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("mpi"))
+    ended = runs.go(
+        2,
+        ("mpi", "horovod", f"{LM} --steps 20"),
+        ("adasum", "horovod", "--workload mnist --epochs 1 --batch-size 32 --adasum"),
+        over="mpi",
+    )
+    assert (ended.codes, ended.err) == ([0], "")
+    assert "Horovod: 2 ranks over Open MPI" in ended.out
+    return runs
+
+
+@pytest.mark.parametrize("name", ["gloo", "accumulated"])
+def test_losses_are_those_of_ddp(name: str, two: Runs) -> None:
+    assert two.losses(name) == pytest.approx(two.losses("ddp"), rel=2e-4)
+
+
+def test_over_mpi_they_are_the_same_and_the_summary_says_what_carried_the_gradients(two: Runs, mpi: Runs) -> None:
+    assert mpi.losses("mpi") == pytest.approx(two.losses("ddp"), rel=2e-4)
+    assert (two.summary("gloo").backend, mpi.summary("mpi").backend) == ("horovod-gloo", "horovod-mpi")
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16 gradients"])
+def test_fewer_bits_stay_close_and_are_not_the_same(name: str, two: Runs) -> None:
+    assert two.losses(name) == pytest.approx(two.losses("ddp"), rel=3e-2)
+    assert two.losses(name) != two.losses("ddp")
+
+
+def test_16_bit_gradients_are_half_the_bytes(two: Runs) -> None:
+    plain, halved = two.summary("gloo").bytes_moved_per_step, two.summary("fp16 gradients").bytes_moved_per_step
+    assert plain is not None
+    assert halved == plain // 2
+
+
+def test_a_checkpoint_of_ddp_goes_on_under_horovod_and_back(two: Runs) -> None:
+    assert two.summary("taken up").resumed_from_step == 20
+    assert two.losses("taken up")[:20] == pytest.approx(two.losses("ddp"), rel=2e-4)
+
+
+def test_the_rate_times_the_ranks(two: Runs) -> None:
+    assert two.summary("linear").lr == pytest.approx(0.002)
+
+
+def test_exposed_communication_is_measured(two: Runs) -> None:
+    assert two.summary("gloo").exposed_communication_s is not None
+
+
+def test_adasum_learns(mpi: Runs) -> None:
+    evaluation = mpi.summary("adasum").evaluation
+    assert evaluation is not None
+    assert evaluation.accuracy > 0.8
+
+
+def test_uneven_ranks_join_and_train_on_each_sample_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """25 samples on 3 ranks in batches of 4: the first rank has a third batch, of the one sample left."""
+    runs = Runs(tmp_path_factory.mktemp("three"))
+    ended = runs.go(3, ("filled", "ddp", ODD), ("joined", "horovod", f"{ODD} --join"))
+    assert (ended.codes, ended.err) == ([0, 0, 0], "")
+    filled, joined = runs.losses("filled"), runs.losses("joined")
+    assert joined[:2] == pytest.approx(filled[:2], rel=2e-4)
+    assert joined[2] != pytest.approx(filled[2], rel=2e-4)  # two samples were not repeated
+    assert joined[-1] < joined[0]
+    assert len(joined) == len(filled) == 6
+
+
+def test_what_cannot_work_is_refused_in_one_line_each(tmp_path_factory: pytest.TempPathFactory) -> None:
+    refused = {
+        "--controller mpi": "the launcher does not speak to Open MPI v",
+        "--adasum": "--adasum works over MPI alone",
+        "--adasum --join": "there is no --join with it",
+        "--adasum --precision fp16": "--precision bf16",
+    }
+    runs = Runs(tmp_path_factory.mktemp("refused"))
+    ended = runs.go(2, *((f"run {flags}", "horovod", f"{LM} --steps 1 {flags}") for flags in refused))
+    assert ended.codes == [10, 10]
+    lines = ended.err.splitlines()
+    assert len(lines) == len(refused)
+    for said in refused.values():
+        assert sum(said in line for line in lines) == 1
+
+
+def test_a_loss_that_is_not_a_number_ends_all_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    runs = Runs(tmp_path_factory.mktemp("lost"))
+    ended = runs.go(2, ("run", "horovod", f"{LM} --steps 5 --lr 1e30"))
+    assert ended.codes == [13, 13]
+    assert "the loss is" in ended.err
