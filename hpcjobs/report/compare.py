@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
 from hpcjobs.report.scaling import Analysis, Group
+from hpcjobs.report.told import rate_style
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
 
@@ -63,7 +64,8 @@ def _row(group: Group, old: Group) -> list[str]:
     now, then = group.throughput, old.throughput
     apart = "yes" if now.low > then.high or now.high < then.low else "no" if now.low == now.low else "single runs"
     return [
-        str(group.n), f"{now.value:,.4g}", f"{then.value:,.4g}", f"{now.value / then.value:.2f}",
+        str(group.n), f"{now.value:{rate_style(now.value)}}", f"{then.value:{rate_style(then.value)}}",
+        f"{now.value / then.value:.2f}",
         f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", apart,
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from hpcjobs.report.scaling import Analysis
 mpl.rcParams["svg.fonttype"] = "none"  # words stay words: smaller files, and a page can be searched
 mpl.rcParams["svg.hashsalt"] = "hpcjobs"  # the same study gives the same file
 _COLOURS: Final = {"measured": "#1f5fa8", "ideal": "#8a8f98", "fit": ("#c2571a", "#2c7a4b"), "node": "#6b4fa0"}
+_NO_METADATA: Final = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _PARTS: Final = {
     "compute": "#1f5fa8",
     "communication": "#c2571a",
@@ -39,7 +40,7 @@ def figures(found: Analysis, runs: pl.DataFrame) -> dict[str, Figure]:
 def svg(figure: Figure) -> str:
     """The figure as an ``<svg>`` element."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
@@ -50,7 +51,7 @@ def save(made: dict[str, Figure], folder: Path) -> list[Path]:
     for name, figure in made.items():
         for kind in ("png", "svg"):
             path = folder / f"{name}.{kind}"
-            figure.savefig(path, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+            figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None)
             written.append(path)
     return written
 
@@ -103,7 +104,7 @@ def _speedup(axes: Axes, found: Analysis) -> None:
                   label="measured, 95 %", zorder=3)  # fmt: skip
     _sizes(axes, found, log=False)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"speed-up over {n[0]} {found.per}")
+    axes.set_ylabel(f"speed-up over {n[0]} {found.per[:-1] if n[0] == 1 else found.per}")
     axes.legend(frameon=False)
 
 

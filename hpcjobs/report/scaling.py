@@ -195,17 +195,21 @@ def _knee(groups: list[Group], believed: Fit | None, target: float) -> Knee:
     return Knee(target, max(reached, default=None), last, beyond=last > largest)
 
 
+def _count(n: int, per: str) -> str:
+    return f"{n} {per[:-1] if n == 1 else per}"
+
+
 def _said(knee: Knee, doubling: Interval | None, groups: list[Group], per: str, *, unit: str) -> list[str]:
     largest = groups[-1].n
-    told = [f"Efficiency of {knee.target:.0%} or more was measured up to {knee.measured} {per}."]
+    told = [f"Efficiency of {knee.target:.0%} or more was measured up to {_count(knee.measured or 0, per)}."]
     if knee.fitted is not None:
         far = knee.fitted >= largest * _FURTHEST
         word = f"at least {knee.fitted}" if far else str(knee.fitted)
         beyond = f", which is an extrapolation beyond the {largest} measured" if knee.beyond else ""
-        told.append(f"By the fit the knee is at {word} {per}{beyond}.")
+        told.append(f"By the fit the knee is at {word} {per[:-1] if word == '1' else per}{beyond}.")
     if doubling is not None:
-        told.append(
-            f"Twice as many ({2 * largest} {per}) would give {doubling.value:,.4g} {unit}"
-            f" ({doubling.low:,.4g} to {doubling.high:,.4g}, if the law holds beyond what was measured)."
+        told.append(  # intervals of the fit; what the law leaves out is not in them
+            f"Twice as many ({2 * largest} {per}) would give {doubling.value:,.0f} {unit}"
+            f" ({doubling.low:,.0f} to {doubling.high:,.0f}, if the law holds beyond what was measured)."
         )
     return told

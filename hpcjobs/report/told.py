@@ -35,7 +35,8 @@ def cells(group: Group) -> list[str]:
     energy = "-" if group.energy_j is None else f"{group.energy_j / 3.6e6:.3g} kWh"
     return [
         str(group.nodes), str(group.ranks), str(group.runs),
-        interval(group.throughput, ",.4g"), interval(group.speedup, ".2f"), interval(group.efficiency, ".0%"),
+        interval(group.throughput, rate_style(group.throughput.value)),
+        interval(group.speedup, ".2f"), interval(group.efficiency, ".0%"),
         "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
         *(share(v) for v in (group.compute, group.communication, group.data_wait, group.checkpoint)),
         share(group.cpu_efficiency), share(group.gpu_utilization),
@@ -44,6 +45,11 @@ def cells(group: Group) -> list[str]:
         f"~{energy}" if group.energy_source == "modelled" else energy,
         "-" if group.cost_per_million is None else f"{group.cost_per_million:.3g} {group.currency}",
     ]  # fmt: skip
+
+
+def rate_style(value: float) -> str:
+    """Thousands apart and no decimals from 100 on, else three digits."""
+    return ",.0f" if value >= 100 else ".3g"
 
 
 def share(value: float | None) -> str:
@@ -63,8 +69,9 @@ def fit_rows(found: Analysis) -> list[list[str]]:
         name = fitted.law.name + (" (to go by)" if fitted is found.believed else "")
         values = {f"X(1), {found.unit}": fitted.x1, **fitted.parameters}
         for parameter, value in values.items():
-            width = "-" if math.isnan(value.low) else f"{value.low:.4g} to {value.high:.4g}"
-            rows.append([name, parameter, f"{value.value:.4g}", width, f"{fitted.rms:.1%}"])
+            style = rate_style(value.value) if parameter.startswith("X(1)") else ".4g"
+            width = "-" if math.isnan(value.low) else f"{value.low:{style}} to {value.high:{style}}"
+            rows.append([name, parameter, f"{value.value:{style}}", width, f"{fitted.rms:.1%}"])
     return rows
 
 
@@ -72,7 +79,7 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
     return [
         [
             row["job_id"], str(row["nodes"]), str(row["ranks"]), str(row["repeat"]), row["state"] or "-",
-            "-" if row["throughput"] is None else f"{row['throughput']:,.4g} {row['unit']}",
+            "-" if row["throughput"] is None else f"{row['throughput']:{rate_style(row['throughput'])}} {row['unit']}",
             row["node_list"] or "-", row["source"] or "-", row["run_dir"],
         ]
         for row in runs.to_dicts()

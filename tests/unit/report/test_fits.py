@@ -20,7 +20,7 @@ TRUTH = {
 
 @pytest.mark.parametrize("law", TRUTH)
 def test_intervals_hold_the_truth_19_times_of_20(law: str) -> None:
-    """3 % noise, five node counts, three repeats, 500 seeds: no less often, and not by being too wide to say anything."""
+    """3 % noise, five node counts, three repeats, 500 seeds: no less often, and not by being too wide."""
     shape, truth = TRUTH[law]
     exact = shape.predict(np.array(NODES, float), np.array([truth]))[0]
     held = np.zeros(len(truth))
