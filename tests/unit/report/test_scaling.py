@@ -1,0 +1,169 @@
+"""What a study says about its runs, and how loudly it says what it does not know."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from hpcjobs.errors import RequestError
+from hpcjobs.report import compare, page, pictures
+from hpcjobs.report.measure import missing, program_at
+from hpcjobs.report.points import _COLUMNS
+from hpcjobs.report.scaling import analyse
+from hpcjobs.report.study import Point, Size, Study
+
+NOISE = (0.99, 1.0, 1.01)
+
+
+def runs(of_size: dict[int, float], /, **more: Any) -> pl.DataFrame:
+    """Three runs of each node count, 1 % apart."""
+    rows = []
+    for nodes, value in of_size.items():
+        for repeat, noise in enumerate(NOISE, 1):
+            row = {
+                "nodes": nodes, "ranks": 2 * nodes, "ntasks_per_node": 2, "repeat": repeat,
+                "job_id": f"{nodes}{repeat}", "state": "COMPLETED", "throughput": value * noise, "unit": "images/s",
+                "step_s": 0.1, "communication_s": 0.02, "data_wait_s": 0.01, "samples": 1000, "cost": 0.5,
+                "currency": "EUR", "node_list": f"n[1-{nodes}]", "source": "sacct", "code": "abc", "run_dir": "/runs/x",
+                "node_model": "EPYC",
+            }  # fmt: skip
+            rows.append(row | more)
+    return pl.DataFrame([dict.fromkeys(_COLUMNS) | row for row in rows], schema=_COLUMNS, orient="row")
+
+
+def amdahl(serial: float, *sizes: int) -> dict[int, float]:
+    return {n: 1000 / (serial + (1 - serial) / n) for n in sizes}
+
+
+def study(**more: Any) -> Study:
+    asked = {"name": "s", "site": "local", "mode": "strong", "program": ("ddp",), "repeats": 3,
+             "sizes": (Size(nodes=1, ntasks_per_node=1), Size(nodes=2, ntasks_per_node=1))}  # fmt: skip
+    return Study(**{**asked, **more})
+
+
+def test_table_speedup_and_efficiency_are_against_the_smallest_size() -> None:
+    found = analyse(runs({2: 100, 4: 180}), mode="strong")
+    assert [group.n for group in found.groups] == [2, 4]
+    assert found.groups[1].speedup.value == pytest.approx(1.8)
+    assert found.groups[1].efficiency.value == pytest.approx(0.9)
+    assert found.groups[1].efficiency.low < 0.9 < found.groups[1].efficiency.high
+    first = found.groups[0]
+    assert (first.communication, first.data_wait, first.compute) == pytest.approx((0.2, 0.1, 0.7))
+    assert first.cost_per_million == pytest.approx(500)
+
+
+def test_with_two_sizes_no_fit_is_believed_and_the_words_say_so() -> None:
+    found = analyse(runs(amdahl(0.05, 1, 2)), mode="strong")
+    assert found.believed is None
+    assert found.doubling is None
+    assert "too few for a fit to be believed" in found.words[0]
+
+
+def test_with_three_sizes_amdahl_is_the_one_to_go_by() -> None:
+    found = analyse(runs(amdahl(0.05, 1, 2, 4)), mode="strong")
+    assert found.believed is not None
+    assert found.believed.law.name == "Amdahl"
+    serial = found.believed.parameters["serial"]
+    assert serial.low < 0.05 < serial.high
+
+
+def test_a_knee_beyond_what_was_measured_is_called_an_extrapolation() -> None:
+    """s = 0.05: 80 % at N = 6 exactly, as 1 / (1 + 0.05 (N - 1)) says; measured up to 4."""
+    found = analyse(runs(amdahl(0.05, 1, 2, 4)), mode="strong")
+    assert found.knee.measured == 4
+    assert found.knee.fitted in (5, 6)
+    assert found.knee.beyond
+    assert any("extrapolation beyond the 4 measured" in line for line in found.words)
+    assert any("if the law holds beyond what was measured" in line for line in found.words)
+
+
+def test_a_study_that_gets_slower_with_more_is_described_by_usl() -> None:
+    usl = {n: 1000 * n / (1 + 0.1 * (n - 1) + 0.02 * n * (n - 1)) for n in (1, 2, 4, 8, 16)}
+    found = analyse(runs(usl), mode="strong")
+    assert found.believed is not None
+    assert found.believed.law.name == "USL"
+
+
+def test_weak_scaling_is_fitted_by_gustafson() -> None:
+    found = analyse(runs({n: 1000 * (0.1 + 0.9 * n) for n in (1, 2, 4, 8)}), mode="weak")
+    (gustafson,) = [fitted for fitted in found.fits if fitted.law.name == "Gustafson"]
+    serial = gustafson.parameters["serial"]
+    assert serial.low < 0.1 < serial.high
+
+
+@pytest.mark.parametrize(("column", "what"), [("code", "code versions"), ("node_model", "node models")])
+def test_mixed_runs_are_refused_or_said_loudly(column: str, what: str) -> None:
+    mixed = pl.concat([runs({1: 100}), runs({2: 180}, **{column: "another"})])
+    with pytest.raises(RequestError, match=what):
+        analyse(mixed, mode="strong")
+    assert what in analyse(mixed, mode="strong", allow_mixed=True).mixed[0]
+
+
+def test_runs_without_a_figure_are_left_out_by_name() -> None:
+    failed = runs({4: 100}, throughput=None, state="FAILED")
+    found = analyse(pl.concat([runs({1: 100, 2: 190}), failed]), mode="strong")
+    assert found.left_out == ["job 41: FAILED", "job 42: FAILED", "job 43: FAILED"]
+    with pytest.raises(RequestError, match="no run of the study"):
+        analyse(failed, mode="strong")
+
+
+def test_the_page_needs_no_network_and_escapes_what_it_is_given(here: Path) -> None:
+    table = runs(amdahl(0.05, 1, 2, 4), run_dir="/runs/<script>alert(1)</script>")
+    found = analyse(table, mode="strong")
+    written = page.write(study(program=("ddp", "--name", "<b>&")), found, table, here / "out")
+    html = (here / "out" / "index.html").read_text(encoding="utf-8")
+    namespaces = r'xmlns(:\w+)?="[^"]*"'
+    assert not re.search(
+        r'(src|href)="(?!#)|https?://', re.sub(namespaces, "", html).replace('xlink:href="#', 'href="#')
+    )
+    assert "<script>" not in html
+    assert "&lt;b&gt;" in html
+    assert html.count("<svg") == len(pictures.figures(found, table)) == 4
+    assert {path.name for path in written} >= {"report.md", "runs.csv", "runs.parquet", "speedup.png", "spread.svg"}
+    assert all(path.stat().st_size > 0 for path in written)
+    assert pl.read_parquet(here / "out" / "runs.parquet").to_dicts() == table.to_dicts()
+
+
+def test_two_studies_are_compared_at_the_sizes_they_share() -> None:
+    now, then = analyse(runs({1: 100, 2: 190, 4: 300}), mode="strong"), analyse(runs({1: 100, 2: 150}), mode="strong")
+    headers, one, two = compare.compare(now, then)
+    assert headers[0] == "nodes"
+    assert (one[3], one[-1]) == ("1.00", "no")
+    assert (two[3], two[-1]) == ("1.27", "yes")
+
+
+def test_bounds_hold_or_are_missed(here: Path) -> None:
+    bounds = here / "ref.yaml"
+    bounds.write_text("unit: images/s\nsizes:\n  2: {efficiency: 0.9, throughput: 200, tolerance: 0.1}\n")
+    found = analyse(runs({1: 100, 2: 170}), mode="strong")
+    assert [(verdict.what, verdict.held) for verdict in compare.check(found, bounds)] == [
+        ("throughput", False), ("efficiency", True),
+    ]  # fmt: skip
+    bounds.write_text("sizes:\n  8: {efficiency: 0.9}\n")
+    with pytest.raises(RequestError, match="has not measured"):
+        compare.check(found, bounds)
+
+
+def test_strong_scaling_keeps_the_global_batch() -> None:
+    small, large = Size(nodes=1, ntasks_per_node=2), Size(nodes=4, ntasks_per_node=2)
+    asked = ["ddp", "--batch-size", "64", "--tag", "{nodes}/{ranks}"]
+    assert program_at(asked, large, smallest=small, mode="strong") == ["ddp", "--batch-size", "16", "--tag", "4/8"]
+    assert program_at(asked, large, smallest=small, mode="weak")[2] == "64"
+    with pytest.raises(RequestError, match="cannot be shared evenly by 8 ranks"):
+        program_at(["ddp", "--batch-size", "3"], large, smallest=small, mode="strong")
+
+
+def test_what_is_missing_is_asked_for_repeat_by_repeat() -> None:
+    first = Point(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir="/r")
+    wanted = list(missing(study(repeats=2, points=(first,))))
+    assert [(w.size.nodes, w.repeat) for w in wanted] == [(2, 1), (1, 2), (2, 2)]
+
+
+def test_json_of_an_analysis_can_be_written() -> None:
+    found = analyse(runs({1: 100, 2: 190}), mode="strong")
+    assert json.loads(json.dumps([group._asdict() for group in found.groups]))[0]["n"] == 1
