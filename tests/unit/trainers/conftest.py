@@ -11,13 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
 from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
 
+from .ranks import Rank
+
 REPOSITORY = Path(__file__).parents[3]
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded here: threads that wait for busy cores spin
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as a trainer sets it, before the process that ranks are copied from
 FOREIGN = ("SLURM", "PMI", "OMPI", "HOROVOD", "HPCJOBS", "TORCHELASTIC", "MASTER_", "OMP_")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
@@ -48,6 +52,7 @@ class Outcome:
 
 
 World = Callable[..., Outcome]
+Started = Rank | subprocess.Popen[str]
 
 
 def clean_environment() -> dict[str, str]:
@@ -62,11 +67,17 @@ def free_port() -> int:
         return port
 
 
-def start_rank(rank: int, size: int, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:
+def start_rank(
+    rank: int, size: int, argv: Sequence[str], env: Mapping[str, str], cwd: Path, *, copied: bool = True
+) -> Started:
+    """One rank of a world: a copy of a process that has loaded torch, or (not copied) one of its own."""
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "NODE_RANK": 0}
+    whole = {**clean_environment(), **{name: str(value) for name, value in place.items()}, **env}
+    if copied:
+        return Rank(argv, whole, cwd, Path(mkdtemp(prefix=f"rank-{rank}-", dir=cwd)))
     return subprocess.Popen(
         [sys.executable, "-u", "-m", *argv],
-        env={**clean_environment(), **{name: str(value) for name, value in place.items()}, **env},
+        env=whole,
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -74,7 +85,7 @@ def start_rank(rank: int, size: int, argv: Sequence[str], env: Mapping[str, str]
     )
 
 
-def await_step(metrics: Path, step: int, ranks: Sequence[subprocess.Popen[str]]) -> None:
+def await_step(metrics: Path, step: int, ranks: Sequence[Started]) -> None:
     """Until the run has written a line of `step` or a later one; fails if it ends before."""
     while True:
         text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
@@ -97,6 +108,7 @@ def world(tmp_path: Path) -> World:
         env_of: Mapping[int, Mapping[str, str]] | None = None,
         run_dir: str = "run",
         kill_at_step: int | None = None,
+        copied: bool = True,
     ) -> Outcome:
         folder = tmp_path / run_dir
         folder.mkdir(exist_ok=True)
@@ -108,14 +120,15 @@ def world(tmp_path: Path) -> World:
         }
         argv = [f"hpcjobs.trainers.{trainer}", *flags]
         ranks = [
-            start_rank(rank, size, argv, {**common, **(env_of or {}).get(rank, {})}, tmp_path) for rank in range(size)
+            start_rank(rank, size, argv, {**common, **(env_of or {}).get(rank, {})}, tmp_path, copied=copied)
+            for rank in range(size)
         ]
         if kill_at_step is not None:
             await_step(folder / METRICS_FILE, kill_at_step, ranks)
             for process in ranks:
                 process.kill()
         said = [process.communicate(timeout=200) for process in ranks]
-        codes = [process.returncode for process in ranks]
+        codes = [process.returncode or 0 for process in ranks]
         return Outcome(codes, [out for out, _ in said], [err for _, err in said], folder)
 
     return start

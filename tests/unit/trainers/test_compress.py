@@ -6,7 +6,7 @@ import pytest
 
 from .conftest import World
 
-FLAGS = ("ddp", "--workload", "lm", "--sequence-length", "32", "--steps", "30", "--log-every", "1", "--no-probe")
+FLAGS = ("ddp", "--workload", "lm", "--sequence-length", "32", "--steps", "15", "--log-every", "1", "--no-probe")
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])

@@ -21,6 +21,7 @@ LM = ("--workload", "lm", "--preset", "tiny", "--sequence-length", "32", "--trai
 MNIST = ("--workload", "mnist")
 EVERY_STEP = ("--log-every", "1", "--clip-norm", "1")
 FIFTY = (*EVERY_STEP, "--steps", "50")
+TWENTY = (*EVERY_STEP, "--steps", "20")
 SAVING = ("--checkpoint-every", "10")
 
 
@@ -67,8 +68,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         runs += [
             (f"{name} lm", name, (*LM, *FIFTY, "--batch-size", "8")),
             (f"{name} mnist", name, (*MNIST, *FIFTY, "--batch-size", "8")),
-            (f"{name} accumulated", name, (*LM, *FIFTY, "--batch-size", "2", "--accumulate", "4")),
-            (f"{name} bf16", name, (*LM, *FIFTY, "--batch-size", "8", "--precision", "bf16")),
+            (f"{name} accumulated", name, (*LM, *TWENTY, "--batch-size", "2", "--accumulate", "4")),
+            (f"{name} bf16", name, (*LM, *TWENTY, "--batch-size", "8", "--precision", "bf16")),
             (f"{name} taken up", "ddp", (*LM, *EVERY_STEP, *SAVING, "--batch-size", "8", "--steps", "10")),
             (f"{name} taken up", name, (*LM, *EVERY_STEP, *SAVING, "--batch-size", "8", "--steps", "20")),
             (f"{name} taken up", "ddp", (*LM, *EVERY_STEP, *SAVING, "--batch-size", "8", "--steps", "30")),
@@ -103,13 +104,13 @@ def test_four_ranks_with_the_same_global_batch_learn_the_same(trainer: str, one:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_accumulated_passes_give_the_step_of_one_large_pass(trainer: str, one: Jobs, two: Jobs) -> None:
-    assert two.curve(f"{trainer} accumulated") == pytest.approx(one.curve("ddp"), rel=2e-4)
+    assert two.curve(f"{trainer} accumulated") == pytest.approx(one.curve("ddp")[:20], rel=2e-4)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(trainer: str, one: Jobs, two: Jobs) -> None:
-    assert two.curve(f"{trainer} bf16") == pytest.approx(one.curve("ddp"), rel=3e-2)
-    assert two.curve(f"{trainer} bf16") != pytest.approx(one.curve("ddp"), rel=1e-6)
+    assert two.curve(f"{trainer} bf16") == pytest.approx(one.curve("ddp")[:20], rel=3e-2)
+    assert two.curve(f"{trainer} bf16") != pytest.approx(one.curve("ddp")[:20], rel=1e-6)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
