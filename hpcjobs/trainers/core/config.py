@@ -9,7 +9,7 @@ from hpcjobs.trainers.core.flags import flag, not_negative, positive
 
 @dataclass(frozen=True)
 class Config:
-    workload: str = flag("mnist", "mnist, lm, or a function of your own as `package.module:function`")
+    workload: str = flag("mnist", "lm, matmul, mnist, resnet50, or a function of your own as `package.module:function`")
     epochs: int | None = flag(None, "passes over the training data", parse=positive(int), metavar="N")
     steps: int | None = flag(None, "stop after so many optimizer steps", parse=positive(int), metavar="N")
     batch_size: int | None = flag(None, "samples per rank and forward pass", parse=positive(int), metavar="N")
@@ -40,8 +40,15 @@ class Config:
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
     # for workloads
-    data: str | None = flag(None, "mnist: folder with the idx files", metavar="DIR")
+    data: str | None = flag(
+        None, "mnist: folder with the idx files; resnet50: with train/CLASS/* and val/CLASS/*", metavar="DIR"
+    )
     text: tuple[str, ...] = flag((), "lm: train on these files, byte by byte", metavar="FILE")
     preset: str = flag("tiny", "lm: size of the decoder", choices=("tiny", "small", "gpt2"))
     sequence_length: int | None = flag(None, "lm: tokens per sample", parse=positive(int), metavar="N")
     train_samples: int | None = flag(None, "synthetic data: samples per epoch", parse=positive(int), metavar="N")
+    image_size: int = flag(224, "resnet50: side of an image in pixels", parse=positive(int), metavar="N")
+    channels_last: bool = flag(True, "resnet50: the channels of a pixel lie side by side in memory")
+    matrix_size: int | None = flag(
+        None, "matmul: rows and columns [2048, on a GPU 8192]", parse=positive(int), metavar="N"
+    )

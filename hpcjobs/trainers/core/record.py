@@ -25,6 +25,7 @@ from hpcjobs.runtime.summary import (
 from hpcjobs.trainers.core.checkpoint import Moment
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.core.meter import Meter
+from hpcjobs.trainers.core.peaks import peak_flops_per_s
 from hpcjobs.trainers.core.plan import Plan
 from hpcjobs.trainers.workloads.base import Workload
 
@@ -96,11 +97,13 @@ class Recorder:
             f"accuracy {result.accuracy:.4f}{extra}  ({result.predictions:,} predictions)"
         )
 
-    def finish(self, *, steps: int, **known: Any) -> RunSummary:
+    def finish(self, *, steps: int, precision: str, tf32: bool, **known: Any) -> RunSummary:
         """The summary, written by rank 0; the same value on every rank."""
         self.meter.settle()
         meter, now = self.meter, time.time()
         rate = self._rate(meter.counted_steps)
+        flops_per_s = rate / self.workload.units_per_sample * self.workload.flops_per_sample
+        peak = self._peak(precision, tf32=tf32)
         summary = RunSummary(
             workload=self.workload.name,
             status="completed",
@@ -126,7 +129,10 @@ class Recorder:
             step_time_s=Quantiles.of(meter.counted_steps),
             data_wait_s=Quantiles.of(meter.counted_waits),
             memory_peak_bytes=self._memory_peak(),
-            flops_per_s=rate / self.workload.units_per_sample * self.workload.flops_per_sample,
+            precision=precision,
+            flops_per_s=flops_per_s,
+            peak_flops_per_s=peak,
+            mfu=None if peak is None else flops_per_s / peak,
             loss=self.loss,
             evaluation=self.evaluation,
             **known,
@@ -140,6 +146,13 @@ class Recorder:
         """Units per second of all ranks; a short last batch of an epoch counts as a full one."""
         units = len(step_s) * self.plan.global_batch_size * self.workload.units_per_sample
         return units / sum(step_s) if step_s else 0.0
+
+    def _peak(self, precision: str, *, tf32: bool) -> float | None:
+        """Of all ranks, a device each; none is claimed for a CPU."""
+        if self.group.device.type != "cuda":
+            return None
+        one = peak_flops_per_s(device_name(self.group.device), precision, tf32=tf32)
+        return None if one is None else one * self.group.world_size
 
     def _memory_peak(self) -> int:
         if self.group.device.type == "cuda":

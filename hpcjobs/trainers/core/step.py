@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.group import Group
@@ -81,5 +82,6 @@ class Stepper:
 def build_optimizer(parameters: list[nn.Parameter], workload: Workload, *, lr: float) -> torch.optim.Optimizer:
     """Fused kernels; weight decay where the workload asks for it."""
     if workload.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=workload.weight_decay, fused=True)
+        fused = not any(isinstance(parameter, DTensor) for parameter in parameters)  # torch has it for AdamW alone
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=workload.weight_decay, fused=fused)
     return torch.optim.AdamW(parameters, lr=lr, weight_decay=workload.weight_decay, fused=True)

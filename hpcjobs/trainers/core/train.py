@@ -61,6 +61,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
                 backend=strategy.backend or group.backend,
                 job_id=os.environ.get("HPCJOBS_JOB_ID"),
                 precision=config.precision,
+                tf32=config.tf32,
                 parameters=stepper.parameters,
                 bytes_moved_per_step=None if traffic is None else traffic.bytes,
                 collectives_per_step=None if traffic is None else traffic.calls,
@@ -174,8 +175,9 @@ def opening(trainer: str, workload: Workload, plan: Plan, stepper: Stepper, run_
 def closing(summary: RunSummary, run_dir: Path) -> str:
     assert summary.throughput is not None
     assert summary.elapsed_s is not None
+    used = "" if summary.mfu is None else f", {100 * summary.mfu:.1f} % of the stated peak"
     return (
         f"done: {summary.steps} steps in {summary.elapsed_s:.1f} s, "
-        f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks; "
+        f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks{used}; "
         f"{run_dir / 'summary.json'}"
     )

@@ -36,7 +36,8 @@ class Bucket:
         self.buffer = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         sizes = [p.numel() for p in parameters]
         parts = zip(parameters, self.buffer.split(sizes), strict=True)  # type: ignore[no-untyped-call]
-        self.views = [part.view_as(parameter) for parameter, part in parts]
+        # strides too are the parameter's: a fused optimizer goes through both in the order of memory
+        self.views = [torch.as_strided(part, p.shape, p.stride(), part.storage_offset()) for p, part in parts]
         self.waiting = len(parameters)
         self.travelling: dist.Work | None = None
 

@@ -31,7 +31,10 @@ class Fsdp(Strategy):
         """Each block by itself, then what is left; weights compute in `dtype`, gradients sum in fp32."""
         if dtype is torch.float16:
             raise UsageError("--precision fp16 needs a loss scale per shard", hint="--precision bf16")
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+            dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
         mesh = self._mesh(group)
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that it takes
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
         for parent, name, block in list(blocks_of(model, workload.blocks)):

@@ -13,7 +13,7 @@ from hpcjobs.trainers.core.config import Config
 if TYPE_CHECKING:
     from hpcjobs.trainers.workloads.base import Workload
 
-SHIPPED = ("lm", "mnist")
+SHIPPED = ("lm", "matmul", "mnist", "resnet50")
 
 
 def load_workload(config: Config) -> Workload:

@@ -31,7 +31,7 @@ class Score:
 class Workload:
     name: str
     unit: str  # what throughput counts: "images", "tokens"
-    units_per_sample: int
+    units_per_sample: float
     flops_per_sample: float  # of forward and backward together, counted by the formula in docs/trainers.md
     build_model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], torch.Tensor]  # mean over the batch

@@ -1,0 +1,56 @@
+"""ResNet-50 on synthetic images, or on a folder of files; the measure that most systems publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
+from hpcjobs.trainers.workloads.images import SyntheticImages, image_folder
+from hpcjobs.trainers.workloads.resnet import Bottleneck, ResNet50, flops_per_image
+
+IMAGENET_CLASSES = 1000
+SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT = 4096, 64
+
+
+def resnet50(config: Config) -> Workload:
+    train, held_out, classes = _data(config)
+    return Workload(
+        name="resnet50",
+        unit="images",
+        units_per_sample=1,
+        flops_per_sample=flops_per_image(config.image_size, classes),
+        build_model=lambda: _model(classes, channels_last=config.channels_last),
+        loss=classification_loss,
+        evaluate=classification_score,
+        train=train,
+        held_out=held_out,
+        batch_size=32,
+        lr=0.0125,  # 0.1 for 256 images (Goyal et al. 2017); --lr-scaling linear goes on from there
+        optimizer="sgd",
+        weight_decay=5e-5,
+        blocks=(Bottleneck,),
+    )
+
+
+def _model(classes: int, *, channels_last: bool) -> nn.Module:
+    model = ResNet50(classes)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _data(config: Config) -> tuple[Dataset, Dataset, int]:
+    side, last = config.image_size, config.channels_last
+    if config.data is not None:
+        train, held_out, classes = image_folder(Path(config.data), side=side, channels_last=last)
+        return train, held_out, len(classes)
+    count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
+    made = (
+        SyntheticImages(part, side=side, classes=IMAGENET_CLASSES, channels_last=last)
+        for part in (count, SYNTHETIC_HELD_OUT)
+    )
+    return next(made), next(made), IMAGENET_CLASSES
