@@ -8,10 +8,12 @@
 # Horovod's last release does not compile against today's torch as it is; this builds it once (two to three
 # minutes), keeps the wheel by torch, Python and MPI, installs it and checks it. Run again, it only checks.
 #   HPCJOBS_WHEELS   where wheels are kept (default: ~/.cache/hpcjobs/wheels)
+#   CXX              the compiler (default: g++)
 #   MAKEFLAGS        parallel jobs (default: one per CPU)
 set -euo pipefail
 
 version=0.28.1
+compiler=${CXX:-g++}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 optional=''
 [[ ${1:-} != --optional ]] || { optional=yes; shift; }
@@ -26,7 +28,7 @@ die() {
 
 # Programs the build needs, by the Debian package that has each.
 need_programs() {
-    local -A package=([g++]=g++ [make]=make [cmake]=cmake [mpicxx]=libopenmpi-dev [mpirun]=openmpi-bin)
+    local -A package=(["$compiler"]=g++ [make]=make [cmake]=cmake [mpicxx]=libopenmpi-dev [mpirun]=openmpi-bin)
     local program missing=()
     for program in "${!package[@]}"; do
         command -v "$program" >/dev/null || missing+=("${package[$program]}")
@@ -62,9 +64,9 @@ build() { # a wheel into $1
     work=$(mktemp -d)
     # The release asks for C++14 where torch's headers need C++17: of several -std the last one counts. Debugging
     # symbols would make the wheel twenty times larger. Open MPI's old C++ bindings, gone in version 5, stay out.
-    cat >"$work/c++" <<'WRAPPER'
+    cat >"$work/c++" <<WRAPPER
 #!/bin/sh
-exec g++ -Wl,--as-needed -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX "$@" -std=c++17 -g0
+exec $compiler -Wl,--as-needed -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX "\$@" -std=c++17 -g0
 WRAPPER
     chmod +x "$work/c++"
     # CMake 4 refuses the old policy of the bundled Gloo without CMAKE_POLICY_VERSION_MINIMUM.

@@ -90,7 +90,8 @@ class HorovodStrategy(ParallelStrategy):
     def root_device(self) -> torch.device:
         """This rank's share of the devices: with ``devices=1`` there is one, whatever the local rank."""
         assert self.parallel_devices
-        return self.parallel_devices[self.local_rank % len(self.parallel_devices)]
+        device: torch.device = self.parallel_devices[self.local_rank % len(self.parallel_devices)]
+        return device
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
