@@ -11,6 +11,7 @@ from typing import Any
 
 SUMMARY_SCHEMA = "hpcjobs.summary/1"
 METRICS_SCHEMA = "hpcjobs.metrics/1"
+MONITOR_SCHEMA = "hpcjobs.monitor/1"
 SUMMARY_FILE = "summary.json"
 METRICS_FILE = "metrics.jsonl"
 
@@ -49,6 +50,37 @@ class Evaluation:
     accuracy: float
     predictions: int
     perplexity: float | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of one node at one time: its cores and network, the memory and storage traffic of its ranks, their GPUs."""
+
+    cpu_percent: float | None = None
+    rss_bytes: float | None = None
+    network_received_bytes_per_s: float | None = None
+    network_sent_bytes_per_s: float | None = None
+    read_bytes_per_s: float | None = None
+    written_bytes_per_s: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: float | None = None
+    gpu_power_w: float | None = None
+    gpu_temperature_c: float | None = None
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """Over all samples of all nodes; `idle_share` of them found GPUs, or without any the cores, below 5 %."""
+
+    samples: int
+    interval_s: float
+    idle_share: float
+    mean: Load
+    peak: Load
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Monitored:
+        return cls(**{**raw, "mean": Load(**raw["mean"]), "peak": Load(**raw["peak"])})
 
 
 @dataclass(frozen=True)
@@ -97,6 +129,7 @@ class RunSummary:
     mfu: float | None = None
     loss: float | None = None
     evaluation: Evaluation | None = None
+    monitor: Monitored | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
@@ -123,6 +156,8 @@ _NESTED: Mapping[str, type[Quantiles] | type[Throughput] | type[Evaluation]] = {
 def _typed(key: str, value: Any) -> Any:
     if key == "hosts":
         return tuple(value)
+    if key == "monitor" and value is not None:
+        return Monitored.from_json(value)
     return _NESTED[key](**value) if key in _NESTED and value is not None else value
 
 

@@ -37,6 +37,7 @@ class Config:
         250, "steps between two measurements of exposed communication", parse=positive(int), metavar="N"
     )
     probe: bool = flag(True, "measure exposed communication, on passes that do not train")
+    monitor: bool = flag(False, "each second, what cores, memory, network and GPUs do, into monitor.jsonl")
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
     # for workloads

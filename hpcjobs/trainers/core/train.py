@@ -18,6 +18,7 @@ from hpcjobs.trainers.core.data import EpochOrder, Loader
 from hpcjobs.trainers.core.evaluate import evaluate
 from hpcjobs.trainers.core.group import Group, joined
 from hpcjobs.trainers.core.launch import Call
+from hpcjobs.trainers.core.monitor import Monitor
 from hpcjobs.trainers.core.plan import Plan, plan_training
 from hpcjobs.trainers.core.probe import Probe
 from hpcjobs.trainers.core.record import Recorder
@@ -43,6 +44,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
         with (
             Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
             Checkpoints(config, run_dir, stepper, recorder, plan=plan, group=group) as checkpoints,
+            Monitor(group, run_dir, on=config.monitor) as monitor,
         ):
             first_step = 0 if resumed is None else resumed.step
             probe = Probe(config.probe_every if config.probe else None, stepper, group)
@@ -58,6 +60,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
                 checkpoint_stall_s=Quantiles.of(checkpoints.stall_s),
                 trainer=call.trainer,
                 strategy=strategy.name,
+                monitor=monitor.summary(),
                 backend=strategy.backend or group.backend,
                 job_id=os.environ.get("HPCJOBS_JOB_ID"),
                 precision=config.precision,
