@@ -128,7 +128,10 @@ def _without_sacct(wanted: Wanted, site: Site, notes: list[str]) -> pl.DataFrame
     for entry in _picked([entry for entry in known.values() if entry.job_id not in seen], wanted):
         for record in own_records(entry):
             found.setdefault(record.job_id, (record, entry))
-    return as_frame(found.values(), site)
+    mine = pl.col("user").is_null() & (
+        pl.col("source") == "squeue"
+    )  # squeue was asked for mine; scontrol tells nobody's
+    return as_frame(found.values(), site).with_columns(user=pl.when(mine).then(pl.lit(me())).otherwise("user"))
 
 
 def _remembered(site: Site) -> list[JobRecord]:
@@ -151,7 +154,7 @@ def restricted(jobs: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
         ids = pl.col("job_id").str.extract(r"^([^_+]+)")
         keep &= ids.is_in([job_id.split("_")[0] for job_id in wanted.job_ids])
     if wanted.users is not None:
-        keep &= pl.col("user").is_in(wanted.users) | pl.col("user").is_null()
+        keep &= pl.col("user").is_in(wanted.users)
     if wanted.account is not None:
         keep &= pl.col("account") == wanted.account
     if wanted.states is not None:

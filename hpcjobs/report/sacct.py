@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from hpcjobs.errors import SchedulerError
 from hpcjobs.process import Runner, run
 from hpcjobs.report.columns import choose, order
 from hpcjobs.report.fold import fold
@@ -65,6 +66,8 @@ class Sacct:
 
     def _columns(self) -> tuple[str, ...]:
         answer = self._runner(["sacct", "--helpformat"], env=self._env)
+        if answer.code != 0:
+            raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
         return order(choose(answer.out))
 
     def _identity(self) -> tuple[str, ...]:

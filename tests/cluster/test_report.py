@@ -1,0 +1,158 @@
+"""Accounting and scaling reports over a real Slurm: every figure against what Slurm and the runs themselves say."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Answer, hpcjobs
+
+from hpcjobs import sandbox as sandboxes
+from hpcjobs.sandbox import Sandbox
+
+SITE = ("--site", "tu-hpc")
+REQUEUED = """
+import json, os, subprocess, sys, time
+folder = os.environ["HPCJOBS_RUN_DIR"]
+again = os.path.exists(f"{folder}/metrics.jsonl")
+with open(f"{folder}/metrics.jsonl", "a") as log:
+    def line(**told): print(json.dumps(told), file=log, flush=True)
+    line(kind="run", time_s=0.0)
+    begun = time.time()
+    time.sleep(4)
+    line(kind="step", time_s=time.time() - begun)
+    if not again:
+        time.sleep(3)
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+        time.sleep(60)
+"""
+HUNGRY = "import time; held = bytearray(256 << 20); end = time.time() + 4\nwhile time.time() < end: pass\n"
+
+
+@pytest.fixture
+def slurm(sandbox: Sandbox, workdir: Path) -> Callable[..., str]:
+    """Slurm's own commands, in the fresh folder."""
+    env = {**os.environ, **sandboxes.environment(), "SLURM_TIME_FORMAT": "%s"}
+
+    def ask(*argv: str) -> str:
+        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout
+
+    return ask
+
+
+def ok(*words: str, env: Mapping[str, str] | None = None) -> Answer:
+    """``hpcjobs WORDS``, which must succeed."""
+    answer = hpcjobs(*words, env=env)
+    assert answer.code == 0, answer
+    return answer
+
+
+def jobs(*words: str, env: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    return {row["job_id"]: row for row in ok("report", "jobs", *SITE, *words, "--json", env=env).json}
+
+
+def accounted(job_id: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The job's row, once the accounting has caught up."""
+    end = time.monotonic() + 60
+    while True:
+        row = jobs(job_id).get(job_id)
+        if row is not None and condition(row):
+            return row
+        assert time.monotonic() < end, row
+        time.sleep(0.5)
+
+
+def submit(*words: str) -> str:
+    job_id: str = ok("submit", *SITE, "--json", "-t", "10m", *words).json["job_id"]
+    return job_id
+
+
+def test_a_job_over_two_nodes_is_told_as_slurm_and_arithmetic_have_it(slurm: Callable[..., str]) -> None:
+    """Four tasks of 256 MiB and four busy seconds; sacct's own figures; the site's prices and watts."""
+    Path("hungry.py").write_text(HUNGRY)
+    job_id = submit("-N", "2", "--ntasks-per-node", "2", "--mem", "2G", "hungry.py")
+    ok("wait", job_id)
+    row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["mem_used_bytes"])
+    raw = slurm("sacct", "-nPXj", job_id, "-o", "ElapsedRaw,NCPUS,NNodes,Start,End,NodeList,CPUTimeRAW")
+    elapsed, cpus, nodes, start, end, node_list, cpu_time = raw.strip().split("|")
+    assert [row["elapsed_s"], row["cpus"], row["nodes"], row["started"], row["ended"]] == list(
+        map(int, (elapsed, cpus, nodes, start, end))
+    )
+    assert row["node_list"] == node_list
+    assert row["mem_requested_bytes"] == 4 << 30
+    assert 4 * (256 << 20) < row["mem_used_bytes"] < 4 * (400 << 20)
+    assert row["cpu_efficiency"] == pytest.approx(row["cpu_s"] / int(cpu_time))
+    assert 2 < row["cpu_s"] < 60
+    assert row["cost"] == pytest.approx(row["elapsed_s"] * 4 / 3600 * 0.01)
+    assert row["energy_j"] == pytest.approx(row["elapsed_s"] * (4 * 6 + 90 * 4 / 16))
+    assert (row["source"], row["energy_source"], row["tasks"]) == ("sacct", "modelled", 4)
+    (run_dir,) = Path("runs").glob("hungry-*")
+    assert Path(row["run_dir"]) == run_dir.absolute()
+
+
+def test_a_requeued_job_has_its_incarnations_and_what_was_really_lost(slurm: Callable[..., str]) -> None:
+    """Four seconds of the first incarnation last, three and its start-up are lost."""
+    Path("drill.py").write_text(REQUEUED)
+    job_id = submit("-N", "1", "-o", "requeue", "drill.py")
+    row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["incarnations"] == 2)
+    spans = slurm("sacct", "-nPXDj", job_id, "-o", "ElapsedRaw").split()
+    first, last = map(int, spans)
+    assert (row["elapsed_all_s"], row["elapsed_s"]) == (first + last, last)
+    assert row["goodput_source"] == "checkpoints"
+    assert row["lost_s"] == pytest.approx(first - 4, abs=0.5)
+    assert row["goodput"] == pytest.approx(1 - row["lost_s"] / (first + last))
+
+
+def test_where_sacct_refuses_the_queue_and_the_jobs_own_files_answer(slurm: Callable[..., str]) -> None:
+    """The same job, marked by who told of it, and a line that says why."""
+    job_id = submit("-N", "1", "true")
+    ok("wait", job_id)
+    broken = Path("bin")
+    broken.mkdir()
+    (broken / "sacct").write_text("#!/bin/sh\necho 'sacct: error: accounting is for staff only' >&2\nexit 1\n")
+    (broken / "sacct").chmod(0o755)
+    env = {"PATH": f"{broken.absolute()}:{os.environ['PATH']}"}
+    answer = ok("report", "jobs", *SITE, "--json", env=env)
+    assert "accounting is for staff only" in answer.err
+    (row,) = [row for row in answer.json if row["job_id"] == job_id]
+    assert (row["state"], row["source"], row["nodes"], row["cpus"]) == ("COMPLETED", "scontrol", 1, 1)
+
+
+def test_a_local_job_has_the_same_columns(workdir: Path) -> None:
+    job_id = ok("submit", "--site", "local", "--json", "-c", "1", "--wait", "sleep", "1").json["job_id"]
+    (row,) = ok("report", "jobs", "--site", "local", "--json").json
+    assert (row["job_id"], row["state"], row["source"], row["cpus"]) == (job_id, "COMPLETED", "local", 1)
+    assert row["elapsed_s"] >= 1
+    assert row["max_rss_bytes"] > 0
+
+
+def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable[..., str]) -> None:
+    """One and two nodes, twice; then a third repeat; numbers as in the run folders; nothing measured twice."""
+    program = ("ddp", "--workload", "lm", "--batch-size", "4", "--train-samples", "96", "--epochs", "1", "--no-probe")
+    asked = ("scale", *SITE, "--nodes", "1,2", "--name", "lm", "-t", "10m", "--json")
+    first = ok(*asked, "--repeats", "1", *program).json["points"]
+    again = ok(*asked, "--repeats", "2", "--wait", *program)
+    points = json.loads(Path("lm.study.json").read_text())["points"]
+    assert [point["job_id"] for point in points[:2]] == [point["job_id"] for point in first]
+    assert len(points) == 4, again
+    accounted(points[-1]["job_id"], lambda told: told["state"] == "COMPLETED")
+
+    answer = ok("report", "scaling", "lm", "--json", "--target", "0.5")
+    summaries = [json.loads((Path(point["run_dir"]) / "summary.json").read_text()) for point in points]
+    for group in answer.json["groups"]:
+        mine = sorted(s["throughput"]["value"] for s in summaries if s["nnodes"] == group["nodes"])
+        assert group["throughput"][0] == pytest.approx(sum(mine) / 2)
+    assert {s["global_batch_size"] for s in summaries} == {4}
+    assert "too few for a fit" in answer.json["words"][0]
+    page = Path("lm-report/index.html").read_text(encoding="utf-8")
+    assert all(point["run_dir"] in page and point["job_id"] in page for point in points)
+    assert stat.S_ISREG(Path("lm-report/speedup.png").stat().st_mode)
+    advice = ok("report", "advise", "lm", points[0]["job_id"])
+    assert advice.out.startswith("lm: ")
