@@ -33,6 +33,8 @@ need_programs() {
     for program in "${!package[@]}"; do
         command -v "$program" >/dev/null || missing+=("${package[$program]}")
     done
+    "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+        missing+=("$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
     ((${#missing[@]})) || return 0
     [[ $EUID -eq 0 || -z $optional ]] || { say "no Horovod: ${missing[*]} are not on this machine" && exit 0; }
     local line="apt-get install -y --no-install-recommends ${missing[*]}"
