@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import msgspec
@@ -174,7 +176,9 @@ def _python(site: Site) -> str:
 
 
 def _run_root(site: Site, chdir: Path) -> Path:
-    text = os.path.expandvars(os.path.expanduser(site.run_root))
+    # Cron and containers often leave USER out.
+    variables = {"USER": pwd.getpwuid(os.getuid()).pw_name, **os.environ}
+    text = Template(os.path.expanduser(site.run_root)).safe_substitute(variables)
     if "$" in text:
         raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
     root = (chdir / text).absolute()
