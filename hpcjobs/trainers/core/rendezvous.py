@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, RendezvousError, TrainerError, WorldMismatch
+from hpcjobs.runtime.hostlist import hosts_of
 
 PORT_RETRY_S = 0.2
 VERDICT_GRACE_S = 10.0  # rank 0 starts its wait later than the others, by at most this
@@ -129,9 +131,18 @@ def _absent(env: DistEnv, here: dict[int, str], timeout_s: float) -> RendezvousE
     missing = [str(rank) for rank in range(env.world_size) if rank not in here]
     return RendezvousError(
         f"{len(missing)} of {env.world_size} ranks did not arrive at {env.master_addr}:{env.master_port} "
-        f"within {timeout_s:g} s: rank {', '.join(missing)}; arrived: {_tally(list(here.values()))}",
+        f"within {timeout_s:g} s: rank {', '.join(missing)}; arrived: {_tally(list(here.values()))}"
+        f"{_silent_nodes(here.values())}",
         hint="look at the other nodes' logs; --rendezvous-timeout-s waits longer",
     )
+
+
+def _silent_nodes(here: Iterable[str]) -> str:
+    """The nodes of the allocation from which no rank came, where Slurm says what the allocation is."""
+    nodes = hosts_of(os.environ.get("SLURM_JOB_NODELIST", ""))
+    arrived = {host.partition(".")[0] for host in here}
+    silent = [node for node in nodes if node.partition(".")[0] not in arrived]
+    return f"; nobody from {', '.join(silent)}" if silent and len(silent) < len(nodes) else ""
 
 
 def _tally(hosts: list[str]) -> str:
