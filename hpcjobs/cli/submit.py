@@ -39,7 +39,7 @@ def submit(
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o constraint=ib.")] = None,
     array: Annotated[str | None, _opt("--array", "-a", help="Job array: 0-9%2.")] = None,
     after: Annotated[list[str] | None, _opt("--after", help="Start after this job has succeeded.")] = None,
-    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun or spawn.")] = None,
+    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     name: Annotated[str | None, _opt("--name", "-J", help="Job name.")] = None,
     spec: Annotated[Path | None, _opt("--spec", help="YAML file with any of this; flags win.")] = None,

@@ -60,7 +60,7 @@ def run(
     mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit of an array task: 2h, 90m.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o account=lab.")] = None,
-    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun or spawn.")] = None,
+    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,

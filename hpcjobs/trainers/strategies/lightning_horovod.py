@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.strategies.horovod_gloo import hvd
-from hpcjobs.trainers.strategies.horovod_world import start_alone
+from hpcjobs.trainers.strategies.horovod_world import start, start_alone
 
 OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "avg": hvd.Average, "min": hvd.Min, "max": hvd.Max}
 
@@ -71,14 +72,23 @@ class HorovodEnvironment(ClusterEnvironment):
 
 
 class HorovodStrategy(ParallelStrategy):
-    """Every rank holds the whole model. Give it to the Trainer as an instance, with ``devices=1``."""
+    """Every rank holds the whole model. Give it to the Trainer as an instance, with ``devices=1``.
+
+    ``group``: ranks that have met already; else they meet now.
+    """
 
     strategy_name = "horovod"
     is_distributed = True  # what makes the Trainer add distributed samplers
 
-    def __init__(self, *, compress: str = "none", controller: str = "auto", timeout_s: float = 60.0) -> None:
-        env = DistEnv.from_environ(os.environ)
-        self.backend = start_alone(env, controller=controller, timeout_s=timeout_s)
+    def __init__(
+        self, *, compress: str = "none", controller: str = "auto", timeout_s: float = 60.0, group: Group | None = None
+    ) -> None:
+        if group is None:
+            env = DistEnv.from_environ(os.environ)
+            self.backend = start_alone(env, controller=controller, timeout_s=timeout_s)
+        else:
+            env = group.env
+            self.backend = start(env, group.hosts, controller=controller, share=group.from_first, say=group.say)
         super().__init__(cluster_environment=HorovodEnvironment(env))
         self.num_nodes = 1
         self.compression = hvd.Compression.fp16 if compress == "fp16" else hvd.Compression.none

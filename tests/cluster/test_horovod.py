@@ -1,0 +1,114 @@
+"""Horovod over the hosts of a real Slurm, by every way to start it: one world of eight, the losses of ddp."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Answer, hpcjobs
+
+from hpcjobs.sandbox import Sandbox
+from hpcjobs.site.rehearsal import current
+
+if find_spec("horovod") is None:
+    pytest.skip("Horovod is not installed (make horovod)", allow_module_level=True)
+
+LM = ("--workload", "lm", "--sequence-length", "32", "--train-samples", "512", "--batch-size", "4", "--log-every", "1")
+TWO_BY_FOUR = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "4")
+WRONG = """
+partitions:
+  compute: {{nodes: 4, node: {{cpus: 16}}}}
+defaults: {{time: 10m}}
+slurm_conf: {slurm_conf}
+mpi: {mpi}
+interface: eth0
+"""
+PROGRAM = """
+import socket
+import horovod.torch as hvd, torch
+hvd.init()
+total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)
+print("rank", hvd.rank(), "of", hvd.size(), "local", hvd.local_rank(), "of", hvd.local_size(),
+      "sum", int(total), "on", socket.gethostname())
+"""
+
+
+@pytest.fixture
+def folder(sandbox: Sandbox, workdir: Path) -> Path:
+    """A login node's folder, which every host sees."""
+    return workdir
+
+
+def submit(*words: str) -> Answer:
+    return hpcjobs("submit", *words, timeout_s=280)
+
+
+def run_dir(name: str) -> Path:
+    (found,) = Path("runs").glob(f"{name}-2*")
+    return found
+
+
+def log(name: str) -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted((run_dir(name) / "logs").iterdir()))
+
+
+def losses(name: str) -> list[float]:
+    lines = map(json.loads, (run_dir(name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "step"]
+
+
+def summary(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir(name) / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.timeout(1200)
+def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(folder: Path) -> None:
+    ways = {"srun": "horovod-mpi", "mpirun": "horovod-mpi", "horovod-gloo": "horovod-gloo"}
+    ended = submit(*TWO_BY_FOUR, "--name", "ddp", "--wait", "ddp", *LM)
+    assert ended.code == 0, (ended, log("ddp"))
+    for launcher, backend in ways.items():
+        ended = submit(*TWO_BY_FOUR, "--launcher", launcher, "--name", launcher, "--wait", "horovod", *LM)
+        assert ended.code == 0, (ended, log(launcher))
+        found = summary(launcher)
+        assert (found["world_size"], found["nnodes"], found["backend"]) == (8, 2, backend)
+        assert losses(launcher) == pytest.approx(losses("ddp"), rel=2e-4)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["srun", "mpirun", "horovod-gloo"])
+def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> None:
+    (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
+    layout = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "2")
+    ended = submit(*layout, "--launcher", launcher, "--name", "own", "--wait", "train.py")
+    assert ended.code == 0, (ended, log("own"))
+    for rank in range(4):
+        line = f"{rank}: rank {rank} of 4 local {rank % 2} of 2 sum 10 on tu0{rank // 2 + 1}\n"
+        assert line in log("own")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_a_wrong_mpi_type_fails_at_once_and_is_named(mpi: str, folder: Path) -> None:
+    record = current()
+    assert record is not None
+    (folder / "wrong.yaml").write_text(WRONG.format(slurm_conf=record.slurm_conf, mpi=mpi), encoding="utf-8")
+    layout = ("--site", str(folder / "wrong.yaml"), "-N", "2", "--ntasks-per-node", "1", "--name", "wrong", "--wait")
+    ended = submit(*layout, "horovod", *LM, "--controller", "mpi")
+    assert ended.code == 10, ended
+    assert f"srun --mpi={mpi} does not speak to Open MPI" in log("wrong")
+    assert "mpi: pmix in the site file" in log("wrong")
+
+
+@pytest.mark.timeout(600)
+def test_where_srun_does_not_speak_to_mpi_gloo_is_taken_and_that_is_said(folder: Path) -> None:
+    record = current()
+    assert record is not None
+    (folder / "wrong.yaml").write_text(WRONG.format(slurm_conf=record.slurm_conf, mpi="none"), encoding="utf-8")
+    layout = ("--site", str(folder / "wrong.yaml"), "-N", "2", "--ntasks-per-node", "1", "--name", "gloo", "--wait")
+    ended = submit(*layout, "horovod", *LM, "--steps", "2")
+    assert ended.code == 0, (ended, log("gloo"))
+    assert "Horovod: 2 ranks over Gloo (srun --mpi=none does not speak to Open MPI" in log("gloo")
