@@ -22,6 +22,12 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 @app.callback()
 def report() -> None:
     """What came out: jobs as the accounting has them, scaling studies, what to ask for next time."""
+    from importlib.util import find_spec
+
+    from hpcjobs.errors import HpcJobsError
+
+    if missing := [name for name in ("polars", "matplotlib") if find_spec(name) is None]:
+        raise HpcJobsError(f"reports need {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
 
 
 def _opt(*names: str, help: str) -> Any:
