@@ -111,12 +111,12 @@ def _print_jobs(frame: pl.DataFrame) -> None:
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
+    from hpcjobs.report.told import energy
     from hpcjobs.units import human_duration
 
     def span(value: float | None) -> str:
         return "-" if value is None else human_duration(value)
 
-    energy = "-" if job["energy_j"] is None else f"{job['energy_j'] / 3.6e6:.3g} kWh"
     return [
         job["job_id"],
         job["name"] or "-",
@@ -128,7 +128,7 @@ def _cells(job: dict[str, Any]) -> list[str]:
         percent(job["cpu_efficiency"]),
         percent(job["mem_efficiency"]),
         percent(job["goodput"]) if job["incarnations"] and job["incarnations"] > 1 else "",
-        f"~{energy}" if job["energy_source"] == "modelled" else energy,
+        energy(job["energy_j"], job["energy_source"]),
         "-" if job["cost"] is None else f"{job['cost']:.2f} {job['currency']}",
     ]
 

@@ -17,6 +17,8 @@ from hpcjobs.errors import RequestError
 from hpcjobs.report.fits import AMDAHL, GUSTAFSON, USL, Fit, Interval, fit, median_interval
 from hpcjobs.report.points import mixtures
 
+_POOR = 0.25
+"""Root mean square of the relative residuals above which a law describes nothing."""
 _FURTHEST = 64
 """The knee is looked for up to this many times the largest size measured."""
 
@@ -99,7 +101,7 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
     n, x = [float(v) for v in sound[per]], [float(v) for v in sound["throughput"]]
     laws = (GUSTAFSON, USL) if mode == "weak" else (AMDAHL, USL)
     fits = [found for law in laws if (found := fit(law, n, x)) is not None]
-    believed, why = believe(fits, groups)
+    believed, why = believe(fits, groups, per=per)
     knee = _knee(groups, believed, target)
     doubling = believed.at(2 * groups[-1].n) if believed else None
     words = [why, *_said(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
@@ -130,7 +132,7 @@ def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Gr
         speedup=ratio,
         efficiency=Interval(*(value / ideal for value in ratio)),
         step_s=step,
-        compute=None if step is None else 1 - sum(share for share in shares if share is not None),
+        compute=None if step is None else max(0.0, 1 - sum(share for share in shares if share is not None)),
         communication=shares[0],
         data_wait=shares[1],
         checkpoint=_median(part, "checkpoint_share"),
@@ -161,20 +163,24 @@ def _ratio(measured: list[float], base: list[float]) -> Interval:
     return Interval(value, low, high)
 
 
-def believe(fits: list[Fit], groups: list[Group]) -> tuple[Fit | None, str]:
-    """The fit to go by, and why, in words; None where there are too few sizes for any."""
+def believe(fits: list[Fit], groups: list[Group], *, per: str) -> tuple[Fit | None, str]:
+    """The fit to go by, and why, in words; None where there are too few sizes, or none fits."""
     sizes = len(groups)
     if not fits or sizes < 3:
         return None, f"{sizes} size{'s' * (sizes != 1)}: too few for a fit to be believed; measure at least three."
     simple, usl = fits[0], next((found for found in fits if found.law is USL), None)
     falls = any(b.throughput.value < a.throughput.value for a, b in pairwise(groups))
-    if usl is None or usl.aicc is None or simple.aicc is None:
-        return simple, f"{simple.law.name} is the one to go by: {sizes} sizes cannot carry more parameters."
-    if sizes < 4:
-        if falls and usl.rms < simple.rms / 2:
-            return usl, "Throughput falls with more: only USL can say that. With three sizes its numbers are rough."
+    if falls and usl is not None and usl.rms < simple.rms / 2:
+        rough = " With three sizes its numbers are rough." if sizes == 3 else ""
+        return usl, f"Throughput falls with more {per}: of the two laws only USL can say that.{rough}"
+    if min(found.rms for found in fits) > _POOR:
+        return (
+            None,
+            f"No law comes closer than {min(found.rms for found in fits):.0%} to the runs: none is to be believed.",
+        )
+    if sizes < 4 or usl is None or usl.aicc is None or simple.aicc is None:
         return simple, (
-            f"{simple.law.name} is the one to go by: three sizes cannot tell contention from crosstalk,"
+            f"{simple.law.name} is the one to go by: {sizes} sizes cannot tell contention from crosstalk,"
             " so USL only repeats the points."
         )
     better = simple if simple.aicc <= usl.aicc else usl

@@ -32,7 +32,6 @@ def headers(found: Analysis) -> list[str]:
 
 
 def cells(group: Group) -> list[str]:
-    energy = "-" if group.energy_j is None else f"{group.energy_j / 3.6e6:.3g} kWh"
     return [
         str(group.nodes), str(group.ranks), str(group.runs),
         interval(group.throughput, rate_style(group.throughput.value)),
@@ -42,7 +41,7 @@ def cells(group: Group) -> list[str]:
         share(group.cpu_efficiency), share(group.gpu_utilization),
         "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
         "-" if group.epoch_s is None else human_duration(group.epoch_s),
-        f"~{energy}" if group.energy_source == "modelled" else energy,
+        energy(group.energy_j, group.energy_source),
         "-" if group.cost_per_million is None else f"{group.cost_per_million:.3g} {group.currency}",
     ]  # fmt: skip
 
@@ -50,6 +49,14 @@ def cells(group: Group) -> list[str]:
 def rate_style(value: float) -> str:
     """Thousands apart and no decimals from 100 on, else three digits."""
     return ",.0f" if value >= 100 else ".3g"
+
+
+def energy(joules: float | None, source: str | None) -> str:
+    """In Wh below one kWh; ``~`` where it is modelled."""
+    if joules is None:
+        return "-"
+    hours = joules / 3600
+    return ("~" if source == "modelled" else "") + (f"{hours:.3g} Wh" if hours < 1000 else f"{hours / 1000:.4g} kWh")
 
 
 def share(value: float | None) -> str:

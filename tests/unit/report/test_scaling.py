@@ -89,6 +89,21 @@ def test_a_study_that_gets_slower_with_more_is_described_by_usl() -> None:
     assert found.believed.law.name == "USL"
 
 
+def test_three_sizes_that_fall_are_not_told_by_amdahl() -> None:
+    """As on a slow network: Amdahl's law would put its serial fraction at 1 and be half wrong everywhere."""
+    found = analyse(runs({1: 10_800, 2: 3_600, 4: 2_300}), mode="strong")
+    assert found.believed is not None
+    assert found.believed.law.name == "USL"
+    assert "falls" in found.words[0]
+    assert found.knee.measured == found.knee.fitted == 1
+
+
+def test_a_law_that_fits_nothing_is_not_believed() -> None:
+    found = analyse(runs({1: 100, 2: 400, 4: 80, 8: 900}), mode="strong")
+    assert found.believed is None
+    assert "none is to be believed" in found.words[0]
+
+
 def test_weak_scaling_is_fitted_by_gustafson() -> None:
     found = analyse(runs({n: 1000 * (0.1 + 0.9 * n) for n in (1, 2, 4, 8)}), mode="weak")
     (gustafson,) = [fitted for fitted in found.fits if fitted.law.name == "Gustafson"]
