@@ -40,6 +40,7 @@ class Config:
     monitor: bool = flag(False, "each second, what cores, memory, network and GPUs do, into monitor.jsonl")
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
+    stage_to: str | None = flag(None, "copy --data and --text once per node to this local folder", metavar="DIR")
     # for workloads
     data: str | None = flag(
         None, "mnist: folder with the idx files; resnet50: with train/CLASS/* and val/CLASS/*", metavar="DIR"

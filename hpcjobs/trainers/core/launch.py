@@ -31,21 +31,34 @@ class Call(Generic[F]):
     env: DistEnv
 
 
-def launch(trainer: str, about: str | None, flags: type[Any], argv: Sequence[str] | None, *, strategy: str) -> int:
-    """Run `strategy` ("module:Class", made with the values of `flags`); returns the exit code."""
+def launch(
+    trainer: str,
+    about: str | None,
+    flags: type[Any],
+    argv: Sequence[str] | None,
+    *,
+    strategy: str,
+    train: str = "hpcjobs.trainers.core.train:train",
+) -> int:
+    """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
     try:
         config, chosen = _parse(trainer, about, flags, argv)
         call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ))
         _refuse_other_world(call.env)
         _settle_environment(call.env)
-        module, _, name = strategy.partition(":")
-        train = import_module("hpcjobs.trainers.core.train").train
-        train(call, getattr(import_module(module), name)(chosen))
+        run = named(train)
+        run(call, named(strategy)(chosen))
     except TrainerError as error:
         record_failure(trainer, config, error)
         return report(error)
     return ExitCode.OK
+
+
+def named(dotted: str) -> Any:
+    """What `module:name` stands for; loads torch."""
+    module, _, name = dotted.partition(":")
+    return getattr(import_module(module), name)
 
 
 def own_rank() -> str:

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from hpcjobs.runtime.exits import UnequalData, UsageError
 from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.trainers.core.checkpoints import Checkpoints, take_up
 from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.cores import crowded, written
 from hpcjobs.trainers.core.data import EpochOrder, Loader
 from hpcjobs.trainers.core.evaluate import evaluate
 from hpcjobs.trainers.core.group import Group, joined
@@ -22,6 +23,7 @@ from hpcjobs.trainers.core.monitor import Monitor
 from hpcjobs.trainers.core.plan import Plan, plan_training
 from hpcjobs.trainers.core.probe import Probe
 from hpcjobs.trainers.core.record import Recorder
+from hpcjobs.trainers.core.stage import staged
 from hpcjobs.trainers.core.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads import load_workload
@@ -34,7 +36,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
     with joined(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
         introduce(group)
         set_numerics(config)
-        workload = load_workload(config)
+        workload = load_workload(staged(config, group))
         refuse_unequal_data(group, workload)
         plan = plan_training(config, workload, group.world_size)
         run_dir = settle_run_dir(call, group)
@@ -125,14 +127,16 @@ def run_loop(
 
 
 def introduce(group: Group) -> None:
-    """Every rank says where it runs; a reader of the log sees the whole world."""
-    cores = len(os.sched_getaffinity(0))
+    """Every rank says where it runs; a reader of the log sees the whole world, and where it is too crowded."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     print(
         f"rank {group.rank} of {group.world_size} on {group.hosts[group.rank]}: {group.device}, "
-        f"{torch.get_num_threads()} threads on {cores} cores",
+        f"{threads} threads on {len(cores)} cores ({written(cores)})",
         flush=True,
     )
-    group.barrier()
+    everyone = cast(list[tuple[int, set[int]]], group.gather((threads, cores)))
+    for line in crowded(group.hosts, everyone):
+        group.say(line)
 
 
 def set_numerics(config: Config) -> None:

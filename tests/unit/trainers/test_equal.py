@@ -74,6 +74,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
             (f"{name} taken up", name, (*LM, *EVERY_STEP, *SAVING, "--batch-size", "8", "--steps", "20")),
             (f"{name} taken up", "ddp", (*LM, *EVERY_STEP, *SAVING, "--batch-size", "8", "--steps", "30")),
         ]
+    lightning = (*LM, *EVERY_STEP, *SAVING, "--batch-size", "8", "--steps")
+    runs += [
+        ("lightning ddp", "lightning", (*LM, *FIFTY, "--batch-size", "8")),
+        ("lightning fsdp", "lightning", (*LM, *FIFTY, "--batch-size", "8", "--strategy", "fsdp")),
+        ("lightning accumulated", "lightning", (*LM, *TWENTY, "--batch-size", "2", "--accumulate", "4")),
+        ("lightning bf16", "lightning", (*LM, *TWENTY, "--batch-size", "8", "--precision", "bf16")),
+        ("lightning taken up", "ddp", (*lightning, "10")),
+        ("lightning taken up", "lightning", (*lightning, "20")),
+        ("lightning taken up", "ddp", (*lightning, "30")),
+    ]
     jobs.run(runs)
     return jobs
 
@@ -97,23 +107,32 @@ def test_two_ranks_with_the_same_global_batch_learn_the_same(trainer: str, one: 
     assert two.curve(f"{trainer} mnist") == pytest.approx(one.curve("mnist"), rel=2e-3)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_lightning_learns_the_same(strategy: str, one: Jobs, two: Jobs) -> None:
+    assert two.curve(f"lightning {strategy}") == pytest.approx(one.curve("ddp"), rel=2e-4)
+    assert (two.summary(f"lightning {strategy}").trainer, two.summary(f"lightning {strategy}").strategy) == (
+        "lightning",
+        strategy,
+    )
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_four_ranks_with_the_same_global_batch_learn_the_same(trainer: str, one: Jobs, four: Jobs) -> None:
     assert four.curve(trainer) == pytest.approx(one.curve("ddp"), rel=2e-4)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", [*TRAINERS, "lightning"])
 def test_accumulated_passes_give_the_step_of_one_large_pass(trainer: str, one: Jobs, two: Jobs) -> None:
     assert two.curve(f"{trainer} accumulated") == pytest.approx(one.curve("ddp")[:20], rel=2e-4)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", [*TRAINERS, "lightning"])
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(trainer: str, one: Jobs, two: Jobs) -> None:
     assert two.curve(f"{trainer} bf16") == pytest.approx(one.curve("ddp")[:20], rel=3e-2)
     assert two.curve(f"{trainer} bf16") != pytest.approx(one.curve("ddp")[:20], rel=1e-6)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", [*TRAINERS, "lightning"])
 def test_a_run_may_change_its_strategy_at_a_checkpoint_and_back(trainer: str, one: Jobs, two: Jobs) -> None:
     assert two.summary(f"{trainer} taken up").resumed_from_step == 20
     assert two.curve(f"{trainer} taken up") == pytest.approx(one.curve("ddp")[:30], rel=2e-4)
