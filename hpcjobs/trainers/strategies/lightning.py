@@ -1,6 +1,7 @@
-"""A run whose loop, precision, accumulation, clipping and gradient synchronisation are Lightning's.
+"""A run whose loop, precision, accumulation and gradient synchronisation are Lightning's.
 
 The world has met before Lightning starts, so it finds a process group and keeps it. Model, optimizer, rate, samples,
+clipping,
 metrics and checkpoints are those of every other trainer.
 """
 

@@ -14,7 +14,7 @@ from hpcjobs.trainers.workloads.resnet import ResNet50, flops_per_image
 
 from .conftest import World
 
-RESNET = ("--workload", "resnet50", "--image-size", "32", "--train-samples", "16", "--batch-size", "4", "--no-probe")
+RESNET = ("--workload", "resnet50", "--image-size", "32", "--train-samples", "32", "--batch-size", "16", "--no-probe")
 
 
 def test_resnet50_has_the_published_weights_and_multiply_adds() -> None:
@@ -43,7 +43,7 @@ def test_resnet50s_flops_are_those_of_its_layers() -> None:
 
 
 def test_every_strategy_trains_resnet50_alike_in_either_layout(world: World) -> None:
-    flags = (*RESNET, "--steps", "3", "--log-every", "1")
+    flags = (*RESNET, "--steps", "2", "--log-every", "1")
     reference = world(1, "ddp", *flags, "--no-channels-last", run_dir="reference")
     for trainer in ("ddp", "ddp_scratch", "fsdp", "fsdp_scratch"):
         other = world(1, trainer, *flags, run_dir=trainer)
