@@ -28,7 +28,7 @@ def test_array_tasks_have_folders_of_their_own_and_the_first_failure_is_the_exit
     job = cluster.submit("--array", "0-3%2", program)
     answer = job.wait()
     assert answer.code == 4, answer
-    assert job.sacct() == {f"{job.id}_{n}": "FAILED" if n == 3 else "COMPLETED" for n in range(4)}
+    eventually(lambda: job.sacct() == {f"{job.id}_{n}": "FAILED" if n == 3 else "COMPLETED" for n in range(4)})
     for n in range(4):
         state = json.loads((job.run_dir / str(n) / "state.json").read_text())
         assert (state["state"], state["exit_code"]) == (("FAILED", 4) if n == 3 else ("COMPLETED", 0))
@@ -71,7 +71,7 @@ def test_a_running_job_is_cancelled_and_says_so_itself_and_to_the_accounting(clu
     answer = job.wait(timeout_s=60)
     assert answer.code != 0
     assert job.state["state"] == "CANCELLED"
-    assert job.sacct()[job.id].startswith("CANCELLED")
+    eventually(lambda: job.sacct()[job.id].startswith("CANCELLED"))
     assert f"job {job.id} CANCELLED" in answer.err
 
 

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from login_node import Cluster
+from login_node import Cluster, eventually
 
 PLAIN = """
 import os, socket, torch, torch.distributed as dist
@@ -69,4 +69,4 @@ def test_a_failing_rank_ends_the_job_and_is_named_with_its_host(cluster: Cluster
     assert "5: rank 5 gives up" in logs
     assert "rank 5 on tu03 ended with exit code 7" in logs
     assert job.state["first_failure"] == {"rank": 5, "host": "tu03", "exit_code": 7}
-    assert job.sacct() == {job.id: "FAILED"}
+    eventually(lambda: job.sacct() == {job.id: "FAILED"})
