@@ -73,7 +73,11 @@ def open_mpi_network(job: Job) -> tuple[str, ...]:
 
 
 def yielding(job: Job) -> tuple[str, ...]:
-    """Open MPI waits by spinning: with more ranks than CPUs the one that is waited for would not run."""
+    """Open MPI waits by spinning: with no CPU to spare, who is waited for would not run.
+
+    Horovod's ranks compute on one thread and communicate on another, so a node full of ranks has none.
+    """
     if job.ntasks_per_node == 1:
         return ()
-    return ('[ "$LOCAL_WORLD_SIZE" -le "$(getconf _NPROCESSORS_ONLN)" ] || export OMPI_MCA_mpi_yield_when_idle=1',)
+    spare = '[ "$((LOCAL_WORLD_SIZE * OMP_NUM_THREADS))" -lt "$(getconf _NPROCESSORS_ONLN)" ]'
+    return (f"{spare} || export OMPI_MCA_mpi_yield_when_idle=1",)

@@ -21,7 +21,7 @@ from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
 from hpcjobs.trainers.core.rendezvous import open_store, roll_call
 from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
 
-START_TIMEOUT_S = 45.0
+START_TIMEOUT_S = 55.0
 SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK", "PMIX_RANK")}
 WANTS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 

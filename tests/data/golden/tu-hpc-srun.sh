@@ -101,7 +101,7 @@ task=$(
     cat <<'TASK'
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID
 export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=2
-[ "$LOCAL_WORLD_SIZE" -le "$(getconf _NPROCESSORS_ONLN)" ] || export OMPI_MCA_mpi_yield_when_idle=1
+[ "$((LOCAL_WORLD_SIZE * OMP_NUM_THREADS))" -lt "$(getconf _NPROCESSORS_ONLN)" ] || export OMPI_MCA_mpi_yield_when_idle=1
 if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
     echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
     exit 10
