@@ -15,7 +15,9 @@ HERE = "hpcjobs.trainers.strategies.lightning"
 @dataclass(frozen=True)
 class LightningFlags:
     strategy: str = flag(
-        "ddp", "ddp: Lightning's DDPStrategy; fsdp: its ModelParallelStrategy with FSDP2", choices=("ddp", "fsdp")
+        "ddp",
+        "ddp: Lightning's DDPStrategy; fsdp: its ModelParallelStrategy with FSDP2; horovod: ours",
+        choices=("ddp", "fsdp", "horovod"),
     )
 
 

@@ -43,7 +43,7 @@ try:
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins.precision import MixedPrecision
-    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
 except ImportError as error:
     raise UsageError("the trainer lightning needs the package lightning", hint="pip install lightning") from error
 
@@ -51,13 +51,14 @@ MIXED: dict[str, Literal["bf16-mixed", "16-mixed"]] = {"bf16": "bf16-mixed", "fp
 
 
 class Whole(Strategy):
-    """The model is whole on every rank; Lightning's DDPStrategy wraps the module around it."""
+    """The model is whole on every rank; Lightning's strategy averages the gradients."""
 
-    name = "ddp"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 def spread(flags: LightningFlags) -> Strategy:
-    return Fsdp(FsdpFlags()) if flags.strategy == "fsdp" else Whole()
+    return Fsdp(FsdpFlags()) if flags.strategy == "fsdp" else Whole(flags.strategy)
 
 
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
@@ -80,7 +81,7 @@ def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
         ):
             course = Course(config, stepper, recorder, checkpoints, group, step=0 if resumed is None else resumed.step)
             if course.step < plan.total_steps:
-                fit(config, call.flags, stepper, course, plan=plan, group=group)
+                strategy.backend = fit(config, call.flags, stepper, course, plan=plan, group=group)
             checkpoints.finish()
             summary = recorder.finish(
                 steps=plan.total_steps,
@@ -89,7 +90,7 @@ def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
                 trainer=call.trainer,
                 strategy=strategy.name,
                 monitor=monitor.summary(),
-                backend=group.backend,
+                backend=strategy.backend or group.backend,
                 job_id=os.environ.get("HPCJOBS_JOB_ID"),
                 precision=config.precision,
                 tf32=config.tf32,
@@ -100,8 +101,13 @@ def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
     return summary
 
 
-def fit(config: Config, flags: LightningFlags, stepper: Stepper, course: Course, *, plan: Plan, group: Group) -> None:
-    """One Trainer, one call of `fit`; Lightning's own logs, bars and checkpoints are off: ours are on."""
+def fit(
+    config: Config, flags: LightningFlags, stepper: Stepper, course: Course, *, plan: Plan, group: Group
+) -> str | None:
+    """One Trainer, one call of `fit`; Lightning's own logs, bars and checkpoints are off: ours are on.
+
+    Gives what carried the gradients, where it was not the process group.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="lightning")  # advice for other set-ups
@@ -126,9 +132,15 @@ def fit(config: Config, flags: LightningFlags, stepper: Stepper, course: Course,
             enable_model_summary=False,
         )
         trainer.fit(Module(stepper, course))
+    carrier: str | None = getattr(trainer.strategy, "backend", None)
+    return carrier
 
 
-def lightning_strategy(flags: LightningFlags, group: Group, *, timeout_s: float) -> DDPStrategy | ModelParallelStrategy:
+def lightning_strategy(flags: LightningFlags, group: Group, *, timeout_s: float) -> ParallelStrategy:
+    if flags.strategy == "horovod":
+        from hpcjobs.trainers.strategies.lightning_horovod import HorovodStrategy  # Horovod may not be there
+
+        return HorovodStrategy(group=group)
     environment = place(group)
     if flags.strategy == "fsdp":
         strategy = ModelParallelStrategy(data_parallel_size=group.world_size, tensor_parallel_size=1)

@@ -25,6 +25,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("taken up", "ddp", f"{LM} --steps 10 --checkpoint-every 5"),
         ("taken up", "horovod", f"{LM} --steps 20 --checkpoint-every 5"),
         ("taken up", "ddp", f"{LM} --steps 22"),
+        ("lightning", "lightning", f"{LM} --steps 20 --strategy horovod"),
         ("linear", "horovod", f"{LM} --steps 1 --lr 0.001 --lr-scaling linear"),
     )
     assert (ended.codes, ended.err) == ([0, 0], "")
@@ -45,7 +46,7 @@ def mpi(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return runs
 
 
-@pytest.mark.parametrize("name", ["gloo", "accumulated"])
+@pytest.mark.parametrize("name", ["gloo", "accumulated", "lightning"])
 def test_losses_are_those_of_ddp(name: str, two: Runs) -> None:
     assert two.losses(name) == pytest.approx(two.losses("ddp"), rel=2e-4)
 
@@ -53,6 +54,7 @@ def test_losses_are_those_of_ddp(name: str, two: Runs) -> None:
 def test_over_mpi_they_are_the_same_and_the_summary_says_what_carried_the_gradients(two: Runs, mpi: Runs) -> None:
     assert mpi.losses("mpi") == pytest.approx(two.losses("ddp"), rel=2e-4)
     assert (two.summary("gloo").backend, mpi.summary("mpi").backend) == ("horovod-gloo", "horovod-mpi")
+    assert (two.summary("lightning").backend, two.summary("lightning").strategy) == ("horovod-gloo", "horovod")
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16 gradients"])
