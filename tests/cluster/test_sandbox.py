@@ -21,6 +21,7 @@ from hpcjobs import sandbox as sandboxes
 from hpcjobs.cli.sandbox import app
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.process import Result, run
+from hpcjobs.runtime.processes import identity
 from hpcjobs.sandbox import Sandbox, Shape, slurm_files
 from hpcjobs.sandbox.folder import Folder, folder_at
 from hpcjobs.sandbox.hosts_file import HOSTS_FILE
@@ -370,8 +371,10 @@ def test_a_gpu_site_gives_gpus_and_its_jobs_end_with_it(
     assert run(["sbatch", "--gres=gpu:2", "--wrap=true"]).code != 0
     stubborn = 'trap "" TERM; echo $$ > pid; while :; do sleep 1; done'
     assert run(["sbatch", "-o", "/dev/null", "--gres=gpu:1", "--wrap", stubborn]).code == 0
-    eventually(lambda: (workdir / "pid").exists() and bool((workdir / "pid").read_text()))
+    eventually(lambda: (workdir / "pid").exists() and (workdir / "pid").read_text().endswith("\n"))
+    job = identity(int((workdir / "pid").read_text()))
+    assert job is not None
     os.kill(pid_of(str(nothing_up.root), "slurmctld"), signal.SIGKILL)
     sandboxes.down()
     assert_nothing_is_left(nothing_up, hosts_before)
-    assert not Path(f"/proc/{(workdir / 'pid').read_text().strip()}").exists()
+    assert identity(job[0]) != job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from login_node import Cluster, eventually
 import hpcjobs
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.wait import wait
+from hpcjobs.runtime.processes import parent
 
 SLEEP = ("sleep", "600")
 
@@ -117,19 +119,22 @@ def test_the_script_runs_by_hand_from_any_folder(cluster: Cluster) -> None:
     assert f"3: 3 of 4 in {cluster.folder}" in before
 
 
-def command_line(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_text()
-    except OSError:
-        return ""
+def batch_shell(job: str) -> int:
+    """The pid of a running job's batch script: the eldest process, as its subshells carry the same command line."""
+    pids = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"job{job:0>5}/slurm_script" in (process / "cmdline").read_text():
+                pids.append(int(process.name))
+    (eldest,) = (pid for pid in pids if parent(pid) not in pids)
+    return eldest
 
 
 def test_a_job_whose_script_was_killed_is_seen_in_the_queue_and_the_accounting(cluster: Cluster) -> None:
     job = cluster.submit(*SLEEP)
     job.becomes("RUNNING")
     eventually(lambda: (job.run_dir / "state.json").exists())
-    (script,) = (pid for pid in Path("/proc").glob("[0-9]*") if f"job{job.id:0>5}/slurm_script" in command_line(pid))
-    os.kill(int(script.name), signal.SIGKILL)
+    os.kill(batch_shell(job.id), signal.SIGKILL)
     eventually(lambda: job.id not in cluster.slurm("squeue", "-h", "--me", "-o", "%i").split())
     assert job.state["state"] == "RUNNING"
     handle = hpcjobs.find(job.id)
