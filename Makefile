@@ -15,7 +15,7 @@ test: ## Lint, types and all tests; as root on Debian also those on a real Slurm
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
 	@tools/lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 lint: ## ruff, mypy --strict, shellcheck
 	@tools/venv dev

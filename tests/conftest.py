@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-KNOWN_SKIPS = Path(__file__).with_name("known_skips.txt")
+HERE = Path(__file__).parent
+KNOWN_SKIPS = HERE / "known_skips.txt"
 SKIPS = pytest.StashKey[list[tuple[str, str]]]()
 
 
@@ -19,27 +20,35 @@ def _allowed() -> list[str]:
     return [words[1] for words in lines if words and words[0] in now]
 
 
+class _Notes:
+    """Collects skips where all reports arrive: in the process that the workers of ``-n``, if any, report to."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.skips = config.stash[SKIPS]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            self.skips.append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SKIPS] = []
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Notes(config))
 
 
-def _note(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
-    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
-        config.stash[SKIPS].append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):  # type: ignore[no-untyped-def]
-    report = yield
-    _note(report, collector.config)
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
-    report = yield
-    _note(report, item.config)
-    return report
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under ``-n N --dist loadgroup``: what needs the machine's one sandbox stays in one process, as does each file."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            folder = item.path.relative_to(HERE).parts[0]
+            item.add_marker(pytest.mark.xdist_group("slurm" if folder in {"cluster", "docs"} else item.path.name))
 
 
 def _unknown(config: pytest.Config) -> list[str]:
