@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -254,6 +254,8 @@ class Site(Frozen, frozen=True):
     login: str | None = None
     prices: Prices = Prices()
     watts: Watts = Watts()
+    cloud: dict[str, Any] | None = None
+    """Where and how the cluster is rented: read by `hpcjobs.cloud` alone, whose types no submission has to load."""
 
     def __post_init__(self) -> None:
         if self.scheduler == "slurm" and not self.partitions:
