@@ -27,7 +27,7 @@ def third_of_four() -> Group:
 
 
 def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.trainers.strategies.lightning import SLURMEnvironment, place
+    from hpcjobs.trainers.strategies.lightning_place import SLURMEnvironment, place
 
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
@@ -41,7 +41,7 @@ def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.M
 def test_under_any_other_launcher_it_is_the_place_that_we_read(
     said: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcjobs.trainers.strategies.lightning import Place, place
+    from hpcjobs.trainers.strategies.lightning_place import Place, place
 
     for name, value in said.items():
         monkeypatch.setenv(name, value)

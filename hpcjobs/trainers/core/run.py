@@ -1,0 +1,176 @@
+"""A run around its loop: the world, the workload and the record are opened here, and closed into a summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from hpcjobs.runtime.exits import UnequalData, UsageError
+from hpcjobs.runtime.summary import Quantiles, RunSummary
+from hpcjobs.trainers.core.checkpoint import Moment
+from hpcjobs.trainers.core.checkpoints import Checkpoints, take_up
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.cores import crowded, written
+from hpcjobs.trainers.core.evaluate import evaluate
+from hpcjobs.trainers.core.group import Group, joined
+from hpcjobs.trainers.core.launch import Call
+from hpcjobs.trainers.core.monitor import Monitor
+from hpcjobs.trainers.core.plan import Plan, plan_training
+from hpcjobs.trainers.core.record import Recorder
+from hpcjobs.trainers.core.stage import staged
+from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.workloads import load_workload
+from hpcjobs.trainers.workloads.base import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """One rank's part of a run, whoever's loop it is."""
+
+    call: Call[Any]
+    group: Group
+    workload: Workload
+    plan: Plan
+    run_dir: Path
+    stepper: Stepper
+    resumed: Moment | None
+    recorder: Recorder
+    checkpoints: Checkpoints
+    monitor: Monitor
+
+    @property
+    def config(self) -> Config:
+        return self.call.config
+
+    @property
+    def first_step(self) -> int:
+        return 0 if self.resumed is None else self.resumed.step
+
+    def end_epoch(self, step: int, epoch: int) -> None:
+        """Write what is left of the epoch's steps, and score the held-out part."""
+        self.recorder.flush(step, epoch)
+        held_out = self.workload.held_out
+        if held_out is not None:
+            result = evaluate(
+                self.stepper.forward, self.workload, held_out, group=self.group, batch_size=self.plan.batch_size
+            )
+            self.recorder.evaluated(result, step, epoch)
+
+    def finish(self, *, exposed_s: list[float]) -> RunSummary:
+        """The summary, once the last checkpoint is on disk; a collective call."""
+        self.checkpoints.finish()
+        strategy, config = self.stepper.strategy, self.config
+        traffic = strategy.traffic(self.stepper.model) if self.group.world_size > 1 else None
+        summary = self.recorder.finish(
+            steps=self.plan.total_steps,
+            resumed_from_step=None if self.resumed is None else self.resumed.step,
+            exposed_communication_s=Quantiles.of(exposed_s),
+            checkpoint_stall_s=Quantiles.of(self.checkpoints.stall_s),
+            trainer=self.call.trainer,
+            strategy=strategy.name,
+            monitor=self.monitor.summary(),
+            backend=strategy.backend or self.group.backend,
+            job_id=os.environ.get("HPCJOBS_JOB_ID"),
+            precision=config.precision,
+            tf32=config.tf32,
+            parameters=self.stepper.parameters,
+            bytes_moved_per_step=None if traffic is None else traffic.bytes,
+            collectives_per_step=None if traffic is None else traffic.calls,
+            config={**asdict(config), **asdict(self.call.flags)},
+        )
+        self.group.say(closing(summary, self.run_dir))
+        return summary
+
+
+@contextmanager
+def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
+    """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
+    config = call.config
+    with joined(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
+        introduce(group)
+        set_numerics(config)
+        workload = load_workload(staged(config, group))
+        refuse_unequal_data(group, workload)
+        plan = plan_training(config, workload, group.world_size)
+        run_dir = settle_run_dir(call, group)
+        stepper = Stepper(config, workload, strategy, group=group, plan=plan)
+        group.say(opening(call.trainer, workload, plan, stepper, run_dir))
+        resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
+        with (
+            Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
+            Checkpoints(config, run_dir, stepper, recorder, plan=plan, group=group) as checkpoints,
+            Monitor(group, run_dir, on=config.monitor) as monitor,
+        ):
+            yield Run(call, group, workload, plan, run_dir, stepper, resumed, recorder, checkpoints, monitor)
+
+
+def introduce(group: Group) -> None:
+    """Every rank says where it runs; a reader of the log sees the whole world, and where it is too crowded."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    print(
+        f"rank {group.rank} of {group.world_size} on {group.hosts[group.rank]}: {group.device}, "
+        f"{threads} threads on {len(cores)} cores ({written(cores)})",
+        flush=True,
+    )
+    everyone = cast(list[tuple[int, set[int]]], group.gather((threads, cores)))
+    for line in crowded(group.hosts, everyone):
+        group.say(line)
+
+
+def set_numerics(config: Config) -> None:
+    if config.tf32:
+        torch.set_float32_matmul_precision("high")
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def refuse_unequal_data(group: Group, workload: Workload) -> None:
+    """Ranks that count different samples would end an epoch at different steps, and hang there."""
+    mine = (len(workload.train), 0 if workload.held_out is None else len(workload.held_out))
+    everyone = group.gather(mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise UnequalData(
+                f"rank 0 on {group.hosts[0]} has {everyone[0]} training and held-out samples, "
+                f"rank {rank} on {group.hosts[rank]} has {theirs}",
+                hint="is the data on every host the same version, or on a shared file system?",
+            )
+
+
+def settle_run_dir(call: Call[Any], group: Group) -> Path:
+    """The job's run folder; by hand --run-dir; else one made once, named by rank 0."""
+    given, asked = os.environ.get("HPCJOBS_RUN_DIR"), call.config.run_dir
+    if given is not None and asked is not None and Path(given) != Path(asked):
+        raise UsageError(f"--run-dir {asked}, but the job's run folder is {given}", hint="leave it out")
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    run_dir = Path(group.from_first(given or asked or f"runs/{call.trainer}-{stamp}"))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_dir
+
+
+def opening(trainer: str, workload: Workload, plan: Plan, stepper: Stepper, run_dir: Path) -> str:
+    return (
+        f"{trainer}: {workload.name}, {stepper.parameters:,} parameters, {len(workload.train):,} samples, "
+        f"batch {plan.batch_size} × {plan.accumulate} × {plan.world_size} ranks, "
+        f"{plan.total_steps} steps, lr {plan.lr:g}, run folder {run_dir}"
+    )
+
+
+def closing(summary: RunSummary, run_dir: Path) -> str:
+    assert summary.throughput is not None
+    assert summary.elapsed_s is not None
+    used = "" if summary.mfu is None else f", {100 * summary.mfu:.1f} % of the stated peak"
+    return (
+        f"done: {summary.steps} steps in {summary.elapsed_s:.1f} s, "
+        f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks{used}; "
+        f"{run_dir / 'summary.json'}"
+    )
