@@ -45,6 +45,10 @@ def submit(
     spec: Annotated[Path | None, _opt("--spec", help="YAML file with any of this; flags win.")] = None,
     template: Annotated[str | None, _opt("--template", help="Template of the script.")] = None,
     chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
+    retries: Annotated[
+        str | None, _opt("--retries", help="Start again after: timeout=∞,preempt=∞,node=3,error=0; on; off.")
+    ] = None,
+    lead: Annotated[str | None, _opt("--lead", help="Tell the program to save so long before the time limit.")] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
@@ -69,6 +73,8 @@ def submit(
         template=template,
         chdir=chdir,
         snapshot=snapshot or None,
+        retries=retries,
+        lead=lead,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
         **sbatch_options(option or []),
         **_after(after or [], site),

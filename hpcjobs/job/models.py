@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hpcjobs.job.retries import Retries, parse_retries
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
+from hpcjobs.units import walltime_s
 
 
 class JobSpec(Frozen, frozen=True):
@@ -20,10 +22,18 @@ class JobSpec(Frozen, frozen=True):
     template: str | None = None
     chdir: str | None = None
     snapshot: bool | None = None
+    retries: str | None = None
+    """How often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``; ``on``, ``off``."""
+    lead: str | None = None
+    """Ahead of the time limit by so much the program is told to save; None: from what it measures."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name(self.name, "job name")
+        if self.retries is not None:
+            parse_retries(self.retries)
+        if self.lead is not None:
+            walltime_s(self.lead)
         for name, value in self.env.items():
             if not name.isidentifier() or not name.isascii():
                 raise ValueError(f"env {name!r} is no name of an environment variable")
@@ -81,6 +91,10 @@ class Job(Frozen, frozen=True):
     env: dict[str, str]
     run_root: str
     """Absolute folder in which the run folder is made."""
+    retries: Retries | None
+    """None: whatever ends it ends it for good."""
+    lead_s: int | None
+    """Seconds ahead of the time limit at which the program is told; None: from what it measures."""
 
     @property
     def ntasks(self) -> int:

@@ -30,6 +30,8 @@ def plan(
     template: str | None = None,
     chdir: str | Path | None = None,
     snapshot: bool | None = None,
+    retries: str | None = None,
+    lead: str | None = None,
     made_by: str | None = None,
     **resources: object,
 ) -> Plan:
@@ -41,6 +43,8 @@ def plan(
         spec: a `JobSpec`, in a YAML file or as a layer; what is said here wins over it.
         chdir: folder the tasks start in; default the current one.
         snapshot: copy the code beside the job and run the copy.
+        retries: how often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``, ``on``, ``off``.
+        lead: how long before the time limit the program is told to save (``5m``); default from what it measures.
         made_by: the command named in the script's header.
         resources: sbatch options by their long names with underscores (``nodes=4``, ``time="2h"``).
 
@@ -60,6 +64,8 @@ def plan(
         "template": template,
         "chdir": None if chdir is None else str(chdir),
         "snapshot": snapshot,
+        "retries": retries,
+        "lead": lead,
     }
     job = resolve([*layers, Layer("flag", _spec(fields))], where)
     return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))

@@ -20,7 +20,9 @@ from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
+from hpcjobs.job.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.site.models import Partition, Resources, Site
+from hpcjobs.units import walltime_s
 
 
 class _Settled:
@@ -65,6 +67,7 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
     python = _python(site)
     argv = program_argv(spec.program, python=python, chdir=chdir)
     hosts = _hosts(settled, site)
+    retries, lead_s = _survival(spec, site, settled)
     job = Job(
         name=spec.name or default_name(spec.program),
         site=site.name,
@@ -94,6 +97,8 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
         prologue=prologue(site),
         env=site.env | spec.env,
         run_root=str(_run_root(site, chdir)),
+        retries=retries,
+        lead_s=lead_s,
     )
     check_env(job.env, job.sources)
     check_limits(job, site, partition)
@@ -105,7 +110,7 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     fields: dict[str, Any] = {"env": {}}
     sources: dict[str, str] = {}
     for source, spec in layers:
-        for field in ("program", "name", "launcher", "template", "chdir", "snapshot"):
+        for field in ("program", "name", "launcher", "template", "chdir", "snapshot", "retries", "lead"):
             value = getattr(spec, field)
             if value not in (None, ()):
                 fields[field], sources[field] = value, source
@@ -161,6 +166,17 @@ def _launcher(asked: str | None, site: Site) -> str:
             hint=nearest(asked, allowed),
         )
     return asked or allowed[0]
+
+
+def _survival(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | None, int | None]:
+    """Whether the job is started again, how long ahead of its limit it is told, and what Slurm must know of both."""
+    retries = parse_retries(spec.retries or site.retries or "off")
+    lead = spec.lead or site.lead
+    lead_s = None if lead is None else walltime_s(lead)
+    if retries is not None:
+        settled.default("requeue", True, "retries")
+        settled.default("signal", f"B:USR1@{lead_s or WARNING_S}", "retries")
+    return retries, lead_s
 
 
 def _hosts(settled: _Settled, site: Site) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from hpcjobs.errors import ConfigError, RequestError, nearest
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, launch, launched_by
 from hpcjobs.job.models import Job
+from hpcjobs.job.retries import WARNING_S
+from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.library import config_dir
 
 SUFFIX = ".sh.j2"
@@ -67,6 +69,8 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
         "directives": _directive_lines(job, run_dir),
         "run_dir": str(run_dir),
         "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
+        "warning_s": job.lead_s or WARNING_S,
+        "requeue_code": int(ExitCode.REQUEUE),
         "launch": started,
         "launched_by": launched_by(job),
         "launch_line": command_line(started.command),

@@ -252,6 +252,10 @@ class Site(Frozen, frozen=True):
     node_local: tuple[str, ...] = ()
     """Folders that each node has for itself: no run folder may lie in one."""
     login: str | None = None
+    retries: str | None = None
+    """How often jobs are started again here unless they say otherwise (``on``, ``node=5,error=1``)."""
+    lead: str | None = None
+    """How long before its time limit a job is told to save (``5m``); ``None``: from what it measures."""
     prices: Prices = Prices()
     watts: Watts = Watts()
     cloud: dict[str, Any] | None = None

@@ -24,7 +24,7 @@ ALLOWED = {
     "runtime": set[str](),
     "trainers": {"runtime"},
     "site": GROUND,
-    "job": GROUND | {"site", "hpcjobs"},
+    "job": GROUND | {"site", "runtime", "hpcjobs"},
     "scheduler": GROUND | {"site", "job", "runtime", "hpcjobs"},
     "run": GROUND | {"site", "job", "scheduler", "runtime", "hpcjobs"},
     "report": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},

@@ -1,0 +1,47 @@
+"""How often a job may be started again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``."""
+
+from __future__ import annotations
+
+from hpcjobs.errors import nearest
+from hpcjobs.site.models import Frozen
+
+UNLIMITED = 10**9
+WARNING_S = 300
+"""Ahead of the time limit, as long as the program has measured nothing better (a quarter of a shorter limit)."""
+_WORDS = ("∞", "inf", "unlimited")
+
+
+class Retries(Frozen, frozen=True):
+    """Budgets, counted over all incarnations of a job."""
+
+    timeout: int = UNLIMITED
+    """It was saved ahead of its time limit."""
+    preempt: int = UNLIMITED
+    """It had to make room, or somebody signalled it."""
+    node: int = 3
+    """A node failed, a rank was killed or lost, or all ranks stood still."""
+    error: int = 0
+    """The program failed."""
+
+    def __str__(self) -> str:
+        counts = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return ",".join(f"{name}={'∞' if count == UNLIMITED else count}" for name, count in counts)
+
+
+def parse_retries(text: str) -> Retries | None:
+    """``off``: none; ``on``: the defaults; ``node=5,error=1``: the defaults but for these.
+
+    Raises:
+        ValueError: neither of these.
+    """
+    if text in ("on", "off"):
+        return Retries() if text == "on" else None
+    counts = {}
+    for word in text.split(","):
+        name, _, count = (part.strip() for part in word.partition("="))
+        if name not in Retries.__struct_fields__:
+            raise ValueError(f"no budget {name!r}; {nearest(name, [*Retries.__struct_fields__, 'on', 'off'])}")
+        if count not in _WORDS and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
+            raise ValueError(f"{name}={count!r} is neither a number nor ∞ (inf)")
+        counts[name] = UNLIMITED if count in _WORDS else int(count)
+    return Retries(**counts)

@@ -1,0 +1,89 @@
+"""Stop when asked, and be started again: how a program outlives its time limit.
+
+A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the time limit) or SIGTERM
+(ahead of a preemption) to save and leave. This is all a program needs, and it imports nothing else:
+
+    from hpcjobs.runtime import signals
+
+    stop = signals.listen()
+    step = load()                      # yours: what was saved last, 0 at the first start
+    while step < steps:
+        step = train(step)
+        if stop.asked:                 # several ranks first agree: all_reduce(stop.asked is not None)
+            save(step)
+            signals.leave(step)        # exit code 85; the job goes back into the queue
+
+Without Python: what ``leave`` does is two files in the folder $HPCJOBS_SURVIVAL and an exit code. The
+file ``progress`` holds a whole number that grows with what is saved; ``requeue`` the same number,
+written when all is saved and the program wants to be started again. docs/reliability.md has the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from hpcjobs.runtime.exits import ExitCode
+
+FOLDER = "HPCJOBS_SURVIVAL"
+DEADLINE = "HPCJOBS_DEADLINE"
+"""When the time limit ends the job, in seconds since 1970; not set where there is none."""
+PROGRESS, STEPS, REQUEUE, LEAD = "progress", "steps", "requeue", "lead"
+
+
+class Stop:
+    """Whether this process was asked to stop. A handler that does nothing but note the signal's name."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        self._owner = os.getpid()
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._owner:
+            self.asked = self.asked or signal.Signals(number).name
+        elif number == signal.SIGTERM:  # a forked loader worker has inherited the handler: it is to end
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def listen(*numbers: int) -> Stop:
+    """From now on SIGUSR1 and SIGTERM (or ``numbers``) only set ``asked``. From the main thread."""
+    stop = Stop()
+    for number in numbers or (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, stop.note)
+    return stop
+
+
+def folder() -> Path | None:
+    """Where job script and program meet; None: nobody would start this program again."""
+    return Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None
+
+
+def saved(progress: int) -> None:
+    """So much would survive now: a number that grows, such as the step of the checkpoint just written."""
+    tell(PROGRESS, progress)
+
+
+def ask_requeue(progress: int) -> None:
+    """Everything up to ``progress`` is saved; this process is about to leave with code 85."""
+    saved(progress)
+    tell(REQUEUE, progress)
+
+
+def leave(progress: int) -> NoReturn:
+    """Leave, saved, and be started again. Of several ranks one may call it and the others exit with 85."""
+    ask_requeue(progress)
+    sys.exit(int(ExitCode.REQUEUE))
+
+
+def tell(name: str, number: int) -> None:
+    """Put ``number`` into the job script's file ``name``, in one step."""
+    place = folder()
+    if place is not None:
+        beside = place / f".{name}.{os.getpid()}"
+        beside.write_text(f"{number}\n", encoding="ascii")
+        beside.replace(place / name)
