@@ -79,6 +79,17 @@ def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(folder: Path)
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+def test_lightning_over_horovod_on_two_nodes_has_the_losses_of_lightnings_ddp(folder: Path) -> None:
+    layout = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "2")
+    for strategy in ("ddp", "horovod"):
+        ended = submit(*layout, "--name", strategy, "--wait", "lightning", "--strategy", strategy, *LM)
+        assert ended.code == 0, (ended, log(strategy))
+    assert (summary("horovod")["backend"], summary("horovod")["world_size"]) == ("horovod-mpi", 4)
+    assert losses("horovod") == pytest.approx(losses("ddp"), rel=2e-4)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("launcher", ["srun", "mpirun", "horovod-gloo"])
 def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> None:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
