@@ -11,9 +11,12 @@
     ├── UnequalData        16   ranks see different data
     ├── BadCheckpoint      17   no checkpoint can be loaded
     ├── PeerLost           18   another process went away in the middle of the run
+    ├── Standstill         19   no rank has made a step for too long
+    ├── StorageFault       20   the run folder can't be written any more
+    ├── Requeue            85   saved and stopped as it was asked to; no failure
     └── AlreadyReported     *   another rank has said it; the code is that rank's
 
-Anything else is a bug and ends with a traceback and code 1. 85 asks the job script to requeue.
+Anything else is a bug and ends with a traceback and code 1.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class ExitCode(IntEnum):
     UNEQUAL_DATA = 16
     BAD_CHECKPOINT = 17
     PEER_LOST = 18
+    STANDSTILL = 19
+    STORAGE = 20
     REQUEUE = 85
 
 
@@ -91,6 +96,21 @@ class BadCheckpoint(TrainerError):
 
 class PeerLost(TrainerError):
     code = ExitCode.PEER_LOST
+
+
+class Standstill(TrainerError):
+    code = ExitCode.STANDSTILL
+
+
+class StorageFault(TrainerError):
+    code = ExitCode.STORAGE
+
+
+class Requeue(TrainerError):
+    """All ranks have saved and leave together; the job script starts them again."""
+
+    code = ExitCode.REQUEUE
+    elected = True
 
 
 class AlreadyReported(TrainerError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -178,16 +179,30 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
         """`keep_bytes` of an existing file stay: those written before the resumed checkpoint."""
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self._file.truncate(keep_bytes)
+        self._kept = b""
+        self.failure: OSError | None = None
 
     def write(self, kind: str, **values: object) -> None:
+        """Append a line. What the storage does not take is kept, and tried again with the next line."""
         line = json.dumps({"kind": kind, **values}, ensure_ascii=False)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        self._kept += line.encode() + b"\n"
+        try:
+            while self._kept:
+                self._kept = self._kept[self._file.write(self._kept) :]
+            self.failure = None
+        except OSError as error:
+            if self.failure is None:
+                print(f"warning: {self._file.name} can't be written: {error.strerror}", file=sys.stderr, flush=True)
+            self.failure = error
 
     def tell(self) -> int:
-        return self._file.seek(0, os.SEEK_END)
+        """Bytes of the file once everything is in it."""
+        return os.fstat(self._file.fileno()).st_size + len(self._kept)
 
     def close(self) -> None:
+        """Raises the OSError that keeps lines from the file."""
         self._file.close()
+        if self._kept and self.failure is not None:
+            raise self.failure

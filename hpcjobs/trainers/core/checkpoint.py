@@ -40,23 +40,41 @@ class Moment:
 
 
 def write(folder: Path, moment: Moment, state: Any) -> Path:
-    """Write one checkpoint beside its place, sync it, and rename it there."""
+    """Write one checkpoint beside its place, sync it, and rename it there.
+
+    OSError leaves the checkpoints before it as they were, and takes no room. The folder's own parent is not
+    made: a run folder that has vanished, say with its mount, is not to be filled in another place.
+    """
     place = folder / f"step-{moment.step:08d}"
     beside = folder / f".{place.name}.{os.getpid()}"
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    with (beside / STATE).open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    size, crc = measure(beside / STATE)
-    write_json(beside / MANIFEST, {**asdict(moment), "bytes": size, "crc32": crc})
-    sync_folder(beside)
+    folder.mkdir(exist_ok=True)
+    try:
+        _fill(beside, moment, state)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
     shutil.rmtree(place, ignore_errors=True)
     beside.rename(place)
     sync_folder(folder)
     point(folder / LATEST, place)
     return place
+
+
+def _fill(beside: Path, moment: Moment, state: Any) -> None:
+    beside.mkdir()
+    try:
+        with (beside / STATE).open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides what its file said
+            raise error.__context__ from None
+        raise
+    size, crc = measure(beside / STATE)
+    write_json(beside / MANIFEST, {**asdict(moment), "bytes": size, "crc32": crc})
+    sync_folder(beside)
 
 
 def measure(path: Path) -> tuple[int, int]:

@@ -13,6 +13,10 @@ from hpcjobs.trainers.core.plan import Plan
 from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.saver import Saver
 from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.core.survival import Survival
+
+INSIST_S = 120.0
+"""How long a run that ends, or is to stop, goes on trying to write its last checkpoint."""
 
 
 def take_up(config: Config, stepper: Stepper, run_dir: Path, *, plan: Plan, group: Group) -> Moment | None:
@@ -32,12 +36,22 @@ class Checkpoints:
     """Saves every `--checkpoint-every` steps and at the end; does nothing where that was not said."""
 
     def __init__(
-        self, config: Config, run_dir: Path, stepper: Stepper, recorder: Recorder, *, plan: Plan, group: Group
+        self,
+        config: Config,
+        run_dir: Path,
+        stepper: Stepper,
+        recorder: Recorder,
+        survival: Survival,
+        *,
+        plan: Plan,
+        group: Group,
     ) -> None:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
-        self.stepper, self.recorder = stepper, recorder
+        self.stepper, self.recorder, self.survival = stepper, recorder, survival
         folder = run_dir / checkpoint.FOLDER
-        self._saver = Saver(folder, keep=config.checkpoint_keep, background=config.checkpoint_async)
+        self._saver = Saver(
+            folder, keep=config.checkpoint_keep, background=config.checkpoint_async, written=survival.saved
+        )
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -53,12 +67,26 @@ class Checkpoints:
         return self.every is not None and (step % self.every == 0 or step == self.plan.total_steps)
 
     def save(self, step: int, epoch: int) -> None:
-        """A collective call; rank 0 writes."""
+        """A collective call; rank 0 writes, or says why it can't and tries again at a later save."""
         state = resume.capture(self.stepper, self.group)
-        if self.group.rank != 0:
-            return
+        if self.group.rank == 0:
+            self._saver.save(self._moment(step, epoch), state, last=step == self.plan.total_steps)
+            self.recorder.saved(step, self._saver.stall_s[-1])
+            self.survival.measured(self.recorder.meter.counted_steps, self._saver.write_s)
+
+    def insist(self, step: int, epoch: int) -> None:
+        """A collective call: the last save of this incarnation, on disk before this returns.
+
+        Raises StorageFault on rank 0 if the storage does not take it in time.
+        """
+        state = resume.capture(self.stepper, self.group)
+        if self.group.rank == 0:
+            self._saver.insist(self._moment(step, epoch), state, within_s=min(self.survival.left_s, INSIST_S))
+            self.survival.measured(self.recorder.meter.counted_steps, self._saver.write_s)
+
+    def _moment(self, step: int, epoch: int) -> Moment:
         evaluation = self.recorder.evaluation
-        moment = Moment(
+        return Moment(
             step=step,
             epoch=epoch,
             epoch_samples=(step - epoch * self.plan.steps_per_epoch) * self.plan.global_batch_size,
@@ -66,9 +94,8 @@ class Checkpoints:
             metrics_bytes=self.recorder.metrics_bytes,
             loss=None if evaluation is None else evaluation.loss,
         )
-        self._saver.save(moment, state)
-        self.recorder.saved(step, self._saver.stall_s[-1])
 
     def finish(self) -> None:
         """Until the last checkpoint is on disk."""
-        self._saver.wait()
+        if self.group.rank == 0:
+            self._saver.finish(within_s=min(self.survival.left_s, INSIST_S))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,8 +13,18 @@ from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.workloads.base import Dataset, Workload
 
 
-def evaluate(model: nn.Module, workload: Workload, held_out: Dataset, *, group: Group, batch_size: int) -> Evaluation:
-    """Every rank makes the same number of forward passes, since a sharded model's are collective:
+def evaluate(
+    model: nn.Module,
+    workload: Workload,
+    held_out: Dataset,
+    *,
+    group: Group,
+    batch_size: int,
+    boundary: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """`boundary` is called after each forward pass, and may end it all by an exception.
+
+    Every rank makes the same number of forward passes, since a sharded model's are collective:
     a rank whose share has run out repeats a sample whose score is not counted."""
     mine = range(group.rank, len(held_out), group.world_size)
     rounds = math.ceil(math.ceil(len(held_out) / group.world_size) / batch_size)
@@ -26,6 +37,7 @@ def evaluate(model: nn.Module, workload: Workload, held_out: Dataset, *, group: 
             score = workload.evaluate(model, tuple(part.to(group.device) for part in batch)).tensor
             if indices:
                 sums += score
+            boundary()
     model.train()
     loss_sum, correct, count = group.sum(sums).tolist()
     loss = loss_sum / count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import AlreadyReported, OutOfMemory, PeerLost, TrainerError
+from hpcjobs.runtime.exits import AlreadyReported, OutOfMemory, PeerLost, StorageFault, TrainerError
 
 PEER_SPEAKS_S = 3.0  # a rank whose peer went away waits so long for the peer's own words
 CLAIM_LINGERS_S = 1.0
@@ -20,6 +21,7 @@ LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport", "NCCL"),
     "Horovod has been shut down",
 )
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EIO)
 FULL = ("DefaultCPUAllocator", "not enough memory", "out of memory")
 
 
@@ -27,6 +29,8 @@ def translated(error: Exception, env: DistEnv) -> TrainerError | None:
     """What the user can act on; None for what must be a bug."""
     if isinstance(error, TrainerError):
         return error
+    if isinstance(error, OSError) and error.errno in STORAGE:
+        return StorageFault(f"rank {env.rank} can't write: {error}", hint="free space or quota, or mount it again")
     text = str(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in text for word in FULL):
         return OutOfMemory(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import AlreadyReported, ExitCode, TrainerError, WorldMismatch
+from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, WorldMismatch
+from hpcjobs.runtime.signals import Stop, folder, listen
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.flags import Parser, add_flags, parse_all, read_flags
@@ -29,6 +30,8 @@ class Call(Generic[F]):
     config: Config
     flags: F
     env: DistEnv
+    stop: Stop | None = None
+    """Where a job script would start the run again: whether it asks to stop now."""
 
 
 def launch(
@@ -42,13 +45,16 @@ def launch(
 ) -> int:
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
+    stop = listen() if folder() is not None else None  # at once: a signal kills who does not listen yet
     try:
         config, chosen = _parse(trainer, about, flags, argv)
-        call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ))
+        call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ), stop)
         _refuse_other_world(call.env)
         _settle_environment(call.env)
         run = named(train)
         run(call, named(strategy)(chosen))
+    except Requeue as left:
+        return left.code
     except TrainerError as error:
         record_failure(trainer, config, error)
         return report(error)
@@ -68,8 +74,8 @@ def own_rank() -> str:
 
 def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
     """The summary of a run that failed: what was asked and why it ended; metrics.jsonl tells how far."""
-    folder = os.environ.get("HPCJOBS_RUN_DIR", config.run_dir)
-    if own_rank() != "0" or folder is None or not Path(folder).is_dir():
+    run_dir = os.environ.get("HPCJOBS_RUN_DIR", config.run_dir)
+    if own_rank() != "0" or run_dir is None or not Path(run_dir).is_dir():
         return
     ranks = os.environ.get("HPCJOBS_NTASKS", os.environ.get("WORLD_SIZE", "1"))
     RunSummary(
@@ -82,7 +88,7 @@ def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
         world_size=int(ranks) if ranks.isdigit() else 1,
         job_id=os.environ.get("HPCJOBS_JOB_ID"),
         config=asdict(config),
-    ).write(Path(folder))
+    ).write(Path(run_dir))
 
 
 def report(error: TrainerError) -> int:

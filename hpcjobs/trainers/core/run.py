@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +26,7 @@ from hpcjobs.trainers.core.plan import Plan, plan_training
 from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.stage import staged
 from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.core.survival import Survival
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.base import Workload
@@ -45,6 +46,7 @@ class Run:
     recorder: Recorder
     checkpoints: Checkpoints
     monitor: Monitor
+    survival: Survival
 
     @property
     def config(self) -> Config:
@@ -54,13 +56,36 @@ class Run:
     def first_step(self) -> int:
         return 0 if self.resumed is None else self.resumed.step
 
+    def end_step(self, step: int, epoch: int) -> None:
+        """After every step: write its line and save where that is due, and stop where that was asked."""
+        self.survival.finished(step)
+        due = self.checkpoints.due(step)
+        if due or step % self.config.log_every == 0:
+            self.recorder.flush(step, epoch)
+        if due:
+            self.checkpoints.save(step, epoch)
+        self.stop_if_asked(step, epoch)
+
+    def stop_if_asked(self, step: int, epoch: int) -> None:
+        """A boundary: all ranks come by here equally often, and leave together."""
+        why = self.survival.agreed()
+        if why is not None:
+            self.recorder.flush(step, epoch)
+            self.checkpoints.insist(step, epoch)
+            self.survival.leave(step, why)
+
     def end_epoch(self, step: int, epoch: int) -> None:
         """Write what is left of the epoch's steps, and score the held-out part."""
         self.recorder.flush(step, epoch)
         held_out = self.workload.held_out
         if held_out is not None:
             result = evaluate(
-                self.stepper.forward, self.workload, held_out, group=self.group, batch_size=self.plan.batch_size
+                self.stepper.forward,
+                self.workload,
+                held_out,
+                group=self.group,
+                batch_size=self.plan.batch_size,
+                boundary=lambda: self.stop_if_asked(step, epoch),
             )
             self.recorder.evaluated(result, step, epoch)
 
@@ -86,7 +111,7 @@ class Run:
             collectives_per_step=None if traffic is None else traffic.calls,
             config={**asdict(config), **asdict(self.call.flags)},
         )
-        self.group.say(closing(summary, self.run_dir))
+        self.group.say(done(summary, self.run_dir))
         return summary
 
 
@@ -106,10 +131,11 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
         resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
         with (
             Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
-            Checkpoints(config, run_dir, stepper, recorder, plan=plan, group=group) as checkpoints,
+            closing(Survival(group, call.stop)) as survival,
+            Checkpoints(config, run_dir, stepper, recorder, survival, plan=plan, group=group) as checkpoints,
             Monitor(group, run_dir, on=config.monitor) as monitor,
         ):
-            yield Run(call, group, workload, plan, run_dir, stepper, resumed, recorder, checkpoints, monitor)
+            yield Run(call, group, workload, plan, run_dir, stepper, resumed, recorder, checkpoints, monitor, survival)
 
 
 def introduce(group: Group) -> None:
@@ -165,7 +191,7 @@ def opening(trainer: str, workload: Workload, plan: Plan, stepper: Stepper, run_
     )
 
 
-def closing(summary: RunSummary, run_dir: Path) -> str:
+def done(summary: RunSummary, run_dir: Path) -> str:
     assert summary.throughput is not None
     assert summary.elapsed_s is not None
     used = "" if summary.mfu is None else f", {100 * summary.mfu:.1f} % of the stated peak"

@@ -1,46 +1,87 @@
 """Saves without stopping: a copy into buffers that are kept, then a thread that writes them.
 
 Training stands still for the copy alone, and for the rest of the write before if saves come too fast.
-The time it stands still is measured.
+The time it stands still is measured. Storage that fails does not end the run: what was written before
+stays, the failure is said, and later saves try again, ever less often.
 """
 
 from __future__ import annotations
 
+import errno
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hpcjobs.runtime.exits import StorageFault
 from hpcjobs.trainers.core import checkpoint
 from hpcjobs.trainers.core.checkpoint import Moment
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""After a write that failed no save is tried for so long; the pause doubles with each failure."""
+INSISTING_PAUSE_S = 1.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class Saver:
-    """One writer. `stall_s` has one number per save."""
+    """One writer. `stall_s` has one number per save, `write_s` one per checkpoint on disk."""
 
-    def __init__(self, folder: Path, *, keep: int, background: bool) -> None:
-        self.folder, self.keep, self.background = folder, keep, background
+    def __init__(
+        self, folder: Path, *, keep: int, background: bool, written: Callable[[int], None] = lambda step: None
+    ) -> None:
+        """`written` is called, from the thread that writes, with the step of each checkpoint on disk."""
+        self.folder, self.keep, self.background, self.written = folder, keep, background, written
         self.stall_s: list[float] = []
+        self.write_s: list[float] = []
         self.best_loss = checkpoint.recorded_loss(folder / checkpoint.BEST)
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
+        self._newest: int | None = None  # step of the newest on disk
+        self._unwritten: tuple[Moment, Any, str] | None = None  # what was tried since, and why it is not
+        self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
 
-    def save(self, moment: Moment, state: Any) -> None:
+    def save(self, moment: Moment, state: Any, *, last: bool) -> None:
+        """Write `state`, now or soon; not at all while the storage is given time to recover, but for the last one."""
         began = time.perf_counter()
-        if self.background:
-            self.wait()  # the buffers are still being written
-            staged = self._staged(state, "")
-            self._synchronise()
-            self._writing = self._thread.submit(self._write, moment, staged)
-        else:
-            self._write(moment, state)
+        self.wait()  # the buffers are still being written
+        if last or time.monotonic() >= self._not_before:
+            if self.background:
+                staged = self._staged(state, "")
+                self._synchronise()
+                self._writing = self._thread.submit(self._try, moment, staged)
+            else:
+                self._try(moment, state)
         self.stall_s.append(time.perf_counter() - began)
 
+    def insist(self, moment: Moment, state: Any, *, within_s: float) -> None:
+        """Have `state` on disk; StorageFault if that does not succeed in time."""
+        self.wait()
+        if self._newest != moment.step:
+            self._unwritten = moment, state, ""
+            self.finish(within_s=within_s)
+
+    def finish(self, *, within_s: float) -> None:
+        """Have what was saved last on disk; StorageFault if that does not succeed in time."""
+        self.wait()
+        give_up = time.monotonic() + within_s
+        while self._unwritten is not None:
+            moment, state, _ = self._unwritten
+            self._try(moment, state)
+            if self._unwritten is not None and time.monotonic() >= give_up:
+                raise StorageFault(
+                    f"step {moment.step} can't be saved in {self.folder}: {self._unwritten[2]}",
+                    hint="free space or quota there; the checkpoints before it are whole, and --resume auto finds them",
+                )
+            if self._unwritten is not None:
+                time.sleep(INSISTING_PAUSE_S)
+
     def wait(self) -> None:
-        """Until the last save is on disk; raises what the writer raised."""
+        """Until nothing is being written."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
@@ -48,12 +89,43 @@ class Saver:
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
+    def _try(self, moment: Moment, state: Any) -> None:
+        began = time.perf_counter()
+        try:
+            self._write(moment, state)
+        except OSError as error:
+            if error.errno in FULL:  # room for the next try: one good checkpoint is enough
+                checkpoint.prune(self.folder, keep=1)
+            self._failed(moment, state, error)
+            return
+        self.write_s.append(time.perf_counter() - began)
+        if self._unwritten is not None and self._unwritten[2]:
+            print(f"checkpoint of step {moment.step} is written: {self.folder} can be written again", flush=True)
+        self._newest = moment.step
+        self._unwritten, self._pause_s, self._not_before = None, FIRST_PAUSE_S, 0.0
+
     def _write(self, moment: Moment, state: Any) -> None:
         place = checkpoint.write(self.folder, moment, state)
+        self.written(moment.step)
         if moment.loss is not None and (self.best_loss is None or moment.loss < self.best_loss):
             self.best_loss = moment.loss
             checkpoint.point(self.folder / checkpoint.BEST, place)
         checkpoint.prune(self.folder, keep=self.keep)
+
+    def _failed(self, moment: Moment, state: Any, error: OSError) -> None:
+        why = error.strerror or str(error)
+        before = next(iter(checkpoint.steps(self.folder)), None)
+        if self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != moment.step:
+            last = "none before it" if before is None else f"the last good one is {before.name}"
+            print(
+                f"warning: checkpoint of step {moment.step} not written: {why}; {last}; the run goes on, "
+                f"saves are tried again after {self._pause_s:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._unwritten = moment, state, why
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _staged(self, value: Any, path: str) -> Any:
         """The same tree with every tensor copied into this saver's buffer for it."""

@@ -22,7 +22,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
 
 def run_loop(run: Run, probe: Probe) -> None:
     """Every step of every epoch, a line every so many, and the held-out part after each epoch."""
-    config, plan, stepper, recorder, checkpoints = run.config, run.plan, run.stepper, run.recorder, run.checkpoints
+    config, plan, stepper, recorder = run.config, run.plan, run.stepper, run.recorder
     loader = Loader(run.workload.train, device=run.group.device, workers=config.workers)
     meter, step = recorder.meter, run.first_step
     # the epoch of the last finished step: its evaluation may not have been reached
@@ -48,10 +48,7 @@ def run_loop(run: Run, probe: Probe) -> None:
             meter.end()
             recorder.add(loss)
             step += 1
-            if step % config.log_every == 0 or checkpoints.due(step):
-                recorder.flush(step, epoch)
+            run.end_step(step, epoch)
             if batch is not None and probe.due(step):
                 probe.measure(batch)
-            if checkpoints.due(step):
-                checkpoints.save(step, epoch)
         run.end_epoch(step, epoch)

@@ -105,15 +105,11 @@ class Course(Callback):
         self._loss += outputs["loss"].detach()
         if trainer.fit_loop._should_accumulate():
             return
-        epoch, plan, recorder, checkpoints = self.epoch, self.run.plan, self.run.recorder, self.run.checkpoints
+        epoch, plan, recorder = self.epoch, self.run.plan, self.run.recorder
         recorder.meter.end()
         recorder.add(self._loss)
         self._loss = torch.zeros_like(self._loss)
         self.step += 1
-        due = checkpoints.due(self.step)
-        if self.step % self.run.config.log_every == 0 or due:
-            recorder.flush(self.step, epoch)
-        if due:
-            checkpoints.save(self.step, epoch)
+        self.run.end_step(self.step, epoch)
         if self.step % plan.steps_per_epoch == 0 or self.step == plan.total_steps:
             self.run.end_epoch(self.step, epoch)
