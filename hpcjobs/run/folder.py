@@ -29,14 +29,14 @@ from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
-from hpcjobs.run.provenance import code_state
+from hpcjobs.run.provenance import CodeState
 from hpcjobs.run.snapshot import copy_code
 
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 
 
-def create(plan: Plan) -> None:
-    """Make the plan's run folder, whole or not at all.
+def create(plan: Plan, code: CodeState | None) -> None:
+    """Make the plan's run folder, whole or not at all; ``code`` is what `code_state` says of the folder it runs in.
 
     Raises:
         RequestError: the place cannot be written, or the code is too large for a snapshot.
@@ -51,7 +51,7 @@ def create(plan: Plan) -> None:
             f"run folder {plan.run_dir} cannot be made: {error.strerror}", hint="run_root of the site file says where"
         ) from error
     try:
-        _fill(plan)
+        _fill(plan, code)
     except BaseException:
         remove(plan)
         raise
@@ -79,9 +79,8 @@ def make_root(root: Path) -> None:
         (root / ".gitignore").write_text("*\n")
 
 
-def _fill(plan: Plan) -> None:
+def _fill(plan: Plan, code: CodeState | None) -> None:
     job = plan.job
-    code = code_state(Path(job.chdir))
     manifest: dict[str, Any] = {
         "schema": 1,
         "hpcjobs": __version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -11,6 +12,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder, index
 from hpcjobs.run.handle import JobHandle
+from hpcjobs.run.provenance import code_state
 from hpcjobs.scheduler.base import Scheduler, Submitted
 from hpcjobs.scheduler.connect import connect
 
@@ -25,7 +27,7 @@ def submit(plan: Plan, *, scheduler: Scheduler | None = None) -> JobHandle:
         RequestError: the run folder cannot be made.
         SchedulerError: the scheduler refused, or did not answer.
     """
-    folder.create(plan)
+    folder.create(plan, code_state(Path(plan.job.chdir)))
     try:
         return hand_over(plan, scheduler or connect(plan.job.scheduler, plan.job.slurm_conf))
     except HpcJobsError as error:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
@@ -67,8 +69,8 @@ def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[
 def cell_of(program: Program, point: Point) -> Cell:
     """The cell of a point: the same parameters of the same program have the same id, in whatever order."""
     params = {name: text_of(name, value) for name, value in point.items()}
-    content = json.dumps([sorted(params.items()), program.identity])
-    return Cell(id=hashlib.sha256(content.encode()).hexdigest()[:_ID_DIGITS], params=params)
+    content = msgspec.json.encode([sorted(params.items()), program.identity])
+    return Cell(id=hashlib.sha256(content).hexdigest()[:_ID_DIGITS], params=params)
 
 
 def text_of(name: str, value: Any) -> str | None:
@@ -79,16 +81,26 @@ def text_of(name: str, value: Any) -> str | None:
     """
     if value is None:
         return None
+    if isinstance(value, str):
+        return _speakable(name, value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
         raise RequestError(f"parameter {name}: {value} is no number to pass on")
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, int | float):
         raise RequestError(f"parameter {name}: {value!r} is not text, a number, true, false or null")
-    text = str(value)
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise RequestError(f"parameter {name}: {text!r} holds a NUL byte or is not valid Unicode")
-    return text
+    return str(value)
+
+
+def _speakable(name: str, text: str) -> str:
+    """``text``, if a command line can hold it."""
+    try:
+        text.encode()
+        if "\0" not in text:
+            return text
+    except UnicodeEncodeError:
+        pass
+    raise RequestError(f"parameter {name}: {text!r} holds a NUL byte or is not valid Unicode")
 
 
 def command(program: Program, cell: Cell) -> tuple[str, ...]:
@@ -105,7 +117,7 @@ def command(program: Program, cell: Cell) -> tuple[str, ...]:
         placed.add(name)
         return cell.params[name] or ""
 
-    words = [_PLACE.sub(put, word) for word in program.words]
+    words = [_PLACE.sub(put, word) if "{" in word else word for word in program.words]
     if program.passing == "flags":
         for name, text in cell.params.items():
             if name not in placed and text is not None:

@@ -13,6 +13,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan_of
 from hpcjobs.run import folder as run_folder
+from hpcjobs.run.provenance import code_state
 from hpcjobs.site.models import Resources
 from hpcjobs.sweeps.cells import Cell, Program, program_of, shell_line
 from hpcjobs.sweeps.folder import Chunk, Definition, SweepFolder
@@ -51,6 +52,7 @@ def following(plan: Plan, job_ids: Sequence[str]) -> Plan:
 def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], limits: Limits) -> list[Chunk]:
     """Make the chunks that hold ``cells``: everything but their submission."""
     program, pack = identity(definition), definition.pack
+    code = code_state(Path(definition.job.chdir))
     number, start, chunks = folder.next_number(), 0, []
     for cut in cuts(-(-len(cells) // pack), limits, max_parallel=definition.max_parallel):
         lines = cells[start : start + cut.tasks * pack]
@@ -58,7 +60,8 @@ def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], 
         chunk = Chunk(number=number, cells=[cell.id for cell in lines], pack=pack, after=after)
         throttle = "" if cut.throttle is None else f"%{cut.throttle}"
         plan = _chunk_plan(folder, definition, chunk, f"0-{cut.tasks - 1}{throttle}")
-        _make(plan, program, lines, chunk)
+        run_folder.create(plan, code)
+        _fill(plan.run_dir, program, lines, chunk)
         chunks.append(chunk)
         number, start = number + 1, start + len(lines)
     return chunks
@@ -79,10 +82,9 @@ def _chunk_plan(folder: SweepFolder, definition: Definition, chunk: Chunk, array
     return plan_of(job, run_dir, made_by=definition.made_by)
 
 
-def _make(plan: Plan, program: Program, cells: Sequence[Cell], chunk: Chunk) -> None:
-    run_folder.create(plan)
-    write_beside(plan.run_dir / "cells.sh", "".join(shell_line(program, cell) for cell in cells))
-    write_beside(plan.run_dir / "chunk.json", msgspec.json.encode(chunk))
+def _fill(run_dir: Path, program: Program, cells: Sequence[Cell], chunk: Chunk) -> None:
+    write_beside(run_dir / "cells.sh", "".join(shell_line(program, cell) for cell in cells))
+    write_beside(run_dir / "chunk.json", msgspec.json.encode(chunk))
 
 
 def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, begin: str | None) -> Plan:

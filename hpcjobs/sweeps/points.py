@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import json
 import math
@@ -131,6 +132,7 @@ def checked(points: Sequence[Point]) -> list[Point]:
     return list(points)
 
 
+@functools.cache
 def variable(name: str) -> str:
     """The environment variable of a parameter: ``lr`` -> ``HPCJOBS_PARAM_LR``."""
     return "HPCJOBS_PARAM_" + re.sub(r"[^A-Z0-9_]", "_", name.upper())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.job.array import task_ids
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.index import Entry
+from hpcjobs.run.provenance import code_state
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
@@ -162,7 +164,7 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Schedul
     alive = after or _alive(folder, scheduler)
     begin = None if alive else _LATER
     plan = tail_plan(folder, definition, folder.path / f"next-{number:03d}", begin=begin)
-    run_folder.create(plan)
+    run_folder.create(plan, code_state(Path(plan.job.chdir)))
     try:
         entry = hand_over(following(plan, alive), scheduler).entry
     except SchedulerError as error:
