@@ -25,6 +25,7 @@ VERBS = {
     "scale": ("scale", "A scaling study: one program at several node counts."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),
     "sites": ("sites", "The sites known here, and what each one says."),
+    "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
 }
 

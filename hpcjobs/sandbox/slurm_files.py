@@ -74,10 +74,10 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     lines = [f"ClusterName={layout.cluster}", f"SlurmctldHost={layout.login}({CONTROLLER})"]
     if any(host.shape.gpus for host in layout.hosts):
         lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
-    lines += [_node_line(host, layout.features) for host in layout.hosts]
+    lines += [node_line(host, layout.features) for host in layout.hosts]
     default = next((n for n, p in layout.partitions.items() if p.default), next(iter(layout.partitions)))
     for name, partition in layout.partitions.items():
-        lines.append(_partition_line(name, partition, hosts=layout.members[name], default=name == default))
+        lines.append(partition_line(name, partition, hosts=layout.members[name], default=name == default))
     return settings + "\n".join(lines) + "\n"
 
 
@@ -85,7 +85,8 @@ def _megabytes(host_memory: str | None) -> int:
     return memory_bytes(host_memory or "1G") >> 20
 
 
-def _node_line(host: Host, features: tuple[str, ...]) -> str:
+def node_line(host: Host, features: tuple[str, ...]) -> str:
+    """A node of slurm.conf, as its shape claims it."""
     shape = host.shape
     words = [
         f"NodeName={host.name} NodeAddr={host.address} NodeHostname={host.name}",
@@ -99,7 +100,8 @@ def _node_line(host: Host, features: tuple[str, ...]) -> str:
     return " ".join(words)
 
 
-def _partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], default: bool) -> str:
+def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], default: bool) -> str:
+    """A partition of slurm.conf over ``hosts``."""
     words = [f"PartitionName={name} Nodes={','.join(hosts)} State=UP Default={'YES' if default else 'NO'}"]
     words.append(f"MaxTime={partition.max_time or 'UNLIMITED'}")
     if partition.max_nodes is not None:

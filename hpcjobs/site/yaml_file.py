@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,7 +73,7 @@ def _located(
         hint = nearest(unknown[1], owner.__struct_fields__) if owner else None
     elif steps and str(steps[-1]).startswith(("time", "max_time")):
         hint = "a time limit is quoted text with a unit: '2h', '90m', '1-12:00:00' (bare 12:30:00 is 45000 to YAML)"
-    line = _line_of(text, steps)
+    line = line_of(text, steps)
     key = ".".join(str(step) for step in steps) or "the file"
     return ConfigError(f"{path}:{line}: {key}: {message}", hint=hint)
 
@@ -128,7 +128,7 @@ def _struct_at(kind: type[msgspec.Struct], steps: list[str | int]) -> type[msgsp
     return next((s for s in [current, *typing.get_args(current)] if hasattr(s, "__struct_fields__")), None)
 
 
-def _line_of(text: str, steps: list[str | int]) -> int:
+def line_of(text: str, steps: Sequence[str | int]) -> int:
     """Line (from 1) of the deepest key of ``steps`` that stands in ``text``."""
     node = yaml.compose(text, Loader=_Loader)
     line = 1

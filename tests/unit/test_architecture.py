@@ -30,7 +30,8 @@ ALLOWED = {
     "report": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sweeps": GROUND | {"site", "job", "scheduler", "run", "report", "hpcjobs"},
     "sandbox": GROUND | {"site", "hpcjobs"},
-    "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "hpcjobs"},
+    "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
+    "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "cloud", "hpcjobs"},
     "hpcjobs": {"site", "job", "run", "sweeps"},
     "__main__": {"cli"},
 }

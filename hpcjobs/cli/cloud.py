@@ -1,0 +1,112 @@
+"""``hpcjobs cloud``: clusters rented from a site's ``cloud:`` section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from hpcjobs.cloud.cluster import Cluster
+
+app = typer.Typer(
+    name="cloud",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Clusters rented from a site's cloud section: render, check, plan, up, down.",
+)
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--dir", help="The cluster's folder [~/.local/state/hpcjobs/cloud/SITE].", show_default=False),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def _cluster(site: str | None) -> Cluster:
+    from hpcjobs.cloud.cluster import settle
+    from hpcjobs.site.library import default_site, load_site
+
+    return settle(load_site(site or default_site()))
+
+
+@app.command()
+def render(
+    site: SiteName = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder to write [./SITE].", show_default=False)
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="vms: Terraform for plain machines. toolkit (GCP), soperator (Nebius): theirs.")
+    ] = "vms",
+) -> None:
+    """Write a folder that Terraform, or the provider's own tool, builds the cluster from. Builds nothing."""
+    from typing import cast
+
+    from hpcjobs.cloud import render as rendering
+
+    cluster = _cluster(site)
+    files = rendering.render(cluster, cast(rendering.Kind, kind))
+    folder = out or Path(cluster.name if kind == "vms" else f"{cluster.name}-{kind}")
+    rendering.write(files, folder)
+    for name in files:
+        print(folder / name)
+
+
+@app.command()
+def check(site: SiteName = None, folder: Folder = None, as_json: Json = False) -> None:
+    """Say what is wrong, risky or unsaid, and what it would cost; asks nobody. Exit code 4 on errors."""
+    from hpcjobs.cloud.check import check as checked
+    from hpcjobs.cloud.render import render as rendered
+
+    cluster = _cluster(site)
+    files = rendered(cluster)
+    if folder is not None:
+        files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.tf*") if path.is_file()}
+    report = checked(cluster, files)
+    if as_json:
+        print_json(report)
+    else:
+        print_table(["", "ABOUT", ""], [(f.level, f.about, f.text) for f in report.findings])
+        cost = report.estimate
+        if cost.per_hour is not None:
+            hourly = f"{cost.per_hour:.2f} {cost.currency} an hour"
+            print(f"estimate, by the site's own prices: {hourly} for {cost.nodes} nodes")
+            print(f"  not in it: {', '.join(cost.left_out)}")
+        print(f"checked offline against {report.checked_against}")
+    raise typer.Exit(4 if report.failed else 0)
+
+
+@app.command()
+def plan(site: SiteName = None, folder: Folder = None) -> None:
+    """Show what `up` would build or change."""
+    from hpcjobs.cloud import lifecycle
+
+    note(f"planned in {lifecycle.plan(_cluster(site), folder)}; hpcjobs cloud up builds it")
+
+
+@app.command()
+def up(site: SiteName = None, folder: Folder = None, yes: Yes = False) -> None:
+    """Build the cluster, or change it to what the site says now; your copy of the site learns its address."""
+    from hpcjobs.cloud import lifecycle
+
+    built = lifecycle.up(_cluster(site), folder, confirmed=yes)
+    lifecycle.say_what_is_next(built, note)
+
+
+@app.command()
+def down(
+    site: SiteName = None,
+    folder: Folder = None,
+    yes: Yes = False,
+    force: Annotated[bool, typer.Option("--force", help="Even while jobs run, or if nobody can say.")] = False,
+) -> None:
+    """Take the cluster down with its shared filesystem. Refused while jobs are in its queue."""
+    from hpcjobs.cloud import lifecycle
+
+    lifecycle.down(_cluster(site), folder, confirmed=yes, force=force)

@@ -1,0 +1,131 @@
+"""What can be said about a cluster before a cent is spent: offline, from the site file and the rendered folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from hpcjobs.cloud.cluster import Cluster
+from hpcjobs.cloud.estimate import Estimate, estimate
+from hpcjobs.cloud.schema import problems, provider_schema
+from hpcjobs.cloud.section import ANYWHERE
+from hpcjobs.cloud.values import gib
+
+Level = Literal["error", "warning", "note"]
+
+_SECRET = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\"private_key\"|AIza[\w-]{35}|ya29\.[\w-]{20}|AKIA[0-9A-Z]{16}"
+    r"|gh[pousr]_\w{36}|hf_\w{30}"
+)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing to know; an ``error`` would fail or do harm."""
+
+    level: Level
+    about: str
+    text: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``hpcjobs cloud check`` tells."""
+
+    site: str
+    provider: str
+    checked_against: str
+    """Provider and version whose schema the files were held against."""
+    findings: tuple[Finding, ...]
+    estimate: Estimate
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.level == "error" for finding in self.findings)
+
+
+def check(cluster: Cluster, files: Mapping[str, str]) -> Report:
+    """Hold ``files`` (as rendered, or as somebody changed them) and the cluster against everything known here."""
+    schema = provider_schema(cluster.cloud.provider)
+    priced = estimate(cluster)
+    found = [Finding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
+    found += [*_secrets(files), *_quota(cluster), *_money(cluster, priced), *_security(cluster), *_unsaid(cluster)]
+    return Report(
+        site=cluster.name,
+        provider=cluster.cloud.provider,
+        checked_against=f"{schema['source']} {schema['version']}",
+        findings=tuple(sorted(found, key=lambda f: ("error", "warning", "note").index(f.level))),
+        estimate=priced,
+    )
+
+
+def _secrets(files: Mapping[str, str]) -> Iterator[Finding]:
+    for name, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if _SECRET.search(line):
+                yield Finding(
+                    "error", "secrets", f"{name}:{number} looks like a key or token; it would stand in the state"
+                )
+
+
+def _quota(cluster: Cluster) -> Iterator[Finding]:
+    """Against the limits that the site itself says: nobody is asked."""
+    cloud, nodes = cluster.cloud, cluster.cloud.nodes.max
+    disk = (nodes + 1) * gib(cloud.disk.size) + (gib(cloud.shared.size) if cloud.shared.kind == "nfs" else 0)
+    allowed_disk = gib(cloud.quota.disk) if cloud.quota.disk else None
+    for what, needed, allowed in (
+        ("CPUs", nodes * cluster.machine.cpus + cluster.head.cpus, cloud.quota.cpus),
+        ("GPUs", nodes * cluster.gpus, cloud.quota.gpus),
+        ("GiB of disks", disk, allowed_disk),
+    ):
+        if allowed is not None and needed > allowed:
+            yield Finding("error", "quota", f"{needed} {what} are needed, the site's quota says {allowed}")
+        elif needed:
+            known = "the site says no quota" if allowed is None else f"of {allowed}"
+            yield Finding("note", "quota", f"{needed} {what} at most ({known})")
+
+
+def _money(cluster: Cluster, priced: Estimate) -> Iterator[Finding]:
+    budget = cluster.cloud.budget
+    if priced.per_hour is None:
+        yield Finding("warning", "price", "the site has no prices (prices: node_hour or gpu_hour): no estimate")
+    elif budget is not None and priced.per_hour * budget.hours > budget.amount:
+        cost = f"{priced.per_hour * budget.hours:.2f}"
+        text = f"{budget.hours:g} hours cost about {cost} {priced.currency}, the budget is {budget.amount:g}"
+        yield Finding("error", "budget", text)
+    elif budget is None:
+        yield Finding("note", "budget", "none said: the cluster costs until `hpcjobs cloud down`")
+
+
+def _security(cluster: Cluster) -> Iterator[Finding]:
+    cloud = cluster.cloud
+    if ANYWHERE & set(cloud.network.ssh_from):
+        yield Finding("warning", "ssh", "the whole world may try (open_to_world was said); keys only, no passwords")
+    else:
+        yield Finding("note", "ssh", f"to the head alone, from {', '.join(cloud.network.ssh_from) or 'nowhere yet'}")
+    key = cloud.disk.encryption_key
+    yield Finding("note", "encryption", f"disks: {key or 'at rest, with keys that the provider manages'}")
+    if cloud.provider == "gcp":
+        yield Finding(
+            "note", "identity", f"a service account without roles; scopes: {', '.join(cloud.scopes) or 'none'}"
+        )
+        if "cloud-platform" in cloud.scopes:
+            yield Finding("warning", "identity", "scope cloud-platform: every program may do what the account may")
+        level: Level = "note" if cloud.secure_boot else "warning"
+        boot = "secure boot, vTPM, integrity" if cloud.secure_boot else "vTPM and integrity, but no secure boot"
+        yield Finding(level, "shielded VM", boot)
+    else:
+        yield Finding("note", "identity", "machines have no service account")
+        yield Finding("note", "shielded VM", "Nebius has no such setting")
+
+
+def _unsaid(cluster: Cluster) -> Iterator[Finding]:
+    cloud = cluster.cloud
+    for name, said in (
+        ("project", cloud.project),
+        ("ssh.keys", cloud.ssh.keys),
+        ("network.ssh_from", cloud.network.ssh_from),
+    ):
+        if not said:
+            yield Finding("warning", name, f"not said: add cloud.{name} to your copy of the site before `up`")

@@ -1,0 +1,192 @@
+"""A site's ``cloud:`` section settled against the rest of the site and the table of machine types."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.cloud.machines import MACHINES, Machine
+from hpcjobs.cloud.section import PUBLIC_KEY, Cloud
+from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.site.models import Partition, Site
+from hpcjobs.site.yaml_file import line_of, read_yaml
+from hpcjobs.units import memory_bytes
+
+_FILESTORE_LEAST_GIB = {"BASIC_HDD": 1024, "BASIC_SSD": 2560, "ZONAL": 1024, "REGIONAL": 1024}
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
+_RESERVED_ADDRESSES = 16
+"""Of a subnet: the provider's own few, the head, the filesystem."""
+
+
+class Cluster(NamedTuple):
+    """What is to be built: everything settled, nothing contradicting anything."""
+
+    site: Site
+    cloud: Cloud
+    machine: Machine
+    head: Machine
+    partition: str
+    node: Partition
+    ssh_keys: tuple[str, ...]
+    """The public keys themselves; empty: said when it is built."""
+
+    @property
+    def name(self) -> str:
+        """Of the cluster and, with a number or ``-head`` after it, of its nodes."""
+        return self.site.name
+
+    @property
+    def gpus(self) -> int:
+        return self.cloud.gpu.count if self.cloud.gpu else 0
+
+    @property
+    def gpu_model(self) -> str | None:
+        return self.cloud.gpu.model if self.cloud.gpu else None
+
+
+class _File(msgspec.Struct, frozen=True):
+    """A site file with nothing but its cloud section looked at."""
+
+    cloud: Cloud | None = None
+
+
+class _Problem(NamedTuple):
+    key: str
+    message: str
+    hint: str | None = None
+
+
+def settle(site: Site) -> Cluster:
+    """The cluster that ``site`` describes.
+
+    Raises:
+        ConfigError: the site has no cloud section, or it is wrong, contradicts the partitions, or asks for what the
+            provider does not sell; names file, line and key.
+    """
+    path = Path(site.path)
+    if site.cloud is None:
+        raise ConfigError(f"{path}: site {site.name} has no cloud section", hint="docs/cloud.md shows what one says")
+    cloud = read_yaml(path, _File).cloud
+    assert cloud is not None  # the loader found the key
+    problem = next(_contradictions(site, cloud), None)
+    if problem is not None:
+        line = line_of(path.read_text(encoding="utf-8"), list(problem.key.split(".")))
+        raise ConfigError(f"{path}:{line}: {problem.key}: {problem.message}", hint=problem.hint)
+    partition = _partition(site, cloud)
+    return Cluster(
+        site=site,
+        cloud=cloud,
+        machine=MACHINES[cloud.machine],
+        head=MACHINES[cloud.head.machine],
+        partition=partition,
+        node=site.partitions[partition],
+        ssh_keys=tuple(_public_key(path, key) for key in cloud.ssh.keys),
+    )
+
+
+def _partition(site: Site, cloud: Cloud) -> str:
+    return cloud.partition or site.default_partition or ""
+
+
+def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
+    """What is wrong, the root of a chain of mistakes first: later checks may rely on earlier ones."""
+    if not _NAME.match(site.name):
+        yield _Problem("cloud", f"the file's name {site.name!r} names the machines: small letters, digits and '-' only")
+    if site.scheduler != "slurm":
+        yield _Problem("scheduler", f"a cloud cluster runs slurm, not {site.scheduler}")
+    for key, name in (("cloud.machine", cloud.machine), ("cloud.head.machine", cloud.head.machine)):
+        yield from _unknown_machine(cloud, key, name)
+    machine = MACHINES[cloud.machine]
+    yield from _wrong_gpus(cloud, machine)
+    if (name := _partition(site, cloud)) not in site.partitions:
+        yield _Problem("cloud.partition", f"the site has no partition {name!r}", nearest(name, site.partitions))
+    yield from _wrong_shape(cloud, machine, f"partitions.{name}", site.partitions[name])
+    yield from _wrong_storage(site, cloud)
+    yield from _wrong_network(cloud, machine)
+
+
+def _unknown_machine(cloud: Cloud, key: str, name: str) -> Iterator[_Problem]:
+    sold = {m.name for m in MACHINES.values() if m.provider == cloud.provider}
+    if name in sold:
+        return
+    if name in MACHINES:
+        yield _Problem(key, f"{name} is a machine of {MACHINES[name].provider}, not of {cloud.provider}")
+    yield _Problem(key, f"{cloud.provider} has no machine type {name!r}", nearest(name, sold))
+
+
+def _wrong_gpus(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:
+    if cloud.gpu is None:
+        if machine.gpus:
+            yield _Problem("cloud.machine", f"{machine.name} comes with {machine.gpus} x {machine.gpu_model}: say gpu")
+        return
+    counts = machine.gpu_counts(cloud.gpu.model)
+    if not counts:
+        models = [machine.gpu_model] if machine.gpu_model else [model for model, _ in machine.attachable]
+        allowed = f"it may have {', '.join(models)}" if models else "it has no GPUs"
+        yield _Problem("cloud.gpu.model", f"{machine.name} cannot have {cloud.gpu.model}: {allowed}")
+    if cloud.gpu.count not in counts:
+        allowed = " or ".join(str(count) for count in counts)
+        yield _Problem("cloud.gpu.count", f"{machine.name} has {allowed} x {cloud.gpu.model}, not {cloud.gpu.count}")
+
+
+def _wrong_shape(cloud: Cloud, machine: Machine, key: str, partition: Partition) -> Iterator[_Problem]:
+    """A partition whose nodes are not the machines that would be rented."""
+    node, gpu = partition.node, cloud.gpu
+    if node.cpus != machine.cpus:
+        yield _Problem(f"{key}.node.cpus", f"{node.cpus}, but {machine.name} has {machine.cpus}")
+    if node.mem is not None and memory_bytes(node.mem) > machine.mem_gib * (1 << 30):
+        hint = "leave a few GiB for the system: Slurm drains a node that has less than its partition says"
+        yield _Problem(f"{key}.node.mem", f"{node.mem}, but {machine.name} has {machine.mem_gib:g}G", hint)
+    if node.gpus != (gpu.count if gpu else 0):
+        yield _Problem(f"{key}.node.gpus", f"{node.gpus}, but cloud.gpu says {gpu.count if gpu else 'none'}")
+    if gpu and node.gpu_model not in (None, gpu.model):
+        yield _Problem(f"{key}.node.gpu_model", f"{node.gpu_model}, but cloud.gpu says {gpu.model}")
+    if partition.nodes != cloud.nodes.max:
+        yield _Problem(f"{key}.nodes", f"{partition.nodes}, but cloud.nodes.max says {cloud.nodes.max}")
+
+
+def _wrong_storage(site: Site, cloud: Cloud) -> Iterator[_Problem]:
+    shared = cloud.shared
+    if not f"{site.run_root}/".startswith(f"{shared.mount}/"):
+        yield _Problem("run_root", f"{site.run_root} is not on the shared filesystem, {shared.mount}")
+    if shared.kind == "filestore":
+        tier = shared.tier or "BASIC_HDD"
+        if tier not in _FILESTORE_LEAST_GIB:
+            yield _Problem("cloud.shared.tier", f"no tier {tier!r}", nearest(tier, _FILESTORE_LEAST_GIB))
+        least = _FILESTORE_LEAST_GIB[tier]
+        if memory_bytes(shared.size) < least << 30:
+            yield _Problem("cloud.shared.size", f"a {tier} filestore has at least {least}G, not {shared.size}")
+
+
+def _wrong_network(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:
+    room = ipaddress.ip_network(cloud.network.cidr).num_addresses - _RESERVED_ADDRESSES
+    if cloud.nodes.max > room:
+        bits = 32 - math.ceil(math.log2(cloud.nodes.max + _RESERVED_ADDRESSES))
+        network = cloud.network.cidr.partition("/")[0]
+        yield _Problem(
+            "cloud.network.cidr",
+            f"{cloud.network.cidr} has room for {max(room, 0)} nodes, not {cloud.nodes.max}",
+            f"{network}/{bits} would do",
+        )
+    if cloud.network.fabric is not None and not machine.fabric:
+        yield _Problem("cloud.network.fabric", f"{machine.name} has no InfiniBand: leave fabric out")
+
+
+def _public_key(site_file: Path, key: str) -> str:
+    """``key``, or what stands in the file it names (from the site file's folder)."""
+    if re.fullmatch(PUBLIC_KEY, key):
+        return key
+    path = site_file.parent / Path(key).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{site_file}: cloud.ssh.keys: {path} cannot be read: {error}") from error
+    if not re.fullmatch(PUBLIC_KEY, text):
+        raise ConfigError(f"{site_file}: cloud.ssh.keys: {path} does not hold one public key of OpenSSH")
+    return text

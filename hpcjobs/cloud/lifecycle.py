@@ -1,0 +1,145 @@
+"""A cluster's life: planned, built, taken down. Thin over Terraform, whose state stays in the cluster's folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcjobs.cloud import terraform
+from hpcjobs.cloud.check import Report, check
+from hpcjobs.cloud.cluster import Cluster
+from hpcjobs.cloud.render import default_folder, render, write
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
+from hpcjobs.files import write_beside
+from hpcjobs.process import Runner, run
+from hpcjobs.site.library import config_dir
+
+_TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
+
+
+class Built(NamedTuple):
+    """A cluster that is up."""
+
+    folder: Path
+    site_file: Path
+    """The user's copy of the site, which knows the address."""
+    head_address: str
+    nodes: dict[str, str]
+    """Name -> address inside the cluster."""
+    ssh: str
+    submit: str
+
+
+def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]:
+    """Render into the cluster's folder and check it.
+
+    Raises:
+        ConfigError: the check found errors.
+    """
+    files = render(cluster)
+    report = check(cluster, files)
+    if report.failed:
+        wrong = "\n".join(f"  {f.about}: {f.text}" for f in report.findings if f.level == "error")
+        raise ConfigError(f"{cluster.site.path}: cluster {cluster.name} cannot be built as it is:\n{wrong}")
+    out = folder or default_folder(cluster.name)
+    write(files, out)
+    return out, report
+
+
+def plan(cluster: Cluster, folder: Path | None = None) -> Path:
+    """Show what Terraform would do; nothing is built. Returns the folder."""
+    out, _ = prepare(cluster, folder)
+    _initialised(out)
+    terraform.stream(out, "plan")
+    return out
+
+
+def up(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = False) -> Built:
+    """Build the cluster, or change it to what the site says now; Terraform asks before it does unless ``confirmed``.
+
+    Raises:
+        ConfigError: the check found errors, or the site leaves open what is needed.
+        HpcJobsError: Terraform failed or was told no.
+    """
+    out, _ = prepare(cluster, folder)
+    _initialised(out)
+    try:
+        terraform.stream(out, "apply", *(["-auto-approve", "-input=false"] if confirmed else []))
+    finally:
+        terraform.secure_state(out)
+    told = terraform.outputs(out)
+    site_file = remember_login(cluster, f"{cluster.cloud.ssh.user}@{told['head_address']}")
+    return Built(out, site_file, told["head_address"], told["nodes"], told["ssh"], told["submit"])
+
+
+def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = False, force: bool = False) -> None:
+    """Take everything down, the shared filesystem included; Terraform asks before it does unless ``confirmed``.
+
+    Raises:
+        RequestError: jobs run or wait there, or nobody can say (``force`` goes on all the same).
+        HpcJobsError: nothing is built, or Terraform failed or was told no.
+    """
+    out = folder or default_folder(cluster.name)
+    if not (out / "terraform.tfstate").is_file():
+        raise HpcJobsError(f"nothing of {cluster.name} is built: no state in {out}", hint="--dir says another folder")
+    if not force:
+        refuse_while_jobs_run(terraform.outputs(out).get("ssh"))
+    try:
+        terraform.stream(out, "destroy", *(["-auto-approve", "-input=false"] if confirmed else []))
+    finally:
+        terraform.secure_state(out)
+
+
+def refuse_while_jobs_run(ssh: str | None, runner: Runner = run) -> None:
+    """Ask the cluster's own queue, over ``ssh`` (the command that logs in; None: nothing was ever built).
+
+    Raises:
+        RequestError: jobs are in the queue, or it cannot be asked.
+    """
+    if ssh is None:
+        return
+    words = [*shlex.split(ssh), "squeue", "--noheader", "--format=%i_%T_%u_%j"]
+    done = runner([words[0], "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", *words[1:]])
+    if done.code:
+        raise RequestError(
+            f"the queue cannot be asked, so jobs may run: {ssh}: {done.err.strip() or done.code}",
+            hint="--force takes the cluster down all the same",
+        )
+    if jobs := done.out.split():
+        listed = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
+        raise RequestError(
+            f"{len(jobs)} jobs are in the queue: {listed}",
+            hint="wait for them or cancel them; --force takes the cluster down all the same",
+        )
+
+
+def remember_login(cluster: Cluster, login: str) -> Path:
+    """Write ``login`` into the user's own copy of the site, made now if there is none; returns its path.
+
+    Where the site in use is neither the user's nor shipped (``./site_configs``), it is that file which is changed.
+    """
+    used = Path(cluster.site.path)
+    folder = used.parent if used.parent == Path.cwd() / "site_configs" else config_dir() / "site_configs"
+    own = folder / used.name
+    text = (own if own.is_file() else used).read_text(encoding="utf-8")
+    line = f"login: {login}"
+    changed, count = _TOP_LEVEL_LOGIN.subn(lambda _: line, text, count=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_beside(own, changed if count else f"{text.rstrip()}\n{line}\n", mode=0o644)
+    return own
+
+
+def say_what_is_next(built: Built, say: Callable[[str], None]) -> None:
+    """The lines a person needs after ``up``."""
+    say(f"head {built.head_address}, {len(built.nodes)} nodes: {', '.join(built.nodes)}")
+    say(f"state and files: {built.folder}")
+    say(f"site: {built.site_file}")
+    say(f"log in: {built.ssh}   (the nodes need some minutes: /var/log/hpcjobs-bootstrap.log)")
+    say(f"first job: {built.submit}")
+
+
+def _initialised(folder: Path) -> None:
+    terraform.stream(folder, "init", "-input=false")

@@ -1,0 +1,128 @@
+"""A settled cluster as a folder of files: Terraform for plain machines, or the provider's own Slurm standard."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import jinja2
+
+from hpcjobs import __version__
+from hpcjobs.cloud.cluster import Cluster
+from hpcjobs.cloud.hcl import assignments, literal
+from hpcjobs.cloud.slurm_files import gres_conf, slurm_conf
+from hpcjobs.cloud.values import gib, terraform_values
+from hpcjobs.data import shipped
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
+from hpcjobs.files import write_beside
+from hpcjobs.sandbox.packages import PACKAGES
+
+Kind = Literal["vms", "toolkit", "soperator"]
+KINDS: dict[str, tuple[Kind, ...]] = {"gcp": ("vms", "toolkit"), "nebius": ("vms", "soperator")}
+"""Provider -> what can be rendered for it."""
+
+_HEAD_ONLY = ("slurmctld", "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
+_WORKER_ONLY = ("slurmd",)
+_BASE = (
+    "ca-certificates", "curl", "gcc", "libopenmpi-dev", "nfs-common", "openmpi-bin", "openssh-client",
+    "openssh-server", "procps", "python3-dev", "python3-venv", "slurm-client", "sudo",
+)  # fmt: skip
+_IGNORED = """\
+# The state names everything that was built: keep it, and keep it to yourself.
+*.tfstate*
+.terraform/
+"""
+_ENDS_HERE = "SITE"
+"""The line that ends the site file inside the start-up script."""
+
+
+def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
+    """File name -> text of everything that the folder holds. Writes nothing.
+
+    Raises:
+        RequestError: the provider has no such ``kind``.
+        ConfigError: the site file cannot travel inside a script.
+    """
+    if kind not in KINDS[cluster.cloud.provider]:
+        allowed = " or ".join(KINDS[cluster.cloud.provider])
+        raise RequestError(f"no {kind} for {cluster.cloud.provider}", hint=f"say {allowed}")
+    folder = shipped("templates") / "cloud"
+    environment = _environment(folder)
+    context = _context(cluster)
+    if kind == "vms":
+        module = folder / cluster.cloud.provider
+        files = {path.name: path.read_text(encoding="utf-8") for path in sorted(module.glob("*.tf"))}
+        files["terraform.tfvars"] = assignments(terraform_values(cluster))
+        context["nodes_script"] = environment.get_template("nodes.sh.j2").render(context).rstrip()
+        files["bootstrap.sh"] = environment.get_template("bootstrap.sh.j2").render(context)
+        files[".gitignore"] = _IGNORED
+        files["README.md"] = environment.get_template("README.md.j2").render(context)
+        return files
+    names = sorted(path.name for path in (folder / kind).glob("*.j2"))
+    return {n.removesuffix(".j2"): environment.get_template(f"{kind}/{n}").render(context) for n in names}
+
+
+def _environment(folder: Path) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(folder)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    environment.filters["hcl"] = literal
+    return environment
+
+
+def _context(cluster: Cluster) -> dict[str, object]:
+    cloud, site = cluster.cloud, cluster.site
+    text = Path(site.path).read_text(encoding="utf-8").rstrip()
+    if _ENDS_HERE in text.splitlines():
+        raise ConfigError(f"{site.path}: a line that says {_ENDS_HERE} alone would end it in the start-up script")
+    return {
+        "cluster": cluster,
+        "cloud": cloud,
+        "provider": cloud.provider,
+        "name": cluster.name,
+        "version": __version__,
+        "mount": cloud.shared.mount,
+        "gpus": cluster.gpus,
+        "slots": cluster.gpus or cluster.machine.cpus,
+        "venv": site.environment.venv or "/opt/hpcjobs/venv",
+        "packages": [*_BASE, *(p for p in PACKAGES if p not in _HEAD_ONLY + _WORKER_ONLY)],
+        "head_packages": [*_HEAD_ONLY, *(["nfs-kernel-server"] if cloud.shared.kind == "nfs" else [])],
+        "worker_packages": list(_WORKER_ONLY),
+        "python_packages": cloud.packages or (f"hpcjobs[train,digits]=={__version__}",),
+        "site_text": text,
+        "slurm_conf": slurm_conf(cluster),
+        "gres_conf": gres_conf(cluster),
+        "values": terraform_values(cluster),
+        "shared_gb": gib(cloud.shared.size),
+        "boot_disk_gb": gib(cloud.disk.size),
+        "accelerator": terraform_values(cluster).get("gpu_type"),
+    }
+
+
+def default_folder(name: str) -> Path:
+    """Where the files and the state of cluster ``name`` are unless somebody says: the user's state folder."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "hpcjobs" / "cloud" / name
+
+
+def write(files: Mapping[str, str], out: Path) -> None:
+    """Write ``files`` into ``out`` (0700), each in one step; what else is there, the state above all, stays.
+
+    Raises:
+        HpcJobsError: the folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, text in files.items():
+            write_beside(out / name, text, mode=0o700 if name.endswith(".sh") else 0o600)
+    except OSError as error:
+        raise HpcJobsError(f"{out}: cannot be written: {error}") from error

@@ -1,0 +1,231 @@
+"""The ``cloud:`` section of a site: where the cluster is rented, and of what it is made.
+
+What a section says about itself is checked here; that it agrees with the site's partitions and with what the
+provider sells is checked by `hpcjobs.cloud.cluster.settle`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Literal
+
+from hpcjobs.site.models import Frozen
+from hpcjobs.units import memory_bytes
+
+Provider = Literal["gcp", "nebius"]
+
+ANYWHERE = frozenset(("0.0.0.0/0", "::/0"))
+PUBLIC_KEY = r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d+|sk-ssh-ed25519@openssh\.com) [A-Za-z0-9+/]+=* ?[\w@.: +-]*"
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
+
+
+def _check_size(field: str, value: str) -> None:
+    try:
+        size = memory_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
+    if size < 1 << 30:
+        raise ValueError(f"{field} must be at least 1G, not {value!r}")
+
+
+class Gpu(Frozen, frozen=True, kw_only=True):
+    """The GPUs of one node."""
+
+    model: str
+    """As the partition's node says it (``t4``, ``h100``)."""
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be positive, not {self.count}; leave gpu out for nodes without")
+
+
+class NodeCount(Frozen, frozen=True, kw_only=True):
+    """How many nodes the cluster may have; it starts with ``max``."""
+
+    max: int
+    min: int = 1
+
+    def __post_init__(self) -> None:
+        if self.min < 1:
+            raise ValueError(f"min must be positive, not {self.min}")
+        if self.max < self.min:
+            raise ValueError(f"max {self.max} is below min {self.min}")
+
+
+class Disk(Frozen, frozen=True, kw_only=True):
+    """The boot disk of a node."""
+
+    size: str = "100G"
+    type: str | None = None
+    """The provider's name for it; ``None``: the provider's ordinary SSD."""
+    encryption_key: str | None = None
+    """Self link of a key of yours (GCP); ``None``: encrypted with a key of the provider's."""
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size)
+        key = self.encryption_key
+        if key is not None and not re.fullmatch(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+", key):
+            raise ValueError(
+                f"encryption_key {key!r}: the key's name, projects/P/locations/L/keyRings/R/cryptoKeys/K, never a key"
+            )
+
+
+class Head(Frozen, frozen=True, kw_only=True):
+    """The node people log in to: it runs Slurm's controller, and NFS where that is the shared filesystem."""
+
+    machine: str
+    image: str | None = None
+    """``None``: the provider's Ubuntu without GPU driver."""
+    hour: float | None = None
+    """Its price in the currency of ``prices``, for the estimate."""
+
+
+class Shared(Frozen, frozen=True, kw_only=True):
+    """The filesystem all nodes see: homes, run folders, checkpoints."""
+
+    kind: Literal["nfs", "filestore", "virtiofs"]
+    """``nfs``: a disk of the head, exported. ``filestore``: GCP's. ``virtiofs``: Nebius'."""
+    mount: str
+    size: str
+    tier: str | None = None
+    """Filestore's tier; ``None``: BASIC_HDD."""
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size)
+        if not re.fullmatch(r"(/[A-Za-z0-9_][\w.-]*)+", self.mount, re.ASCII):
+            raise ValueError(f"mount {self.mount!r}: an absolute path of letters, digits, '_', '.', '-'")
+        if self.tier is not None and self.kind != "filestore":
+            raise ValueError(f"tier belongs to filestore, not to {self.kind}")
+
+
+class Network(Frozen, frozen=True, kw_only=True):
+    """The cluster's own network, and who may come in."""
+
+    cidr: str = "10.20.0.0/24"
+    subnet: str | None = None
+    """Nebius: an existing subnet (``vpcsubnet-...``) instead of a network of the cluster's own."""
+    fabric: str | None = None
+    """Nebius: the InfiniBand fabric of the GPU cluster (``fabric-2``)."""
+    ssh_from: tuple[str, ...] = ()
+    """Networks that may reach the head by ssh; none: said when it is built."""
+    open_to_world: bool = False
+    """Allows ``ssh_from`` to hold 0.0.0.0/0."""
+
+    def __post_init__(self) -> None:
+        _check_network("cidr", self.cidr)
+        for network in self.ssh_from:
+            _check_network("ssh_from", network)
+        if ANYWHERE & set(self.ssh_from) and not self.open_to_world:
+            raise ValueError("ssh_from lets the whole world try; name your networks, or say open_to_world: true")
+
+
+def _check_network(field: str, value: str) -> None:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"{field} {value!r} is no network: {error}; say 203.0.113.0/24, one address as /32") from error
+
+
+class Ssh(Frozen, frozen=True, kw_only=True):
+    """Who logs in: one user of the same number everywhere, whose home is on the shared filesystem."""
+
+    user: str = "hpc"
+    keys: tuple[str, ...] = ()
+    """Public keys, or files that hold one; none: said when it is built."""
+
+    def __post_init__(self) -> None:
+        if not _USER.match(self.user) or self.user == "root":
+            raise ValueError(f"user {self.user!r}: a user name of small letters and digits, other than root")
+        for key in self.keys:
+            if "PRIVATE KEY" in key:
+                raise ValueError("keys holds a private key: remove it here, replace it everywhere, give its .pub")
+            if not re.fullmatch(PUBLIC_KEY, key) and not key.endswith(".pub"):
+                raise ValueError(f"keys {key[:30]!r}: a public key (ssh-ed25519 AAAA...) or a file that ends in .pub")
+
+
+class Budget(Frozen, frozen=True, kw_only=True):
+    """What you mean to spend: ``amount``, in the currency of ``prices``, for ``hours`` of the whole cluster."""
+
+    amount: float
+    hours: float
+
+    def __post_init__(self) -> None:
+        for field in ("amount", "hours"):
+            if getattr(self, field) <= 0:
+                raise ValueError(f"{field} must be positive, not {getattr(self, field)}")
+
+
+class Quota(Frozen, frozen=True, kw_only=True):
+    """What the provider lets your project have in this region; ``None``: not known here."""
+
+    cpus: int | None = None
+    gpus: int | None = None
+    disk: str | None = None
+
+
+class Cloud(Frozen, frozen=True, kw_only=True):
+    """A rented cluster: a head and equal worker nodes."""
+
+    provider: Provider
+    region: str
+    zone: str | None = None
+    project: str | None = None
+    """Project the cluster belongs to; ``None``: said when it is built."""
+    partition: str | None = None
+    """Partition whose nodes these are; ``None``: the default one."""
+    machine: str
+    gpu: Gpu | None = None
+    nodes: NodeCount
+    head: Head
+    image: str | None = None
+    """Image (GCP) or image family (Nebius) of the nodes; ``None``: Ubuntu 24.04, with NVIDIA's driver for GPUs."""
+    disk: Disk = Disk()
+    shared: Shared
+    network: Network = Network()
+    ssh: Ssh = Ssh()
+    spot: bool = False
+    """Cheaper nodes that may be taken away at any moment."""
+    reservation: str | None = None
+    """Name (GCP) or capacity block group (Nebius) of capacity you reserved."""
+    secure_boot: bool = True
+    """GCP: only signed kernel modules; off for an image whose driver is built at the first start."""
+    scopes: tuple[str, ...] = ("logging.write", "monitoring.write")
+    """GCP: what programs on the nodes may do in your project's name."""
+    packages: tuple[str, ...] | None = None
+    """What pip installs on the nodes; ``None``: this hpcjobs with what its trainers need."""
+    labels: dict[str, str] = {}
+    quota: Quota = Quota()
+    budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        if self.spot and self.reservation is not None:
+            raise ValueError("reservation and spot exclude each other: reserved capacity is not taken away")
+        if self.provider == "gcp":
+            self._check_gcp()
+        else:
+            self._check_nebius()
+        for name, value in self.labels.items():
+            if not _LABEL_KEY.match(name) or not _LABEL_VALUE.match(value):
+                raise ValueError(f"labels {name}={value}: small letters, digits, '_', '-', starting with a letter")
+
+    def _check_gcp(self) -> None:
+        if self.zone is None:
+            raise ValueError(f"zone is missing: say which of {self.region} ({self.region}-a, ...)")
+        if self.zone.rpartition("-")[0] != self.region:
+            raise ValueError(f"zone {self.zone} is not in region {self.region}")
+        if self.shared.kind == "virtiofs":
+            raise ValueError("shared: virtiofs is Nebius'; GCP has nfs and filestore")
+        if self.network.subnet is not None or self.network.fabric is not None:
+            raise ValueError("network: subnet and fabric are Nebius'")
+
+    def _check_nebius(self) -> None:
+        if self.zone is not None:
+            raise ValueError("zone: a Nebius region has none; leave it out")
+        if self.shared.kind == "filestore":
+            raise ValueError("shared: filestore is GCP's; Nebius has virtiofs and nfs")
+        if self.disk.encryption_key is not None:
+            raise ValueError("disk: Nebius encrypts with keys of its own; leave encryption_key out")

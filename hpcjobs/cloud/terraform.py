@@ -1,0 +1,66 @@
+"""Terraform (or OpenTofu) as a program: found on PATH, run in a cluster's folder, its output passed on as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.errors import CommandMissingError, HpcJobsError
+from hpcjobs.process import run
+
+_PROGRAMS = ("terraform", "tofu")
+
+
+def program() -> str:
+    """``terraform``, else ``tofu``.
+
+    Raises:
+        CommandMissingError: neither is installed.
+    """
+    for name in _PROGRAMS:
+        if shutil.which(name):
+            return name
+    raise CommandMissingError(
+        "neither terraform nor tofu is on PATH",
+        hint="install one: developer.hashicorp.com/terraform/install or opentofu.org/docs/intro/install",
+    )
+
+
+def stream(folder: Path, *words: str) -> None:
+    """Run one command of Terraform in ``folder`` with the terminal as its own: progress, questions, colours.
+
+    Files it makes, the state among them, are readable to their owner alone.
+
+    Raises:
+        HpcJobsError: it ended with an error, which it has told.
+    """
+    before = os.umask(0o077)
+    try:
+        code = subprocess.run([program(), *words], cwd=folder, check=False).returncode
+    finally:
+        os.umask(before)
+    if code:
+        raise HpcJobsError(f"{program()} {words[0]} ended with {code} in {folder}")
+
+
+def outputs(folder: Path) -> Mapping[str, Any]:
+    """Output name -> value of what was applied in ``folder``; empty before.
+
+    Raises:
+        HpcJobsError: there is a state, and Terraform cannot read it.
+    """
+    done = run([program(), "output", "-json", "-no-color"], cwd=str(folder))
+    if done.code:
+        raise HpcJobsError(f"{program()} output ended with {done.code} in {folder}: {done.err.strip()}")
+    return {name: output["value"] for name, output in json.loads(done.out or "{}").items()}
+
+
+def secure_state(folder: Path) -> None:
+    """Take what others could read of the state away from them, whoever wrote it."""
+    for path in folder.glob("*.tfstate*"):
+        path.chmod(0o600)

@@ -1,0 +1,68 @@
+# A network of the cluster's own. From outside only the head is reached, by ssh; the nodes go out through NAT.
+
+resource "google_compute_network" "cluster" {
+  name                    = var.name
+  auto_create_subnetworks = false
+}
+
+resource "google_compute_subnetwork" "cluster" {
+  name                     = var.name
+  network                  = google_compute_network.cluster.id
+  region                   = var.region
+  ip_cidr_range            = var.cidr
+  private_ip_google_access = true
+
+  log_config {
+    aggregation_interval = "INTERVAL_10_MIN"
+    flow_sampling        = 0.1
+  }
+}
+
+resource "google_compute_firewall" "ssh" {
+  name          = "${var.name}-ssh"
+  description   = "People to the head"
+  network       = google_compute_network.cluster.id
+  source_ranges = var.ssh_from
+  target_tags   = ["${var.name}-head"]
+
+  allow {
+    protocol = "tcp"
+    ports    = ["22"]
+  }
+}
+
+resource "google_compute_firewall" "inside" {
+  name        = "${var.name}-inside"
+  description = "Machines of the cluster among themselves: ssh, NFS, Slurm, and the ports that MPI, NCCL and srun choose"
+  network     = google_compute_network.cluster.id
+  source_tags = [var.name]
+  target_tags = [var.name]
+
+  allow {
+    protocol = "tcp"
+    ports    = ["22", "2049", "6817-6819", "32768-60999"]
+  }
+
+  allow {
+    protocol = "icmp"
+  }
+}
+
+resource "google_compute_router" "out" {
+  name    = var.name
+  network = google_compute_network.cluster.id
+  region  = var.region
+}
+
+resource "google_compute_router_nat" "out" {
+  name                               = var.name
+  router                             = google_compute_router.out.name
+  region                             = var.region
+  nat_ip_allocate_option             = "AUTO_ONLY"
+  source_subnetwork_ip_ranges_to_nat = "ALL_SUBNETWORKS_ALL_IP_RANGES"
+}
+
+resource "google_compute_address" "head" {
+  name   = "${var.name}-head"
+  region = var.region
+}
