@@ -19,6 +19,7 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Cancel jobs; one that has ended already is no error."""
+    from hpcjobs.run.history import current_id
     from hpcjobs.run.select import select
     from hpcjobs.run.status import own_ids
     from hpcjobs.scheduler.connect import connect
@@ -26,7 +27,7 @@ def cancel(
     entries = sorted(select(jobs, site=site), key=lambda entry: (entry.scheduler, entry.slurm_conf or ""))
     cancelled = []
     for (kind, conf), group in groupby(entries, key=lambda entry: (entry.scheduler, entry.slurm_conf)):
-        ids = [own_ids(entry)[0] if entry.task is not None else entry.job_id for entry in group]
+        ids = [own_ids(entry)[0] if entry.task is not None else current_id(entry) for entry in group]
         connect(kind, conf).cancel(ids)
         cancelled += ids
     if as_json:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.run import logs, status, wait
+from hpcjobs.run.history import Incarnation, current_id, incarnations
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
 from hpcjobs.scheduler.base import JobRecord, State
@@ -52,9 +53,14 @@ class JobHandle:
         """
         return wait.exit_code(wait.wait([self.entry], timeout_s=timeout_s))
 
+    @property
+    def incarnations(self) -> list[Incarnation]:
+        """What ended each start of a job with ``retries``, and what came of it; oldest first."""
+        return incarnations(self.run_dir)
+
     def cancel(self) -> None:
         """End the job; no error if it has ended."""
-        connect(self.entry.scheduler, self.entry.slurm_conf).cancel([self.id])
+        connect(self.entry.scheduler, self.entry.slurm_conf).cancel([current_id(self.entry)])
 
     def logs(self, *, rank: int | None = None) -> str:
         """What the job has printed so far, or what one rank has."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcjobs.errors import SchedulerError
 from hpcjobs.run import index
 from hpcjobs.run.folder import ACCOUNTING
+from hpcjobs.run.history import current_id
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
@@ -82,7 +83,7 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
         for record in known.records
         if record.state is not State.UNKNOWN or Path(known.entry.run_dir).exists()
     ]
-    seen = {entry.job_id for entry in entries}
+    seen = {job_id for entry in entries for job_id in (entry.job_id, current_id(entry))}
     others = once(where.scheduler, where.slurm_conf).queue()
     rows += [Row(record, record.name, None, None) for record in others if record.job_id.split("_")[0] not in seen]
     return Listing(rows, [scheduler.error for scheduler in asked.values() if scheduler.error is not None])

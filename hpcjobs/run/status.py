@@ -17,11 +17,14 @@ import msgspec
 from hpcjobs.files import write_beside
 from hpcjobs.job.array import array_indices, task_ids
 from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
+from hpcjobs.run.history import current_id
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.models import Frozen
 
+# Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
+_PUT_BACK = (State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.REQUEUED)
 Connect = Callable[[str, "str | None"], Scheduler]
 
 
@@ -93,13 +96,13 @@ def _accounted(entry: Entry) -> list[JobRecord] | None:
         kept = msgspec.json.decode((Path(entry.run_dir) / ACCOUNTING).read_bytes(), type=list[JobRecord])
     except FileNotFoundError:
         return None
-    return _of(entry, {entry.job_id: kept})
+    return _of(entry, {current_id(entry): kept})
 
 
 def _ask(entries: list[Entry], scheduler: Scheduler) -> list[list[JobRecord]]:
     """One question about the living, one about those that are gone from the queue."""
     queued = _by_parent(scheduler.queue())
-    gone = [entry.job_id for entry in entries if all_ended(entry) or not _of(entry, queued)]
+    gone = [current_id(entry) for entry in entries if all_ended(entry) or not _of(entry, queued)]
     accounted = _by_parent(scheduler.account(gone) if gone else [])
     return [_settle(entry, _of(entry, queued), _of(entry, accounted)) for entry in entries]
 
@@ -118,8 +121,13 @@ def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
 
 
 def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
-    """The entry's records: all of its job's, or those of the one array task that is meant."""
-    records = by_parent.get(entry.job_id, [])
+    """The entry's records: all of its job's, or those of the one array task that is meant.
+
+    A job that another one carries on keeps its own id.
+    """
+    records = by_parent.get(current := current_id(entry), [])
+    if current != entry.job_id:
+        return [msgspec.structs.replace(record, job_id=entry.job_id) for record in records]
     if entry.task is None:
         return records
     (only,) = own_ids(entry)
@@ -129,7 +137,8 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
 def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
     """For each task the word that counts: the queue's while it is alive there (a requeued job is, whatever
     it wrote about its last incarnation), else the accounting's, else the job's own."""
-    alive = [record for record in queued if not record.state.ended and record.state is not State.COMPLETING]
+    put_back = any(record.state in _PUT_BACK for record in accounted)
+    alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
     if not alive and all(record.state.ended for record in accounted) and _whole(entry, accounted):
         keep_accounting(entry, accounted)
         return accounted

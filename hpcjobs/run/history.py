@@ -1,0 +1,60 @@
+"""The incarnations of a job that is started again, as its own script wrote them down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.run.index import Entry
+
+HISTORY, CONTINUED = "incarnations.jsonl", Path("survival", "continued")
+
+
+class Incarnation(msgspec.Struct, frozen=True):
+    """One start of a job and its end. Times are seconds since 1970; None: nobody could tell."""
+
+    job_id: str
+    started: float
+    ended: float | None
+    nodes: str
+    exit_code: int | None
+    why: str
+    """``completed``, ``timeout``, ``preempt``, ``node`` or ``error``."""
+    steps: int
+    """Steps done since the very first start."""
+    saved: int
+    """Of these, what a next incarnation would take up."""
+    decision: str
+    """``requeued``, ``requeued by Slurm``, ``resubmitted as ID``, ``completed``, or ``ended:`` and the reason."""
+
+    @property
+    def lost(self) -> int:
+        """Steps that were, or would have to be, done again."""
+        return 0 if self.why == "completed" else self.steps - self.saved
+
+
+def incarnations(run_dir: Path) -> list[Incarnation]:
+    """Oldest first; none for a job without ``--retries``. A line that the job was killed over is left out."""
+    try:
+        lines = (run_dir / HISTORY).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [found for found in map(_read, lines) if found is not None]
+
+
+def _read(line: bytes) -> Incarnation | None:
+    try:
+        return msgspec.json.decode(line, type=Incarnation)
+    except msgspec.MsgspecError:
+        return None
+
+
+def current_id(entry: Entry) -> str:
+    """The scheduler's id of the job that carries ``entry`` on: another one where requeueing is forbidden."""
+    if entry.array is not None:
+        return entry.job_id
+    try:
+        return (Path(entry.run_dir) / CONTINUED).read_text(encoding="ascii").strip() or entry.job_id
+    except FileNotFoundError:
+        return entry.job_id
