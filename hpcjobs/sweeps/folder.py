@@ -50,6 +50,8 @@ class Definition(Frozen, frozen=True):
     """What the site file says about the queue."""
     pack: int = 1
     """Cells per array task."""
+    pack_parallel: int = 1
+    """How many of them at once."""
 
 
 class Chunk(Frozen, frozen=True):

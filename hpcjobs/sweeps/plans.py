@@ -54,7 +54,8 @@ def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], 
     program, pack = identity(definition), definition.pack
     code = code_state(Path(definition.job.chdir))
     number, start, chunks = folder.next_number(), 0, []
-    for cut in cuts(-(-len(cells) // pack), limits, max_parallel=definition.max_parallel):
+    most = None if definition.max_parallel is None else definition.max_parallel // definition.pack_parallel
+    for cut in cuts(-(-len(cells) // pack), limits, max_parallel=most):
         lines = cells[start : start + cut.tasks * pack]
         after = number - 1 if cut.after_previous else None
         chunk = Chunk(number=number, cells=[cell.id for cell in lines], pack=pack, after=after)
@@ -76,7 +77,8 @@ def identity(definition: Definition) -> Program:
 
 def _chunk_plan(folder: SweepFolder, definition: Definition, chunk: Chunk, array: str) -> Plan:
     job = definition.job
-    env = job.env | {"HPCJOBS_SWEEP": str(folder.path), "HPCJOBS_PACK": str(chunk.pack)}
+    packing = {"HPCJOBS_PACK": str(chunk.pack), "HPCJOBS_LANES": str(min(chunk.pack, definition.pack_parallel))}
+    env = job.env | {"HPCJOBS_SWEEP": str(folder.path)} | packing
     run_dir = folder.chunk_dir(chunk.number)
     job = replace(job, env=env, resources=replace(job.resources, array=array), run_root=str(run_dir.parent))
     return plan_of(job, run_dir, made_by=definition.made_by)

@@ -48,6 +48,7 @@ class SweepSpec(JobSpec, frozen=True):
     cells: list[dict[str, Any]] = []
     max_parallel: int | None = None
     pack: int | None = None
+    pack_parallel: int | None = None
     passing: Passing | None = None
 
 
@@ -105,6 +106,7 @@ def define(
     template: str | None = None,
     max_parallel: int | None = None,
     pack: int = 1,
+    pack_parallel: int = 1,
     passing: Passing | None = None,
     made_by: str = "hpcjobs.sweep",
     **said: Any,
@@ -115,16 +117,26 @@ def define(
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
-    for option, value in (("pack", pack), ("max_parallel", max_parallel)):
+    for option, value in (("pack", pack), ("pack_parallel", pack_parallel), ("max_parallel", max_parallel)):
         if value is not None and value < 1:
             raise RequestError(f"{option}={value}: say 1 or more")
+    if max_parallel is not None and max_parallel < pack_parallel:
+        raise RequestError(
+            f"pack_parallel={pack_parallel} cells of one array task are more than max_parallel={max_parallel}"
+        )
     said_array = said.get("array") or (spec.spec.resources.array if spec is not None else None)
     if said_array:
         raise RequestError("a sweep makes its own arrays: leave array out")
     job = plan(program, site=where, spec=spec, name=name, template=template or TEMPLATE, made_by=made_by, **said).job
+    if pack_parallel > 1 and (job.ntasks > 1 or job.launcher not in ("srun", "spawn")):
+        raise RequestError(
+            f"pack_parallel={pack_parallel} is for cells of one task started by srun or spawn;"
+            f" these have {job.ntasks}, started by {job.launcher}",
+            hint="--pack alone runs the cells of an array task one after the other",
+        )
     definition = Definition(
         name=job.name, job=job, cells=[], made_by=made_by, passing=passing, max_parallel=max_parallel,
-        max_submit_jobs=where.max_submit_jobs, pack=pack,
+        max_submit_jobs=where.max_submit_jobs, pack=pack, pack_parallel=pack_parallel,
     )  # fmt: skip
     what = identity(definition)
     cells = {cell.id: cell for cell in (cell_of(what, point) for point in checked(points))}

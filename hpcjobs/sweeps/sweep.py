@@ -116,6 +116,7 @@ def sweep(
     name: str | None = None,
     max_parallel: int | None = None,
     pack: int = 1,
+    pack_parallel: int = 1,
     **said: Any,
 ) -> Sweep:
     """A sweep of a trainer (``"ddp"``), a command (``["./model", "{lr}"]``) or a Python function.
@@ -127,6 +128,7 @@ def sweep(
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
     said |= {"site": site, "name": name, "max_parallel": max_parallel, "pack": pack}
+    said["pack_parallel"] = pack_parallel
     if not callable(what):
         return of_definition(define([what] if isinstance(what, str) else list(what), points, **said))
     from hpcjobs.sweeps import functions

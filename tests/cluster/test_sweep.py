@@ -171,6 +171,21 @@ def test_killing_the_submitter_anywhere_loses_no_cell_and_runs_none_twice(folder
         (folder / "ran").unlink()
 
 
+def test_packed_cells_may_run_at_once_each_with_a_port_and_threads_of_its_own(folder: Path) -> None:
+    """Each binds its port and waits there for the other three: one after the other they would never end."""
+    (folder / "meet.py").write_text(
+        "import os, pathlib, socket, time\n"
+        "with socket.create_server(('', int(os.environ['MASTER_PORT']))):\n"
+        "    pathlib.Path(f'here-{os.environ[\"HPCJOBS_PARAM_I\"]}').write_text(os.environ['OMP_NUM_THREADS'])\n"
+        "    while len(list(pathlib.Path().glob('here-*'))) < 4:\n"
+        "        time.sleep(0.05)\n"
+    )
+    at_once = ("--pack", "4", "--pack-parallel", "4", "-c", "8", "--max-parallel", "4", "--pass", "env")
+    sweep(*SITE, "--name", "lanes", "--set", "i=0..3", *at_once, "--wait", "meet.py")
+    assert [(folder / f"here-{i}").read_text() for i in range(4)] == ["2"] * 4
+    assert len({row["job_id"] for row in rows("lanes")}) == 1
+
+
 def test_packed_cells_have_their_own_result_and_log_and_fail_alone(folder: Path) -> None:
     (folder / "broken-4").touch()
     begun = sweep(

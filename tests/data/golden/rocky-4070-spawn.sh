@@ -65,10 +65,14 @@ export PATH="/usr/local/cuda/bin:$PATH"
 # --- what every task is told
 MASTER_ADDR=127.0.0.1
 # A port that is free on this node, where rank 0 will run; jobs start their search apart from each other.
-MASTER_PORT=$((15000 + (10#${job_id//[!0-9]/} * 7 + UID) % 16000))
-while grep -qi ":$(printf '%04X' "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 2>/dev/null; do
-    MASTER_PORT=$((MASTER_PORT + 1))
-done
+free_port() { # FROM
+    local port=$1
+    while grep -qi ":$(printf '%04X' "$port") " /proc/net/tcp /proc/net/tcp6 2>/dev/null; do
+        port=$((port + 1))
+    done
+    echo "$port"
+}
+MASTER_PORT=$(free_port $((15000 + (10#${job_id//[!0-9]/} * 7 + UID) % 16000)))
 export MASTER_ADDR MASTER_PORT
 export HPCJOBS_NNODES=1
 export HPCJOBS_NTASKS=$((HPCJOBS_NNODES * 2))
