@@ -24,6 +24,8 @@ VERBS = {
     "sweep": ("sweep", "Many runs of one program: submit, status, resume, results, cancel."),
     "scale": ("scale", "A scaling study: one program at several node counts."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),
+    "fabric": ("fabric", "Measure the nodes of an allocation; name the bad ones."),
+    "nodes": ("nodes", "What is remembered of nodes, and which ones submit leaves out."),
     "sites": ("sites", "The sites known here, and what each one says."),
     "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),

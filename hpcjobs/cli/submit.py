@@ -80,6 +80,7 @@ def submit(
         **_after(after or [], site),
         **{key: value for key, value in said.items() if value is not None},
     )
+    say_left_out(plan)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
         _print_sources(plan, as_json=as_json)
     if dry_run or explain:
@@ -94,6 +95,12 @@ def submit(
         from hpcjobs.cli.wait import follow_to_end, wait_for
 
         raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
+
+
+def say_left_out(plan: Plan) -> None:
+    """A node that is left out is never left out in silence."""
+    for node, why in plan.job.left_out.items():
+        note(f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it")
 
 
 def sbatch_options(words: list[str]) -> dict[str, object]:

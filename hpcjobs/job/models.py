@@ -95,6 +95,8 @@ class Job(Frozen, frozen=True):
     """None: whatever ends it ends it for good."""
     lead_s: int | None
     """Seconds ahead of the time limit at which the program is told; None: from what it measures."""
+    left_out: dict[str, str]
+    """Nodes excluded because a check found them bad, each with the reason."""
 
     @property
     def ntasks(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
@@ -67,7 +68,8 @@ def plan(
         "retries": retries,
         "lead": lead,
     }
-    job = resolve([*layers, Layer("flag", _spec(fields))], where)
+    avoid = avoided_on(where.name) if where.scheduler == "slurm" else {}
+    job = resolve([*layers, Layer("flag", _spec(fields))], where, avoid=avoid)
     return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.avoid import still_left_out
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Job, JobSpec, Layer
@@ -47,10 +48,11 @@ class _Settled:
             self.set(field, value, source)
 
 
-def resolve(layers: Sequence[Layer], site: Site) -> Job:
-    """The job that ``layers`` (later ones win) ask of ``site``.
+def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | None = None) -> Job:
+    """The job that ``layers`` (later ones win) ask of ``site``, away from the nodes ``avoid`` (each with the reason).
 
-    Precedence: site defaults < partition defaults < layers in order. An explicit null clears.
+    Precedence: site defaults < partition defaults < layers in order. An explicit null clears; of ``exclude`` it
+    clears ``avoid`` too.
 
     Raises:
         RequestError: nothing to run, an unknown partition or launcher, or a limit exceeded; every
@@ -68,6 +70,7 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
     argv = program_argv(spec.program, python=python, chdir=chdir)
     hosts = _hosts(settled, site)
     retries, lead_s = _survival(spec, site, settled)
+    left_out = _leave_out(avoid or {}, settled, partition)
     job = Job(
         name=spec.name or default_name(spec.program),
         site=site.name,
@@ -99,6 +102,7 @@ def resolve(layers: Sequence[Layer], site: Site) -> Job:
         run_root=str(_run_root(site, chdir)),
         retries=retries,
         lead_s=lead_s,
+        left_out=left_out,
     )
     check_env(job.env, job.sources)
     check_limits(job, site, partition)
@@ -177,6 +181,19 @@ def _survival(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | N
         settled.default("requeue", True, "retries")
         settled.default("signal", f"B:USR1@{lead_s or WARNING_S}", "retries")
     return retries, lead_s
+
+
+def _leave_out(avoid: Mapping[str, str], settled: _Settled, partition: Partition | None) -> dict[str, str]:
+    """Exclude what can be done without, beside what the user excludes; the nodes, with the reasons."""
+    said, source = settled.values["exclude"], settled.sources.get("exclude")
+    if said is None and source is not None:
+        return {}
+    wanted, named = settled.values["nodes"], settled.values["nodelist"]
+    found = still_left_out(avoid, nodes=wanted, nodelist=named, partition=partition)
+    if found:
+        sources = ", ".join(filter(None, (source, "record of nodes")))
+        settled.set("exclude", ",".join(filter(None, (said, *found))), sources)
+    return found
 
 
 def _hosts(settled: _Settled, site: Site) -> tuple[str, ...]:

@@ -134,6 +134,7 @@ def _header(job: Job, made_by: str, template: str) -> list[str]:
     if job.rehearsal:
         lines.append("rehearsal: the sandbox on this machine plays the site, with this machine's software")
     lines.append(f"made by: {made_by}")
+    lines += [f"leaves out {node}: {why}" for node, why in job.left_out.items()]
     return [re.sub(r"[\x00-\x1f\x7f]", "?", line) for line in lines]
 
 

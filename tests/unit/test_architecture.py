@@ -23,6 +23,7 @@ ALLOWED = {
     "process": {"errors"},
     "runtime": set[str](),
     "trainers": {"runtime"},
+    "fabric": {"runtime"},
     "site": GROUND,
     "job": GROUND | {"site", "runtime", "hpcjobs"},
     "scheduler": GROUND | {"site", "job", "runtime", "hpcjobs"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "hpcjobs": {"site", "job", "run", "sweeps"},
     "__main__": {"cli"},
 }
-STDLIB_ONLY = {"runtime"}
+STDLIB_ONLY = {"runtime", "fabric"}
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 
 

@@ -18,11 +18,11 @@ from importlib import import_module
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
+from hpcjobs.trainers.core.mpi import SPEAKS, first_word, launched_by
 from hpcjobs.trainers.core.rendezvous import open_store, roll_call
 from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
 
 START_TIMEOUT_S = 55.0
-SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK", "PMIX_RANK")}
 WANTS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 
 
@@ -76,21 +76,11 @@ def _unspoken(env: DistEnv, family: str) -> WorldMismatch:
     )
 
 
-def launched_by() -> str:
-    """Who started this rank, in words; with the MPI type where it was srun."""
-    said = os.environ.get("HPCJOBS_LAUNCHED_BY")
-    if said is not None:
-        return said
-    kind = os.environ.get("SLURM_MPI_TYPE")
-    return "the launcher" if kind is None else f"srun --mpi={kind}"
-
-
 def mpi_library() -> str:
     """Name and version of the MPI that Horovod was linked to, such as `Open MPI v4.1.4`."""
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     ctypes.CDLL(import_module("horovod.torch.mpi_lib_v2").__file__).MPI_Get_library_version(text, ctypes.byref(length))
-    first = text.value.decode(errors="replace").splitlines()[0]
-    return first.split(",")[0].replace("MPICH Version:", "MPICH").strip()
+    return first_word(text.value.decode(errors="replace"))
 
 
 def _init(over: str) -> None:

@@ -1,0 +1,96 @@
+"""``hpcjobs fabric``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json
+
+if TYPE_CHECKING:
+    from hpcjobs.job.models import Plan
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def _opt(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+Partition = Annotated[str | None, _opt("--partition", "-p", help="Partition.")]
+Option = Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")]
+
+
+@app.callback(invoke_without_command=True)
+def fabric(
+    context: typer.Context,
+    site: SiteName = None,
+    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes.")] = None,
+    partition: Partition = None,
+    nodelist: Annotated[str | None, _opt("--nodelist", "-w", help="These nodes: n[01-04].")] = None,
+    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs to compute with, per node.")] = None,
+    time: Annotated[str | None, _opt("--time", "-t", help="Time limit [10m].")] = None,
+    option: Option = None,
+    tolerance: Annotated[float, typer.Option(help="A node may be so far below the median.", min=0.0, max=1.0)] = 0.3,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave the collectives out: at most a minute.")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Measure every node of an allocation and name the bad ones: exit code 19, and `submit` leaves them out."""
+    if context.invoked_subcommand is not None:
+        return
+    from hpcjobs.cli.submit import sbatch_options
+    from hpcjobs.run import fabric as checks
+
+    said = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
+    asked: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
+    words = shlex.join(["hpcjobs", *sys.argv[1:]])
+    plan = checks.check_plan(
+        site, tolerance=tolerance, quick=quick, made_by=words, **sbatch_options(option or []), **asked
+    )
+    code = _run(plan, dry_run=dry_run, quiet=as_json)
+    if as_json and not dry_run:
+        print_json(checks.read_report(plan.run_dir))
+    raise typer.Exit(code)
+
+
+@app.command()
+def build(
+    site: SiteName = None,
+    partition: Partition = None,
+    option: Option = None,
+    target: Annotated[str, typer.Option(help="cuda, cpu, or auto: what the node has.")] = "auto",
+    dry_run: DryRun = False,
+) -> None:
+    """Compile the CUDA and MPI program on a node, with the site's modules; prints where it lies."""
+    import hpcjobs
+    from hpcjobs.cli.submit import sbatch_options
+
+    asked: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, "time": "10m"} | (
+        {"partition": partition} if partition else {}
+    )
+    plan = hpcjobs.plan(
+        ["hpcjobs.fabric.build", target],
+        site=site,
+        name="fabric-build",
+        made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
+        **{**asked, **sbatch_options(option or [])},
+    )
+    raise typer.Exit(_run(plan, dry_run=dry_run))
+
+
+def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
+    """Submit, print the log as it comes, and give the job's exit code."""
+    import hpcjobs
+    from hpcjobs.cli.wait import follow_to_end
+
+    if dry_run:
+        sys.stdout.write(plan.script)
+        return 0
+    handle = hpcjobs.submit(plan)
+    note(f"job {handle.id} on site {plan.job.site}; run folder {plan.run_dir}")
+    return handle.wait() if quiet else follow_to_end(handle)

@@ -1,0 +1,43 @@
+"""``hpcjobs nodes``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def nodes(
+    site: SiteName = None,
+    clear: Annotated[
+        list[str] | None, typer.Option("--clear", help="Forget what is held against this node.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What checks have found of a site's nodes, and until when `submit` leaves a bad one out."""
+    from hpcjobs.job import avoid
+    from hpcjobs.site.library import default_site, load_site
+
+    name = load_site(site or default_site()).name
+    if clear:
+        avoid.clear(name, clear)
+        note(f"cleared: {', '.join(clear)}")
+        return
+    found = avoid.standings(name)
+    if as_json:
+        rows = [standing.last._asdict() | {"left_out_until": standing.avoided_until} for standing in found.values()]
+        print_json({"record": str(avoid.record_of(name)), "nodes": rows})
+        return
+    if not found:
+        print(f"no verdicts in {avoid.record_of(name)}; hpcjobs fabric gives them")
+        return
+    table = [
+        (node, last.verdict, clock(last.time), last.job_id or "-", clock(until), last.reason)
+        for node, (last, _, until) in sorted(found.items())
+    ]
+    print_table(["node", "verdict", "at", "job", "left out until", "why"], table)

@@ -1,0 +1,133 @@
+"""``python -m hpcjobs.fabric.build``: compile matmul.cpp on the node that will run it, and print where it lies.
+
+Kept in ``~/.cache/hpcjobs/fabric`` by compiler, MPI, kind of CPU and source, so that a new module or another kind of
+node gets a program of its own, and the second rank finds that of the first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcjobs.runtime.exits import MissingData, TrainerError, UsageError
+
+SOURCE = Path(__file__).with_name("matmul.cpp")
+TARGETS = ("auto", "cpu", "cuda")
+_TOLD_LINES = 12
+
+
+class BuildError(TrainerError):
+    """The compiler refused."""
+
+
+def build(target: str = "auto") -> Path:
+    """The program for this node, compiled if it has not been.
+
+    ``auto`` is CUDA where there are nvcc and a device, else C++ with OpenMP.
+
+    Raises:
+        MissingData: no compiler on PATH. BuildError: it refused; its last lines are quoted.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"target {target!r}", hint="one of " + ", ".join(TARGETS))
+    mpicxx = _found("mpicxx", "is MPI's module named in the site file, and its compiler installed?")
+    cuda = target == "cuda" or (target == "auto" and _has_device() and shutil.which("nvcc") is not None)
+    if cuda:
+        nvcc = _found("nvcc", "is CUDA's module named in the site file?")
+        arch = ["-arch=native"] if _has_device() else []
+        attempts = [[nvcc, "-x", "cu", "-ccbin", mpicxx, "-O3", "-std=c++17", *arch, *how] for how in _CUBLAS]
+    else:
+        attempts = [[mpicxx, "-O3", "-march=native", "-fopenmp", "-std=c++17"]]
+    program = cache_folder() / _key(attempts[0]) / "matmul"
+    with _alone(program):
+        if not program.exists():
+            _compile(attempts, program)
+    return program
+
+
+_CUBLAS = (["-lcublas"], ["-DNO_CUBLAS"])
+"""A CUDA installation may come without cuBLAS."""
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/hpcjobs/fabric``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs" / "fabric"
+
+
+def _found(name: str, hint: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise MissingData(f"no {name} in the PATH of {platform.node()}", hint=hint)
+    return path
+
+
+def _has_device() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+def _key(command: list[str]) -> str:
+    """Differs where the program must: source, compilers and their versions, MPI, instructions of the CPU."""
+    text = [*command, _answer([command[0], "--version"]), _answer(["mpicxx", "-show"])]
+    text += [_answer(["mpicxx", "--version"]), _answer(["mpirun", "--version"]), _instructions()]
+    return hashlib.sha256(SOURCE.read_bytes() + "\0".join(text).encode()).hexdigest()[:16]
+
+
+def _answer(command: list[str]) -> str:
+    """What a program says of itself; nothing, where there is no such program."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def _instructions() -> str:
+    """Of the CPU: what ``-march=native`` looks at."""
+    told = re.search(r"^(?:flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return platform.machine() + (told[0] if told else "")
+
+
+@contextmanager
+def _alone(program: Path) -> Iterator[None]:
+    """One process at a time: all ranks of a job come here together."""
+    program.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(program.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(attempts: list[list[str]], program: Path) -> None:
+    """By the first of ``attempts`` that the compiler accepts; beside, then renamed."""
+    beside = program.with_name(f".matmul.{os.getpid()}")
+    for command in attempts:
+        line = [*command[:-1], str(SOURCE), command[-1], "-o", str(beside)]  # libraries come after the source
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode == 0:
+            beside.replace(program)
+            return
+    told = "\n".join((done.stdout + done.stderr).splitlines()[-_TOLD_LINES:])
+    raise BuildError(f"{' '.join(line)} ended with {done.returncode} on {platform.node()}: {told}")
+
+
+def main(argv: list[str]) -> int:
+    """Build, print the path; the exit code."""
+    try:
+        if len(argv) > 1:
+            raise UsageError("usage: python -m hpcjobs.fabric.build [auto|cpu|cuda]")
+        print(build(*argv))
+    except TrainerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

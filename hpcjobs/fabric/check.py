@@ -1,0 +1,249 @@
+"""``python -m hpcjobs.fabric.check``: on the first node of a job, measures all of its nodes and says who is bad.
+
+In this order, since each step trusts those who passed the one before:
+
+    who answers      an agent on every node, each a step of its own, has `GREETING_S` to say its address
+    who reaches whom round trips between all pairs, by the chosen interface and the names that trainers use
+    how fast         streams between pairs, both ways, one pair of a node at a time; memory; the CUDA and MPI program
+    together         all-reduce of MPI, torch and Horovod over the nodes that are left
+
+Writes ``fabric.json`` into the run folder, appends to the site's record of nodes, and ends with 19 if a node is bad.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.fabric.nodes import Agent, Failed, Place, agents, run
+from hpcjobs.fabric.report import Findings, collectives, remember, report, table
+from hpcjobs.fabric.verdict import TOLERANCE, Judged, Node, best, judge, outliers
+from hpcjobs.runtime.hostlist import hosts_of
+
+NODE_IS_BAD = 19
+GREETING_S = 25.0
+ANSWER_S = 15.0
+STREAM_S = 0.3
+AGAIN = 2
+_ALL_PAIRS = 16  # more nodes than these stream to so many others each, not to all
+
+
+def check(place: Place, folder: Path, *, quick: bool, tolerance: float) -> Findings:
+    """Measure every node of ``place``; programs leave their figures in ``folder``.
+
+    Rates keep their best: while one is an outlier it is measured again, so that a moment's disturbance is not held
+    against a node.
+    """
+    found = Findings([Node(host) for host in place.hosts])
+    with agents(place) as everyone:
+        peers = _greet(everyone, found.nodes, suffix=place.suffix)
+        present = [agent for agent in everyone if agent.host in peers]
+        if len(place.hosts) > 1:
+            _reach(present, found.nodes, peers)
+        sound = [agent for agent in present if not _of(found.nodes, agent.host).failures]
+        for _ in range(1 + AGAIN):
+            if len(sound) > 1:
+                _stream(sound, found.nodes, peers)
+            _memory(sound, found.nodes)
+            if not outliers(found.nodes, "network_bytes_per_s", "memory_bytes_per_s", tolerance=tolerance):
+                break
+    sound_nodes = [node for node in found.nodes if not node.failures]
+    if sound_nodes:
+        for _ in range(1 + AGAIN):
+            _multiply(place, sound_nodes, found, folder, quick=quick)
+            if not outliers(found.nodes, "flops", tolerance=tolerance):
+                break
+        if not quick and len(sound_nodes) > 1:
+            _together(place, sound_nodes, found, folder)
+    return found
+
+
+def _of(nodes: Sequence[Node], host: str) -> Node:
+    return next(node for node in nodes if node.host == host)
+
+
+def _greet(everyone: Sequence[Agent], nodes: Sequence[Node], *, suffix: str) -> dict[str, dict[str, Any]]:
+    """The agents that came, by host, with where they listen."""
+    deadline = time.monotonic() + GREETING_S
+    peers = {}
+    for agent in everyone:
+        hello = agent.answer(deadline)
+        node = _of(nodes, agent.host)
+        if hello is None:
+            why = f" ({agent.complaint})" if agent.complaint else ""
+            node.failures.append(f"did not answer within {GREETING_S:g} s{why}")
+        elif "problem" in hello:
+            node.failures.append(hello["problem"])
+        else:
+            node.address = hello.get("address")
+            peers[agent.host] = hello | {"host": agent.host, "name": agent.host + suffix}
+    return peers
+
+
+def _reach(present: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict[str, Any]]) -> None:
+    """Who cannot reach, or be reached by, more than half of the others is at fault; one pair alone is both's."""
+    for agent in present:
+        others = [peer for host, peer in peers.items() if host != agent.host]
+        agent.ask(do="reach", me=peers[agent.host], peers=others)
+    deadline = time.monotonic() + ANSWER_S
+    broken: dict[str, dict[str, str]] = {host: {} for host in peers}
+    latencies: dict[str, list[float]] = {host: [] for host in peers}
+    for agent in present:
+        for other, told in (agent.answer(deadline) or {}).items():
+            if "problem" in told:
+                broken[agent.host][other] = f"does not reach {other}: {told['problem']}"
+                broken[other].setdefault(agent.host, f"{agent.host} does not reach it: {told['problem']}")
+            else:
+                latencies[agent.host].append(told["latency_s"])
+    for host, problems in broken.items():
+        if 2 * len(problems) > len(peers) - 1:
+            _of(nodes, host).failures.extend(list(problems.values())[:3])
+        elif latencies[host]:
+            _of(nodes, host).values["latency_s"] = sorted(latencies[host])[len(latencies[host]) // 2]
+
+
+def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """Pairs by rounds, each host in one pair of a round, as in a tournament: all pairs once, if they are few."""
+    ring: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    for _ in range(min(len(ring) - 1, _ALL_PAIRS)):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        yield [(one, other) for one, other in pairs if one is not None and other is not None]
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+
+
+def _stream(sound: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict[str, Any]]) -> None:
+    """A node's rate is that of its best pair, of which the slower direction counts: a slow peer is not its fault."""
+    by_host = {agent.host: agent for agent in sound}
+    for pairs in rounds(list(by_host)):
+        rates: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
+        for forth in (True, False):
+            ways = {pair: pair if forth else pair[::-1] for pair in pairs}
+            for sender, receiver in ways.values():
+                by_host[sender].ask(do="stream", me=peers[sender], peer=peers[receiver], seconds=STREAM_S)
+            deadline = time.monotonic() + ANSWER_S
+            for pair, (sender, _) in ways.items():
+                told = by_host[sender].answer(deadline) or {}
+                rates[pair].append(told.get("bytes_per_s", 0.0))
+        for ends, both_ways in rates.items():
+            for host in ends:
+                _keep_best(_of(nodes, host), "network_bytes_per_s", min(both_ways))
+
+
+def _keep_best(node: Node, metric: str, rate: float) -> None:
+    node.values[metric] = max(node.values.get(metric, 0.0), rate)
+
+
+def _memory(present: Sequence[Agent], nodes: Sequence[Node]) -> None:
+    for agent in present:
+        agent.ask(do="memory")
+    deadline = time.monotonic() + ANSWER_S
+    for agent in present:
+        told = agent.answer(deadline)
+        if told is None:
+            _of(nodes, agent.host).failures.append("stopped answering")
+        else:
+            _keep_best(_of(nodes, agent.host), "memory_bytes_per_s", told["bytes_per_s"])
+
+
+def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path, *, quick: bool) -> None:
+    """The CUDA and MPI program over all nodes: a rate for each of them, and MPI's all-reduce."""
+    hosts = [node.host for node in sound]
+    told = folder / "matmul.json"
+    options = ["--size", "512", "--matrices", "random", "--iterations", "200", "--json", str(told)]
+    options += [] if quick or len(hosts) == 1 else ["--sweep", "64M"]
+    command = place.module(hosts, "hpcjobs.fabric.matmul", *options, mpi=place.mpi)
+    try:
+        run(command, env=place.world(hosts), timeout_s=60)
+    except Failed as error:
+        found.notes.append(f"products not measured: {error}")
+        return
+    figures = json.loads(told.read_text(encoding="utf-8"))
+    for node, rank in zip(sound, figures["ranks"], strict=True):
+        _keep_best(node, "flops", rank["gflops"] * 1e9)
+    if figures["allreduce"]:
+        found.allreduce["MPI"] = figures["allreduce"]
+
+
+def _together(place: Place, sound: Sequence[Node], found: Findings, folder: Path) -> None:
+    """All-reduce as trainers do it, by torch and by Horovod."""
+    hosts = [node.host for node in sound]
+    for over, package in (("group", "torch"), ("horovod", "horovod")):
+        if find_spec(package) is None:
+            found.notes.append(f"all-reduce of {package} not measured: it is not installed")
+            continue
+        told = folder / f"allreduce-{over}.json"
+        words = ("--over", over, "--most", "16M", "--json", str(told))
+        command = place.module(hosts, "hpcjobs.trainers.collectives.sweep", *words, mpi=place.mpi)
+        try:
+            run(command, env=place.world(hosts), timeout_s=90)
+        except Failed as error:
+            found.notes.append(f"all-reduce of {package} not measured: {error}")
+        else:
+            figures = json.loads(told.read_text(encoding="utf-8"))
+            found.allreduce[figures["over"]] = figures["allreduce"]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="check", description=__doc__)
+    parser.add_argument("--interface")
+    parser.add_argument("--suffix", default="")
+    parser.add_argument("--mpi")
+    parser.add_argument("--cpus-per-task", type=int)
+    parser.add_argument("--record", type=Path, help="append the verdicts to this file")
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE)
+    parser.add_argument("--quick", action="store_true", help="no collectives: at most a minute")
+    parser.add_argument("--choose", type=int, help="so many of the nodes are needed; the best are named in `chosen`")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    asked = _parse(argv)
+    begun = time.monotonic()
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    hosts = tuple(hosts_of(listed)) if listed else (socket.gethostname(),)
+    place = Place(hosts, bool(listed), asked.mpi, asked.cpus_per_task, asked.interface, asked.suffix)
+    folder = Path(os.environ["HPCJOBS_RUN_DIR"])
+    (folder / "fabric").mkdir(exist_ok=True)
+    found = check(place, folder / "fabric", quick=asked.quick, tolerance=asked.tolerance)
+    judged = judge(found.nodes, tolerance=asked.tolerance)
+    chosen = None if asked.choose is None else best(judged, asked.choose)
+    if asked.record is not None and (problem := remember(asked.record, judged)):
+        found.notes.append(problem)
+    _write(folder / "fabric.json", json.dumps(report(found, judged, chosen, took_s=time.monotonic() - begun), indent=1))
+    for line in chain(table(judged), collectives(found), (f"note: {note}" for note in found.notes)):
+        print(line, flush=True)
+    return _settle(judged, chosen, asked.choose, folder)
+
+
+def _settle(judged: Sequence[Judged], chosen: list[str] | None, needed: int | None, folder: Path) -> int:
+    """The exit code; where nodes are chosen, their names go to ``nodes.chosen``, one a line."""
+    bad = [each.node.host for each in judged if not each.good]
+    if needed is None or chosen is None:
+        return NODE_IS_BAD if bad else 0
+    if len(chosen) < needed:
+        print(f"hpcjobs: {needed} good nodes are needed, {len(chosen)} are left without {', '.join(bad)}", flush=True)
+        return NODE_IS_BAD
+    _write(folder / "nodes.chosen", "".join(f"{host}\n" for host in chosen))
+    left = [each.node.host for each in judged if each.node.host not in chosen]
+    print(f"hpcjobs: runs on {', '.join(chosen)}" + (f", without {', '.join(left)}" if left else ""), flush=True)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Starting things on the nodes of the job: one `Agent` per node, or one program over several of them.
+
+Each node's agent is a step of its own, so that a node that does not answer spoils nobody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any
+
+_LEAVE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the check runs: the hosts of the job, and how to start something on them (no ``srun``: this machine)."""
+
+    hosts: tuple[str, ...]
+    srun: bool
+    mpi: str | None
+    cpus_per_task: int | None
+    interface: str | None
+    suffix: str
+
+    def words(self, hosts: Sequence[str], *, mpi: str | None) -> list[str]:
+        """Before a command that is to run once on each of ``hosts``."""
+        if not self.srun:
+            return []
+        words = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
+        words += [f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=1"]
+        words += [f"--cpus-per-task={self.cpus_per_task}"] if self.cpus_per_task is not None else []
+        return [*words, *([f"--mpi={mpi}"] if mpi is not None else [])]
+
+    def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
+        """The command that runs a Python module once on each of ``hosts``."""
+        return [*self.words(hosts, mpi=mpi), sys.executable, "-u", "-m", name, *arguments]
+
+    def world(self, hosts: Sequence[str]) -> dict[str, str]:
+        """What a program over ``hosts`` is told of its world, where that is smaller than the job's."""
+        if not self.srun:
+            return {}
+        size = str(len(hosts))
+        by = f"srun --mpi={self.mpi}" if self.mpi else "srun"
+        told = {"HPCJOBS_NTASKS": size, "HPCJOBS_NNODES": size, "HPCJOBS_LAUNCHED_BY": by}
+        return told | {"MASTER_ADDR": hosts[0] + self.suffix, "SLURM_JOB_NUM_NODES": size}
+
+
+class Agent:
+    """One node's agent, from this side."""
+
+    def __init__(self, host: str, command: Sequence[str]) -> None:
+        self.host = host
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._complaints: list[str] = []
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+        self._begin(self._process.stdout, self._lines.put)
+        self._begin(self._process.stderr, self._complaints.append)
+
+    def _begin(self, stream: IO[str] | None, take: Callable[[str], None]) -> None:
+        assert stream is not None
+        threading.Thread(target=_hand_over, args=(stream, take), daemon=True).start()
+
+    def ask(self, **words: object) -> None:
+        """Have it do something; a node that has gone does not read on."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
+
+    def answer(self, deadline: float) -> dict[str, Any] | None:
+        """Its next answer, waited for until ``deadline`` (monotonic); None: it did not come."""
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                found: dict[str, Any] = json.loads(self._lines.get(timeout=min(left, 0.2)))
+                return found
+            if self._process.poll() is not None and self._lines.empty():
+                return None
+        return None
+
+    @property
+    def complaint(self) -> str:
+        """The last that it, or srun, said of what went wrong."""
+        lines = [line.strip() for line in self._complaints]
+        return next((line for line in lines if "error" in line), lines[-1] if lines else "")
+
+    def leave(self) -> None:
+        """Let it go, by force after some seconds."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        end(self._process, patience_s=_LEAVE_S if self._process.poll() is None else 0)
+
+
+def _hand_over(lines: IO[str], take: Callable[[str], None]) -> None:
+    for line in lines:
+        take(line)
+
+
+def end(process: subprocess.Popen[Any], *, patience_s: float) -> None:
+    """Wait for a process, then end it and its group: TERM first, by which srun ends its tasks."""
+    for number in (signal.SIGTERM, signal.SIGKILL, None):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+            return
+        if number is not None:
+            os.killpg(process.pid, number)
+    process.wait()
+
+
+@contextlib.contextmanager
+def agents(place: Place) -> Iterator[list[Agent]]:
+    """One on every host, started; they leave at the end."""
+    flags = ["--interface", place.interface] if place.interface else []
+    flags += ["--alone"] if len(place.hosts) == 1 else []
+    name = "hpcjobs.fabric.agent"
+    found = [Agent(host, place.module((host,), name, *flags, mpi="none")) for host in place.hosts]
+    try:
+        yield found
+    finally:
+        with ThreadPoolExecutor(len(found)) as pool:
+            list(pool.map(Agent.leave, found))
+
+
+class Failed(Exception):
+    """A program over several nodes failed, or did not end in time; the last lines it printed."""
+
+
+def run(command: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> None:
+    """Run ``command`` to its end."""
+    process = subprocess.Popen(
+        command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end(process, patience_s=0)
+        raise Failed(f"did not end in {timeout_s:g} s") from None
+    if process.returncode != 0:
+        lines = [line.strip() for line in out.splitlines() if line.strip()]
+        told = [line for line in lines if "rror" in line or line.startswith("matmul:")] or lines
+        raise Failed((told or [f"ended with {process.returncode}"])[0][:300])

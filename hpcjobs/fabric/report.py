@@ -1,0 +1,93 @@
+"""What a check found, as a file, as a table, and in the record of nodes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.fabric.verdict import METRICS, Judged, Node
+from hpcjobs.runtime import noderecord
+
+
+@dataclass
+class Findings:
+    """All that one check found."""
+
+    nodes: list[Node]
+    allreduce: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def report(found: Findings, judged: Sequence[Judged], chosen: Sequence[str] | None, *, took_s: float) -> dict[str, Any]:
+    """``fabric.json``: rates in units a second, times in seconds."""
+    return {
+        "schema": 1,
+        "time": time.time(),
+        "took_s": took_s,
+        "job_id": os.environ.get("HPCJOBS_JOB_ID"),
+        "nodes": [
+            {
+                "host": each.node.host,
+                "verdict": noderecord.GOOD if each.good else noderecord.BAD,
+                "reasons": each.reasons,
+                "score": each.score,
+                "address": each.node.address,
+                **{metric.name: each.node.values.get(metric.name) for metric in METRICS},
+            }
+            for each in judged
+        ],
+        "chosen": chosen,
+        "allreduce": found.allreduce,
+        "notes": found.notes,
+    }
+
+
+def table(judged: Sequence[Judged]) -> Iterator[str]:
+    """A line per node."""
+    wide = max(len("node"), *(len(each.node.host) for each in judged))
+    yield "  ".join([f"{'node':{wide}}", *(f"{metric.unit:>8}" for metric in METRICS), "verdict"])
+    yield "  ".join([" " * wide, *(f"{_heading(metric.name):>8}" for metric in METRICS)]).rstrip()
+    for each in judged:
+        cells = [_cell(each.node.values.get(metric.name), metric.scale) for metric in METRICS]
+        verdict = "good" if each.good else "BAD: " + "; ".join(each.reasons)
+        yield "  ".join([f"{each.node.host:{wide}}", *(f"{cell:>8}" for cell in cells), verdict])
+
+
+def _heading(name: str) -> str:
+    return name.partition("_")[0]
+
+
+def _cell(value: float | None, scale: float) -> str:
+    return "-" if value is None else f"{value / scale:.3g}"
+
+
+def collectives(found: Findings) -> Iterator[str]:
+    """All-reduce by size: microseconds, one column for each that was measured."""
+    if not found.allreduce:
+        return
+    by_size = {over: {int(p["bytes"]): p["seconds"] for p in points} for over, points in found.allreduce.items()}
+    yield "all-reduce, µs   " + "".join(f"{over:>14}" for over in by_size)
+    for size in sorted(set(chain.from_iterable(by_size.values()))):
+        cells = [_cell(times.get(size), 1e-6) for times in by_size.values()]
+        yield f"{size:>11,} bytes" + "".join(f"{cell:>14}" for cell in cells)
+
+
+def remember(path: Path, judged: Sequence[Judged]) -> str | None:
+    """Append the verdicts to the site's record; in words why that could not be."""
+    now, job = time.time(), os.environ.get("HPCJOBS_JOB_ID")
+    verdicts = [
+        noderecord.Verdict(
+            each.node.host, noderecord.GOOD if each.good else noderecord.BAD, now, "; ".join(each.reasons)[:500], job
+        )
+        for each in judged
+    ]
+    try:
+        noderecord.append(path, verdicts)
+    except OSError as error:
+        return f"the record of nodes {path} cannot be written from here: {error.strerror}"
+    return None

@@ -1,0 +1,108 @@
+"""From what was measured on each node to a verdict: who is far from the others, and in what.
+
+A value is an outlier if its robust z-score, 0.6745 times the distance from the median in median absolute deviations
+(Iglewicz and Hoaglin, 1993), passes 3.5, and if it is also worse than the median by more than the tolerance. Few
+nodes, or nodes that are very much alike, have a deviation of nearly nothing: it is taken as 5 % of the median at
+least. Of an even number the better middle counts as the median, so that of two nodes the slower one is the outlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median_high, median_low
+
+Z_LIMIT = 3.5
+FLOOR = 0.05
+TOLERANCE = 0.3
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing measured on every node: its name in reports, unit, and which direction is good."""
+
+    name: str
+    what: str
+    unit: str
+    scale: float
+    more_is_better: bool = True
+
+
+METRICS = (
+    Metric("flops", "computes", "GFLOP/s", 1e9),
+    Metric("memory_bytes_per_s", "copies memory", "GB/s", 1e9),
+    Metric("network_bytes_per_s", "sends", "GB/s", 1e9),
+    Metric("latency_s", "answers", "µs", 1e-6, more_is_better=False),
+)
+
+
+@dataclass
+class Node:
+    """What is known of one node: measured values by metric, and what failed outright."""
+
+    host: str
+    address: str | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A node's verdict: why it is bad (empty: it is good), and how near it is to the others (1: at the median)."""
+
+    node: Node
+    reasons: tuple[str, ...]
+    score: float
+
+    @property
+    def good(self) -> bool:
+        return not self.reasons
+
+
+def judge(nodes: list[Node], *, tolerance: float = TOLERANCE) -> list[Judged]:
+    """The verdict on each of ``nodes``, in their order."""
+    reasons: dict[str, list[str]] = {node.host: list(node.failures) for node in nodes}
+    scores: dict[str, float] = {node.host: 0.0 if node.failures else 1.0 for node in nodes}
+    for metric in METRICS:
+        values = {node.host: node.values[metric.name] for node in nodes if metric.name in node.values}
+        for host, (ratio, outlier) in _compared(values, metric, tolerance).items():
+            scores[host] = min(scores[host], ratio)
+            if outlier:
+                reasons[host].append(_told(metric, values[host], ratio))
+    return [Judged(node, tuple(reasons[node.host]), scores[node.host]) for node in nodes]
+
+
+def outliers(nodes: list[Node], *names: str, tolerance: float) -> list[str]:
+    """The hosts that fall out of the others in one of the metrics ``names``."""
+    found = []
+    for metric in (metric for metric in METRICS if metric.name in names):
+        values = {node.host: node.values[metric.name] for node in nodes if metric.name in node.values}
+        found += [host for host, (_, outlier) in _compared(values, metric, tolerance).items() if outlier]
+    return found
+
+
+def _compared(values: Mapping[str, float], metric: Metric, tolerance: float) -> dict[str, tuple[float, bool]]:
+    """By host: how it compares with the median (1: alike, below: worse), and whether it is an outlier."""
+    if len(values) < 2:
+        return {}
+    # as rates, so that for every metric more is better and twice the time is half the rate
+    rates = {host: value if metric.more_is_better else 1 / value for host, value in values.items()}
+    middle = median_high(rates.values())
+    spread = max(median_low([abs(rate - middle) for rate in rates.values()]), FLOOR * middle)
+    return {
+        host: (rate / middle, 0.6745 * (middle - rate) / spread > Z_LIMIT and rate < (1 - tolerance) * middle)
+        for host, rate in rates.items()
+    }
+
+
+def _told(metric: Metric, value: float, ratio: float) -> str:
+    others = value / ratio if metric.more_is_better else value * ratio
+    verb = metric.what + (" at" if metric.more_is_better else " in")
+    return f"{verb} {value / metric.scale:.3g} {metric.unit}, the others {others / metric.scale:.3g}"
+
+
+def best(judged: list[Judged], count: int) -> list[str]:
+    """The ``count`` hosts that compare best, in the order of the allocation; fewer, if not so many are good."""
+    good = [each for each in judged if each.good]
+    chosen = {each.node.host for each in sorted(good, key=lambda each: -each.score)[:count]}
+    return [each.node.host for each in judged if each.node.host in chosen]

@@ -1,0 +1,54 @@
+"""Which nodes a job is to stay away from: those that checks of the site have found bad."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from hpcjobs.errors import UnknownJobError, nearest
+from hpcjobs.runtime import noderecord
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.site.models import Partition
+
+__all__ = ["avoided_on", "clear", "record_of", "still_left_out"]
+record_of = noderecord.record_path
+
+
+def avoided_on(site: str) -> dict[str, str]:
+    """The nodes to leave out now, and why, as the site's record has it."""
+    return {
+        node: f"{standing.last.reason} (job {standing.last.job_id}, {time.strftime('%F %H:%M', _local(standing))})"
+        for node, standing in noderecord.avoided(record_of(site), time.time()).items()
+    }
+
+
+def _local(standing: noderecord.Standing) -> time.struct_time:
+    return time.localtime(standing.last.time)
+
+
+def still_left_out(
+    avoid: Mapping[str, str], *, nodes: int, nodelist: str | None, partition: Partition | None
+) -> dict[str, str]:
+    """Those of ``avoid`` that the job can do without: none that it names, and none if too few would be left."""
+    named = set(hosts_of(nodelist)) if nodelist else set()
+    kept = {node: why for node, why in avoid.items() if node not in named}
+    too_few = partition is not None and partition.nodes - len(kept) < nodes
+    return {} if too_few else kept
+
+
+def standings(site: str) -> dict[str, noderecord.Standing]:
+    """Every node that there is a verdict on."""
+    return noderecord.standings(noderecord.read(record_of(site)), time.time())
+
+
+def clear(site: str, nodes: Iterable[str]) -> None:
+    """Forget what is held against ``nodes``.
+
+    Raises:
+        UnknownJobError: there is no verdict on one of them; then nothing is forgotten.
+    """
+    wanted, known = list(nodes), standings(site)
+    for node in wanted:
+        if node not in known:
+            raise UnknownJobError(f"no verdict on node {node!r} in {record_of(site)}", hint=nearest(node, known))
+    noderecord.append(record_of(site), [noderecord.Verdict(node, noderecord.CLEARED, time.time()) for node in wanted])

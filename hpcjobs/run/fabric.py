@@ -1,0 +1,91 @@
+"""A check of nodes as a job: what it runs, and what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.job.avoid import record_of
+from hpcjobs.job.models import Plan
+from hpcjobs.job.plan import plan
+from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.models import Frozen, Site
+
+REPORT = "fabric.json"
+LIMIT = "10m"
+
+
+class NodeReport(Frozen, frozen=True):
+    """One node: verdict, reasons, and what was measured (None: it was not). Rates are per second, times seconds."""
+
+    host: str
+    verdict: str
+    reasons: tuple[str, ...]
+    score: float
+    """The worst of its values against the median of all nodes: 1 is alike, 0.5 half as fast."""
+    address: str | None
+    flops: float | None
+    memory_bytes_per_s: float | None
+    network_bytes_per_s: float | None
+    latency_s: float | None
+
+
+class Point(Frozen, frozen=True):
+    """One all-reduce: its size, and seconds on the slowest rank."""
+
+    bytes: int
+    seconds: float
+
+
+class Report(Frozen, frozen=True):
+    """``fabric.json`` of a run folder."""
+
+    schema: int
+    time: float
+    took_s: float
+    job_id: str | None
+    nodes: tuple[NodeReport, ...]
+    chosen: tuple[str, ...] | None
+    allreduce: dict[str, tuple[Point, ...]]
+    notes: tuple[str, ...]
+
+
+def check_plan(
+    site: str | None, *, tolerance: float | None = None, quick: bool = False, made_by: str, **resources: Any
+) -> Plan:
+    """The job that checks ``nodes`` of ``site``; ``resources`` as of `plan`."""
+    where = load_site(site or default_site())
+    words = ["hpcjobs.fabric.check", *check_words(where)]
+    words += ["--quick"] if quick else []
+    words += ["--tolerance", str(tolerance)] if tolerance is not None else []
+    cpus = resources.get("cpus_per_task", where.defaults.cpus_per_task)
+    words += ["--cpus-per-task", str(cpus)] if isinstance(cpus, int) else []
+    # Nodes that are left out elsewhere are looked at here: it is how one is found to be well again.
+    settled: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
+    return plan(words, site=where, name="fabric", template="fabric", made_by=made_by, **settled)
+
+
+def check_words(site: Site) -> list[str]:
+    """What the check must know of a site."""
+    words = ["--record", str(record_of(site.name))]
+    for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
+        words += [flag, value] if value else []
+    return words
+
+
+def read_report(run_dir: Path) -> Report:
+    """What the check of this run folder found.
+
+    Raises:
+        HpcJobsError: it did not come to its end.
+    """
+    path = run_dir / REPORT
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except FileNotFoundError as error:
+        raise HpcJobsError(f"the check wrote no {path}", hint=f"its log is in {run_dir / 'logs'}") from error
+    except msgspec.MsgspecError as error:
+        raise HpcJobsError(f"{path}: {error}") from error

@@ -1,0 +1,96 @@
+"""What is remembered of nodes: one line per verdict, appended, never changed.
+
+A bad verdict counts one and is worth half after `HALF_LIFE_S`; a good one takes one away, never below nothing; a node
+that is worth `AVOIDED` or more is avoided. So one bad verdict is forgotten after a half-life, two after twice that,
+and a check that finds the node well again ends it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+HALF_LIFE_S = 2 * 86400.0
+AVOIDED = 0.5
+GOOD, BAD, CLEARED = "good", "bad", "cleared"
+
+
+class Verdict(NamedTuple):
+    """On one node, at one time (seconds since 1970)."""
+
+    node: str
+    verdict: str
+    time: float
+    reason: str = ""
+    job_id: str | None = None
+
+
+class Standing(NamedTuple):
+    """Of one node now: its last verdict, what the record is worth, and until when it is avoided (None: it is not)."""
+
+    last: Verdict
+    worth: float
+    avoided_until: float | None
+
+
+def record_path(site: str) -> Path:
+    """``$XDG_STATE_HOME/hpcjobs/nodes/SITE.jsonl``."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "hpcjobs" / "nodes" / f"{site}.jsonl"
+
+
+def append(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """One write for all lines: those of two jobs that end together do not mix."""
+    lines = "".join(json.dumps(verdict._asdict()) + "\n" for verdict in verdicts)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, lines.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> list[Verdict]:
+    """All verdicts, oldest first; none where there is no record. What a full disk cut off is passed over."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return sorted((found for line in lines if (found := _parsed(line)) is not None), key=lambda verdict: verdict.time)
+
+
+def _parsed(line: str) -> Verdict | None:
+    try:
+        return Verdict(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+
+
+def standings(verdicts: Iterable[Verdict], now: float) -> dict[str, Standing]:
+    """Where every node of the record stands at ``now``."""
+    worth: dict[str, float] = {}
+    last: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        before = _decayed(worth[verdict.node], verdict.time - last[verdict.node].time) if verdict.node in last else 0.0
+        change = {BAD: before + 1, GOOD: max(0.0, before - 1)}
+        worth[verdict.node], last[verdict.node] = change.get(verdict.verdict, 0.0), verdict
+    return {node: _standing(last[node], worth[node], now) for node in last}
+
+
+def _decayed(worth: float, seconds: float) -> float:
+    return worth * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S)
+
+
+def _standing(last: Verdict, worth: float, now: float) -> Standing:
+    until = last.time + HALF_LIFE_S * math.log2(worth / AVOIDED) if worth > 0 else 0.0
+    return Standing(last, _decayed(worth, now - last.time), until if until > now else None)
+
+
+def avoided(path: Path, now: float) -> dict[str, Standing]:
+    """The nodes to leave out of a job that is submitted at ``now``."""
+    found = standings(read(path), now)
+    return {node: standing for node, standing in sorted(found.items()) if standing.avoided_until is not None}

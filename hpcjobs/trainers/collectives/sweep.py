@@ -1,0 +1,101 @@
+"""``python -m hpcjobs.trainers.collectives.sweep``: time all-reduce by size, over torch's group, Horovod or MPI.
+
+Every rank of a launch runs it, as it would run a trainer; rank 0 writes the figures. A time is that of the slowest
+rank, and the best of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import RendezvousError, TrainerError
+from hpcjobs.trainers.core.group import Group, joined
+from hpcjobs.trainers.core.launch import named, report
+
+LEAST = 1 << 10
+Reduce = Callable[[torch.Tensor], None]
+"""Sums a tensor over all ranks, in place."""
+
+
+def over_group(group: Group) -> tuple[str, Reduce]:
+    """torch.distributed, with the backend that the device has."""
+
+    def reduce(values: torch.Tensor) -> None:
+        dist.all_reduce(values)
+        if values.is_cuda:
+            torch.cuda.synchronize(values.device)
+
+    return group.backend, reduce
+
+
+OVER = {
+    "group": "hpcjobs.trainers.collectives.sweep:over_group",
+    "horovod": "hpcjobs.trainers.collectives.others:over_horovod",
+    "mpi": "hpcjobs.trainers.collectives.others:over_mpi",
+}
+
+
+def sizes(most: int) -> list[int]:
+    """1 KiB, 4 KiB, 16 KiB … up to ``most`` bytes."""
+    found = [LEAST]
+    while found[-1] * 4 <= most:
+        found.append(found[-1] * 4)
+    return found
+
+
+def timed(reduce: Reduce, group: Group, size: int, *, rounds: int | None = None) -> float:
+    """Seconds for one all-reduce of ``size`` bytes of fp32.
+
+    Raises:
+        RendezvousError: the sum is wrong: not all ranks took part.
+    """
+    values = torch.ones(size // 4, device=group.device)
+    worst = []
+    for _ in range(1 + (rounds or (10 if size <= 1 << 20 else 4))):
+        values.fill_(1.0)
+        group.barrier()
+        began = time.perf_counter()
+        reduce(values)
+        worst.append(float(group.max(torch.tensor([time.perf_counter() - began], dtype=torch.float64))))
+    if not bool((values == group.world_size).all()):
+        raise RendezvousError(f"a sum over {group.world_size} ranks came out as {values[0].item():g}")
+    return min(worst[1:])  # the first one opens connections
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
+    parser.add_argument("--over", choices=list(OVER), default="group")
+    parser.add_argument("--most", default="64M", help="largest size; K and M are understood [64M]")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args(argv)
+    try:
+        with joined(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
+            name, reduce = named(OVER[asked.over])(group)
+            points = [{"bytes": size, "seconds": timed(reduce, group, size)} for size in sizes(_bytes(asked.most))]
+    except TrainerError as error:
+        return report(error)
+    if group.rank == 0:
+        for point in points:
+            print(f"{name}: {point['bytes']:>11,.0f} bytes {1e6 * point['seconds']:10.1f} µs")
+        if asked.json is not None:
+            asked.json.write_text(json.dumps({"over": name, "world_size": group.world_size, "allreduce": points}))
+    return 0
+
+
+def _bytes(text: str) -> int:
+    scale = {"K": 1 << 10, "M": 1 << 20}
+    return int(text[:-1]) * scale[text[-1]] if text[-1] in scale else int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

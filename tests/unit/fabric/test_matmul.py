@@ -1,0 +1,110 @@
+"""The CUDA and MPI program: compiled here, and what it prints on ranks of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.fabric import build as builder
+from hpcjobs.fabric.build import build
+from hpcjobs.runtime.exits import MissingData
+
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+FOREIGN = ("HPCJOBS_", "SLURM_", "OMPI_", "PMIX_")
+
+if shutil.which("mpicxx") is None or shutil.which("mpirun") is None:
+    pytest.skip("no MPI compiler here", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        made = build("cpu")
+        before = made.stat().st_mtime_ns
+        assert build("cpu") == made
+        assert made.stat().st_mtime_ns == before, "compiled twice"
+        return made
+
+
+def run(program: Path, ranks: int, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    own |= {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", **env}
+    return subprocess.run(
+        [*MPIRUN, "-np", str(ranks), program, *words], env=own, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_two_ranks_print_the_sum_that_the_formula_gives(program: Path) -> None:
+    """256³ · 0.5 · (1 + 2)."""
+    done = run(program, 2)
+    assert done.returncode == 0, done
+    assert "sum over 2 ranks, N=256: 25165824.00" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--dtype", "double"), ("--dtype", "float"), ("--size", "97"), ("--size", "1")])
+def test_random_matrices_are_checked_against_double_precision(program: Path, words: tuple[str, ...]) -> None:
+    done = run(program, 2, "--matrices", "random", *words)
+    assert done.returncode == 0, done
+
+
+def test_figures_come_as_json_with_a_host_for_each_rank_and_the_sweep(program: Path, tmp_path: Path) -> None:
+    told = tmp_path / "figures.json"
+    done = run(program, 2, "--size", "64", "--iterations", "3", "--sweep", "16K", "--json", str(told))
+    assert done.returncode == 0, done
+    found = json.loads(told.read_text())
+    assert (found["world_size"], found["total"]) == (2, 64**3 * 0.5 * 3)
+    assert [rank["host"] for rank in found["ranks"]] == [os.uname().nodename] * 2
+    assert [point["bytes"] for point in found["allreduce"]] == [1024, 4096, 16384]
+    assert all(rank["gflops"] > 0 for rank in found["ranks"])
+
+
+@pytest.mark.parametrize("words", [("--size", "-3"), ("--sise", "3"), ("--dtype", "half"), ("--size",)])
+def test_a_wrong_option_is_named_and_ends_with_2(program: Path, words: tuple[str, ...]) -> None:
+    done = run(program, 1, *words)
+    assert done.returncode == 2, done
+    assert words[0] in done.stderr
+
+
+def test_a_world_of_one_is_refused_where_more_were_asked_for(program: Path) -> None:
+    done = run(program, 1, HPCJOBS_NTASKS="4", HPCJOBS_LAUNCHED_BY="srun --mpi=none")
+    assert done.returncode == 10, done
+    assert "MPI sees 1 of 4 ranks: srun --mpi=none does not speak to Open MPI" in done.stderr
+
+
+def test_without_a_compiler_the_message_says_what_to_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingData, match=r"no mpicxx in the PATH of .* Hint: is MPI's module named"):
+        build()
+
+
+def test_what_the_compiler_says_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(builder, "SOURCE", tmp_path / "broken.cpp")
+    (tmp_path / "broken.cpp").write_text("int main( { }")
+    with pytest.raises(builder.BuildError, match="expected"):
+        build("cpu")
+    assert not list(tmp_path.rglob("matmul"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+def test_nvcc_compiles_the_same_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = build("cuda")
+    assert b"cudaMalloc" in made.read_bytes()
+
+
+def test_the_module_becomes_the_program(program: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(program.parents[3]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*MPIRUN, "-np", "2", sys.executable, "-m", "hpcjobs.fabric.matmul", "--size", "32"],
+        env={name: value for name, value in env.items() if not name.startswith(FOREIGN)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "sum over 2 ranks, N=32: 49152.00" in done.stdout, done
