@@ -1,0 +1,129 @@
+"""Jobs that outlive what ends them, on a real Slurm. They all begin together: each waits for its requeue anyway."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from login_node import Cluster, Submitted, eventually
+
+COUNT = """
+import os, pathlib, sys, time
+from hpcjobs.runtime import signals
+
+stop = signals.listen()
+place = pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / ("count-" + os.environ["RANK"])
+n = int(place.read_text()) if place.exists() else 0
+print("begins at", n, flush=True)
+while n < 60:
+    time.sleep(0.1)
+    n += 1
+    signals.tell(signals.STEPS, n)
+    if stop.asked:
+        place.write_text(str(n))
+        signals.leave(n)
+"""
+STUCK = """
+import time
+from hpcjobs.runtime import signals
+stop = signals.listen()
+while not stop.asked:
+    time.sleep(0.1)
+signals.leave(5)
+"""
+SLOW = """
+import time
+from dataclasses import replace
+import torch
+from torch import nn
+from hpcjobs.trainers.workloads.base import Workload, classification_score
+
+class Points:
+    def __len__(self): return 64
+    def __getitem__(self, indices):
+        label = torch.as_tensor(indices) % 2
+        return torch.stack([label * 2.0 - 1.0, label * 0.5], dim=-1), label
+
+def loss(model, batch):
+    time.sleep(0.05)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+def points(config):
+    return Workload(name="points", unit="points", units_per_sample=1, flops_per_sample=12.0,
+                    build_model=lambda: nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.5), nn.Linear(16, 2)),
+                    loss=loss, evaluate=classification_score, train=Points(), held_out=Points(), batch_size=4, lr=0.01)
+"""
+TRAINING = ("-N", "2", "ddp", "--workload", "slow:points", "--steps", "100", "--log-every", "1")
+
+
+@dataclass(frozen=True)
+class Begun:
+    told: Submitted
+    forbidden: Submitted
+    stuck: Submitted
+    trained: Submitted
+    undisturbed: Submitted
+
+
+@pytest.fixture
+def begun(cluster: Cluster) -> Begun:
+    """One of each, and the signals that each is to get."""
+    count, stuck = cluster.program("count.py", COUNT), cluster.program("stuck.py", STUCK)
+    cluster.program("slow.py", SLOW)
+    jobs = Begun(
+        told=cluster.submit("--retries", "on", "-N", "2", count),
+        forbidden=cluster.submit("--retries", "on", count),
+        stuck=cluster.submit("--retries", "on", "-t", "1m", "--lead", "55s", stuck),
+        trained=cluster.submit("--retries", "on", *TRAINING),
+        undisturbed=cluster.submit(*TRAINING),
+    )
+    cluster.slurm("scontrol", "update", f"JobId={jobs.forbidden.id}", "Requeue=0")
+    for job in (jobs.told, jobs.forbidden, jobs.trained):
+        eventually(lambda job=job: steps(job) >= 10, timeout_s=120)  # type: ignore[misc]
+        cluster.slurm("scancel", "--signal=USR1", job.id)
+    return jobs
+
+
+def steps(job: Submitted) -> int:
+    place = job.run_dir / "survival" / "steps"
+    return int(place.read_text() or 0) if place.exists() else 0
+
+
+def history(job: Submitted) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.run_dir / "incarnations.jsonl").read_text().splitlines()]
+
+
+def losses(run_dir: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines if line["kind"] in ("step", "evaluation")]
+
+
+def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: Cluster, begun: Begun) -> None:
+    answer = begun.told.wait()
+    assert answer.code == 0, (answer, begun.told.log)
+    first, last = history(begun.told)
+    assert (first["why"], first["decision"], first["steps"] - first["saved"]) == ("preempt", "requeued", 0)
+    assert (last["why"], last["steps"]) == ("completed", 60)
+    assert f"0: begins at {(begun.told.run_dir / 'count-0').read_text()}\n" in begun.told.log
+    shown = cluster.hpcjobs("show", begun.told.id).out
+    assert f"preempt at step {first['steps']}; requeued\n" in shown
+
+    assert begun.forbidden.wait().code == 0
+    first, last = history(begun.forbidden)
+    assert first["decision"] == f"resubmitted as {last['job_id']}"
+    (row,) = [row for row in cluster.rows() if row["run_dir"] == str(begun.forbidden.run_dir)]
+    assert (row["record"]["job_id"], row["record"]["state"]) == (begun.forbidden.id, "COMPLETED")
+
+    assert begun.trained.wait().code == 0, begun.trained.log
+    begun.undisturbed.done()
+    assert [line["steps"] - line["saved"] for line in history(begun.trained)][:1] == [0]
+    assert len(losses(begun.undisturbed.run_dir)) > 100
+    assert losses(begun.trained.run_dir) == losses(begun.undisturbed.run_dir)
+
+    answer = begun.stuck.wait()
+    assert answer.code == 85
+    assert "after 2 incarnations ended: no progress" in answer.err
+    assert [line["why"] for line in history(begun.stuck)] == ["timeout", "timeout"]
