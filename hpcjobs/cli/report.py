@@ -1,4 +1,4 @@
-"""``hpcjobs report``: jobs, scaling, advise."""
+"""``hpcjobs report``: jobs, scaling, sweep, advise."""
 
 from __future__ import annotations
 
@@ -216,6 +216,32 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
         print(f"{word}: {verdict.what} at {verdict.n}: {verdict.measured:.4g}, at least {verdict.least:.4g}")
     if not all(verdict.held for verdict in verdicts):
         raise typer.Exit(1)
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(help="Name or folder of the sweep.")],
+    least: Annotated[str | None, _opt("--min", help="Compare by this, smallest best [loss].")] = None,
+    most: Annotated[str | None, _opt("--max", help="Compare by this, largest best.")] = None,
+    output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which parameters did best? A page with pictures to pass on (HTML, CSV, Parquet, PNG, SVG)."""
+    from hpcjobs.report import sweep_page
+    from hpcjobs.sweeps.sweep import find_sweep
+
+    found = find_sweep(name)
+    table, called = found.table(), found.definition.name
+    metric = least or most or next((m for m in ("evaluation.loss", "loss") if m in table.measured), "loss")
+    best = table.best(metric, largest=most is not None)
+    folder = output or Path(f"{called}-report")
+    sweep_page.write(called, table.rows, table.params, folder, metric=metric, largest=most is not None)
+    if as_json:
+        print_json({"best": best, "page": str(folder / "index.html")})
+        return
+    if best is not None:
+        print_table([*table.params, metric, "JOB"], [[*(best[p] for p in table.params), best[metric], best["job_id"]]])
+    print(f"page {folder / 'index.html'}")
 
 
 @app.command()

@@ -13,7 +13,13 @@ from hpcjobs.report import pictures, told
 from hpcjobs.report.scaling import Analysis
 from hpcjobs.report.study import Study
 
-_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+def html(template: str, **told: object) -> str:
+    """One of the pages that lie beside this module, whole in itself; what it tells is escaped."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    footer = f"hpcjobs {__version__}; every figure comes from the run folders and the accounting named above."
+    return environment.get_template(f"{template}.html.j2").render(footer=footer, **told)
 
 
 def write(
@@ -50,9 +56,8 @@ def _html(
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
+    return html(
+        "page",
         title=f"Scaling study {study.name}",
         lead=_lead(study),
         warnings=told.warnings(found),
@@ -66,7 +71,6 @@ def _html(
         comparison=comparison,
         run_headers=told.RUN_HEADERS,
         runs=told.run_rows(runs),
-        footer=f"hpcjobs {__version__}; every figure comes from the run folders and the accounting named above.",
     )
 
 
@@ -81,9 +85,16 @@ def _markdown(
     parts = [f"# Scaling study {study.name}", _lead(study)]
     parts += [f"> **{line}**" for line in told.warnings(found)]
     parts.append("\n".join(f"- {line}" for line in found.words))
-    parts += ["## Sizes", _table(told.headers(found), [told.cells(group) for group in found.groups]), told.TABLE_NOTE]
+    parts += [
+        "## Sizes",
+        _table(told.headers(found), [told.cells(group) for group in found.groups]),
+        told.TABLE_NOTE,
+    ]
     parts += ["## Pictures", *(f"![{told.CAPTIONS[name]}]({name}.svg)" for name in names)]
-    parts += ["## Fits", _table(["law", "parameter", "value", "95 % interval", "residuals"], told.fit_rows(found))]
+    parts += [
+        "## Fits",
+        _table(["law", "parameter", "value", "95 % interval", "residuals"], told.fit_rows(found)),
+    ]
     if comparison:
         parts += [f"## Against {baseline}", _table(comparison[0], comparison[1:])]
     parts += ["## Runs", _table(list(told.RUN_HEADERS), told.run_rows(runs))]

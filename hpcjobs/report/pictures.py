@@ -57,12 +57,18 @@ def save(made: dict[str, Figure], folder: Path) -> list[Path]:
 
 
 def _figure(draw: Callable[[Axes, Analysis], None], found: Analysis) -> Figure:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure, axes = blank()
+    draw(axes, found)
+    return figure
+
+
+def blank(*, width: float = 6.4) -> tuple[Figure, Axes]:
+    """A figure of our size and style with nothing in it; ``width`` in inches."""
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    draw(axes, found)
-    return figure
+    return figure, axes
 
 
 def _sizes(axes: Axes, found: Analysis, *, log: bool) -> None:
