@@ -11,15 +11,18 @@ _RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORL
 _SCRIPT = frozenset(
     (
         *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
+        *("asked", "budget", "clock", "deadline", "decision", "history", "launched", "saved", "steps", "survival"),
         *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
-        *("rank", "run_dir", "started", "state", "step", "step_code", "task"),
+        *("chosen", "rank", "run_dir", "started", "state", "step", "step_code", "task"),
         *(
+            "HPCJOBS_DEADLINE",
             "HPCJOBS_IFNAME",
             "HPCJOBS_JOB_ID",
             "HPCJOBS_LAUNCHED_BY",
             "HPCJOBS_NNODES",
             "HPCJOBS_NTASKS",
             "HPCJOBS_RUN_DIR",
+            "HPCJOBS_SURVIVAL",
         ),
     )
 )

@@ -6,7 +6,7 @@ from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Host, Layout
 from hpcjobs.sandbox.network import CONTROLLER
 from hpcjobs.site.models import Partition
-from hpcjobs.units import memory_bytes
+from hpcjobs.units import memory_bytes, walltime_s
 
 CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT = 17817, 17818, 17819, 17306
 PORTS = (CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT)
@@ -75,9 +75,12 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     if any(host.shape.gpus for host in layout.hosts):
         lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
     lines += [node_line(host, layout.features) for host in layout.hosts]
+    preemption = any(partition.preemptible for partition in layout.partitions.values())
+    lines += ["PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"] if preemption else []
     default = next((n for n, p in layout.partitions.items() if p.default), next(iter(layout.partitions)))
     for name, partition in layout.partitions.items():
-        lines.append(partition_line(name, partition, hosts=layout.members[name], default=name == default))
+        line = partition_line(name, partition, hosts=layout.members[name], default=name == default)
+        lines.append(line + (_precedence(partition) if preemption else ""))
     return settings + "\n".join(lines) + "\n"
 
 
@@ -111,6 +114,12 @@ def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], d
     # A job that asks for no memory gets its CPUs' share: else the first one would take the whole node.
     words.append(f"DefMemPerCPU={max(1, _megabytes(partition.node.mem) // partition.node.cpus)}")
     return " ".join(words)
+
+
+def _precedence(partition: Partition) -> str:
+    """Who makes room for whom, where one of the partitions may be preempted."""
+    words = f" PriorityTier={1 if partition.preemptible else 2} PreemptMode={(partition.preemptible or 'off').upper()}"
+    return words if partition.grace is None else f"{words} GraceTime={walltime_s(partition.grace)}"
 
 
 def gres_conf(layout: Layout, folder: Folder) -> str:

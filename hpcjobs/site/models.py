@@ -148,11 +148,17 @@ class Partition(Frozen, frozen=True):
     default: bool = False
     qos: tuple[str, ...] | None = None
     """QOS accepted here; ``None``: not restricted."""
+    preemptible: Literal["requeue", "cancel"] | None = None
+    """What happens to a job here whose nodes another partition wants; ``None``: nothing does."""
+    grace: str | None = None
+    """How long such a job has after SIGTERM before that happens."""
     defaults: Resources = Resources()
 
     def __post_init__(self) -> None:
         if self.max_time is not None:
             msgspec.structs.force_setattr(self, "max_time", slurm_time(walltime_s(self.max_time)))
+        if self.grace is not None:
+            walltime_s(self.grace)
 
 
 class Environment(Frozen, frozen=True):
