@@ -45,7 +45,7 @@ def start(*words: str, cwd: str | Path | None = None, env: Mapping[str, str] | N
 
 
 def hpcjobs(
-    *words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 150
+    *words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 500
 ) -> Answer:
     """``hpcjobs WORDS`` to its end."""
     process = start(*words, cwd=cwd, env=env)

@@ -74,7 +74,7 @@ def lines(result: Result) -> list[str]:
     return sorted(result.out.splitlines())
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float = 20) -> None:
+def eventually(condition: Callable[[], bool], *, within_s: float = 120) -> None:
     """Accounting follows a few seconds behind."""
     deadline = time.monotonic() + within_s
     while not condition():

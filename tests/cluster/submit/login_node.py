@@ -27,7 +27,7 @@ class Cluster:
     submitted: list[str] = field(default_factory=list)
     """Ids of the jobs that must not outlive the test."""
 
-    def hpcjobs(self, *words: str, cwd: Path | None = None, timeout_s: float = 150) -> Answer:
+    def hpcjobs(self, *words: str, cwd: Path | None = None, timeout_s: float = 500) -> Answer:
         return hpcjobs(*words, cwd=cwd or self.folder, timeout_s=timeout_s)
 
     def submit(self, *words: str, cwd: Path | None = None) -> Submitted:
@@ -70,7 +70,7 @@ class Submitted:
     id: str
     run_dir: Path
 
-    def wait(self, *, timeout_s: float = 150) -> Answer:
+    def wait(self, *, timeout_s: float = 500) -> Answer:
         return self.cluster.hpcjobs("wait", self.id, timeout_s=timeout_s)
 
     def done(self) -> Submitted:
@@ -98,7 +98,7 @@ class Submitted:
         eventually(lambda: self.cluster.slurm("squeue", "-h", "-o", "%T", "-j", self.id).split()[:1] == [state])
 
 
-def eventually(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
+def eventually(condition: Callable[[], bool], *, timeout_s: float = 240) -> None:
     """Return once ``condition`` holds."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -52,7 +52,7 @@ def test_a_job_starts_after_the_one_it_is_told_to_follow(cluster: Cluster) -> No
 def test_a_pending_job_is_cancelled_and_waiting_for_it_ends(cluster: Cluster) -> None:
     job = cluster.submit("-o", "hold", *SLEEP)
     assert cluster.hpcjobs("cancel", job.id).out == f"cancelled {job.id}\n"
-    answer = cluster.hpcjobs("wait", "--timeout", "90", job.id)
+    answer = cluster.hpcjobs("wait", "--timeout", "400", job.id)
     assert answer.code == 1, answer
     assert f"job {job.id} CANCELLED" in answer.err
 
@@ -60,7 +60,7 @@ def test_a_pending_job_is_cancelled_and_waiting_for_it_ends(cluster: Cluster) ->
 def test_a_pending_array_is_cancelled_and_waiting_for_it_ends(cluster: Cluster) -> None:
     job = cluster.submit("-o", "hold", "--array", "2-4", *SLEEP)
     assert cluster.hpcjobs("cancel", job.id).code == 0
-    answer = cluster.hpcjobs("wait", "--timeout", "90", job.id)
+    answer = cluster.hpcjobs("wait", "--timeout", "400", job.id)
     assert answer.code == 1, answer
     assert "CANCELLED" in answer.err
 
@@ -70,7 +70,7 @@ def test_a_running_job_is_cancelled_and_says_so_itself_and_to_the_accounting(clu
     job.becomes("RUNNING")
     eventually(lambda: (job.run_dir / "state.json").exists())
     assert cluster.hpcjobs("cancel", "long").out == f"cancelled {job.id}\n"
-    answer = job.wait(timeout_s=60)
+    answer = job.wait(timeout_s=240)
     assert answer.code != 0
     assert job.state["state"] == "CANCELLED"
     eventually(lambda: job.sacct()[job.id].startswith("CANCELLED"))
@@ -184,6 +184,6 @@ def test_following_prints_the_log_as_it_comes_and_ends_with_the_jobs_code(cluste
     told = [process.stdout.readline() for _ in range(4)]
     assert told[3] == "one\n"
     go.touch()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=400)
     assert out.startswith("two\n")
     assert process.returncode == 3, err

@@ -110,7 +110,7 @@ def test_fifty_submissions_at_once_lose_no_record(cluster: Cluster) -> None:
     began = [
         start("submit", "--site", "tu-hpc", "--json", "-o", "hold", "--name", f"many{n}", "true") for n in range(50)
     ]
-    said = [process.communicate(timeout=120) for process in began]
+    said = [process.communicate(timeout=400) for process in began]
     assert [process.returncode for process in began] == [0] * 50, [err for _, err in said if err]
     ids = {cluster.took(out).id for out, _ in said}
     assert len(ids) == 50

@@ -45,10 +45,10 @@ def test_a_submission_that_timed_out_but_was_heard_is_not_sent_twice(cluster: Cl
     os.kill(controller, signal.SIGSTOP)
     try:
         process = start("submit", "--site", site, "--json", "sleep", "600", cwd=cluster.folder)
-        eventually(lambda: "squeue" in children_of(process.pid), timeout_s=60)
+        eventually(lambda: "squeue" in children_of(process.pid), timeout_s=240)
     finally:
         os.kill(controller, signal.SIGCONT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     job = cluster.took(out)
     sent = cluster.slurm("squeue", "-h", "--me", "-o", "%i %o").splitlines()
@@ -75,13 +75,13 @@ def test_waiting_outlasts_a_controller_that_stops_for_a_while(cluster: Cluster) 
     os.kill(cluster.record.controller_pid, signal.SIGSTOP)
     try:
         process = start("wait", job.id, cwd=cluster.folder)
-        eventually(lambda: "squeue" in children_of(process.pid), timeout_s=60)
+        eventually(lambda: "squeue" in children_of(process.pid), timeout_s=240)
         go.touch()
         eventually(lambda: job.state["state"] == "FAILED")
     finally:
         time.sleep(0.1)
         os.kill(cluster.record.controller_pid, signal.SIGCONT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=400)
     assert process.returncode == 4, err
 
 

@@ -13,7 +13,7 @@ def test_a_job_over_its_time_limit_is_told_as_such(
 ) -> None:
     home, job_id = overtime
     monkeypatch.setenv("HOME", str(home))
-    answer = cluster.hpcjobs("wait", "--timeout", "140", job_id)
+    answer = cluster.hpcjobs("wait", "--timeout", "400", job_id)
     assert answer.code not in (0, 3), answer
     assert f"job {job_id} TIMEOUT" in answer.err
     (row,) = cluster.rows()
