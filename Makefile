@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test lint bench horovod lock clean
+.PHONY: help demo test long lint bench horovod lock clean
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -16,6 +16,11 @@ test: ## Lint, types and all tests; as root on Debian also those on a real Slurm
 	@containers/install_horovod.sh --optional
 	@tools/lint
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+long: ## The tests that take many minutes: thousands of cells, hundreds of trainings (root, real Slurm)
+	@tools/venv dev
+	@tools/system-packages
+	$(BIN)/pytest -m long
 
 lint: ## ruff, mypy --strict, shellcheck
 	@tools/venv dev

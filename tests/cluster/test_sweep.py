@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -107,26 +108,63 @@ def test_a_changed_grid_keeps_what_is_done_and_resume_runs_only_what_failed(fold
 def test_the_throttle_is_never_exceeded(folder: Path) -> None:
     """Twelve cells, three at once, by the accounting's own start and end times."""
     sweep(*SITE, "--name", "few", "--set", "i=1..12", "--max-parallel", "3", "--wait", "sleep", "0.{i}")
-    (array,) = {row["job_id"].split("_")[0] for row in rows("few")}
+    assert most_at_once("few", tasks=12) <= 3
+
+
+def most_at_once(name: str, *, tasks: int) -> int:
+    """How many of a sweep's array tasks ran at the same time; awaits the accounting, which follows by some seconds."""
+    arrays = {row["job_id"].split("_")[0] for row in rows(name)}
 
     def spans() -> list[tuple[int, int]]:
-        """Start and end of the tasks that the accounting, which follows by some seconds, saw end."""
         out = subprocess.run(
-            ["sacct", "-X", "-n", "-P", "-o", "Start,End", "-j", array],
+            ["sacct", "-X", "-n", "-P", "-o", "Start,End", "-j", ",".join(arrays)],
             env={**os.environ, "SLURM_TIME_FORMAT": "%s"}, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         return [(int(a), int(b)) for a, b in (line.split("|") for line in out.split()) if b.isdigit()]
 
-    eventually(lambda: len(spans()) == 12)
-    ended = spans()
+    eventually(lambda: len(spans()) == tasks)
     # An end and the start it makes room for fall into the same second: only whole seconds within count.
-    assert (
-        max(
-            sum(a < moment < b for a, b in ended)
-            for moment in range(min(a for a, _ in ended), max(b for _, b in ended))
-        )
-        <= 3
+    whole = [(begun + 1, end) for begun, end in spans() if end > begun]
+    moves = sorted([(begun, 1) for begun, _ in whole] + [(end, -1) for _, end in whole])
+    return max(itertools.accumulate(step for _, step in moves))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ten_thousand_cells_are_all_done_by_the_arrays_alone(folder: Path) -> None:
+    """MaxArraySize is 1001: 2000 tasks of five cells make two arrays, and no process stays on the login node."""
+    sweep(*SITE, "--name", "many", "--set", "i=0..9999", "--pack", "5", "--max-parallel", "8", "./count.sh")
+    eventually(lambda: states("many") == {"COMPLETED": 10_000}, timeout_s=3500)
+    assert sorted(map(int, (folder / "ran").read_text().split())) == list(range(10_000))
+    assert most_at_once("many", tasks=2000) <= 8
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_two_hundred_trainings_with_killed_and_failing_ones_are_resumed_where_they_must_be(folder: Path) -> None:
+    """Two tasks are killed and one cell cannot train: resume runs these three and no other."""
+    cells = [{"lr": lr, "seed": seed} for lr in (0.003, 0.01, 0.03, 0.1) for seed in range(50)]
+    cells[7]["lr"] = 0
+    (folder / "sweep.yaml").write_text(
+        json.dumps({"program": ["ddp", "--workload", "mnist", "--steps", "10"], "cells": cells, "name": "digits"})
     )
+    (array,) = sweep(*SITE, "--sweep", "sweep.yaml", "--max-parallel", "2", "--json").json["arrays"]
+    killed: set[str] = set()
+    while len(killed) < 2:
+        eventually(lambda: states("digits").get("RUNNING", 0) > 0)
+        running = slurm("squeue", "-h", "-t", "R", "-o", "%i", "-j", array).split()
+        for task in set(running) - killed:
+            if len(killed) < 2:
+                slurm("scancel", "--signal=KILL", "--full", task)
+                killed.add(task)
+    eventually(lambda: not {"PENDING", "RUNNING"} & states("digits").keys(), timeout_s=3000)
+    bad = [row for row in rows("digits") if row["state"] != "COMPLETED"]
+    assert len(bad) == 3
+    assert sweep("resume", "digits", "--json").json["cells"] == 3
+    eventually(lambda: not {"PENDING", "RUNNING"} & states("digits").keys())
+    assert len(rows("digits")) == 200
+    assert states("digits") == {"COMPLETED": 199, "FAILED": 1}
+    assert {row["lr"] for row in rows("digits") if row["state"] == "FAILED"} == {0}
 
 
 def test_more_cells_than_an_index_goes_become_several_arrays_under_one_throttle(folder: Path) -> None:
