@@ -49,6 +49,12 @@ def submit(
         str | None, _opt("--retries", help="Start again after: timeout=∞,preempt=∞,node=3,error=0; on; off.")
     ] = None,
     lead: Annotated[str | None, _opt("--lead", help="Tell the program to save so long before the time limit.")] = None,
+    preflight: Annotated[
+        bool, typer.Option("--preflight", help="Measure the nodes first; stop with the name of a bad one.")
+    ] = False,
+    spare: Annotated[
+        int | None, typer.Option(min=1, help="More nodes to choose the best ones from.", show_default=False)
+    ] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
@@ -75,6 +81,8 @@ def submit(
         snapshot=snapshot or None,
         retries=retries,
         lead=lead,
+        preflight=preflight or None,
+        spare=spare,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
         **sbatch_options(option or []),
         **_after(after or [], site),

@@ -229,6 +229,8 @@ def _settle(judged: Sequence[Judged], chosen: list[str] | None, needed: int | No
     """The exit code; where nodes are chosen, their names go to ``nodes.chosen``, one a line."""
     bad = [each.node.host for each in judged if not each.good]
     if needed is None or chosen is None:
+        if bad:
+            print(f"hpcjobs: bad: {', '.join(bad)}", flush=True)
         return NODE_IS_BAD if bad else 0
     if len(chosen) < needed:
         print(f"hpcjobs: {needed} good nodes are needed, {len(chosen)} are left without {', '.join(bad)}", flush=True)

@@ -29,7 +29,9 @@ def _plain_options(job: Job) -> Iterator[Option]:
         value = getattr(job.resources, field)
         if value is None or value is False:
             continue
-        if field == "gpus_per_node":
+        if field == "nodes":
+            yield "nodes", str(value + job.spare)
+        elif field == "gpus_per_node":
             yield from _gpu_options(job, value)
         elif field == "mem":
             yield from _memory_options(job, value)

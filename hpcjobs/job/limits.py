@@ -61,7 +61,7 @@ def _partition_problems(job: Job, partition: Partition) -> Iterator[str]:
     asked, node = job.resources, partition.node
     name = asked.partition or "of this site"
     most = min(partition.max_nodes or partition.nodes, partition.nodes)
-    if job.nodes > most:
+    if job.nodes + job.spare > most:
         yield f"{_asked(job, 'nodes')}: partition {name} allows {most}"
     if asked.time and partition.max_time and walltime_s(asked.time) > walltime_s(partition.max_time):
         yield f"{_asked(job, 'time')}: partition {name} allows {partition.max_time}"

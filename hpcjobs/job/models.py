@@ -26,6 +26,10 @@ class JobSpec(Frozen, frozen=True):
     """How often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``; ``on``, ``off``."""
     lead: str | None = None
     """Ahead of the time limit by so much the program is told to save; None: from what it measures."""
+    preflight: bool | None = None
+    """Look at the nodes before the program starts, and stop with the name of a bad one."""
+    spare: int | None = None
+    """Ask for so many nodes more, look at all, and start on the best; implies ``preflight``."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -34,6 +38,8 @@ class JobSpec(Frozen, frozen=True):
             parse_retries(self.retries)
         if self.lead is not None:
             walltime_s(self.lead)
+        if self.spare is not None and self.spare < 1:
+            raise ValueError(f"spare must be positive, not {self.spare}")
         for name, value in self.env.items():
             if not name.isidentifier() or not name.isascii():
                 raise ValueError(f"env {name!r} is no name of an environment variable")
@@ -97,6 +103,10 @@ class Job(Frozen, frozen=True):
     """Seconds ahead of the time limit at which the program is told; None: from what it measures."""
     left_out: dict[str, str]
     """Nodes excluded because a check found them bad, each with the reason."""
+    preflight: tuple[str, ...]
+    """The command that looks at the nodes first; empty: nobody does."""
+    spare: int
+    """Nodes asked for beyond ``nodes``; the preflight chooses."""
 
     @property
     def ntasks(self) -> int:

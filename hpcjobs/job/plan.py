@@ -33,6 +33,8 @@ def plan(
     snapshot: bool | None = None,
     retries: str | None = None,
     lead: str | None = None,
+    preflight: bool | None = None,
+    spare: int | None = None,
     made_by: str | None = None,
     **resources: object,
 ) -> Plan:
@@ -46,6 +48,8 @@ def plan(
         snapshot: copy the code beside the job and run the copy.
         retries: how often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``, ``on``, ``off``.
         lead: how long before the time limit the program is told to save (``5m``); default from what it measures.
+        preflight: look at the nodes before the program starts, and stop with the name of a bad one.
+        spare: ask for so many nodes more, and start on the best ones.
         made_by: the command named in the script's header.
         resources: sbatch options by their long names with underscores (``nodes=4``, ``time="2h"``).
 
@@ -67,6 +71,8 @@ def plan(
         "snapshot": snapshot,
         "retries": retries,
         "lead": lead,
+        "preflight": preflight,
+        "spare": spare,
     }
     avoid = avoided_on(where.name) if where.scheduler == "slurm" else {}
     job = resolve([*layers, Layer("flag", _spec(fields))], where, avoid=avoid)

@@ -18,6 +18,7 @@ from hpcjobs.job.avoid import still_left_out
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Job, JobSpec, Layer
+from hpcjobs.job.preflight import preflight_words
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
@@ -70,7 +71,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     argv = program_argv(spec.program, python=python, chdir=chdir)
     hosts = _hosts(settled, site)
     retries, lead_s = _survival(spec, site, settled)
-    left_out = _leave_out(avoid or {}, settled, partition)
+    left_out = _leave_out(avoid or {}, settled, partition, spare=spec.spare or 0)
     job = Job(
         name=spec.name or default_name(spec.program),
         site=site.name,
@@ -103,6 +104,8 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         retries=retries,
         lead_s=lead_s,
         left_out=left_out,
+        preflight=_preflight(spec, site, settled, python=python),
+        spare=spec.spare or 0,
     )
     check_env(job.env, job.sources)
     check_limits(job, site, partition)
@@ -114,7 +117,18 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     fields: dict[str, Any] = {"env": {}}
     sources: dict[str, str] = {}
     for source, spec in layers:
-        for field in ("program", "name", "launcher", "template", "chdir", "snapshot", "retries", "lead"):
+        for field in (
+            "program",
+            "name",
+            "launcher",
+            "template",
+            "chdir",
+            "snapshot",
+            "retries",
+            "lead",
+            "preflight",
+            "spare",
+        ):
             value = getattr(spec, field)
             if value not in (None, ()):
                 fields[field], sources[field] = value, source
@@ -183,12 +197,24 @@ def _survival(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | N
     return retries, lead_s
 
 
-def _leave_out(avoid: Mapping[str, str], settled: _Settled, partition: Partition | None) -> dict[str, str]:
+def _preflight(spec: JobSpec, site: Site, settled: _Settled, *, python: str) -> tuple[str, ...]:
+    """The command of a look at the nodes, where one is asked for."""
+    if not (spec.preflight or spec.spare):
+        return ()
+    if site.scheduler == "local":
+        raise RequestError(f"site {site.name} ({site.path}) is one machine", hint="leave --preflight and --spare out")
+    nodes = settled.values["nodes"] if spec.spare else None
+    return preflight_words(site, python=python, cpus_per_task=settled.values["cpus_per_task"], nodes=nodes)
+
+
+def _leave_out(
+    avoid: Mapping[str, str], settled: _Settled, partition: Partition | None, *, spare: int
+) -> dict[str, str]:
     """Exclude what can be done without, beside what the user excludes; the nodes, with the reasons."""
     said, source = settled.values["exclude"], settled.sources.get("exclude")
     if said is None and source is not None:
         return {}
-    wanted, named = settled.values["nodes"], settled.values["nodelist"]
+    wanted, named = settled.values["nodes"] + spare, settled.values["nodelist"]
     found = still_left_out(avoid, nodes=wanted, nodelist=named, partition=partition)
     if found:
         sources = ", ".join(filter(None, (source, "record of nodes")))

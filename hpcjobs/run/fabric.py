@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.job.avoid import record_of
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
+from hpcjobs.job.preflight import check_words
 from hpcjobs.site.library import default_site, load_site
-from hpcjobs.site.models import Frozen, Site
+from hpcjobs.site.models import Frozen
 
 REPORT = "fabric.json"
 LIMIT = "10m"
@@ -58,22 +58,13 @@ def check_plan(
 ) -> Plan:
     """The job that checks ``nodes`` of ``site``; ``resources`` as of `plan`."""
     where = load_site(site or default_site())
-    words = ["hpcjobs.fabric.check", *check_words(where)]
+    cpus = resources.get("cpus_per_task", where.defaults.cpus_per_task)
+    words = ["hpcjobs.fabric.check", *check_words(where, cpus_per_task=cpus)]
     words += ["--quick"] if quick else []
     words += ["--tolerance", str(tolerance)] if tolerance is not None else []
-    cpus = resources.get("cpus_per_task", where.defaults.cpus_per_task)
-    words += ["--cpus-per-task", str(cpus)] if isinstance(cpus, int) else []
     # Nodes that are left out elsewhere are looked at here: it is how one is found to be well again.
     settled: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
     return plan(words, site=where, name="fabric", template="fabric", made_by=made_by, **settled)
-
-
-def check_words(site: Site) -> list[str]:
-    """What the check must know of a site."""
-    words = ["--record", str(record_of(site.name))]
-    for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
-        words += [flag, value] if value else []
-    return words
 
 
 def read_report(run_dir: Path) -> Report:

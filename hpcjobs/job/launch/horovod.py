@@ -41,6 +41,8 @@ def _rendezvous(job: Job) -> tuple[str, ...]:
     per_node = job.ntasks_per_node
     names = "echo localhost" if job.scheduler == "local" else 'scontrol show hostnames "$SLURM_JOB_NODELIST"'
     interface = f" HOROVOD_GLOO_IFACE={shlex.quote(job.interface)}" if job.interface else ""
+    # The node of this script need not be one of those that the job runs on, where there were spare ones.
+    here = f"$SLURMD_NODENAME{job.address_suffix}" if job.spare else "$MASTER_ADDR"
     return (
         "# Horovod's ranks find each other through this server: neither MPI nor ssh is needed.",
         f"hosts=$({names} | sed 's/$/:{per_node}/' | paste -sd,)",
@@ -51,7 +53,7 @@ def _rendezvous(job: Job) -> tuple[str, ...]:
         "rendezvous=$!",
         'read -r -u "$port" HOROVOD_GLOO_RENDEZVOUS_PORT ||',
         f"    die {shlex.quote(f'no Horovod rendezvous: is Horovod in the environment of {job.python}?')}",
-        "export HOROVOD_GLOO_RENDEZVOUS_PORT HOROVOD_GLOO_RENDEZVOUS_ADDR=$MASTER_ADDR",
+        f"export HOROVOD_GLOO_RENDEZVOUS_PORT HOROVOD_GLOO_RENDEZVOUS_ADDR={here}",
         f"export HOROVOD_CONTROLLER=gloo HOROVOD_CPU_OPERATIONS=gloo{interface}",
         f"export HOROVOD_SIZE=$HPCJOBS_NTASKS HOROVOD_LOCAL_SIZE={per_node} HOROVOD_CROSS_SIZE=$HPCJOBS_NNODES",
     )

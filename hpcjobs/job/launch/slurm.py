@@ -14,6 +14,7 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
     ``--cpus-per-task`` on, and a task count left to the environment would win over the layout.
     """
     tokens: list[str] = [
+        *((Raw('--nodelist="$SLURM_JOB_NODELIST"'),) if job.spare else ()),
         Raw('--nodes="$SLURM_JOB_NUM_NODES"'),
         Raw(f'--ntasks="$((SLURM_JOB_NUM_NODES * {tasks_per_node}))"'),
         f"--ntasks-per-node={tasks_per_node}",

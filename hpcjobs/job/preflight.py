@@ -1,0 +1,22 @@
+"""A look at the nodes, by `hpcjobs.fabric.check`, before anything else runs on them."""
+
+from __future__ import annotations
+
+from hpcjobs.job.avoid import record_of
+from hpcjobs.site.models import Site
+
+
+def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
+    """What the check must know of a site, and of what each of its tasks may compute with."""
+    words = ["--record", str(record_of(site.name))]
+    for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
+        words += [flag, value] if value else []
+    words += ["--cpus-per-task", str(cpus_per_task)] if isinstance(cpus_per_task, int) else []
+    return tuple(words)
+
+
+def preflight_words(site: Site, *, python: str, cpus_per_task: object, nodes: int | None) -> tuple[str, ...]:
+    """The command in the job's own script; with ``nodes``, it chooses so many of the allocation's."""
+    chosen = () if nodes is None else ("--choose", str(nodes))
+    words = check_words(site, cpus_per_task=cpus_per_task)
+    return (python, "-u", "-m", "hpcjobs.fabric.check", "--quick", *words, *chosen)

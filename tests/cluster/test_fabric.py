@@ -1,0 +1,108 @@
+"""Nodes that are slow or cut off, found by measuring: on a real Slurm whose network is made worse on purpose."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Answer, hpcjobs
+
+from hpcjobs.sandbox import Sandbox, status
+from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.network import enter
+from hpcjobs.site.rehearsal import current
+
+SITE = """
+partitions:
+  compute: {{nodes: 4, node: {{cpus: 16}}}}
+defaults: {{time: 10m}}
+slurm_conf: {slurm_conf}
+mpi: {mpi}
+interface: eth0
+"""
+
+
+@pytest.fixture
+def folder(sandbox: Sandbox, workdir: Path) -> Path:
+    """A login node's folder, which every host sees."""
+    return workdir
+
+
+@contextmanager
+def on(sandbox: Sandbox, host: str, worse: str, better: str) -> Iterator[None]:
+    """``worse`` run on a host, and undone by ``better``."""
+    (there,) = [each for each in sandbox.hosts if each.name == host]
+    words = enter(folder_at(None), there)
+    subprocess.run([*words, *worse.split()], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*words, *better.split()], check=True)
+
+
+def run_dir(name: str) -> Path:
+    (found,) = Path("runs").glob(f"{name}-2*")
+    return found
+
+
+def report(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir(name) / "fabric.json").read_text(encoding="utf-8"))
+    return found
+
+
+def log(name: str) -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted((run_dir(name) / "logs").iterdir()))
+
+
+def submit(*words: str) -> Answer:
+    return hpcjobs("submit", "--wait", *words, timeout_s=280)
+
+
+@pytest.mark.timeout(400)
+def test_a_node_with_a_slow_network_is_named_and_a_spare_one_takes_its_place(sandbox: Sandbox, folder: Path) -> None:
+    slow = "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 200ms"
+    with on(sandbox, "tu02", slow, "tc qdisc del dev eth0 root"):
+        ended = submit("--site", "tu-hpc", "-N", "2", "--spare", "1", "-o", "nodelist=tu[01-03]", "-J", "j", "hostname")
+    assert ended.code == 0, (ended, log("j"))
+    verdicts = {node["host"]: node for node in report("j")["nodes"]}
+    assert verdicts["tu02"]["verdict"] == "bad"
+    assert any("sends at" in reason for reason in verdicts["tu02"]["reasons"])
+    assert "hpcjobs: runs on tu01, tu03, without tu02" in log("j")
+    assert {"0: tu01", "1: tu03"} <= set(log("j").splitlines())
+    later = hpcjobs("submit", "--site", "tu-hpc", "-N", "2", "--dry-run", "hostname")
+    assert "hpcjobs: leaves out tu02: " in later.err
+    assert "#SBATCH --exclude=" in later.out
+
+
+@pytest.mark.timeout(400)
+def test_a_node_whose_interface_is_down_is_named_within_a_minute(sandbox: Sandbox, folder: Path) -> None:
+    begun = time.monotonic()
+    with on(sandbox, "tu04", "ip link set eth0 down", "ip link set eth0 up"):
+        ended = hpcjobs("fabric", "--site", "tu-hpc", "-w", "tu[03-04]", "-N", "2", "--quick", timeout_s=200)
+        took_s = time.monotonic() - begun
+    assert ended.code == 19, ended
+    assert "hpcjobs: bad: tu04" in ended.out
+    assert report("fabric")["took_s"] < 60, took_s
+    while status().nodes["tu04"] not in ("idle", "mixed", "allocated"):  # Slurm has it back for the tests that follow
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(400)
+def test_the_matrix_program_prints_the_formulas_value_and_refuses_a_wrong_mpi_type(folder: Path) -> None:
+    record = current()
+    assert record is not None
+    layout = ("-N", "2", "--ntasks-per-node", "2")
+    ended = submit("--site", "tu-hpc", *layout, "-J", "right", "hpcjobs.fabric.matmul", "--size", "256")
+    assert ended.code == 0, (ended, log("right"))
+    assert "sum over 4 ranks, N=256: 83886080.00" in log("right")  # 256^3 * 0.5 * (1 + 2 + 3 + 4)
+    (folder / "wrong.yaml").write_text(SITE.format(slurm_conf=record.slurm_conf, mpi="none"), encoding="utf-8")
+    ended = submit("--site", str(folder / "wrong.yaml"), *layout, "-J", "wrong", "hpcjobs.fabric.matmul")
+    assert ended.code != 0
+    assert "sum over" not in log("wrong")
+    assert "not built with SLURM's PMI support" in " ".join(log("wrong").split()) or "MPI sees 1 of 4" in log("wrong")
