@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import submitit
 from commandline import Answer, hpcjobs, start
 
 import hpcjobs as api
@@ -271,3 +272,28 @@ def test_submitits_own_examples_run_unchanged(folder: Path) -> None:
     assert [job.result() for job in batch] == [0, 2, 4]
     assert asyncio.run(single.awaitable().result()) == 12
     assert "TypeError" in str(failing.exception())
+
+
+def test_submitits_checkpoint_is_requeued_and_goes_on(folder: Path) -> None:
+    """It counts, is told that its end is near, and goes on where it was."""
+
+    class Counting:
+        def __init__(self, at: int = 0) -> None:
+            self.at = at
+
+        def __call__(self, started: str, until: int) -> tuple[int, str]:
+            begun = self.at
+            while self.at < until:
+                self.at += 1
+                Path(started).touch()
+                time.sleep(3600 if begun == 0 else 0)
+            return begun, os.environ["SLURM_RESTART_COUNT"]
+
+        def checkpoint(self, started: str, until: int) -> submitit.helpers.DelayedSubmission:
+            return submitit.helpers.DelayedSubmission(Counting(self.at), started, until)
+
+    executor = api.executor(site="tu-hpc", time="5m", folder="submitit")
+    job = executor.submit(Counting(), str(folder / "started"), 3)
+    eventually((folder / "started").exists)
+    slurm("scancel", "--signal=USR2", job.job_id)
+    assert job.result() == (1, "1")
