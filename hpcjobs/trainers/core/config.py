@@ -38,6 +38,12 @@ class Config:
     )
     probe: bool = flag(True, "measure exposed communication, on passes that do not train")
     monitor: bool = flag(False, "each second, what cores, memory, network and GPUs do, into monitor.jsonl")
+    stall_after: float | None = flag(
+        None,
+        "end the run after so many seconds without a step [30 times the p95 step, where the job is started again]",
+        parse=positive(float),
+        metavar="S",
+    )
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
     stage_to: str | None = flag(None, "copy --data and --text once per node to this local folder", metavar="DIR")

@@ -21,7 +21,7 @@ LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport", "NCCL"),
     "Horovod has been shut down",
 )
-STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EIO)
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EIO)
 FULL = ("DefaultCPUAllocator", "not enough memory", "out of memory")
 
 

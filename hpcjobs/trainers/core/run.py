@@ -27,6 +27,7 @@ from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.stage import staged
 from hpcjobs.trainers.core.step import Stepper
 from hpcjobs.trainers.core.survival import Survival
+from hpcjobs.trainers.core.watchdog import Watchdog
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.base import Workload
@@ -47,6 +48,7 @@ class Run:
     checkpoints: Checkpoints
     monitor: Monitor
     survival: Survival
+    watchdog: Watchdog
 
     @property
     def config(self) -> Config:
@@ -59,6 +61,7 @@ class Run:
     def end_step(self, step: int, epoch: int) -> None:
         """After every step: write its line and save where that is due, and stop where that was asked."""
         self.survival.finished(step)
+        self.watchdog.beat(step, "data")
         due = self.checkpoints.due(step)
         if due or step % self.config.log_every == 0:
             self.recorder.flush(step, epoch)
@@ -85,9 +88,13 @@ class Run:
                 held_out,
                 group=self.group,
                 batch_size=self.plan.batch_size,
-                boundary=lambda: self.stop_if_asked(step, epoch),
+                boundary=lambda: self._evaluating(step, epoch),
             )
             self.recorder.evaluated(result, step, epoch)
+
+    def _evaluating(self, step: int, epoch: int) -> None:
+        self.watchdog.beat(step, "evaluation")
+        self.stop_if_asked(step, epoch)
 
     def finish(self, *, exposed_s: list[float]) -> RunSummary:
         """The summary, once the last checkpoint is on disk; a collective call."""
@@ -134,8 +141,29 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
             closing(Survival(group, call.stop)) as survival,
             Checkpoints(config, run_dir, stepper, recorder, survival, plan=plan, group=group) as checkpoints,
             Monitor(group, run_dir, on=config.monitor) as monitor,
+            closing(watchdog_of(call, group, run_dir, recorder)) as watchdog,
         ):
-            yield Run(call, group, workload, plan, run_dir, stepper, resumed, recorder, checkpoints, monitor, survival)
+            yield Run(
+                call,
+                group,
+                workload,
+                plan,
+                run_dir,
+                stepper,
+                resumed,
+                recorder,
+                checkpoints,
+                monitor,
+                survival,
+                watchdog,
+            )
+
+
+def watchdog_of(call: Call[Any], group: Group, run_dir: Path, recorder: Recorder) -> Watchdog:
+    """On where a job script would start the run again, or where its patience was said."""
+    after_s = call.config.stall_after
+    on = call.stop is not None or after_s is not None
+    return Watchdog(group, run_dir, recorder.meter, after_s=after_s, on=on)
 
 
 def introduce(group: Group) -> None:

@@ -61,7 +61,11 @@ class Survival:
     def finished(self, step: int) -> None:
         """So far training has come; what of it is lost is known after the end, whatever that was."""
         if self._steps is not None:
-            os.pwrite(self._steps, b"%-12d\n" % step, 0)
+            try:
+                os.pwrite(self._steps, b"%-12d\n" % step, 0)
+            except OSError:  # storage that fails is the checkpoints' to tell; this number is for the history alone
+                os.close(self._steps)
+                self._steps = None
 
     def saved(self, step: int) -> None:
         """So far it is on disk. Called by rank 0, from the thread that writes."""

@@ -42,6 +42,7 @@ def run_loop(run: Run, probe: Probe) -> None:
             meter.begin()
             batch = next(batches, None)  # none: this rank has run out, a step before others
             meter.data_ready()
+            run.watchdog.beat(step, "step")
             loss = None if batch is None else stepper.step(batch, step)
             if loss is None or (not stepper.strategy.fills and step + 1 == (epoch + 1) * plan.steps_per_epoch):
                 loss = stepper.strategy.join(stepper.model, loss)

@@ -1,0 +1,142 @@
+"""Ends a run in which nothing moves any more, and says which rank the others wait for.
+
+Every rank watches its own steps. Where they stop on one rank they soon stop on all, since each step has a
+collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads
+included, and all end with code 19. A rank that writes nothing is stopped, or its node is gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcjobs.runtime.exits import ExitCode
+from hpcjobs.runtime.summary import Quantiles
+from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.core.meter import Meter
+
+FOLDER = "stalled"
+FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
+"""No step for so many times the p95 step, and for so long at least; longer before the first steps (compilation)."""
+KNOWN_STEPS = 5
+LOOK_S = 0.5
+GATHER_S = 5.0
+PHASES = ("data", "step", "evaluation")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: finished steps, what it does since, and the innermost line of its main thread."""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    line: str
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.step, PHASES.index(self.phase)
+
+
+class Watchdog:
+    """`beat` at every sign of life; a thread looks at when the last one was."""
+
+    def __init__(self, group: Group, run_dir: Path, meter: Meter, *, after_s: float | None, on: bool) -> None:
+        self.group, self.folder, self.meter, self.after_s = group, run_dir / FOLDER, meter, after_s
+        self._step, self._phase, self._when = 0, "data", time.monotonic()
+        self._over = threading.Event()
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True) if on else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def beat(self, step: int, phase: str) -> None:
+        self._step, self._phase, self._when = step, phase, time.monotonic()
+
+    def close(self) -> None:
+        self._over.set()
+
+    @property
+    def limit_s(self) -> float:
+        """So long a rank may stand still."""
+        if self.after_s is not None:
+            return self.after_s
+        if len(self.meter.step_s) < KNOWN_STEPS:
+            return FIRST_S
+        steps = Quantiles.of(self.meter.counted_steps)
+        return LEAST_S if steps is None else max(LEAST_S, FACTOR * steps.p95)
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            if time.monotonic() - self._when > self.limit_s:
+                self._end(time.monotonic() - self._when)
+
+    def _end(self, stood_s: float) -> None:
+        mine = self._place()
+        self._report(mine)
+        time.sleep(GATHER_S)  # the others have stood as long as this one, give or take a step
+        everyone = reports(self.folder, since=time.time() - GATHER_S - stood_s)
+        if mine.rank == min(everyone, default=mine.rank):
+            words = verdict(everyone, self.group.hosts)
+            print(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(LOOK_S)  # a launcher kills all ranks when the first one leaves
+        os._exit(ExitCode.STANDSTILL)
+
+    def _place(self) -> Place:
+        last = traceback.extract_stack(sys._current_frames()[self._main])[-1]
+        line = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+        return Place(self.group.rank, self.group.hosts[self.group.rank], self._step, self._phase, line)
+
+    def _report(self, mine: Place) -> None:
+        try:
+            self.folder.mkdir(exist_ok=True)
+            beside = self.folder / f".rank-{mine.rank}"
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(mine)) + "\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            beside.replace(self.folder / f"rank-{mine.rank}.txt")
+        except OSError as error:  # the folder may be what the ranks wait for: the log is told instead
+            print(f"rank {mine.rank} can't write its report: {error}; {mine}", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+
+
+def reports(folder: Path, *, since: float) -> dict[int, Place]:
+    """What ranks have written since then (seconds since 1970), by rank."""
+    found = {}
+    for path in folder.glob("rank-*.txt"):
+        if path.stat().st_mtime >= since:
+            place = Place(**json.loads(path.read_text(encoding="utf-8").splitlines()[0]))
+            found[place.rank] = place
+    return found
+
+
+def verdict(everyone: dict[int, Place], hosts: tuple[str, ...]) -> str:
+    """Who is behind, in words."""
+    silent = [f"rank {rank} on {host}" for rank, host in enumerate(hosts) if rank not in everyone]
+    if silent:
+        return f"{', '.join(silent)} says nothing: stopped, or its node is gone"
+    first, last = min(p.order for p in everyone.values()), max(p.order for p in everyone.values())
+    behind = [place for place in everyone.values() if place.order == first] if first < last else odd(everyone)
+    if not behind:
+        return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike"
+    names = ", ".join(f"rank {p.rank} on {p.host} (in {p.phase} of step {p.step + 1}, {p.line})" for p in behind)
+    return f"behind: {names}"
+
+
+def odd(everyone: dict[int, Place]) -> list[Place]:
+    """The ranks whose line is not that of the most; none where there is no most."""
+    lines = Counter(place.line for place in everyone.values()).most_common()
+    if len(lines) < 2 or lines[0][1] == lines[1][1]:
+        return []
+    return [place for place in everyone.values() if place.line != lines[0][0]]

@@ -1,0 +1,69 @@
+"""Workloads to which something happens at a step: to rank 1, or to the storage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from worlds import Points, noisy_points
+
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.workloads.base import Batch, Workload
+
+
+def _at_each_step(config: Config, happens: Callable[[int], None]) -> Workload:
+    workload, count = noisy_points(config), iter(range(1, 10**6))
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        happens(next(count))
+        return workload.loss(model, batch)
+
+    return replace(workload, loss=loss)
+
+
+def asked(config: Config) -> Workload:
+    """Rank 1 is told to stop in the step of this start that ASKED_AT says."""
+
+    def happens(step: int) -> None:
+        if os.environ["RANK"] == "1" and step == int(os.environ.get("ASKED_AT", "0")):
+            os.kill(os.getpid(), getattr(signal, os.environ.get("ASKED_BY", "SIGUSR1")))
+
+    return _at_each_step(config, happens)
+
+
+class Hanging(Points):
+    """Its data does not come any more, on rank 1."""
+
+    asked = 0
+
+    def __getitem__(self, indices: object) -> Batch:
+        self.asked += 1
+        if os.environ["RANK"] == "1" and self.asked == 12:
+            time.sleep(600)
+        return super().__getitem__(indices)  # type: ignore[arg-type]
+
+
+def hanging(config: Config) -> Workload:
+    return replace(noisy_points(config), train=Hanging(64))
+
+
+def vanishing(config: Config) -> Workload:
+    """The folder of checkpoints is away from step 20 on; back at step 40, where the storage recovers."""
+    folder = Path(os.environ["HPCJOBS_RUN_DIR"]) / "checkpoints"
+    away = folder.with_name("away")
+
+    def happens(step: int) -> None:
+        if os.environ["RANK"] == "0" and step == 20:
+            folder.rename(away)
+            folder.touch()
+        if os.environ["RANK"] == "0" and step == 40 and os.environ["RECOVERS"] == "yes":
+            folder.unlink()
+            away.rename(folder)
+
+    return _at_each_step(config, happens)

@@ -1,0 +1,75 @@
+"""Runs that are told to stop, that nothing moves in, and whose storage fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.trainers.core import checkpoint
+
+from .conftest import World
+from .test_world import worlds_path
+
+FLAGS = ("--workload", "faulty:asked", "--log-every", "1", "--steps", "60")
+
+
+def surviving(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a job that would be started again."""
+    (folder / "survival").mkdir(parents=True, exist_ok=True)
+    return {"PYTHONPATH": worlds_path(), "HPCJOBS_SURVIVAL": str(folder / "survival"), **more}
+
+
+@pytest.mark.parametrize(("trainer", "signal"), [("ddp", "SIGUSR1"), ("lightning", "SIGTERM")])
+def test_one_rank_is_told_all_save_at_the_same_step_and_the_next_start_has_the_losses_of_a_run_left_alone(
+    world: World, tmp_path: Path, trainer: str, signal: str
+) -> None:
+    alone = world(2, trainer, *FLAGS, env={"PYTHONPATH": worlds_path()}, run_dir="alone")
+    told = surviving(tmp_path / "told", ASKED_AT="25", ASKED_BY=signal)
+    stopped = world(2, trainer, *FLAGS, env=told, run_dir="told")
+    assert stopped.codes == [85, 85], stopped.err
+    assert stopped.complaints == []
+    (saved,) = checkpoint.steps(stopped.run_dir / checkpoint.FOLDER)
+    survival = tmp_path / "told" / "survival"
+    step = int((survival / "requeue").read_text())
+    assert 20 <= step <= 27
+    assert (saved.name, int((survival / "steps").read_text())) == (f"step-{step:08d}", step)
+    ended = world(2, trainer, *FLAGS, env=surviving(tmp_path / "told"), run_dir="told")
+    assert ended.codes == [0, 0], ended.err
+    assert ended.summary.resumed_from_step == step
+    assert ended.losses() == alone.losses()
+    assert ended.summary.evaluation == alone.summary.evaluation
+
+
+def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wait_for(world: World) -> None:
+    flags = ("--workload", "faulty:hanging", "--steps", "60", "--stall-after", "3")
+    ended = world(2, "ddp", *flags, env={"PYTHONPATH": worlds_path()})
+    assert 19 in ended.codes
+    (told,) = ended.complaints
+    assert "behind: rank 1 on " in told
+    assert "(in data of step " in told
+    reports = {path.name: path.read_text() for path in (ended.run_dir / "stalled").iterdir()}
+    assert reports.keys() == {"rank-0.txt", "rank-1.txt"}
+    assert json.loads(reports["rank-1.txt"].splitlines()[0])["phase"] == "data"
+    assert 'faulty.py", line' in reports["rank-1.txt"], "the stack shows where"
+
+
+@pytest.mark.parametrize("recovers", ["yes", "no"])
+def test_storage_that_fails_leaves_the_last_checkpoint_whole_and_the_run_going(
+    world: World, tmp_path: Path, recovers: str
+) -> None:
+    flags = ("--workload", "faulty:vanishing", "--steps", "60", "--log-every", "1", "--checkpoint-every", "9")
+    env = {"RECOVERS": recovers, "HPCJOBS_DEADLINE": "1"}  # the deadline is over: the last save is not insisted on
+    ended = world(2, "ddp", *flags, env=surviving(tmp_path / "run", **env))
+    assert any("not written: File exists" in line for line in ended.complaints), ended.err
+    newest, *_ = checkpoint.steps(ended.run_dir / ("checkpoints" if recovers == "yes" else "away"))
+    assert checkpoint.damage(newest) is None
+    if recovers == "yes":
+        assert ended.codes == [0, 0], ended.err
+        assert newest.name == "step-00000060"
+        assert len(ended.losses()) == 60
+    else:
+        assert ended.codes[0] == 20, ended.err
+        assert newest.name in ("step-00000009", "step-00000018")
+        assert any("step 60 can't be saved in" in line for line in ended.complaints)
