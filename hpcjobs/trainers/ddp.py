@@ -17,11 +17,16 @@ class DdpFlags:
     gradient_as_bucket_view: bool = flag(True, "gradients live in the buckets: one copy less")
     compress: str = flag("none", "gradients travel so", choices=("none", "bf16", "fp16", "powersgd"))
     static_graph: bool = flag(False, "the graph never changes: allows more overlap")
+    comm: str = flag(
+        "group",
+        "what sums gradients: torch's process group, or MPI where ranks have cores of their own",
+        choices=("group", "mpi"),
+    )
     broadcast_buffers: bool = flag(True, "rank 0's buffers (BatchNorm statistics) go to all each step")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp:Ddp")
+    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp_mpi:ddp")
 
 
 if __name__ == "__main__":
