@@ -35,7 +35,10 @@ def fabric(
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs to compute with, per node.")] = None,
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit [10m].")] = None,
     option: Option = None,
-    tolerance: Annotated[float, typer.Option(help="A node may be so far below the median.", min=0.0, max=1.0)] = 0.3,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="A node may be so far below the median [0.3].", min=0.0, max=1.0, show_default=False),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the collectives out: at most a minute.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,

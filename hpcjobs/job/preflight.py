@@ -6,11 +6,16 @@ from hpcjobs.job.avoid import record_of
 from hpcjobs.site.models import Site
 
 
+REHEARSED_TOLERANCE = "0.8"
+"""The nodes of a sandbox share the cores of one machine: how fast they are next to each other says little."""
+
+
 def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
     """What the check must know of a site, and of what each of its tasks may compute with."""
     words = ["--record", str(record_of(site.name))]
     for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
         words += [flag, value] if value else []
+    words += ["--tolerance", REHEARSED_TOLERANCE] if site.rehearsal else []
     words += ["--cpus-per-task", str(cpus_per_task)] if isinstance(cpus_per_task, int) else []
     return tuple(words)
 
