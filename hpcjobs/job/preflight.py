@@ -5,7 +5,6 @@ from __future__ import annotations
 from hpcjobs.job.avoid import record_of
 from hpcjobs.site.models import Site
 
-
 REHEARSED_TOLERANCE = "0.8"
 """The nodes of a sandbox share the cores of one machine: how fast they are next to each other says little."""
 
