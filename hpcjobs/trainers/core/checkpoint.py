@@ -1,7 +1,8 @@
 """Checkpoints on disk: a folder per step that is there whole or not at all, and says if it was damaged.
 
 checkpoints/step-00000120/state.pt        torch.save: model, optimizer, scaler, RNG by rank
-checkpoints/step-00000120/manifest.json   step, position, world, size and CRC-32 of state.pt
+checkpoints/step-00000120/parts/          what ranks hold in parts, by torch.distributed.checkpoint
+checkpoints/step-00000120/manifest.json   step, position, world, size and CRC-32 of every file
 checkpoints/latest, checkpoints/best      links to step folders
 """
 
@@ -11,18 +12,21 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from hpcjobs.runtime.exits import BadCheckpoint
 from hpcjobs.runtime.summary import write_json
+from hpcjobs.trainers.core import parts
 
 FOLDER = "checkpoints"
-STATE, MANIFEST = "state.pt", "manifest.json"
+STATE, MANIFEST, PARTS = "state.pt", "manifest.json", "parts"
 LATEST, BEST = "latest", "best"
 BLOCK_BYTES = 1 << 22
 
@@ -39,29 +43,51 @@ class Moment:
     loss: float | None  # held-out loss if one was known
 
 
-def write(folder: Path, moment: Moment, state: Any) -> Path:
-    """Write one checkpoint beside its place, sync it, and rename it there.
+@dataclass(frozen=True)
+class Together:
+    """The ranks that write one checkpoint, each its parts; the first of them makes and renames its folder."""
+
+    ranks: dist.ProcessGroup
+    first: bool
+    owner: int  # process id of the first
+
+
+def write(folder: Path, moment: Moment, state: Any, together: Together | None = None) -> Path:
+    """Write one checkpoint beside its place, sync it, and rename it there; a collective call of ranks `together`.
 
     OSError leaves the checkpoints before it as they were, and takes no room. The folder's own parent is not
     made: a run folder that has vanished, say with its mount, is not to be filled in another place.
     """
     place = folder / f"step-{moment.step:08d}"
-    beside = folder / f".{place.name}.{os.getpid()}"
-    shutil.rmtree(beside, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
+    beside = folder / f".{place.name}.{os.getpid() if together is None else together.owner}"
+    tree, in_parts = parts.separated(state)
+
+    def begin() -> None:
+        shutil.rmtree(beside, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        _save(beside, tree)
+
+    def complete(sums: parts.Sums) -> None:
+        _seal(beside, moment, {f"{PARTS}/{name}": sum_ for name, sum_ in sums.items()})
+        shutil.rmtree(place, ignore_errors=True)
+        beside.rename(place)
+        sync_folder(folder)
+        point(folder / LATEST, place)
+
     try:
-        _fill(beside, moment, state)
+        if together is None:
+            begin()
+            complete({})
+        else:
+            writer = parts.Writer(beside / PARTS, measure=measure, begin=begin, complete=complete)
+            parts.write(in_parts, writer, together.ranks)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    shutil.rmtree(place, ignore_errors=True)
-    beside.rename(place)
-    sync_folder(folder)
-    point(folder / LATEST, place)
     return place
 
 
-def _fill(beside: Path, moment: Moment, state: Any) -> None:
+def _save(beside: Path, state: Any) -> None:
     beside.mkdir()
     try:
         with (beside / STATE).open("wb") as file:
@@ -72,8 +98,14 @@ def _fill(beside: Path, moment: Moment, state: Any) -> None:
         if isinstance(error.__context__, OSError):  # torch hides what its file said
             raise error.__context__ from None
         raise
-    size, crc = measure(beside / STATE)
-    write_json(beside / MANIFEST, {**asdict(moment), "bytes": size, "crc32": crc})
+
+
+def _seal(beside: Path, moment: Moment, sums: parts.Sums) -> None:
+    """From now on every byte is accounted for."""
+    sums = {STATE: measure(beside / STATE), **sums}
+    write_json(beside / MANIFEST, {**asdict(moment), "files": sums})
+    if len(sums) > 1:
+        sync_folder(beside / PARTS)
     sync_folder(beside)
 
 
@@ -131,13 +163,14 @@ def damage(place: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        size, crc = measure(place / STATE)
+        for name, (wanted_size, wanted_crc) in manifest["files"].items():
+            size, crc = measure(place / name)
+            if size != wanted_size:
+                return f"{name} has {size} bytes of {wanted_size}"
+            if crc != wanted_crc:
+                return f"{name} has checksum {crc:08x} instead of {wanted_crc:08x}"
     except (OSError, ValueError) as error:
         return f"{error}"
-    if size != manifest["bytes"]:
-        return f"{STATE} has {size} bytes of {manifest['bytes']}"
-    if crc != manifest["crc32"]:
-        return f"{STATE} has checksum {crc:08x} instead of {manifest['crc32']:08x}"
     return None
 
 
@@ -150,11 +183,16 @@ def newest_valid(folder: Path) -> Iterator[tuple[Path, str | None]]:
             return
 
 
-def read(place: Path) -> tuple[Moment, Any]:
-    """A checkpoint's moment and state, in host memory; only plain values and tensors are unpickled."""
+def read(place: Path, placed: Callable[[parts.Where], torch.Tensor | None] = lambda where: None) -> tuple[Moment, Any]:
+    """A checkpoint's moment and state, in host memory; only plain values and tensors are unpickled.
+
+    A collective call where the checkpoint was written in parts; these are read into what `placed` has for them.
+    """
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         state = torch.load(place / STATE, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+        if (place / PARTS).is_dir():
+            state = parts.read(place / PARTS, state, placed)
+    except (OSError, ValueError, RuntimeError, CheckpointException) as error:
         raise BadCheckpoint(f"{place} can't be loaded: {error}") from error
     return Moment(**{key: manifest[key] for key in Moment.__dataclass_fields__}), state

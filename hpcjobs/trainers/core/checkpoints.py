@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from hpcjobs.trainers.core import checkpoint, resume
-from hpcjobs.trainers.core.checkpoint import Moment
+from hpcjobs.trainers.core.checkpoint import Moment, Together
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.core.plan import Plan
@@ -24,12 +25,18 @@ def take_up(config: Config, stepper: Stepper, run_dir: Path, *, plan: Plan, grou
     place = resume.choose(config.resume, run_dir, group)
     if place is None:
         return None
-    moment, state = checkpoint.read(place)
+    strategy = stepper.strategy
+    moment, state = checkpoint.read(place, lambda where: strategy.placed(stepper.model, stepper.optimizer, where))
     resume.restore(state, stepper, group)
     step = resume.position(moment, plan)
     group.say(f"resumed from {place} at step {step}{resume.changes(moment, plan)}")
     elsewhere = place.parent.parent != run_dir.resolve()  # another run's metrics are not this one's
     return replace(moment, step=step, metrics_bytes=0 if elsewhere else moment.metrics_bytes)
+
+
+def writers(group: Group) -> Together:
+    """All ranks; a collective call."""
+    return Together(group.aside(), group.rank == 0, int(group.from_first(str(os.getpid()))))
 
 
 class Checkpoints:
@@ -49,8 +56,15 @@ class Checkpoints:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
         self.stepper, self.recorder, self.survival = stepper, recorder, survival
         folder = run_dir / checkpoint.FOLDER
+        in_parts = stepper.strategy.in_parts
+        self._writes = in_parts or group.rank == 0
         self._saver = Saver(
-            folder, keep=config.checkpoint_keep, background=config.checkpoint_async, written=survival.saved
+            folder,
+            keep=config.checkpoint_keep,
+            background=config.checkpoint_async,
+            written=survival.saved,
+            together=writers(group) if in_parts else None,
+            agreed=group.agreed if in_parts else lambda mine: mine,
         )
 
     def __enter__(self) -> Checkpoints:
@@ -67,12 +81,15 @@ class Checkpoints:
         return self.every is not None and (step % self.every == 0 or step == self.plan.total_steps)
 
     def save(self, step: int, epoch: int) -> None:
-        """A collective call; rank 0 writes, or says why it can't and tries again at a later save."""
+        """A collective call; rank 0 writes, or says why it can't and tries again at a later save.
+
+        Where ranks hold parts of the state, each writes its own.
+        """
         state = resume.capture(self.stepper, self.group)
-        if self.group.rank == 0:
+        if self._writes:
             self._saver.save(self._moment(step, epoch), state, last=step == self.plan.total_steps)
             self.recorder.saved(step, self._saver.stall_s[-1])
-            self.survival.measured(self.recorder.meter.counted_steps, self._saver.write_s)
+            self._tell_times()
 
     def insist(self, step: int, epoch: int) -> None:
         """A collective call: the last save of this incarnation, on disk before this returns.
@@ -80,8 +97,12 @@ class Checkpoints:
         Raises StorageFault on rank 0 if the storage does not take it in time.
         """
         state = resume.capture(self.stepper, self.group)
-        if self.group.rank == 0:
+        if self._writes:
             self._saver.insist(self._moment(step, epoch), state, within_s=min(self.survival.left_s, INSIST_S))
+            self._tell_times()
+
+    def _tell_times(self) -> None:
+        if self.group.rank == 0:
             self.survival.measured(self.recorder.meter.counted_steps, self._saver.write_s)
 
     def _moment(self, step: int, epoch: int) -> Moment:
@@ -97,5 +118,5 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Until the last checkpoint is on disk."""
-        if self.group.rank == 0:
+        if self._writes:
             self._saver.finish(within_s=min(self.survival.left_s, INSIST_S))

@@ -52,6 +52,15 @@ class Group:
         """Rank 0's value, on every rank."""
         return str(self.gather(value if self.rank == 0 else None)[0])
 
+    def agreed(self, mine: bool) -> bool:
+        """Rank 0's verdict, on every rank."""
+        return bool(self.sum(torch.tensor(int(mine and self.rank == 0), device=self.device)))
+
+    def aside(self) -> dist.ProcessGroup:
+        """All ranks once more, for a thread that must not mix with the collectives of the main one."""
+        aside: dist.ProcessGroup = dist.new_group(backend="gloo")
+        return aside
+
     def barrier(self) -> None:
         if self.world_size > 1:
             dist.barrier()

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime.exits import StorageFault
-from hpcjobs.trainers.core import checkpoint
-from hpcjobs.trainers.core.checkpoint import Moment
+from hpcjobs.trainers.core import checkpoint, parts
+from hpcjobs.trainers.core.checkpoint import Moment, Together
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """After a write that failed no save is tried for so long; the pause doubles with each failure."""
@@ -28,13 +30,29 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Saver:
-    """One writer. `stall_s` has one number per save, `write_s` one per checkpoint on disk."""
+    """One writer, or one of several that write together, each its parts; then every method is a collective call.
+
+    `stall_s` has one number per save, `write_s` one per checkpoint on disk.
+    """
 
     def __init__(
-        self, folder: Path, *, keep: int, background: bool, written: Callable[[int], None] = lambda step: None
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        background: bool,
+        written: Callable[[int], None] = lambda step: None,
+        together: Together | None = None,
+        agreed: Callable[[bool], bool] = lambda mine: mine,
     ) -> None:
-        """`written` is called, from the thread that writes, with the step of each checkpoint on disk."""
+        """`written` is called, from the thread that writes, with the step of each checkpoint on disk.
+
+        `agreed` gives the first writer's verdict, whatever this one's.
+        """
         self.folder, self.keep, self.background, self.written = folder, keep, background, written
+        self._together, self._agreed = together, agreed
+        self._first = together is None or together.first
+        self._mesh: DeviceMesh | None = None
         self.stall_s: list[float] = []
         self.write_s: list[float] = []
         self.best_loss = checkpoint.recorded_loss(folder / checkpoint.BEST)
@@ -49,7 +67,7 @@ class Saver:
         """Write `state`, now or soon; not at all while the storage is given time to recover, but for the last one."""
         began = time.perf_counter()
         self.wait()  # the buffers are still being written
-        if last or time.monotonic() >= self._not_before:
+        if self._agreed(last or time.monotonic() >= self._not_before):
             if self.background:
                 staged = self._staged(state, "")
                 self._synchronise()
@@ -72,7 +90,7 @@ class Saver:
         while self._unwritten is not None:
             moment, state, _ = self._unwritten
             self._try(moment, state)
-            if self._unwritten is not None and time.monotonic() >= give_up:
+            if self._unwritten is not None and self._agreed(time.monotonic() >= give_up):
                 raise StorageFault(
                     f"step {moment.step} can't be saved in {self.folder}: {self._unwritten[2]}",
                     hint="free space or quota there; the checkpoints before it are whole, and --resume auto finds them",
@@ -94,18 +112,20 @@ class Saver:
         try:
             self._write(moment, state)
         except OSError as error:
-            if error.errno in FULL:  # room for the next try: one good checkpoint is enough
+            if error.errno in FULL and self._first:  # room for the next try: one good checkpoint is enough
                 checkpoint.prune(self.folder, keep=1)
             self._failed(moment, state, error)
             return
         self.write_s.append(time.perf_counter() - began)
-        if self._unwritten is not None and self._unwritten[2]:
+        if self._unwritten is not None and self._unwritten[2] and self._first:
             print(f"checkpoint of step {moment.step} is written: {self.folder} can be written again", flush=True)
         self._newest = moment.step
         self._unwritten, self._pause_s, self._not_before = None, FIRST_PAUSE_S, 0.0
 
     def _write(self, moment: Moment, state: Any) -> None:
-        place = checkpoint.write(self.folder, moment, state)
+        place = checkpoint.write(self.folder, moment, state, self._together)
+        if not self._first:
+            return
         self.written(moment.step)
         if moment.loss is not None and (self.best_loss is None or moment.loss < self.best_loss):
             self.best_loss = moment.loss
@@ -115,7 +135,8 @@ class Saver:
     def _failed(self, moment: Moment, state: Any, error: OSError) -> None:
         why = error.strerror or str(error)
         before = next(iter(checkpoint.steps(self.folder)), None)
-        if self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != moment.step:
+        news = self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != moment.step
+        if news and self._first:
             last = "none before it" if before is None else f"the last good one is {before.name}"
             print(
                 f"warning: checkpoint of step {moment.step} not written: {why}; {last}; the run goes on, "
@@ -128,7 +149,10 @@ class Saver:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _staged(self, value: Any, path: str) -> Any:
-        """The same tree with every tensor copied into this saver's buffer for it."""
+        """The same tree with every tensor, or this rank's part of it, copied into this saver's buffer for it."""
+        if isinstance(value, DTensor):
+            self._mesh = self._mesh or parts.on_cpu(value.device_mesh)
+            return parts.like(value, self._copied(value.to_local().detach(), path), self._mesh)
         if isinstance(value, torch.Tensor):
             return self._copied(value.detach(), path)
         if isinstance(value, dict):

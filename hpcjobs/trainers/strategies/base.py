@@ -25,6 +25,7 @@ class Strategy:
     backend: str | None = None  # what carries gradients, where it is not the process group
     quiet_passes = False  # a pass inside no_sync differs from another by its communication alone
     fills = True  # ranks repeat a sample where the last batches of an epoch would not be equally many
+    in_parts = False  # the states below are of DTensors, and each rank saves its own parts
     autocasts = True  # lower precision comes by autocast around the forward pass
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
@@ -66,8 +67,17 @@ class Strategy:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Whole on rank 0, whatever the strategy; a collective call where ranks hold parts."""
+        """Whole on rank 0, or in parts; a collective call where parts are put together."""
         return model.state_dict()
+
+    def placed(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, where: tuple[str | int, ...]
+    ) -> torch.Tensor | None:
+        """What a tensor saved in parts is read into; None: read it whole.
+
+        `where` is ("model", name) or ("optimizer", "state", number of the parameter, name).
+        """
+        return None
 
     def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
         model.load_state_dict(state)

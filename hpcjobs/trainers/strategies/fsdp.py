@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from hpcjobs.trainers.workloads.base import Workload
 class Fsdp(Strategy):
     name = "fsdp"
     autocasts = False
+    in_parts = True
 
     def __init__(self, flags: FsdpFlags) -> None:
         self.flags = flags
@@ -67,14 +68,21 @@ class Fsdp(Strategy):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        return {plain(name): whole(value) for name, value in model.state_dict().items()}
+        return {plain(name): value for name, value in model.state_dict().items()}
+
+    def placed(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, where: tuple[str | int, ...]
+    ) -> torch.Tensor | None:
+        if where[0] == "model":
+            mine = self.model_state(model)[str(where[1])]
+        else:
+            parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
+            mine = parameters[int(where[2])]
+        return torch.empty_like(mine) if isinstance(mine, DTensor) else None
 
     def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
         parts = {name: like(state[plain(name)], mine) for name, mine in model.state_dict().items()}
         model.load_state_dict(parts)
-
-    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return cast(dict[str, Any], mapped(optimizer.state_dict(), whole))
 
     def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Parameters have the same numbers sharded and whole, so each state follows its parameter."""
@@ -92,20 +100,8 @@ def plain(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "")
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def like(value: torch.Tensor, mine: Any) -> torch.Tensor:
-    """This rank's part of a whole tensor, laid out as `mine` is."""
-    if not isinstance(mine, DTensor):
+    """This rank's part of a whole tensor, laid out as `mine` is; a value in parts is that already."""
+    if isinstance(value, DTensor) or not isinstance(mine, DTensor):
         return value
     return distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements)
-
-
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, dict):
-        return {key: mapped(value, change) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [mapped(value, change) for value in tree]
-    return change(tree)
