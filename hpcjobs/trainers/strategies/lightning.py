@@ -93,6 +93,7 @@ def lightning_strategy(flags: LightningFlags, group: Group, *, timeout_s: float)
 
         return HorovodStrategy(group=group)
     environment = place(group)
+    group.say(f"Lightning's environment: {type(environment).__name__}")
     if flags.strategy == "fsdp":
         strategy = ModelParallelStrategy(data_parallel_size=group.world_size, tensor_parallel_size=1)
         strategy.cluster_environment = environment

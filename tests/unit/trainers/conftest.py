@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -51,6 +52,38 @@ class Outcome:
         return [line["loss"] for line in self.lines("step")]
 
 
+@dataclass(frozen=True)
+class Runs:
+    """Several runs of one world, by name of the run folder; a later one may go on in the folder of another."""
+
+    root: Path
+    size: int
+
+    def run(self, *runs: tuple[str, str, tuple[str, ...]]) -> None:
+        """Folder, trainer and flags of each."""
+        plan = self.root / "plan.json"
+        listed = [
+            {"folder": str(self.root / folder), "trainer": trainer, "flags": flags, "port": free_port()}
+            for folder, trainer, flags in runs
+        ]
+        for folder, _, _ in runs:
+            (self.root / folder).mkdir(exist_ok=True)
+        plan.write_text(json.dumps(listed), encoding="utf-8")
+        paths = (REPOSITORY, REPOSITORY / "tests", Path(__file__).parent)
+        env = {"PYTHONPATH": ":".join(map(str, paths)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        ranks = [start_rank(rank, self.size, ["several", str(plan)], env, self.root) for rank in range(self.size)]
+        try:
+            said = [rank.communicate(timeout=280) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0] * self.size, said
+        assert not any(err.strip() for _, err in said), said
+
+    def __getitem__(self, folder: str) -> Outcome:
+        return Outcome([], [], [], self.root / folder)
+
+
 World = Callable[..., Outcome]
 Started = Rank | subprocess.Popen[str]
 
@@ -85,15 +118,16 @@ def start_rank(
     )
 
 
-def await_step(metrics: Path, step: int, ranks: Sequence[Started]) -> None:
-    """Until the run has written a line of `step` or a later one; fails if it ends before."""
-    while True:
-        text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-        whole = text[: text.rfind("\n") + 1].splitlines()
-        if any(line["kind"] == "step" and line["step"] >= step for line in map(json.loads, whole)):
-            return
-        assert ranks[0].poll() is None, f"the run ended before step {step}"
+def await_step(step: int, first: Rank) -> None:
+    """Until rank 0 has told of `step` or a later one; fails if it ends before."""
+    while not any(int(told) >= step for told in re.findall(r"  step +(\d+)/", first.said())):
+        assert first.poll() is None, f"the run ended before step {step}"
         time.sleep(0.005)
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path) -> Runs:
+    return Runs(tmp_path, 2)
 
 
 @pytest.fixture
@@ -124,10 +158,15 @@ def world(tmp_path: Path) -> World:
             for rank in range(size)
         ]
         if kill_at_step is not None:
-            await_step(folder / METRICS_FILE, kill_at_step, ranks)
+            assert isinstance(ranks[0], Rank)
+            await_step(kill_at_step, ranks[0])
             for process in ranks:
                 process.kill()
-        said = [process.communicate(timeout=200) for process in ranks]
+        try:
+            said = [process.communicate(timeout=200) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
         codes = [process.returncode or 0 for process in ranks]
         return Outcome(codes, [out for out, _ in said], [err for _, err in said], folder)
 

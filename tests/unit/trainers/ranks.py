@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 COPIES = multiprocessing.get_context("forkserver")
-COPIES.set_forkserver_preload(["pytest", "hpcjobs.trainers.core.train", "torch.nn.parallel", "torch.distributed.fsdp"])
+TORCH = ("torch.nn.parallel", "torch.distributed.fsdp", "torch._dynamo")  # the last one with the first optimizer
+COPIES.set_forkserver_preload(["pytest", "hpcjobs.trainers.core.train", *TORCH])
 
 
 class Rank:
@@ -36,6 +37,10 @@ class Rank:
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
+
+    def said(self) -> str:
+        """What it has printed so far."""
+        return self._out.read_text(encoding="utf-8") if self._out.exists() else ""
 
     def communicate(self, *, timeout: float) -> tuple[str, str]:
         self._process.join(timeout)

@@ -16,12 +16,12 @@ from .test_world import worlds_path
 NOISY = ("--workload", "worlds:noisy_points", "--log-every", "1", "--checkpoint-every", "9")
 
 
-def test_a_run_killed_at_random_steps_and_resumed_has_the_same_losses_as_one_left_alone(world: World) -> None:
-    flags = ("ddp", *NOISY, "--steps", "300")
+def test_a_run_killed_ten_times_at_random_steps_and_resumed_has_the_same_losses_as_one_left_alone(world: World) -> None:
+    flags = ("ddp", *NOISY, "--steps", "400")
     env = {"PYTHONPATH": worlds_path()}
     alone = world(2, *flags, env=env, run_dir="alone")
     chance = random.Random(0)
-    for kill_at in sorted(chance.sample(range(10, 250), 3)):
+    for kill_at in sorted(chance.sample(range(10, 350), 10)):
         world(2, *flags, env=env, run_dir="killed", kill_at_step=kill_at)
     ended = world(2, *flags, env=env, run_dir="killed")
     assert ended.codes == [0, 0]
@@ -104,3 +104,26 @@ def test_a_checkpoint_of_one_rank_goes_on_with_two_and_says_what_changed(world: 
     assert ended.codes == [0, 0]
     assert "at step 10; world size 1 -> 2: random generators start anew" in ended.out[0]
     assert [line["step"] for line in ended.lines("step")] == list(range(1, 13))
+
+
+def test_sharded_weights_are_saved_by_the_ranks_that_hold_them_and_every_file_is_checked(
+    world: World, tmp_path: Path
+) -> None:
+    env = {"PYTHONPATH": worlds_path()}
+    flags = ("fsdp", *NOISY, "--steps", "60")
+    alone = world(2, *flags, env=env, run_dir="alone")
+    world(2, *flags, env=env, run_dir="killed", kill_at_step=30)
+    folder = tmp_path / "killed/checkpoints"
+    newest = sorted(folder.glob("step-*"))[-1]
+    assert sorted(path.name for path in newest.glob("parts/*.distcp")) == ["__0_0.distcp", "__1_0.distcp"]
+    part = newest / "parts/__1_0.distcp"
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    ended = world(2, *flags, env=env, run_dir="killed")
+    assert ended.codes == [0, 0]
+    assert f"passing over the damaged checkpoint {newest.name}: parts/__1_0.distcp has checksum" in ended.out[0]
+    assert ended.losses() == alone.losses()
+    other = world(1, *flags[:-1], "62", "--batch-size", "16", env=env, run_dir="killed")
+    assert other.codes == [0]
+    assert "at step 60; world size 2 -> 1" in other.out[0]
+    assert len(other.losses()) == 62

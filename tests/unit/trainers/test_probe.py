@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from .conftest import Runs
 
-from .conftest import World
-from .test_world import worlds_path
-
-FLAGS = ("--workload", "worlds:noisy_points", "--log-every", "1", "--steps", "40")
+FLAGS = ("--workload", "worlds:noisy_points", "--log-every", "1", "--steps", "40", "--accumulate", "2")
 
 
-@pytest.mark.parametrize("trainer", ["ddp", "ddp_scratch"])
-def test_losses_with_the_probe_are_those_without_it(trainer: str, world: World) -> None:
-    env = {"PYTHONPATH": worlds_path()}
-    probed = world(2, trainer, *FLAGS, "--probe-every", "4", "--accumulate", "2", env=env, run_dir="probed")
-    plain = world(2, trainer, *FLAGS, "--no-probe", "--accumulate", "2", env=env, run_dir="plain")
-    assert probed.losses() == plain.losses()
-    assert len(probed.losses()) == 40
-    measured = probed.summary.exposed_communication_s
-    assert measured is not None
-    assert measured.count == 11
-    assert plain.summary.exposed_communication_s is None
+def test_losses_with_the_probe_are_those_without_it(two_ranks: Runs) -> None:
+    for trainer in ("ddp", "ddp_scratch"):
+        probed, plain = f"{trainer} probed", f"{trainer} plain"
+        two_ranks.run((probed, trainer, (*FLAGS, "--probe-every", "4")), (plain, trainer, (*FLAGS, "--no-probe")))
+        assert two_ranks[probed].losses() == two_ranks[plain].losses()
+        assert len(two_ranks[probed].losses()) == 40
+        measured = two_ranks[probed].summary.exposed_communication_s
+        assert measured is not None
+        assert measured.count == 11
+        assert two_ranks[plain].summary.exposed_communication_s is None
