@@ -14,6 +14,8 @@ AuthType=auth/munge
 CredType=cred/munge
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile=/var/log/slurmctld.log
+SlurmdLogFile=/var/log/slurmd.log
 StateSaveLocation=/var/spool/slurmctld
 SlurmdSpoolDir=/var/spool/slurmd
 # srun listens in the range that the firewall opens inside the cluster.
@@ -25,7 +27,7 @@ SlurmdTimeout=120
 # What the machine type promises, not what is left of it beside the system.
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/affinity
+TaskPlugin=task/none
 MpiDefault={mpi}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory

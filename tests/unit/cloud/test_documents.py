@@ -1,0 +1,149 @@
+"""What is rendered, read as documents: golden folders, shell that shellcheck accepts, the providers' own standards.
+
+WRITE_GOLDEN=1 writes the folders anew: read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sites import KEY, PROVIDERS, saved, sized, tree
+
+from hpcjobs import __version__
+from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.machines import MACHINES
+from hpcjobs.cloud.render import KINDS, Kind, render, write
+from hpcjobs.data import shipped
+from hpcjobs.errors import RequestError
+from hpcjobs.site.library import load_site
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "cloud"
+FOLDERS: list[tuple[str, Kind]] = [
+    ("gcp-t4", "vms"), ("gcp-t4", "toolkit"), ("nebius-h100", "vms"), ("nebius-h100", "soperator"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), FOLDERS)
+def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
+    """Without the module's own files, which are the same for every site and stand in templates/cloud."""
+    files = render(settle(load_site(name)), kind)
+    written = {n: t.replace(__version__, "VERSION") for n, t in files.items() if not n.endswith((".tf", ".gitignore"))}
+    golden = GOLDEN / f"{name}-{kind}"
+    if os.environ.get("WRITE_GOLDEN"):
+        shutil.rmtree(golden, ignore_errors=True)
+        golden.mkdir(parents=True)
+        for file, text in written.items():
+            (golden / file).write_text(text, encoding="utf-8")
+    assert {path.name: path.read_text(encoding="utf-8") for path in golden.iterdir()} == written
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_the_module_is_the_same_for_every_site(provider: str) -> None:
+    """A site's values stand in terraform.tfvars alone."""
+    small, large = (render(settle(saved(sized(provider, nodes=n, gpus=n > 1)))) for n in (1, 16))
+    module = {p.name: p.read_text(encoding="utf-8") for p in (shipped("templates") / "cloud" / provider).glob("*.tf")}
+    assert module == {n: t for n, t in small.items() if n.endswith(".tf")}
+    assert module == {n: t for n, t in large.items() if n.endswith(".tf")}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_variable_is_described_and_every_value_has_one(provider: str) -> None:
+    files = render(settle(saved(tree(provider))))
+    variables = dict(re.findall(r'(?ms)^variable "(\w+)" \{\n(.*?)^\}', files["variables.tf"]))
+    assert [name for name, body in variables.items() if "description" not in body or "type" not in body] == []
+    assert set(re.findall(r"(?m)^(\w+) +=", files["terraform.tfvars"])) <= set(variables)
+    outputs = re.findall(r'(?ms)^output "\w+" \{\n(.*?)^\}', files["outputs.tf"])
+    assert all("description" in body for body in outputs)
+    assert 'version = "' in files["versions.tf"]
+
+
+@pytest.mark.parametrize("gpus", [True, False], ids=["gpus", "no-gpus"])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_the_shell_is_clean(provider: str, gpus: bool, tmp_path: Path) -> None:
+    files = render(settle(saved(sized(provider, nodes=2, gpus=gpus))))
+    (tmp_path / "bootstrap.sh").write_text(files["bootstrap.sh"], encoding="utf-8")
+    inner = files["bootstrap.sh"].split("<<'SCRIPT'\n")[1].split("\nSCRIPT\n")[0]
+    (tmp_path / "hpcjobs-nodes").write_text(inner + "\n", encoding="utf-8")
+    done = subprocess.run(
+        ["shellcheck", "bootstrap.sh", "hpcjobs-nodes"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert ("install_driver" in files["bootstrap.sh"]) == gpus
+
+
+def test_the_site_travels_to_the_head_as_it_is(tmp_path: Path) -> None:
+    """Quotes, substitutions and letters of any language: no shell reads them."""
+    site = tree("gcp")
+    site["description"] = "नेपाली $(touch /tmp/x) `id` 'one' \"two\" \\n EOF"
+    loaded = saved(site)
+    text = Path(loaded.path).read_text(encoding="utf-8").rstrip()
+    assert text in render(settle(loaded))["bootstrap.sh"]
+
+
+def test_files_are_their_owners_and_the_state_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    files = render(settle(saved(tree("gcp"))))
+    write(files, out)
+    (out / "terraform.tfstate").write_text("{}", encoding="utf-8")
+    write(files, out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    assert {p.name: stat.S_IMODE(p.stat().st_mode) & 0o077 for p in out.iterdir() if p.name in files} == dict.fromkeys(
+        files, 0
+    )
+    assert (out / "terraform.tfstate").read_text(encoding="utf-8") == "{}"
+
+
+def test_a_kind_of_another_provider_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"no soperator for gcp\nhint: say vms or toolkit"):
+        render(settle(saved(tree("gcp"))), "soperator")
+    assert set(KINDS) == set(PROVIDERS) == {machine.provider for machine in MACHINES.values()}
+
+
+def blueprint(site: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Module id -> module of the Cluster Toolkit blueprint for ``site``."""
+    text = render(settle(saved(site)), "toolkit")["blueprint.yaml"]
+    (group,) = yaml.safe_load(text)["deployment_groups"]
+    return {module["id"]: module for module in group["modules"]}
+
+
+@pytest.mark.parametrize("capacity", ["ordinary", "spot", "reserved"])
+def test_the_blueprint_says_what_the_site_says(capacity: str) -> None:
+    site = sized("gcp", nodes=4, capacity=capacity)
+    modules = blueprint(site)
+    nodes = modules["t4_nodes"]["settings"]
+    assert nodes["node_count_static"] + nodes["node_count_dynamic_max"] == 4
+    assert nodes["guest_accelerator"] == [{"type": "nvidia-tesla-t4", "count": 1}]
+    assert nodes["enable_spot_vm"] == (capacity == "spot")
+    assert nodes.get("reservation_name") == ("our-nodes" if capacity == "reserved" else None)
+    known: set[str] = set()
+    for name, module in modules.items():
+        assert set(module.get("use", [])) <= known, f"{name} uses a module that stands after it"
+        known.add(name)
+
+
+def test_a_blueprint_without_gpus_or_with_a_filestore() -> None:
+    site = sized("gcp", nodes=2, gpus=False)
+    site["cloud"]["shared"] = {"kind": "filestore", "mount": "/shared", "size": "2T"}
+    modules = blueprint(site)
+    assert "guest_accelerator" not in modules["t4_nodes"]["settings"]
+    assert modules["shared"]["settings"] == {"filestore_tier": "BASIC_HDD", "local_mount": "/shared", "size_gb": 2048}
+
+
+def test_soperators_values_are_what_the_site_says() -> None:
+    hcl2 = pytest.importorskip("hcl2")
+    site = sized("nebius", nodes=16, capacity="reserved")
+    values = hcl2.loads(render(settle(saved(site)), "soperator")["hpcjobs.auto.tfvars"])
+    (workers,) = values["slurm_nodeset_workers"]
+    assert workers["size"] == 16
+    assert workers["resource"]["preset"] == '"8gpu-128vcpu-1600gb"'
+    assert workers["gpu_cluster"]["infiniband_fabric"] == '"fabric-2"'
+    assert workers["reservation_policy"]["reservation_ids"] == ['"our-nodes"']
+    assert values["slurm_login_ssh_root_public_keys"] == [f'"{KEY}"']

@@ -1,0 +1,157 @@
+"""`hpcjobs cloud` as a person types it: built by a real Terraform without a cloud behind it, remembered, taken down."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from sites import saved, sized
+from stub_provider import serving
+
+from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login
+from hpcjobs.cloud.schema import provider_schema
+from hpcjobs.errors import RequestError
+from hpcjobs.process import Result
+from hpcjobs.site.library import load_site
+
+needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
+
+
+@pytest.fixture(scope="module")
+def stubs() -> Iterator[Mapping[str, str]]:
+    with tempfile.TemporaryDirectory() as folder, serving([provider_schema("gcp")], Path(folder)) as environment:
+        yield environment
+
+
+class Person:
+    """Types commands; their programs are first in PATH."""
+
+    def __init__(self, stubs: Mapping[str, str], programs: Path) -> None:
+        programs.mkdir()
+        self._programs = programs
+        self._env = {**os.environ, **stubs, "TF_CLI_ARGS": "-no-color", "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    def has(self, program: str, body: str) -> None:
+        path = self._programs / program
+        path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def types(self, *words: str, code: int = 0, answer: str = "", path: str | None = None) -> str:
+        env = self._env | ({"PATH": path} if path is not None else {})
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcjobs", "cloud", *words], env=env, input=answer, capture_output=True, text=True
+        )
+        assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def person(stubs: Mapping[str, str], tmp_path: Path) -> Person:
+    saved(sized("gcp", nodes=2))
+    return Person(stubs, tmp_path / "programs")
+
+
+@needs_terraform
+def test_a_cluster_is_built_remembered_and_taken_down(person: Person, here: Path) -> None:
+    folder = here.parent / "home" / ".local" / "state" / "hpcjobs" / "cloud" / "rented"
+    assert "Plan: " in person.types("plan", "--site", "rented")
+    assert not (folder / "terraform.tfstate").exists()
+    told = person.types("up", "--site", "rented", "--yes")
+    assert "Apply complete!" in told
+    login = load_site("rented").login
+    assert login is not None
+    assert f"first job: ssh {login} hpcjobs submit --site rented --wait" in told
+    assert stat.S_IMODE((folder / "terraform.tfstate").stat().st_mode) == 0o600
+    person.has("ssh", 'echo "$@" >asked; echo 7_RUNNING_you_ddp')
+    told = person.types("down", "--site", "rented", "--yes", code=5)
+    assert "1 jobs are in the queue: 7_RUNNING_you_ddp" in told
+    assert login in Path("asked").read_text(encoding="utf-8")
+    person.has("ssh", "echo unreachable >&2; exit 255")
+    assert "--force takes the cluster down all the same" in person.types("down", "--site", "rented", "-y", code=5)
+    person.has("ssh", "exit 0")
+    assert "Destroy complete!" in person.types("down", "--site", "rented", "--yes")
+    assert json.loads((folder / "terraform.tfstate").read_text(encoding="utf-8"))["resources"] == []
+
+
+@needs_terraform
+def test_nothing_is_built_by_somebody_who_says_no(person: Person) -> None:
+    told = person.types("up", "--site", "rented", "--dir", "mine", answer="no\n", code=3)
+    assert "Apply cancelled" in told
+    assert "terraform apply ended with 1" in told
+    assert not Path("mine/terraform.tfstate").exists()
+    assert load_site("rented").login == "login.gcp-t4.example"
+
+
+@needs_terraform
+def test_what_is_not_built_is_not_taken_down(person: Person) -> None:
+    assert "nothing of rented is built" in person.types("down", "--site", "rented", "--yes", code=3)
+
+
+def test_without_terraform_the_message_says_where_it_is_had(person: Person) -> None:
+    told = person.types("plan", "--site", "rented", path="/nowhere", code=9)
+    assert "neither terraform nor tofu is on PATH" in told
+
+
+def test_what_the_check_calls_an_error_is_not_built(person: Person) -> None:
+    site = sized("gcp", nodes=2)
+    site["cloud"]["quota"] = {"gpus": 1}
+    saved(site)
+    told = person.types("up", "--site", "rented", "--yes", code=4)
+    assert "cannot be built as it is:\n  quota: 2 GPUs are needed" in told
+    assert person.types("check", "--site", "rented", code=4).lstrip().startswith("ABOUT")
+
+
+def test_a_folder_is_rendered_where_it_was_asked_for(person: Person) -> None:
+    told = person.types("render", "--site", "rented", "--out", "there")
+    assert set(told.split()) == {str(path) for path in Path("there").iterdir()}
+    assert "did you mean" in person.types("render", "--site", "rentd", code=4)
+
+
+def test_a_folder_that_somebody_changed_is_checked_as_it_is(person: Person) -> None:
+    person.types("render", "--site", "rented", "--out", "there")
+    path = Path("there/machines.tf")
+    path.write_text(path.read_text(encoding="utf-8").replace("enable_vtpm", "enable_tpm"), encoding="utf-8")
+    told = person.types("check", "--site", "rented", "--dir", "there", code=4)
+    assert "enable_tpm: no such argument; did you mean 'enable_vtpm'?" in told
+    report = json.loads(person.types("check", "--site", "rented", "--json"))
+    assert report["checked_against"] == "hashicorp/google 8.7.0"
+
+
+def test_the_login_is_written_into_the_users_own_copy_with_all_that_stands_there(here: Path) -> None:
+    """A shipped site is copied first; comments stay."""
+    cluster = settle(load_site("gcp-t4"))
+    own = remember_login(cluster, "hpc@198.51.100.7")
+    assert own == here.parent / "home" / ".config" / "hpcjobs" / "site_configs" / "gcp-t4.yaml"
+    before = Path(cluster.site.path).read_text(encoding="utf-8").splitlines()
+    after = own.read_text(encoding="utf-8").splitlines()
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [("login: login.gcp-t4.example", "login: hpc@198.51.100.7")]
+    assert load_site("gcp-t4").login == "hpc@198.51.100.7"
+    remember_login(settle(load_site("gcp-t4")), "hpc@198.51.100.8")
+    assert load_site("gcp-t4").login == "hpc@198.51.100.8"
+
+
+def test_the_queue_is_asked_without_questions_and_once() -> None:
+    asked: list[Sequence[str]] = []
+
+    def answer(argv: Sequence[str], **_: object) -> Result:
+        asked.append(argv)
+        return Result(0, "1_PENDING_a_x\n2_RUNNING_b_y\n", "")
+
+    with pytest.raises(RequestError, match="2 jobs are in the queue"):
+        refuse_while_jobs_run("ssh hpc@198.51.100.7", answer)
+    (argv,) = asked
+    assert argv[:3] == ["ssh", "-o", "BatchMode=yes"]
+    assert argv[-3:] == ["squeue", "--noheader", "--format=%i_%T_%u_%j"]
+    refuse_while_jobs_run(None, answer)
+    assert len(asked) == 1
