@@ -50,6 +50,8 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
     for path in paths:
         path.mkdir()
     write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
+    if services.slurm_version() >= slurm_files.CGROUPS_ARE_ASKED_FOR:
+        write(folder.etc / "cgroup.conf", slurm_files.CGROUP_CONF)
     write(folder.etc / "gres.conf", slurm_files.gres_conf(layout, folder))
     write(folder.etc / "slurmdbd.conf", slurm_files.slurmdbd_conf(layout, folder, password=password), mode=0o600)
     null = os.stat("/dev/null")

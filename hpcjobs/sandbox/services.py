@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -42,6 +43,12 @@ exec "$@"
 """
 _ORDER = ("munged", "mariadbd", "slurmdbd", "slurmctld")
 """Who needs whom; the slurmds come last."""
+
+
+def slurm_version() -> tuple[int, int]:
+    """Major and minor of the Slurm that this machine has: (22, 5), (24, 11)."""
+    major, minor = re.findall(r"\d+", must(["slurmctld", "-V"]))[:2]
+    return int(major), int(minor)
 
 
 def start_munge(folder: Folder) -> Daemon:

@@ -59,6 +59,10 @@ AccountingStoreFlags=job_comment,job_script
 EnforcePartLimits=ALL
 """
 
+CGROUP_CONF = "CgroupPlugin=disabled\n"
+CGROUPS_ARE_ASKED_FOR = (23, 11)
+"""From this version on slurmd wants a cgroup of its own, whoever tracks processes; before it, nobody knows the word."""
+
 
 def slurm_conf(layout: Layout, folder: Folder) -> str:
     """slurm.conf: the settings of every sandbox, then the nodes and partitions of this one."""
