@@ -31,6 +31,7 @@ def scale(
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
     gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Go on though the code has changed.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for all runs.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +59,7 @@ def scale(
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)
-    done = measure.measure(asked, path, say=note)
+    done = measure.measure(asked, path, allow_mixed=allow_mixed, say=note)
     if as_json:
         print_json({"study": str(path.absolute()), "points": done.points})
     else:

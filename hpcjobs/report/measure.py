@@ -14,10 +14,14 @@ from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.report import study as studies
 from hpcjobs.report.study import Point, Size, Study
+from hpcjobs.report.versions import code_now, code_of
+from hpcjobs.run.adopt import adopted
+from hpcjobs.run.folder import SUBMITTED, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import load_site
 
 _BATCH = "--batch-size"
@@ -25,20 +29,21 @@ Say = Callable[[str], None]
 
 
 class Wanted(NamedTuple):
-    """A run that nobody has submitted yet, or whose job did not complete."""
+    """Runs of one size that nobody has submitted yet, or whose jobs did not complete: one job, or one job array."""
 
     size: Size
-    repeat: int
+    repeats: tuple[int, ...]
 
 
-def measure(asked: Study, path: Path, *, say: Say = lambda text: None) -> Study:
+def measure(asked: Study, path: Path, *, allow_mixed: bool = False, say: Say = lambda text: None) -> Study:
     """Submit every run of ``asked`` that is missing; returns at once, with the study as it then stands.
 
-    Runs are ordered repeat by repeat, so that a slow hour does not fall on one size alone. With
-    ``one_at_a_time`` each starts when the one before has ended, however it ended.
+    Each submission is written down before it is made, and its job after: the next call finds a job whose
+    submitter was stopped in between.
 
     Raises:
-        RequestError: the file holds another study, or the program cannot be divided. SchedulerError: refused.
+        RequestError: the file holds another study, the program cannot be divided, or the code has changed since
+            earlier runs. SchedulerError: refused.
     """
     known = studies.read(path) if path.exists() else asked
     if not known.asked_the_same(asked):
@@ -46,64 +51,94 @@ def measure(asked: Study, path: Path, *, say: Say = lambda text: None) -> Study:
             f"{path} holds another study: {shlex.join(known.program)} on {known.site} ({known.mode})",
             hint="give this one another --name",
         )
-    sound = tuple(point for point, good in zip(known.points, _good(known), strict=True) if good)
-    current = msgspec.structs.replace(asked, points=sound)
+    current = msgspec.structs.replace(asked, points=_standing(known))
     plans = [(wanted, _plan(current, wanted)) for wanted in missing(current)]
-    previous = current.points[-1].job_id if current.points else None
+    if plans and not allow_mixed:
+        _same_code(current, plans[0][1])
+    previous = entries(current)[-1].job_id if current.points else None
     for wanted, ready in plans:
         if current.one_at_a_time and previous is not None:
             ready = _plan(current, wanted, dependency=f"afterany:{previous}")
-        handle = submit(ready)
-        previous = handle.id
-        point = Point(size=wanted.size, repeat=wanted.repeat, job_id=handle.id, run_dir=str(handle.run_dir))
-        current = msgspec.structs.replace(current, points=(*current.points, point))
+        prepared = [Point(size=wanted.size, repeat=n, job_id=None, run_dir=str(ready.run_dir)) for n in wanted.repeats]
+        studies.write(path, msgspec.structs.replace(current, points=(*current.points, *prepared)))
+        entry = submit(ready).entry
+        previous = entry.job_id
+        current = msgspec.structs.replace(current, points=(*current.points, *(_taken(p, entry) for p in prepared)))
         studies.write(path, current)
-        where = f"{wanted.size.nodes} x {wanted.size.ntasks_per_node} ranks, repeat {wanted.repeat}"
-        say(f"job {handle.id}: {where}")
+        repeats = ", ".join(map(str, wanted.repeats))
+        say(f"job {entry.job_id}: {wanted.size.nodes} x {wanted.size.ntasks_per_node} ranks, repeat {repeats}")
     return current
 
 
 def missing(study: Study) -> Iterator[Wanted]:
-    """The runs that no point of the study measures."""
+    """The runs that no point of the study measures, as they are submitted: all repeats of a size at once, as they
+    run the same script; or one by one, repeat by repeat, so that a slow hour does not fall on one size alone."""
     known = {(point.size, point.repeat) for point in study.points}
-    for repeat in range(1, study.repeats + 1):
-        for size in study.sizes:
-            if (size, repeat) not in known:
-                yield Wanted(size, repeat)
+    repeats = range(1, study.repeats + 1)
+    every: list[tuple[Size, tuple[int, ...]]] = [(size, tuple(repeats)) for size in study.sizes]
+    if study.one_at_a_time:
+        every = [(size, (repeat,)) for repeat in repeats for size in study.sizes]
+    for size, wanted in every:
+        if lacking := tuple(repeat for repeat in wanted if (size, repeat) not in known):
+            yield Wanted(size, lacking)
 
 
 def entries(study: Study) -> list[Entry]:
-    """The jobs of the study, point by point.
+    """The jobs of the study, point by point; of an array's task, the array's with the task said.
 
     Raises:
-        ConfigError: a run folder is gone.
+        ConfigError: no such site.
     """
-    found = []
-    for point in study.points:
-        file = Path(point.run_dir) / "submitted.json"
-        found.append(msgspec.json.decode(file.read_bytes(), type=Entry) if file.exists() else _gone(study, point))
-    return found
+    return [_entry(study, point) for point in study.points if point.job_id is not None]
+
+
+def _entry(study: Study, point: Point) -> Entry:
+    file = point.job_dir / SUBMITTED
+    entry = msgspec.json.decode(file.read_bytes(), type=Entry) if file.exists() else _gone(study, point)
+    return entry if entry.array is None else msgspec.structs.replace(entry, task=point.repeat)
 
 
 def _gone(study: Study, point: Point) -> Entry:
-    site = load_site(study.site)
+    site, (job_id, _, task) = load_site(study.site), (point.job_id or "").partition("_")
     return Entry(
-        job_id=point.job_id, name=study.name, site=site.name, scheduler=site.scheduler, run_dir=point.run_dir,
-        submitted=0.0, slurm_conf=site.slurm_conf,
+        job_id=job_id, name=study.name, site=site.name, scheduler=site.scheduler, run_dir=str(point.job_dir),
+        submitted=0.0, slurm_conf=site.slurm_conf, array=task or None,
     )  # fmt: skip
 
 
-def _good(study: Study) -> list[bool]:
-    """Whether each point's job is done, or may still become it, and its run folder is there."""
-    if not study.points:
-        return []
-    known = statuses(entries(study))
-    hopeful = [all(_hopeful(record.state) for record in job.records) for job in known]
-    return [good and Path(point.run_dir).exists() for good, point in zip(hopeful, study.points, strict=True)]
+def _standing(study: Study) -> tuple[Point, ...]:
+    """The points whose jobs are done, or may still become it, and whose folders are there."""
+    site = load_site(study.site)
+    points = []
+    for point in study.points:
+        if point.job_id is None:
+            entry = adopted(Path(point.run_dir), connect(site.scheduler, site.slurm_conf))
+            point = point if entry is None else _taken(point, entry)
+        if point.job_id is not None and point.job_dir.exists():
+            points.append(point)
+    known = statuses(_entry(study, point) for point in points)
+    return tuple(p for p, job in zip(points, known, strict=True) if all(_hopeful(r.state) for r in job.records))
+
+
+def _taken(point: Point, entry: Entry) -> Point:
+    """The point, now that its job is known."""
+    job_id = entry.job_id if entry.array is None else f"{entry.job_id}_{point.repeat}"
+    return msgspec.structs.replace(point, job_id=job_id, run_dir=str(task_dir(Path(entry.run_dir), job_id)))
 
 
 def _hopeful(state: State) -> bool:
     return state is State.COMPLETED or not state.ended
+
+
+def _same_code(study: Study, ready: Plan) -> None:
+    """Earlier runs were of the code that the next ones would run."""
+    earlier = {code for point in study.points if (code := code_of(point.job_dir)) is not None}
+    now = code_now(Path(ready.job.chdir))
+    if now is not None and earlier - {now}:
+        raise RequestError(
+            f"the code is {now}, but runs of {study.name} were made with {', '.join(sorted(earlier - {now}))}",
+            hint="measure it anew under another --name, or --allow-mixed, which the report then says loudly",
+        )
 
 
 def _plan(study: Study, wanted: Wanted, *, dependency: str | None = None) -> Plan:
@@ -111,10 +146,12 @@ def _plan(study: Study, wanted: Wanted, *, dependency: str | None = None) -> Pla
     options: dict[str, Any] = {**study.options, "nodes": size.nodes, "ntasks_per_node": size.ntasks_per_node}
     if dependency is not None:
         options["dependency"] = dependency
+    if len(wanted.repeats) > 1:
+        options["array"] = ",".join(map(str, wanted.repeats))
     return plan(
         program_at(study.program, size, smallest=min(study.sizes), mode=study.mode),
         site=study.site,
-        name=f"{study.name}-{size.nodes}x{size.ntasks_per_node}-{wanted.repeat}",
+        name=f"{study.name}-{size.nodes}x{size.ntasks_per_node}",
         made_by=f"hpcjobs scale --name {study.name}",
         **options,
     )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
+from hpcjobs.job.array import task_ids
 from hpcjobs.report.gather import Wanted, gather
 from hpcjobs.report.study import Point, Study
-from hpcjobs.run.folder import MANIFEST
+from hpcjobs.report.versions import code_of, image_of
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, RunSummary
 
 MIXABLE: Final = {
@@ -45,12 +44,13 @@ def points(study: Study) -> pl.DataFrame:
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
     """
-    if not study.points:
+    known = [(point, point.job_id) for point in study.points if point.job_id is not None]
+    if not known:
         return pl.DataFrame(schema=_COLUMNS)
-    ids = tuple(point.job_id for point in study.points)
+    ids = tuple(dict.fromkeys(job_id.partition("_")[0] for _, job_id in known))
     jobs = gather(Wanted(since=0, job_ids=ids), site=study.site).jobs
-    by_id = {row["job_id"]: row for row in jobs.to_dicts()}
-    rows = [_row(point, by_id.get(point.job_id, {})) for point in study.points]
+    by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
+    rows = [_row(point, by_id.get(job_id, {})) for point, job_id in known]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat")
 
 
@@ -67,7 +67,7 @@ def _row(point: Point, job: dict[str, Any]) -> dict[str, Any]:
         run_dir=point.run_dir,
         elapsed_s=None if job.get("elapsed_s") is None else float(job["elapsed_s"]),
     )
-    row.update(_made_of(folder))
+    row.update(code=code_of(point.job_dir), image=image_of(point.job_dir))
     if (folder / SUMMARY_FILE).exists():
         row.update(_measured(RunSummary.read(folder)))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
@@ -96,21 +96,6 @@ def _measured(summary: RunSummary) -> dict[str, Any]:
 
 def _median(value: Quantiles | None) -> float | None:
     return None if value is None else value.median
-
-
-def _made_of(folder: Path) -> dict[str, Any]:
-    """Code and image of the run, from its manifest."""
-    path = folder / MANIFEST
-    if not path.exists():
-        return {}
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    job, code = manifest["job"], manifest.get("code")
-    told = None
-    if code is not None:
-        patch = folder / "code.patch"
-        changed = hashlib.sha256(patch.read_bytes()).hexdigest()[:8] if patch.exists() else ""
-        told = f"{(code['commit'] or 'no commit')[:12]}{f' + patch {changed}' if changed else ''}"
-    return {"code": told, "image": job.get("image")}
 
 
 def mixtures(runs: pl.DataFrame) -> list[str]:

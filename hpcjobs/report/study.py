@@ -1,7 +1,7 @@
 """A scaling study: one program at several sizes, and the runs that measure it.
 
-``NAME.study.json`` holds what was asked and which job measures which point. It is written again after every
-submission, so a study that was interrupted is taken up where it stopped.
+``NAME.study.json`` holds what was asked and which job measures which point. It is written before and after every
+submission, so a study that was interrupted anywhere is taken up where it stopped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,17 @@ class Point(Frozen, frozen=True):
 
     size: Size
     repeat: int
-    """From 1."""
-    job_id: str
+    """From 1; of a job array, the index of the task."""
+    job_id: str | None
+    """None: about to be submitted, or the submitter was stopped before it knew."""
     run_dir: str
+    """Where the run writes; of an array's task, its part of the job's run folder."""
+
+    @property
+    def job_dir(self) -> Path:
+        """The run folder of the job, which for an array all its tasks share."""
+        of_task = self.job_id is not None and "_" in self.job_id
+        return Path(self.run_dir).parent if of_task else Path(self.run_dir)
 
 
 class Study(Frozen, frozen=True):

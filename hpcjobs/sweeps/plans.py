@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.files import write_beside
-from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan_of
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.provenance import code_state
@@ -21,20 +21,6 @@ from hpcjobs.sweeps.limits import Limits, cuts
 
 _OF_THE_QUEUE = ("partition", "account", "qos", "constraint", "reservation", "clusters", "wckey", "open_mode")
 """What the job that submits the rest shares with the cells."""
-
-
-class _Manifest(msgspec.Struct):
-    """The parts of manifest.json that make the plan again."""
-
-    job: Job
-    command_line: str
-    command: tuple[str, ...]
-
-
-def plan_in(run_dir: Path) -> Plan:
-    """The plan whose run folder this is."""
-    kept = msgspec.json.decode((run_dir / run_folder.MANIFEST).read_bytes(), type=_Manifest)
-    return Plan(kept.job, (run_dir / "job.sh").read_text(), run_dir, kept.command, kept.command_line)
 
 
 def following(plan: Plan, job_ids: Sequence[str]) -> Plan:

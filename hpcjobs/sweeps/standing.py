@@ -13,14 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.job.array import task_ids
-from hpcjobs.job.models import Plan
+from hpcjobs.run.adopt import plan_in, queued_as
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import StateFile, statuses
 from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
-from hpcjobs.sweeps.plans import plan_in
 
 
 class Standing(NamedTuple):
@@ -107,13 +106,8 @@ def adopted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | 
     if owner == NOBODY:
         return None
     plan = plan_in(folder.chunk_dir(chunk.number))
-    job_id = owner or _queued_as(plan, scheduler)
+    job_id = owner or queued_as(plan, scheduler)
     return None if job_id is None else remember(plan, Submitted(job_id=job_id)).entry
-
-
-def _queued_as(plan: Plan, scheduler: Scheduler) -> str | None:
-    script = str(plan.run_dir / "job.sh")
-    return next((r.job_id.split("_")[0] for r in scheduler.queue() if r.command == script), None)
 
 
 def _own(folder: SweepFolder, cell: Cell, attempt: _Attempt | None) -> StateFile | None:

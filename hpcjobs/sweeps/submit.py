@@ -13,6 +13,7 @@ from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.files import write_beside
 from hpcjobs.job.array import task_ids
 from hpcjobs.run import folder as run_folder
+from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import code_state
 from hpcjobs.run.submit import hand_over
@@ -20,7 +21,7 @@ from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Limits, limits_of
-from hpcjobs.sweeps.plans import following, plan_in, prepare, tail_plan
+from hpcjobs.sweeps.plans import following, prepare, tail_plan
 from hpcjobs.sweeps.standing import OneLook, Standing, adopted, standings
 
 _QUEUE_IS_FULL = re.compile(r"MaxSubmit|job submit limit|MaxJobCount|temporarily unable to accept job", re.IGNORECASE)

@@ -12,10 +12,10 @@ import pytest
 
 from hpcjobs.errors import RequestError
 from hpcjobs.report import compare, page, pictures
-from hpcjobs.report.measure import missing, program_at
+from hpcjobs.report.measure import program_at
 from hpcjobs.report.points import _COLUMNS
 from hpcjobs.report.scaling import analyse
-from hpcjobs.report.study import Point, Size, Study
+from hpcjobs.report.study import Size, Study
 
 NOISE = (0.99, 1.0, 1.01)
 
@@ -171,12 +171,6 @@ def test_strong_scaling_keeps_the_global_batch() -> None:
     assert program_at(asked, large, smallest=small, mode="weak")[2] == "64"
     with pytest.raises(RequestError, match="cannot be shared evenly by 8 ranks"):
         program_at(["ddp", "--batch-size", "3"], large, smallest=small, mode="strong")
-
-
-def test_what_is_missing_is_asked_for_repeat_by_repeat() -> None:
-    first = Point(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir="/r")
-    wanted = list(missing(study(repeats=2, points=(first,))))
-    assert [(w.size.nodes, w.repeat) for w in wanted] == [(2, 1), (1, 2), (2, 2)]
 
 
 def test_json_of_an_analysis_can_be_written() -> None:

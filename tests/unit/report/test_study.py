@@ -1,0 +1,119 @@
+"""A study is submitted once, whatever stops its submitter, and only of one code."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Plan
+from hpcjobs.report import measure, points, study
+from hpcjobs.report.measure import missing
+from hpcjobs.report.study import Point, Size, Study
+from hpcjobs.run.folder import SUBMITTED
+from hpcjobs.run.handle import JobHandle
+from hpcjobs.run.index import entries
+from hpcjobs.run.submit import submit
+from hpcjobs.run.wait import wait
+from hpcjobs.scheduler.connect import connect
+
+FILE = Path("s.study.json")
+TWO = (Size(nodes=1, ntasks_per_node=1), Size(nodes=1, ntasks_per_node=2))
+ASKED = Study(name="s", site="local", mode="strong", program=("true",), repeats=3, sizes=TWO)
+
+
+@pytest.fixture(autouse=True)
+def machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two CPUs with a queue of its own, which is empty again at the end."""
+    monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "2")
+    yield
+    local = connect("local", None)
+    local.cancel({record.job_id.partition("_")[0] for record in local.queue()})
+    wait(entries(), timeout_s=60)
+
+
+def test_all_repeats_of_a_size_are_one_array_and_every_run_has_its_row() -> None:
+    done = measure.measure(ASKED, FILE)
+    assert [entry.array for entry in entries()] == ["1,2,3", "1,2,3"]
+    wait(entries(), timeout_s=120)
+    runs = points.points(done)
+    assert runs["state"].to_list() == ["COMPLETED"] * 6
+    assert runs["job_id"].n_unique() == 6
+    assert {Path(folder).parent for folder in runs["run_dir"]} == {Path(entry.run_dir) for entry in entries()}
+    assert measure.measure(ASKED, FILE).points == done.points
+    assert len(entries()) == 2
+
+
+def test_what_is_missing_is_asked_for_size_by_size_or_one_by_one_repeat_by_repeat() -> None:
+    first = Point(size=TWO[0], repeat=1, job_id="1", run_dir="/r")
+    lacking = replace(ASKED, points=(first,))
+    assert list(missing(lacking)) == [(TWO[0], (2, 3)), (TWO[1], (1, 2, 3))]
+    one_by_one = missing(replace(lacking, repeats=2, one_at_a_time=True))
+    assert list(one_by_one) == [(TWO[1], (1,)), (TWO[0], (2,)), (TWO[1], (2,))]
+
+
+class Stopped(Exception):
+    """The submitter was killed."""
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["after the job was taken", "before it was sent"])
+def test_a_submitter_that_is_killed_leaves_a_study_that_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    taken: list[JobHandle] = []
+
+    def killed(plan: Plan) -> JobHandle:
+        if taken and not heard:
+            raise Stopped
+        taken.append(submit(plan))
+        if len(taken) == 2:
+            (plan.run_dir / SUBMITTED).unlink()  # killed between the scheduler's answer and this file
+            raise Stopped
+        return taken[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "submit", killed)
+        with pytest.raises(Stopped):
+            measure.measure(ASKED, FILE)
+    assert [point.job_id is None for point in study.read(FILE).points] == [False] * 3 + [True] * 3
+    done = measure.measure(ASKED, FILE)
+    assert len(entries()) == 2
+    assert [point.job_id for point in done.points] == [f"{e.job_id}_{n}" for e in entries() for n in (1, 2, 3)]
+
+
+def test_a_run_that_failed_is_measured_again_and_the_others_stay() -> None:
+    """The program fails where a file says so."""
+    program = ("sh", "-c", 'test "$SLURM_ARRAY_TASK_ID" != 2 || test -e mended')
+    asked = replace(ASKED, program=program, sizes=TWO[:1])
+    before = measure.measure(asked, FILE)
+    wait(entries(), timeout_s=120)
+    Path("mended").touch()
+    after = measure.measure(asked, FILE)
+    kept = {point.repeat: point.job_id for point in before.points if point.repeat != 2}
+    assert {point.repeat: point.job_id for point in after.points if point.repeat != 2} == kept
+    assert len(after.points) == 3
+    assert len(entries()) == 2
+
+
+def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    Path("train.py").write_text("print(1)\n")
+    git("add", "train.py")
+    git("commit", "-qm", "one")
+    asked = replace(ASKED, repeats=1, sizes=TWO[:1])
+    measure.measure(asked, FILE)
+    Path("train.py").write_text("print(2)\n")
+    further = replace(asked, sizes=TWO)
+    with pytest.raises(RequestError, match=r"the code is \w{12} \+ patch \w{8}, but runs of s were made with \w{12}\n"):
+        measure.measure(further, FILE)
+    assert len(entries()) == 1
+    done = measure.measure(further, FILE, allow_mixed=True)
+    wait(entries(), timeout_s=120)
+    assert any(told.startswith("code versions: ") for told in points.mixtures(points.points(done)))
