@@ -16,7 +16,15 @@ from hpcjobs.runtime.exits import WorldMismatch
 from hpcjobs.trainers.core.group import Group
 
 SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK", "PMIX_RANK")}
-"""By which variables a launcher shows that it speaks to an MPI."""
+"""In which variables a launcher tells each process its rank, if it speaks to an MPI."""
+
+
+def spoken(library: str, rank: int) -> bool:
+    """Whether who launched this rank told it so in the words of ``library``.
+
+    A rank that an elastic agent started has the variables of the agent, which may be of another rank.
+    """
+    return any(os.environ.get(name) == str(rank) for name in SPEAKS.get(library.split(" v")[0], ()))
 
 
 class Mpi:
@@ -38,7 +46,7 @@ class Mpi:
         if problems:
             raise WorldMismatch(problems[0])
         if not module.Is_initialized():
-            module.Init_thread(module.THREAD_SERIALIZED)
+            module.Init_thread(module.THREAD_MULTIPLE)  # Horovod, in the same process, wants no less
             atexit.register(module.Finalize)
         size, rank = module.COMM_WORLD.size, module.COMM_WORLD.rank
         if any(group.gather((rank, size) != (group.rank, group.world_size))):
@@ -76,6 +84,6 @@ def _loaded(group: Group) -> tuple[Any, str | None]:
     except (ImportError, RuntimeError) as error:
         return None, f"mpi4py does not load ({str(error).splitlines()[0]})"
     library = first_word(MPI.Get_library_version())
-    if group.world_size > 1 and not any(name in os.environ for name in SPEAKS.get(library.split(" v")[0], ())):
+    if group.world_size > 1 and not spoken(library, group.rank):
         return None, f"{launched_by()} does not speak to {library}"
     return MPI, None

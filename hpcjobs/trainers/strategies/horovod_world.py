@@ -18,7 +18,7 @@ from importlib import import_module
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
-from hpcjobs.trainers.core.mpi import SPEAKS, first_word, launched_by
+from hpcjobs.trainers.core.mpi import SPEAKS, first_word, launched_by, spoken
 from hpcjobs.trainers.core.rendezvous import open_store, roll_call
 from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
 
@@ -60,7 +60,7 @@ def _controller(asked: str, env: DistEnv) -> tuple[str, str]:
     if not hvd.mpi_built():
         return "gloo", " (Horovod was built without MPI)"
     family = mpi_library().split(",")[0]
-    if any(name in os.environ for name in SPEAKS.get(family.split(" v")[0], ())):
+    if spoken(family, env.rank):
         return "mpi", ""
     if settled is None:
         return "gloo", f" ({launched_by()} does not speak to {family})"
@@ -70,7 +70,7 @@ def _controller(asked: str, env: DistEnv) -> tuple[str, str]:
 def _unspoken(env: DistEnv, family: str) -> WorldMismatch:
     name = family.split(" v")[0]
     return WorldMismatch(
-        f"{launched_by()} does not speak to {family} ({' and '.join(SPEAKS.get(name, ()))} are not set), so each of "
+        f"{launched_by()} does not speak to {family} (no rank in {' or '.join(SPEAKS.get(name, ()))}), so each of "
         f"the {env.world_size} ranks would be a world of its own",
         hint=f"mpi: {WANTS.get(name, 'pmix')} in the site file, --launcher mpirun, or --controller gloo",
     )
