@@ -60,8 +60,8 @@ EnforcePartLimits=ALL
 """
 
 CGROUP_CONF = "CgroupPlugin=disabled\n"
-CGROUPS_ARE_ASKED_FOR = (23, 11)
-"""From this version on slurmd wants a cgroup of its own, whoever tracks processes; before it, nobody knows the word."""
+CGROUPS_ARE_ASKED_FOR = (24, 5)
+"""From this version on slurmd can do without the machine's cgroups, and has to be told so."""
 
 
 def slurm_conf(layout: Layout, folder: Folder) -> str:
