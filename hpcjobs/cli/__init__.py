@@ -21,6 +21,7 @@ VERBS = {
     "logs": ("logs", "What a job printed; -f follows it."),
     "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
     "cancel": ("cancel", "Cancel jobs."),
+    "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
     "sweep": ("sweep", "Many runs of one program: submit, status, resume, results, cancel."),
     "scale": ("scale", "A scaling study: one program at several node counts."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),

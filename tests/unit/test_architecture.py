@@ -30,6 +30,7 @@ ALLOWED = {
     "run": GROUND | {"site", "job", "scheduler", "runtime", "hpcjobs"},
     "report": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sweeps": GROUND | {"site", "job", "scheduler", "run", "report", "hpcjobs"},
+    "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
     "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "cloud", "hpcjobs"},

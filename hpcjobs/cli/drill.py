@@ -1,0 +1,79 @@
+"""``hpcjobs drill``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json
+
+if TYPE_CHECKING:
+    from hpcjobs.drills.drill import Verdict
+
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Inject a fault into a run and show whether it recovers."
+)
+
+
+def _opt(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+def _add(fault: str) -> None:
+    """``hpcjobs drill FAULT``: the same options for each."""
+
+    @app.command(fault, context_settings={"allow_interspersed_args": False})
+    def command(
+        program: Annotated[list[str] | None, typer.Argument(help="As for submit [a small ddp run].")] = None,
+        site: SiteName = None,
+        partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
+        nodes: Annotated[int, typer.Option("--nodes", "-N", help="Nodes.")] = 2,
+        ntasks_per_node: Annotated[int, typer.Option("--ntasks-per-node", help="Tasks (ranks) per node.")] = 1,
+        launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun …")] = None,
+        time: Annotated[str | None, _opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
+        lead: Annotated[str | None, _opt("--lead", help="Told so long before the limit [timeout: 20s].")] = None,
+        option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+        at_step: Annotated[int, typer.Option(help="The fault comes at this step.")] = 40,
+        tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 0.0,
+        as_json: Json = False,
+    ) -> None:
+        """Do it to a run of PROGRAM, wait for its recovery, and compare it with a run left alone.
+
+        Both are ordinary jobs of yours; PROGRAM is a trainer, with its flags. Exit code 0: it recovered, and the
+        losses are those of the run left alone.
+        """
+        from hpcjobs.cli.submit import sbatch_options
+        from hpcjobs.drills.drill import drill
+
+        said = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,
+                "time": time, "lead": lead}  # fmt: skip
+        options = sbatch_options(option or []) | {key: value for key, value in said.items() if value is not None}
+        verdict = drill(
+            fault, program or (), site=site, at_step=at_step, tolerance=tolerance, say=note, options=options
+        )
+        if as_json:
+            print_json(verdict._asdict())
+        else:
+            print("\n".join(_told(verdict)))
+        raise typer.Exit(0 if verdict.passed else 1)
+
+
+for _fault in ("timeout", "preempt", "kill-rank", "kill-node", "full-disk"):
+    _add(_fault)
+
+
+def _told(verdict: Verdict) -> list[str]:
+    same = "identical" if verdict.difference == 0 else f"within {verdict.difference:.2g}"
+    lines = [
+        f"drill {verdict.fault} on site {verdict.site}: {'PASSED' if verdict.passed else 'FAILED'}",
+        f"  fault: {verdict.about}",
+        f"  incarnations: {verdict.incarnations}, {verdict.steps} steps, {verdict.lost} of them done twice",
+    ]
+    if verdict.resumed_at is not None:
+        lines.append(f"  the last one took up step {verdict.resumed_at}")
+    if verdict.resume_s is not None:
+        lines.append(f"  from the fault to the next step: {verdict.resume_s:.0f} s")
+    lines.append(f"  losses of {verdict.losses_compared} lines {same} with those of the run left alone")
+    lines += [f"  FAILED: {problem}" for problem in verdict.problems]
+    return [*lines, f"  run folder {verdict.run_dir}"]

@@ -1,0 +1,40 @@
+"""Two runs of one program, step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Losses(NamedTuple):
+    """How far two runs agree: steps that both tell of, and the largest relative difference of a loss."""
+
+    steps: int
+    difference: float
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Step -> mean loss of the steps since the line before."""
+    path = run_dir / "metrics.jsonl"
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
+
+
+def sums(by_step: dict[int, float]) -> dict[int, float]:
+    """Step -> sum of all losses up to it: a run that was stopped has a line more, over fewer steps each."""
+    found, total, before = {}, 0.0, 0
+    for step, mean in sorted(by_step.items()):
+        total += mean * (step - before)
+        found[step], before = total, step
+    return found
+
+
+def compared(one: Path, other: Path) -> Losses:
+    """Losses where both runs have the same lines, else their sums up to the same step."""
+    first, second = losses(one), losses(other)
+    if first.keys() != second.keys():
+        first, second = sums(first), sums(second)
+    both = sorted(first.keys() & second.keys())
+    worst = max((abs(first[s] - second[s]) / max(abs(first[s]), 1e-30) for s in both), default=float("inf"))
+    return Losses(len(both), worst)

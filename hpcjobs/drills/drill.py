@@ -1,0 +1,165 @@
+"""One drill from submission to verdict: the same program twice, left alone and with a fault."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import hpcjobs
+from hpcjobs.drills.compare import compared
+from hpcjobs.drills.faults import FAULTS, Fault, Target
+from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.run.handle import JobHandle
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.runtime.signals import STEPS
+
+PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "1", "--checkpoint-every", "10")
+"""Without one of the user's own."""
+STEPS_OF = {"timeout": "1500"}
+RETRIES = "timeout=∞,preempt=∞,node=3,error=0"
+POLL_S = 0.2
+FULL_S = 10.0
+"""So long the disk is full."""
+
+
+class Verdict(NamedTuple):
+    """What a drill has shown."""
+
+    fault: str
+    about: str
+    site: str
+    job_id: str
+    passed: bool
+    problems: tuple[str, ...]
+    incarnations: int
+    steps: int
+    resumed_at: int | None
+    """Step that the last incarnation took up; None: none had to."""
+    lost: int
+    """Steps that were done twice."""
+    resume_s: float | None
+    """Seconds from the fault, or the end ahead of the limit, to the first step after it."""
+    losses_compared: int
+    difference: float
+    """Largest relative difference of a loss to the run left alone."""
+    run_dir: str
+
+
+def drill(
+    fault: str,
+    program: Sequence[str] = (),
+    *,
+    site: str | None = None,
+    at_step: int = 40,
+    tolerance: float = 0.0,
+    timeout_s: float = 1800.0,
+    say: Callable[[str], None] = lambda line: None,
+    options: Mapping[str, object] | None = None,
+) -> Verdict:
+    """Run ``program`` twice on ``site`` with ``options`` of submission, once with ``fault`` from ``at_step`` on.
+
+    Raises:
+        RequestError: no such fault. HpcJobsError: the fault could not be injected, or nothing went on in time.
+    """
+    if fault not in FAULTS:
+        raise RequestError(f"no fault {fault!r}", hint=", ".join(FAULTS))
+    asked = dict(options or {})
+    chosen, words = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
+    alone = hpcjobs.submit(hpcjobs.plan(words, site=site, name="drill-alone", made_by="hpcjobs drill", **asked))  # type: ignore[arg-type]
+    limit = {"time": "1m", "lead": "20s"} if chosen.inject is None else {}
+    said = {"retries": RETRIES, **limit, **asked}
+    job = hpcjobs.submit(hpcjobs.plan(words, site=site, name=f"drill-{fault}", made_by="hpcjobs drill", **said))  # type: ignore[arg-type]
+    say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
+    try:
+        resume_s = _disturb(job, chosen, at_step=at_step, give_up=time.monotonic() + timeout_s, say=say)
+        for handle in (job, alone):
+            handle.wait(timeout_s)
+    except BaseException:
+        for handle in (job, alone):
+            handle.cancel()
+        raise
+    return _judge(fault, chosen, job, alone, resume_s=resume_s, tolerance=tolerance)
+
+
+def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say: Callable[[str], None]) -> float | None:
+    """Let it happen; seconds until the job made a step again, None where none of its incarnations ended."""
+
+    def until(condition: Callable[[], bool], what: str) -> None:
+        while not condition():
+            if time.monotonic() > give_up or job.state.ended:
+                raise HpcJobsError(f"job {job.id} ended, or time was over, before {what}; its folder: {job.run_dir}")
+            time.sleep(POLL_S)
+
+    if fault.inject is not None:
+        until(lambda: _step(job) >= at_step, f"step {at_step}")
+        say(f"job {job.id} is at step {_step(job)}: now")
+        target = _target(job)
+        began = time.time()
+        fault.inject(target)
+        if fault.heal is not None:
+            time.sleep(FULL_S)
+            fault.heal(target)
+    if not fault.why:
+        return None
+    until(lambda: bool(job.incarnations), "an incarnation ended")
+    first = job.incarnations[0]
+    ended = began if fault.inject is not None else first.ended or time.time()
+    say(f"job {job.id}: {first.why} at step {first.steps}, {first.lost} lost; {first.decision}")
+    place = job.run_dir / "survival" / STEPS
+    until(lambda: len(job.incarnations) > 1 or place.stat().st_mtime > (first.ended or ended) + 1, "it went on")
+    return place.stat().st_mtime - ended
+
+
+def _step(job: JobHandle) -> int:
+    place = job.run_dir / "survival" / STEPS
+    return int(place.read_text(encoding="ascii").strip() or 0) if place.exists() else 0
+
+
+def _target(job: JobHandle) -> Target:
+    state = json.loads((job.run_dir / "state.json").read_text(encoding="utf-8"))
+    manifest = json.loads((job.run_dir / "manifest.json").read_text(encoding="utf-8"))["job"]
+    nodes = hosts_of(state["nodes"])
+    return Target(job.id, nodes, len(nodes) * manifest["ntasks_per_node"], job.entry.slurm_conf)
+
+
+def _judge(
+    name: str, fault: Fault, job: JobHandle, alone: JobHandle, *, resume_s: float | None, tolerance: float
+) -> Verdict:
+    past, summary = job.incarnations, job.summary() or {}
+    agreed, lost = compared(alone.run_dir, job.run_dir), sum(incarnation.lost for incarnation in past)
+    resumed = summary.get("resumed_from_step")
+    problems = []
+    for handle, who in ((job, "the disturbed run"), (alone, "the run left alone")):
+        if handle.state.value != "COMPLETED":
+            problems.append(f"{who}, job {handle.id}, is {handle.state.value}")
+    if fault.why and len(past) < 2:
+        problems.append("no incarnation ended: the program was over before the fault; give it more steps")
+    if fault.why and past and past[0].why not in fault.why:
+        problems.append(f"the first incarnation ended of {past[0].why}, not of {' or '.join(fault.why)}")
+    if len(past) > 1 and resumed != past[-2].saved:
+        problems.append(f"resumed at step {resumed}, but {past[-2].saved} was saved")
+    if fault.lossless and lost:
+        problems.append(f"{lost} steps were lost, although the end was announced")
+    if not fault.why and "not written" not in job.logs():
+        problems.append("no checkpoint was due while the disk was full: nothing was shown")
+    if agreed.steps == 0 or agreed.difference > tolerance:
+        problems.append(f"losses differ by up to {agreed.difference:.2g} over {agreed.steps} steps")
+    return Verdict(
+        fault=name,
+        about=fault.about,
+        site=job.entry.site,
+        job_id=job.id,
+        passed=not problems,
+        problems=tuple(problems),
+        incarnations=len(past),
+        steps=int(summary.get("steps") or 0),
+        resumed_at=resumed,
+        lost=lost,
+        resume_s=resume_s,
+        losses_compared=agreed.steps,
+        difference=agreed.difference,
+        run_dir=str(Path(job.run_dir)),
+    )

@@ -1,0 +1,97 @@
+"""The faults: how each is done to a job that runs, with a user's own rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.process import run
+
+# Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,
+# and of nothing else; without it any rank.
+_FIND = """\
+for place in /proc/[0-9]*; do
+    words=$(tr '\\0' '\\n' <"$place/environ") || continue
+    echo "$words" | grep -qx "HPCJOBS_JOB_ID=$1" || continue
+    echo "$words" | grep -qx "RANK=${2:-[0-9]*}" && echo "${place#/proc/}"
+done 2>/dev/null"""
+_KILL = f"pids=$({_FIND}); kill -9 $pids"
+# A file that cannot grow any more is what a full disk or a spent quota is to a program.
+_LIMIT = f"for pid in $({_FIND}); do prlimit --pid $pid --fsize=$3:; done"
+
+
+class Target(NamedTuple):
+    """A job that runs, as its faults see it."""
+
+    job_id: str
+    nodes: Sequence[str]
+    ranks: int
+    slurm_conf: str | None
+
+
+class Fault(NamedTuple):
+    """What is done, in words and in deed; what the history must say of it."""
+
+    about: str
+    inject: Callable[[Target], None] | None
+    """None: the time limit does it."""
+    heal: Callable[[Target], None] | None
+    why: tuple[str, ...]
+    """What the incarnation that it ends may have ended of; empty: none ends."""
+    lossless: bool
+    """It is announced: no step may be lost."""
+
+
+def _slurm(target: Target, *argv: str) -> None:
+    done = run(argv, env={"SLURM_CONF": target.slurm_conf} if target.slurm_conf else None)
+    if done.code != 0:
+        raise HpcJobsError(f"the fault could not be injected: {' '.join(argv[:6])}: {(done.err or done.out).strip()}")
+
+
+def _on_node(target: Target, node: str, script: str, *words: str) -> None:
+    step = ("srun", f"--jobid={target.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0")
+    _slurm(target, *step, "--mpi=none", "sh", "-c", script, "sh", target.job_id, *words)
+
+
+def _last_rank(target: Target) -> None:
+    _on_node(target, target.nodes[-1], _KILL, str(target.ranks - 1))
+
+
+FAULTS = {
+    "timeout": Fault(
+        about="the time limit comes before the end of the program",
+        inject=None,
+        heal=None,
+        why=("timeout",),
+        lossless=True,
+    ),
+    "preempt": Fault(
+        about="SIGTERM to every step, as at the start of a preemption's grace time",
+        inject=lambda target: _slurm(target, "scancel", "--signal=TERM", target.job_id),
+        heal=None,
+        why=("preempt",),
+        lossless=True,
+    ),
+    "kill-rank": Fault(
+        about="SIGKILL to the last rank",
+        inject=_last_rank,
+        heal=None,
+        why=("node",),
+        lossless=False,
+    ),
+    "kill-node": Fault(
+        about="SIGKILL to every rank on the last node, at once",
+        inject=lambda target: _on_node(target, target.nodes[-1], _KILL),
+        heal=None,
+        why=("node", "preempt"),
+        lossless=False,
+    ),
+    "full-disk": Fault(
+        about="no file of rank 0 can grow any more, as on a full disk; after a while it can again",
+        inject=lambda target: _on_node(target, target.nodes[0], _LIMIT, "0", "0"),
+        heal=lambda target: _on_node(target, target.nodes[0], _LIMIT, "0", "unlimited"),
+        why=(),
+        lossless=True,
+    ),
+}
