@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long lint bench horovod lock clean
+.PHONY: help demo test long lint bench horovod lock clean drills soak
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -25,6 +25,14 @@ long: ## The tests that take many minutes: thousands of cells, hundreds of train
 lint: ## ruff, mypy --strict, shellcheck
 	@tools/venv dev
 	@tools/lint
+
+drills: ## Every drill (hpcjobs drill) on the sandbox; root, about 15 minutes
+	@tools/venv dev
+	@tools/drills
+
+soak: ## A training run killed a hundred times (KILLS=100); about 10 minutes
+	@tools/venv dev
+	$(BIN)/pytest -m long tests/unit/trainers/test_soak.py
 
 bench: ## Run every file of benchmarks/
 	@tools/venv dev
