@@ -28,7 +28,8 @@ def test_a_run_killed_again_and_again_loses_no_checkpoint_and_ends_with_the_loss
     for kill in range(KILLS):
         at = before + chance.randint(1, 60)
         killed = world(2, *flags, env=env, run_dir="killed", kill_at_step=min(at, STEPS - 60))
-        newest, wrong = next((p, w) for p, w in checkpoint.newest_valid(killed.run_dir / "checkpoints") if w is None)
+        looked = checkpoint.newest_valid(killed.run_dir / checkpoint.FOLDER)
+        newest = next(place for place, damage in looked if damage is None)
         saved = int(newest.name.removeprefix("step-"))
         assert saved >= before, f"kill {kill + 1} at step {at} took the checkpoint of step {before} away"
         before = saved
