@@ -250,13 +250,24 @@ def advise(
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
-    """What to ask for next time: memory, time, CPUs, nodes, from what was used."""
+    """What to ask for next time: memory, time, CPUs, nodes, from what was used; and when it would start then."""
     from hpcjobs.report.right_size import right_size
 
     told = right_size(words, site=site)
     if as_json:
-        print_json([{"job_id": job, "advice": [a._asdict() for a in found]} for job, found in told.items()])
+        print_json(
+            [
+                {
+                    "job_id": job,
+                    "advice": [one._asdict() for one in found.advice],
+                    "starts": found.starts._asdict() if found.starts else None,
+                }
+                for job, found in told.items()
+            ]
+        )
         return
     for job, found in told.items():
-        for line in map(str, found) if found else ["nothing to change"]:
+        for line in map(str, found.advice) if found.advice else ["nothing to change"]:
             print(f"{job}: {line}")
+        if found.starts is not None:
+            print(f"{job}: {found.starts}")

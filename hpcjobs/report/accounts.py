@@ -18,6 +18,7 @@ _REPEATING = (
     "partition",
     "qos",
     "state",
+    "gpu_source",
     "energy_source",
     "currency",
     "goodput_source",

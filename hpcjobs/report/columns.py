@@ -55,10 +55,11 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "mem_efficiency": ("real", "mem_used / mem_requested"),
     "cpu_s": ("real", "user and system time of all tasks"),
     "cpu_efficiency": ("real", "cpu_s / (cpus x elapsed_s)"),
-    "gpu_utilization": ("real", "mean over steps, by their length (gres/gpuutil); null: nobody measured"),
-    "gpu_mem_bytes": ("whole", "of all tasks (gres/gpumem)"),
+    "gpu_utilization": ("real", "mean while it was watched; null: nobody measured"),
+    "gpu_mem_bytes": ("whole", "of all its GPUs at their peaks"),
+    "gpu_source": ("text", "monitor (of the trainer, by NVML), or sacct (gres/gpuutil: steps by their length)"),
     "energy_j": ("real", "of all incarnations"),
-    "energy_source": ("text", "measured (node counters, job had its nodes alone) or modelled (watts of the site)"),
+    "energy_source": ("text", "measured (node counters, job had its nodes alone), nvml (its GPUs) or modelled"),
     "cost": ("real", "of all incarnations, by the site's prices"),
     "currency": ("text", "of cost"),
     "incarnations": ("whole", "how often it was started: 1 + requeues"),
@@ -69,7 +70,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "steps": ("whole", "rows of the accounting below the job"),
     "site": ("text", "site file"),
     "source": ("text", "who said so: sacct, squeue, scontrol, job (its own state file) or local"),
-    "run_dir": ("text", "run folder, of a job submitted with hpcjobs"),
+    "run_dir": ("text", "run folder, of a job submitted with hpcjobs; the tasks of an array share it"),
 }
 
 

@@ -36,6 +36,7 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
             lost_s=pl.when(pl.col("state").is_in(_REQUEUED)).then(elapsed).otherwise(0).cast(pl.Float64),
             site=pl.lit(site.name),
             source=pl.coalesce("source", pl.lit(source)),
+            gpu_source=pl.when(pl.col("gpu_utilization").is_not_null()).then(pl.lit("sacct")),
             **_energy(site),
         )
         .with_columns(goodput=_goodput(), goodput_source=pl.lit("sacct"))

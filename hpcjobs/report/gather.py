@@ -18,6 +18,7 @@ from hpcjobs.report.goodput import with_checkpoints
 from hpcjobs.report.records import as_frame
 from hpcjobs.report.rows import Doubt, Doubts
 from hpcjobs.report.sacct import Question, Sacct
+from hpcjobs.report.watched import with_monitor
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import own_records, statuses
@@ -77,7 +78,7 @@ def gather(wanted: Wanted, *, site: str | Site | None = None) -> Gathered:
     parent = pl.col("job_id").str.extract(r"^([^_+]+)")
     folder = parent.replace_strict(own, default=None, return_dtype=pl.String)
     jobs = restricted(merge_incarnations(jobs), wanted).with_columns(run_dir=pl.coalesce("run_dir", folder))
-    return Gathered(with_checkpoints(jobs), doubts.told(), notes)
+    return Gathered(with_monitor(with_checkpoints(jobs), where), doubts.told(), notes)
 
 
 def chunks(wanted: Wanted, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
 from hpcjobs.report import points, study
 from hpcjobs.report.advice import Advice, advise
 from hpcjobs.report.gather import Wanted, gather
 from hpcjobs.report.scaling import Analysis, analyse
+from hpcjobs.report.starts import Starts, starts
+from hpcjobs.report.study import Study
 from hpcjobs.run.select import select
 
 
-def right_size(words: list[str], *, site: str | None = None) -> dict[str, list[Advice]]:
+class RightSize(NamedTuple):
+    """What to ask for next time, and what that does to the wait."""
+
+    advice: list[Advice]
+    starts: Starts | None
+    """None: nothing to change, or Slurm cannot tell."""
+
+
+def right_size(words: list[str], *, site: str | None = None) -> dict[str, RightSize]:
     """Job id, or name of a study -> what to ask for next time.
 
     Raises:
         UnknownJobError: a word names no job and no study.
     """
-    told: dict[str, list[Advice]] = {}
+    told: dict[str, RightSize] = {}
     for word in words:
         if study.path_of(word).is_file():
             asked = study.read(study.path_of(word))
-            runs = points.points(asked)
-            told[asked.name] = of_study(analyse(runs, mode=asked.mode, allow_mixed=True))
+            found = analyse(points.points(asked), mode=asked.mode, allow_mixed=True)
+            told[asked.name] = RightSize(of_study(found), _starts_of_study(asked, found))
             continue
         for entry in select([word], site=site):
-            found = gather(Wanted(since=0, job_ids=(entry.job_id,)), site=entry.site).jobs
-            for row in found.to_dicts():
-                told[row["job_id"]] = advise(row)
+            for row in gather(Wanted(since=0, job_ids=(entry.job_id,)), site=entry.site).jobs.to_dicts():
+                advice = advise(row)
+                options = [f"{one.option}={one.value}" for one in advice]
+                told[row["job_id"]] = RightSize(advice, starts(Path(entry.run_dir), options))
     return told
 
 
@@ -41,3 +55,13 @@ def of_study(found: Analysis) -> list[Advice]:
     if later:
         words += f", {later[0].efficiency.value:.0%} at {later[0].n}"
     return [Advice(option, str(knee.measured), words)]
+
+
+def _starts_of_study(asked: Study, found: Analysis) -> Starts | None:
+    """The largest size measured, against the one that is advised."""
+    largest, knee = found.groups[-1], found.knee.measured
+    at = next((group for group in found.groups if group.n == knee and group is not largest), None)
+    if at is None:
+        return None
+    ran = next(point for point in asked.points if point.job_id and point.size.ranks == largest.ranks)
+    return starts(ran.job_dir, [f"--nodes={at.nodes}", f"--ntasks-per-node={at.ranks // at.nodes}"])

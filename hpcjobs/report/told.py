@@ -52,11 +52,11 @@ def rate_style(value: float) -> str:
 
 
 def energy(joules: float | None, source: str | None) -> str:
-    """In Wh below one kWh; ``~`` where it is modelled."""
+    """In Wh below one kWh; ``~`` where it is modelled, wholly or in part."""
     if joules is None:
         return "-"
     hours = joules / 3600
-    return ("~" if source == "modelled" else "") + (f"{hours:.3g} Wh" if hours < 1000 else f"{hours / 1000:.4g} kWh")
+    return ("" if source == "measured" else "~") + (f"{hours:.3g} Wh" if hours < 1000 else f"{hours / 1000:.4g} kWh")
 
 
 def share(value: float | None) -> str:
