@@ -20,6 +20,7 @@ def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
+NODE_IS_BAD = 19
 Partition = Annotated[str | None, _opt("--partition", "-p", help="Partition.")]
 Option = Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")]
@@ -90,10 +91,15 @@ def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     """Submit, print the log as it comes, and give the job's exit code."""
     import hpcjobs
     from hpcjobs.cli.wait import follow_to_end
+    from hpcjobs.run import fabric as checks
 
     if dry_run:
         sys.stdout.write(plan.script)
         return 0
     handle = hpcjobs.submit(plan)
     note(f"job {handle.id} on site {plan.job.site}; run folder {plan.run_dir}")
+    if node := checks.silent_first_node(handle.entry):
+        checks.give_up(handle.entry, node)
+        note(f"bad: {node} did not start the job's script within {checks.SILENT_S:g} s; job {handle.id} is cancelled")
+        raise typer.Exit(NODE_IS_BAD)
     return handle.wait() if quiet else follow_to_end(handle)

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -84,23 +84,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true")
     asked = parser.parse_args(argv)
     me, server = hello(asked.interface, alone=asked.alone)
-    _say(me)
+    _say(0, me)
     for line in sys.stdin:
         words = json.loads(line)
-        match words.pop("do"):
-            case "reach":
-                _say(reach(**words))
-            case "stream":
-                _say(stream(**words))
-            case "memory":
-                _say(memory())
+        _say(words.pop("number"), DOES[words.pop("do")](**words))
     if server is not None:
         server.close()
     return 0
 
 
-def _say(answer: Answer) -> None:
-    print(json.dumps(answer), flush=True)
+DOES: dict[str, Callable[..., Answer]] = {"reach": reach, "stream": stream, "memory": memory}
+
+
+def _say(number: int, answer: Answer) -> None:
+    """With the number of the question: who asked may have given up on it, and asked another."""
+    print(json.dumps({"number": number, "answer": answer}), flush=True)
 
 
 if __name__ == "__main__":

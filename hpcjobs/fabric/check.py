@@ -33,6 +33,8 @@ NODE_IS_BAD = 19
 GREETING_S = 25.0
 ANSWER_S = 15.0
 STREAM_S = 0.3
+WRONG = "computes wrongly"
+"""What the CUDA and MPI program says of a node whose products are not what they should be."""
 AGAIN = 2
 _ALL_PAIRS = 16  # more nodes than these stream to so many others each, not to all
 
@@ -165,13 +167,23 @@ def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path
     try:
         run(command, env=place.world(hosts), timeout_s=60)
     except Failed as error:
-        found.notes.append(f"products not measured: {error}")
+        wrong = [node for node in sound if f" on {_short(node.host)}: {WRONG}" in str(error)]
+        for node in wrong:
+            node.failures.append(str(error))
+        if not wrong:
+            found.notes.append(f"products not measured: {error}")
         return
     figures = json.loads(told.read_text(encoding="utf-8"))
-    for node, rank in zip(sound, figures["ranks"], strict=True):
-        _keep_best(node, "flops", rank["gflops"] * 1e9)
+    gflops = {_short(rank["host"]): rank["gflops"] for rank in figures["ranks"]}
+    for node in sound:
+        _keep_best(node, "flops", gflops[_short(node.host)] * 1e9)
     if figures["allreduce"]:
         found.allreduce["MPI"] = figures["allreduce"]
+
+
+def _short(host: str) -> str:
+    """MPI may know a host by its full name."""
+    return host.partition(".")[0]
 
 
 def _together(place: Place, sound: Sequence[Node], found: Findings, folder: Path) -> None:

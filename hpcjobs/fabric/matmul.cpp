@@ -9,6 +9,7 @@
 // reduction; what is told of each is its mean time.
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -40,7 +41,10 @@ struct Options {
 static int rank_ = 0, ranks_ = 1;
 
 [[noreturn]] static void fail(int code, const std::string &message) {
-    std::fprintf(stderr, "matmul: rank %d: %s\n", rank_, message.c_str());
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    if (char *dot = std::strchr(host, '.')) *dot = '\0';
+    std::fprintf(stderr, "matmul: rank %d on %s: %s\n", rank_, host, message.c_str());
     std::fflush(stderr);
     MPI_Abort(MPI_COMM_WORLD, code);
     std::exit(code);
@@ -330,8 +334,8 @@ static void check(const Options &options, const std::vector<T> &c) {
         for (std::size_t k = 0; k < n; ++k)
             exact += static_cast<double>(entry<T>(options, 0, row * n + k)) * entry<T>(options, 1, k * n + column);
         if (!(std::fabs(c[place] - exact) <= allowed * std::fabs(exact)))
-            fail(WRONG, "C(" + std::to_string(row) + "," + std::to_string(column) + ") is " + std::to_string(c[place]) +
-                            ", not " + std::to_string(exact) + ": this node computes wrongly");
+            fail(WRONG, "computes wrongly: C(" + std::to_string(row) + "," + std::to_string(column) + ") is " +
+                            std::to_string(c[place]) + ", not " + std::to_string(exact));
     }
 }
 

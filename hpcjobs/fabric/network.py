@@ -77,6 +77,7 @@ class Server:
             threading.Thread(target=_answer, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept, which would keep it open
         self._listening.close()
 
 

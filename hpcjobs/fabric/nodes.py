@@ -60,33 +60,36 @@ class Agent:
     """One node's agent, from this side."""
 
     def __init__(self, host: str, command: Sequence[str]) -> None:
-        self.host = host
+        self.host, self._number = host, 0
         self._lines: queue.Queue[str] = queue.Queue()
         self._complaints: list[str] = []
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         )
-        self._begin(self._process.stdout, self._lines.put)
-        self._begin(self._process.stderr, self._complaints.append)
-
-    def _begin(self, stream: IO[str] | None, take: Callable[[str], None]) -> None:
-        assert stream is not None
-        threading.Thread(target=_hand_over, args=(stream, take), daemon=True).start()
+        self._readers = [
+            threading.Thread(target=_hand_over, args=pair, daemon=True)
+            for pair in ((self._process.stdout, self._lines.put), (self._process.stderr, self._complaints.append))
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def ask(self, **words: object) -> None:
         """Have it do something; a node that has gone does not read on."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(words) + "\n")
+            self._number += 1
+            self._process.stdin.write(json.dumps({"number": self._number, **words}) + "\n")
             self._process.stdin.flush()
 
     def answer(self, deadline: float) -> dict[str, Any] | None:
-        """Its next answer, waited for until ``deadline`` (monotonic); None: it did not come."""
+        """To what it was asked last (at first: who it is), waited for until ``deadline`` (monotonic); None: not yet."""
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                found: dict[str, Any] = json.loads(self._lines.get(timeout=min(left, 0.2)))
-                return found
+                told: dict[str, Any] = json.loads(self._lines.get(timeout=min(left, 0.2)))
+                if told["number"] == self._number:
+                    found: dict[str, Any] = told["answer"]
+                    return found
             if self._process.poll() is not None and self._lines.empty():
                 return None
         return None
@@ -102,12 +105,15 @@ class Agent:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        end(self._process, patience_s=_LEAVE_S if self._process.poll() is None else 0)
+        end(self._process, patience_s=_LEAVE_S)
+        for reader in self._readers:
+            reader.join(_LEAVE_S)
 
 
 def _hand_over(lines: IO[str], take: Callable[[str], None]) -> None:
-    for line in lines:
-        take(line)
+    with lines:
+        for line in lines:
+            take(line)
 
 
 def end(process: subprocess.Popen[Any], *, patience_s: float) -> None:

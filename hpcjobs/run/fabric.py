@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.job.avoid import record_of
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.job.preflight import check_words
+from hpcjobs.run.folder import STATE
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import Connect
+from hpcjobs.runtime import noderecord
+from hpcjobs.runtime.dist import first_host
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen
 
 REPORT = "fabric.json"
 LIMIT = "10m"
+SILENT_S = 30.0
+_LOOK_S, _ASK_S = 0.5, 15.0
 
 
 class NodeReport(Frozen, frozen=True):
@@ -65,6 +77,44 @@ def check_plan(
     # Nodes that are left out elsewhere are looked at here: it is how one is found to be well again.
     settled: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
     return plan(words, site=where, name="fabric", template="fabric", made_by=made_by, **settled)
+
+
+def silent_first_node(
+    entry: Entry,
+    *,
+    connect: Connect = connect,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """Wait until the job's script has begun (None), or until its own node must be given up: that node.
+
+    All other nodes are looked at from the first one. Slurm calls a job running whose script a node that is cut off
+    never got, and starts it again and again.
+    """
+    scheduler = connect(entry.scheduler, entry.slurm_conf)
+    begun = Path(entry.run_dir) / STATE
+    node, since, asked = None, 0.0, -_ASK_S
+    while not begun.exists():
+        now = clock()
+        if now - asked >= _ASK_S:
+            asked = now
+            found = next((record for record in scheduler.queue() if record.job_id == entry.job_id), None)
+            if found is None:
+                return None
+            if node is None and found.state is not State.PENDING and found.node_list:
+                node, since = first_host(found.node_list), now
+        if node is not None and now - since >= SILENT_S:
+            return node
+        pause(_LOOK_S)
+    return None
+
+
+def give_up(entry: Entry, node: str) -> None:
+    """Cancel the check, and remember why."""
+    connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
+    reason = f"did not start the job's script within {SILENT_S:g} s"
+    verdict = noderecord.Verdict(node, noderecord.BAD, time.time(), reason, entry.job_id)
+    noderecord.append(record_of(entry.site), [verdict])
 
 
 def read_report(run_dir: Path) -> Report:
