@@ -8,9 +8,11 @@ from hpcjobs.job.launch.base import AGENT, TASK, Launch, Raw, command_line
 from hpcjobs.job.launch.slurm import srun_args
 from hpcjobs.job.models import Job
 
+MOST_RESTARTS = 1000
+
 
 def torchrun(job: Job) -> Launch:
-    """One elastic agent per node, which starts the node's ranks."""
+    """One elastic agent per node, which starts the node's ranks; again within the allocation, with retries."""
     cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
     agent_words = [
         *(job.python, "-m", "torch.distributed.run"),
@@ -21,6 +23,7 @@ def torchrun(job: Job) -> Launch:
         Raw('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
         Raw('--rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))"'),
         Raw('--local-addr="$node_addr"'),
+        *((f"--max-restarts={min(job.retries.node, MOST_RESTARTS)}",) if job.retries else ()),
         "--no-python",
         Raw('"$@"'),
     ]
