@@ -44,9 +44,9 @@ def one(*rows: dict[str, str], site: Site = SITE) -> dict[str, Any]:
     return job
 
 
-def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
-    columns = order(choose((DATA / "recorded-22.05.8.helpformat").read_text()))
-    return jobs_of([(DATA / "recorded-22.05.8.txt").read_bytes()], columns)
+def recorded(version: str = "22.05.8") -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+    columns = order(choose((DATA / f"recorded-{version}.helpformat").read_text()))
+    return jobs_of([(DATA / f"recorded-{version}.txt").read_bytes()], columns)
 
 
 def test_the_recorded_accounting_of_22_05_gives_every_job_once_and_no_doubt() -> None:
@@ -78,6 +78,31 @@ def test_the_recorded_requeue_is_one_job_of_two_incarnations() -> None:
     job = recorded()[0]["2"]
     assert (job["incarnations"], job["elapsed_all_s"], job["elapsed_s"], job["lost_s"]) == (2, 10, 4, 6.0)
     assert job["goodput"] == pytest.approx(0.4)
+
+
+LATER = sorted(path.stem.removeprefix("recorded-") for path in DATA.glob("recorded-2[34].*.txt"))
+
+
+@pytest.mark.parametrize("version", LATER)
+def test_later_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> None:
+    jobs, doubts = recorded(version)
+    assert doubts == {}
+    named: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs.values():
+        named.setdefault(job["name"].replace("\x1f", " ").replace("\n", " "), []).append(job)
+    state = {name: [job["state"] for job in found] for name, found in named.items()}
+    assert state == {
+        "hello": ["COMPLETED"], "bad": ["FAILED"], "na|me with nl": ["FAILED"], "rq": ["COMPLETED"],
+        "arr": ["COMPLETED", "FAILED", "FAILED", "FAILED"], "sep ed": ["CANCELLED"],
+        "None": ["TIMEOUT"], "Unknown": ["FAILED"], "het": ["COMPLETED", "COMPLETED"],
+    }  # fmt: skip
+    assert [job["exit_code"] for job in named["arr"]] == [0, 1, 2, 3]
+    assert (named["bad"][0]["exit_code"], named["bad"][0]["nodes"], named["bad"][0]["tasks"]) == (7, 2, 4)
+    assert named["Unknown"][0]["signal"] == 9
+    assert (named["rq"][0]["incarnations"], named["rq"][0]["lost_s"] > 0) == (2, True)
+    assert named["na|me with nl"][0]["mem_used_bytes"] > 4 * 150e6
+    assert 60 <= named["None"][0]["elapsed_s"] < 120
+    assert len(jobs) == 14
 
 
 def test_blocks_may_end_anywhere() -> None:

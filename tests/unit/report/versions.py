@@ -1,6 +1,6 @@
-"""sacct of several versions, as far as their outputs differ, and the recorded one.
+"""sacct of several versions, as far as their outputs differ, beside the recorded ones.
 
-Constructed (nobody has recorded these here): the columns are those each version documents.
+Constructed: the columns are those each version documents.
 
 - 20.11: ReqMem says per CPU (``c``) or node (``n``) and is not raw; Planned is called Reserved.
 - 21.08, 23.02: as 22.05 for the columns asked for.
