@@ -74,9 +74,16 @@ def ask_requeue(progress: int) -> None:
     tell(REQUEUE, progress)
 
 
+def ignore() -> None:
+    """No signal any more: one that came while the interpreter ends would make a failure of it."""
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def leave(progress: int) -> NoReturn:
     """Leave, saved, and be started again. Of several ranks one may call it and the others exit with 85."""
     ask_requeue(progress)
+    ignore()
     sys.exit(int(ExitCode.REQUEUE))
 
 

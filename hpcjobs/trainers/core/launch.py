@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, WorldMismatch
-from hpcjobs.runtime.signals import Stop, folder, listen
+from hpcjobs.runtime.signals import Stop, folder, ignore, listen
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.flags import Parser, add_flags, parse_all, read_flags
@@ -54,6 +54,7 @@ def launch(
         run = named(train)
         run(call, named(strategy)(chosen))
     except Requeue as left:
+        ignore()
         return left.code
     except TrainerError as error:
         record_failure(trainer, config, error)
