@@ -102,7 +102,7 @@ def test_later_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> No
     assert (named["rq"][0]["incarnations"], named["rq"][0]["lost_s"] > 0) == (2, True)
     assert named["na|me with nl"][0]["mem_used_bytes"] > 4 * 150e6
     assert 60 <= named["None"][0]["elapsed_s"] < 120
-    assert len(jobs) == 14
+    assert len(jobs) == 13
 
 
 def test_blocks_may_end_anywhere() -> None:
