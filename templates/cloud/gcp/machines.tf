@@ -26,14 +26,14 @@ resource "google_compute_instance" "head" {
   machine_type              = var.head_machine_type
   tags                      = [var.name, "${var.name}-head"]
   labels                    = local.labels
-  metadata                  = local.metadata
   allow_stopping_for_update = true
 
-  metadata_startup_script = join("\n", [
+  # Not metadata_startup_script: a change of that makes a new machine, of this the next start.
+  metadata = merge(local.metadata, { startup-script = join("\n", [
     "#!/usr/bin/env bash",
     join("\n", [for name, value in merge(local.told, { HPCJOBS_ROLE = "head" }) : "export ${name}='${value}'"]),
     file("${path.module}/bootstrap.sh"),
-  ])
+  ]) })
 
   boot_disk {
     kms_key_self_link = var.kms_key
@@ -84,17 +84,16 @@ resource "google_compute_instance" "worker" {
   machine_type              = var.machine_type
   tags                      = [var.name]
   labels                    = local.labels
-  metadata                  = local.metadata
   allow_stopping_for_update = true
 
-  metadata_startup_script = join("\n", [
+  metadata = merge(local.metadata, { startup-script = join("\n", [
     "#!/usr/bin/env bash",
     join("\n", [for name, value in merge(local.told, {
       HPCJOBS_ROLE   = "worker"
       HPCJOBS_SHARED = coalesce(local.told.HPCJOBS_SHARED, "${google_compute_instance.head.network_interface[0].network_ip}:/shared")
     }) : "export ${name}='${value}'"]),
     file("${path.module}/bootstrap.sh"),
-  ])
+  ]) })
 
   boot_disk {
     kms_key_self_link = var.kms_key

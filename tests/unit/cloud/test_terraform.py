@@ -106,6 +106,7 @@ def test_gcp_plans_what_the_site_says(
         affinity = worker["reservation_affinity"]
         assert [a["specific_reservation"][0]["values"] for a in affinity] == [["our-nodes"]] * (capacity == "reserved")
     head = planned["google_compute_instance.head"]
+    assert "export HPCJOBS_ROLE='head'\n" in head["metadata"]["startup-script"]
     assert (head["machine_type"], len(head["network_interface"][0]["access_config"])) == ("e2-standard-4", 1)
     ssh, inside = planned["google_compute_firewall.ssh"], planned["google_compute_firewall.inside"]
     assert (ssh["source_ranges"], ssh["target_tags"]) == (["203.0.113.0/24"], ["rented-head"])
