@@ -80,29 +80,29 @@ def test_the_recorded_requeue_is_one_job_of_two_incarnations() -> None:
     assert job["goodput"] == pytest.approx(0.4)
 
 
-LATER = sorted(path.stem.removeprefix("recorded-") for path in DATA.glob("recorded-2[34].*.txt"))
+OTHERS = sorted({path.stem.removeprefix("recorded-") for path in DATA.glob("recorded-*.txt")} - {"22.05.8"})
 
 
-@pytest.mark.parametrize("version", LATER)
-def test_later_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> None:
+@pytest.mark.parametrize("version", OTHERS)
+def test_other_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> None:
     jobs, doubts = recorded(version)
-    assert doubts == {}
+    assert (len(jobs), doubts) == (13, {})
     named: dict[str, list[dict[str, Any]]] = {}
     for job in jobs.values():
         named.setdefault(job["name"].replace("\x1f", " ").replace("\n", " "), []).append(job)
-    state = {name: [job["state"] for job in found] for name, found in named.items()}
-    assert state == {
-        "hello": ["COMPLETED"], "bad": ["FAILED"], "na|me with nl": ["FAILED"], "rq": ["COMPLETED"],
+    steps = "FAILED" if version == "21.08.5" else "COMPLETED"  # recorded where srun had no pmix
+    assert {name: [job["state"] for job in found] for name, found in named.items()} == {
+        "hello": [steps], "bad": ["FAILED"], "na|me with nl": ["FAILED"], "rq": ["COMPLETED"],
         "arr": ["COMPLETED", "FAILED", "FAILED", "FAILED"], "sep ed": ["CANCELLED"],
-        "None": ["TIMEOUT"], "Unknown": ["FAILED"], "het": ["COMPLETED", "COMPLETED"],
+        "None": ["TIMEOUT"], "Unknown": ["FAILED"], "het": [steps, steps],
     }  # fmt: skip
     assert [job["exit_code"] for job in named["arr"]] == [0, 1, 2, 3]
-    assert (named["bad"][0]["exit_code"], named["bad"][0]["nodes"], named["bad"][0]["tasks"]) == (7, 2, 4)
     assert named["Unknown"][0]["signal"] == 9
     assert (named["rq"][0]["incarnations"], named["rq"][0]["lost_s"] > 0) == (2, True)
-    assert named["na|me with nl"][0]["mem_used_bytes"] > 4 * 150e6
     assert 60 <= named["None"][0]["elapsed_s"] < 120
-    assert len(jobs) == 13
+    if steps == "COMPLETED":
+        assert (named["bad"][0]["exit_code"], named["bad"][0]["nodes"], named["bad"][0]["tasks"]) == (7, 2, 4)
+        assert named["na|me with nl"][0]["mem_used_bytes"] > 4 * 150e6
 
 
 def test_blocks_may_end_anywhere() -> None:
