@@ -40,8 +40,10 @@ def parse_retries(text: str) -> Retries | None:
     for word in text.split(","):
         name, _, count = (part.strip() for part in word.partition("="))
         if name not in Retries.__struct_fields__:
-            raise ValueError(f"no budget {name!r}; {nearest(name, [*Retries.__struct_fields__, 'on', 'off'])}")
+            raise ValueError(
+                f"retries {text!r}: no budget {name!r}; {nearest(name, [*Retries.__struct_fields__, 'on', 'off'])}"
+            )
         if count not in _WORDS and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
-            raise ValueError(f"{name}={count!r} is neither a number nor ∞ (inf)")
+            raise ValueError(f"retries {text!r}: {name}={count!r} is neither a number nor ∞ (inf)")
         counts[name] = UNLIMITED if count in _WORDS else int(count)
     return Retries(**counts)

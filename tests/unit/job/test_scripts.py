@@ -132,7 +132,7 @@ def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProc
     script = re.sub(r"\S+ -m torch\.distributed\.run", "agent", plan.script)
     script = re.sub(r"(?<=[' ])/\S*/hpcjobs/venv", str(stubs), script)
     run_dir = tmp_path / "run folder"
-    run_dir.mkdir()
+    run_dir.mkdir(exist_ok=True)
     script = re.sub(r"^run_dir=.*", f"run_dir='{run_dir}'", script, flags=re.MULTILINE)
     (tmp_path / "job.sh").write_text(script)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(plan.job.nodes), "SLURM_JOB_NODELIST": "node[1-2]"}

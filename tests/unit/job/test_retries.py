@@ -1,0 +1,120 @@
+"""Budgets as they are said, and what the script does with them: it runs here, with stubs for a cluster's programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_scripts import planned, run_here
+
+import hpcjobs
+from hpcjobs.errors import RequestError
+from hpcjobs.job.retries import UNLIMITED, Retries, parse_retries
+
+LEAVES = """
+import sys
+from hpcjobs.runtime import signals
+signals.tell(signals.STEPS, int(sys.argv[2]))
+signals.leave(int(sys.argv[1]))
+"""
+
+
+def test_what_is_named_changes_the_defaults_and_nothing_else() -> None:
+    assert parse_retries("on") == Retries(timeout=UNLIMITED, preempt=UNLIMITED, node=3, error=0)
+    assert parse_retries("node=5, timeout=2") == Retries(timeout=2, node=5)
+    assert parse_retries("error=inf") == Retries(error=UNLIMITED)
+    assert parse_retries("off") is None
+    assert str(Retries()) == "timeout=∞,preempt=∞,node=3,error=0"
+
+
+@pytest.mark.parametrize("text", ["often", "node", "node=-1", "nodes=3", "node=3.5", "", "on,off"])
+def test_other_words_are_refused_with_the_known_ones(text: str, here: Path) -> None:
+    with pytest.raises(RequestError, match="retries"):
+        planned("sandbox", "srun", "true", retries=text)
+
+
+def test_a_site_without_requeueing_and_a_lead_beyond_the_limit_are_refused() -> None:
+    with pytest.raises(RequestError, match="nothing on this site requeues a job"):
+        hpcjobs.plan(["true"], site="local", retries="on")
+    with pytest.raises(RequestError, match=r"lead=600 s .flag.: no shorter than time=00:10:00"):
+        planned("sandbox", "srun", "true", retries="on", lead="10m", time="10m")
+
+
+def test_slurm_is_asked_to_requeue_and_to_warn_the_script() -> None:
+    script = planned("sandbox", "srun", "true", retries="on", lead="2m").script
+    assert "#SBATCH --requeue\n" in script
+    assert "#SBATCH --signal=B:USR1@120\n" in script
+    assert "--signal" not in planned("sandbox", "srun", "true").script
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_bash_and_shellcheck_have_no_complaint_about_a_script_with_retries(launcher: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(planned("sandbox", launcher, "true", retries="on").script)
+    subprocess.run(["bash", "-n", script], check=True)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("shellcheck"), "--norc", script], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+class Script:
+    """A job with retries, started as often as a test likes."""
+
+    def __init__(self, tmp_path: Path, here: Path) -> None:
+        self.place, self.here, self.starts = tmp_path, here, 0
+        self.run_dir = tmp_path / "run"
+
+    def start(self, *words: str, program: str = LEAVES) -> subprocess.CompletedProcess[str]:
+        (self.here / "leaves.py").write_text(program)
+        plan = planned("sandbox", "srun", "leaves.py", *words, retries="on")
+        self.starts += 1
+        folder = self.place / f"start-{self.starts}"
+        folder.mkdir()
+        self.run_dir.mkdir(exist_ok=True)
+        (folder / "run folder").symlink_to(self.run_dir)
+        return run_here(plan, folder)
+
+    @property
+    def state(self) -> str:
+        return str(json.loads((self.run_dir / "state.json").read_text())["state"])
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / "incarnations.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def script(tmp_path: Path, here: Path) -> Script:
+    return Script(tmp_path, here)
+
+
+def test_a_program_that_advances_is_requeued_and_one_that_has_done_nothing_more_is_in_the_end_not(
+    script: Script,
+) -> None:
+    for _ in range(4):
+        done = script.start("7", "9")
+    assert [line["decision"].split(":")[0] for line in script.history] == ["requeued"] * 3 + ["ended"]
+    assert [(line["why"], line["steps"], line["saved"]) for line in script.history] == [("preempt", 9, 7)] * 4
+    assert (done.returncode, script.state) == (85, "FAILED")
+    assert "no progress, 7 is still all that is saved" in done.stderr
+
+
+def test_a_program_that_fails_ends_with_its_code_and_one_that_is_killed_is_tried_again(script: Script) -> None:
+    done = script.start(program="import os; os.kill(os.getpid(), 9)")
+    assert (script.state, script.history[-1]["why"]) == ("REQUEUED", "node"), done
+    done = script.start(program="raise SystemExit(7)")
+    assert (done.returncode, script.state) == (7, "FAILED")
+    assert script.history[-1]["decision"] == "ended: the budget error=0 is spent"
+
+
+def test_an_incarnation_that_left_no_word_is_in_the_history_of_the_next_one(script: Script) -> None:
+    script.start("7", "9")
+    (script.run_dir / "survival" / "running").write_text("7 1700000000 node[1-2]\n")
+    script.start(program="pass")
+    assert [line["decision"] for line in script.history] == ["requeued", "requeued by Slurm", "completed"]
+    assert script.state == "COMPLETED"
