@@ -48,7 +48,7 @@ def executor(
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
             another cluster already.
     """
-    job = plan(("true",), site=site, name=name, made_by="hpcjobs.executor", **said).job
+    job = plan(("true",), site=site, name=name, retries="off", made_by="hpcjobs.executor", **said).job
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)
     where.mkdir(mode=0o700, exist_ok=True)
