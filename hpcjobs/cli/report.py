@@ -194,12 +194,14 @@ def scaling(
     folder = output or Path(f"{asked.name}-report")
     page.write(asked, found, runs, folder, baseline=baseline, comparison=rows)
     if as_json:
-        print_json({"groups": [group._asdict() for group in found.groups], "words": found.words,
+        fits = [{"law": fit.law.name, "rms": fit.rms, "believed": fit is found.believed, "x1": fit.x1,
+                 "parameters": fit.parameters} for fit in found.fits]  # fmt: skip
+        print_json({"groups": [group._asdict() for group in found.groups], "words": found.words, "fits": fits,
                     "knee": found.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
     else:
         for line in told.warnings(found):
             note(line)
-        print_table(told.headers(found), [told.cells(group) for group in found.groups])
+        print_table(*told.sizes(found))
         print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], told.fit_rows(found))
         for line in found.words:
             print(line)

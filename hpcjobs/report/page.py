@@ -56,14 +56,15 @@ def _html(
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
+    headers, rows = told.sizes(found)
     return html(
         "page",
         title=f"Scaling study {study.name}",
         lead=_lead(study),
         warnings=told.warnings(found),
         words=found.words,
-        headers=told.headers(found),
-        rows=[told.cells(group) for group in found.groups],
+        headers=headers,
+        rows=rows,
         table_note=told.TABLE_NOTE,
         pictures=inline,
         fits=told.fit_rows(found),
@@ -87,7 +88,7 @@ def _markdown(
     parts.append("\n".join(f"- {line}" for line in found.words))
     parts += [
         "## Sizes",
-        _table(told.headers(found), [told.cells(group) for group in found.groups]),
+        _table(*told.sizes(found)),
         told.TABLE_NOTE,
     ]
     parts += ["## Pictures", *(f"![{told.CAPTIONS[name]}]({name}.svg)" for name in names)]

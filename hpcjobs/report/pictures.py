@@ -67,6 +67,7 @@ def blank(*, width: float = 6.4) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, 4.2), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.25)
     return figure, axes
 

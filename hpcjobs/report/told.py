@@ -24,26 +24,36 @@ CAPTIONS: Final = {
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
 
 
-def headers(found: Analysis) -> list[str]:
-    return [
-        "nodes", "ranks", "runs", found.unit, "speed-up", "efficiency", "step", "compute", "comm.", "data", "ckpt",
-        "CPU", "GPU", "queue wait", "epoch", "energy", "cost / 10⁶ samples",
-    ]  # fmt: skip
+def sizes(found: Analysis) -> tuple[list[str], list[list[str]]]:
+    """Headers, and the cells of each size; without columns that nobody measured."""
+    table = [_cells(group, found.unit) for group in found.groups]
+    known = [header for header in table[0] if any(row[header] != "-" for row in table)]
+    return known, [[row[header] for header in known] for row in table]
 
 
-def cells(group: Group) -> list[str]:
-    return [
-        str(group.nodes), str(group.ranks), str(group.runs),
-        interval(group.throughput, rate_style(group.throughput.value)),
-        interval(group.speedup, ".2f"), interval(group.efficiency, ".0%"),
-        "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
-        *(share(v) for v in (group.compute, group.communication, group.data_wait, group.checkpoint)),
-        share(group.cpu_efficiency), share(group.gpu_utilization),
-        "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
-        "-" if group.epoch_s is None else human_duration(group.epoch_s),
-        energy(group.energy_j, group.energy_source),
-        "-" if group.cost_per_million is None else f"{group.cost_per_million:.3g} {group.currency}",
-    ]  # fmt: skip
+def _cells(group: Group, unit: str) -> dict[str, str]:
+    paid = group.cost_per_million
+    return {
+        "nodes": str(group.nodes),
+        "ranks": str(group.ranks),
+        "runs": str(group.runs),
+        unit: interval(group.throughput, rate_style(group.throughput.value)),
+        "speed-up": interval(group.speedup, ".2f"),
+        "efficiency": interval(group.efficiency, ".0%"),
+        "step": "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
+        "compute": share(group.compute),
+        "comm.": share(group.communication),
+        "data": share(group.data_wait),
+        "ckpt": share(group.checkpoint),
+        "CPU": share(group.cpu_efficiency),
+        "GPU": share(group.gpu_utilization),
+        "queue wait": "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
+        "epoch": "-" if group.epoch_s is None else human_duration(group.epoch_s),
+        "energy": energy(group.energy_j, group.energy_source),
+        "cost / 10⁶ samples": "-"
+        if group.cost_per_million is None
+        else f"{group.cost_per_million:.3g} {group.currency}",
+    }
 
 
 def rate_style(value: float) -> str:
