@@ -50,9 +50,7 @@ def _cells(group: Group, unit: str) -> dict[str, str]:
         "queue wait": "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
         "epoch": "-" if group.epoch_s is None else human_duration(group.epoch_s),
         "energy": energy(group.energy_j, group.energy_source),
-        "cost / 10⁶ samples": "-"
-        if group.cost_per_million is None
-        else f"{group.cost_per_million:.3g} {group.currency}",
+        "cost / 10⁶ samples": "-" if paid is None else f"{paid:.3g} {group.currency}",
     }
 
 
