@@ -40,7 +40,7 @@ def fabric(
         float | None,
         typer.Option(help="A node may be so far below the median [0.3].", min=0.0, max=1.0, show_default=False),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave the collectives out: at most a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave the collectives out.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -213,7 +213,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cpus-per-task", type=int)
     parser.add_argument("--record", type=Path, help="append the verdicts to this file")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
-    parser.add_argument("--quick", action="store_true", help="no collectives: at most a minute")
+    parser.add_argument("--quick", action="store_true", help="no collectives")
     parser.add_argument("--choose", type=int, help="so many of the nodes are needed; the best are named in `chosen`")
     return parser.parse_args(argv)
 
