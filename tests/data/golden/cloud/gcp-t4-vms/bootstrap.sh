@@ -58,10 +58,9 @@ serve() { # serve NAME...: runs services now and at every start; a restart of Sl
     done
 }
 
-install_packages() {
-    local name wanted=("${packages[@]}") missing=()
-    if is_head; then wanted+=("${head_packages[@]}"); else wanted+=("${worker_packages[@]}"); fi
-    for name in "${wanted[@]}"; do
+install_packages() { # install_packages NAME...: those that are missing
+    local name missing=()
+    for name in "$@"; do
         [[ $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || missing+=("$name")
     done
     [[ -n ${missing[*]} ]] || return 0
@@ -337,14 +336,18 @@ start_slurm() {
     fi
 }
 
-bake() {
-    install_packages
+bake() { # one image for either role
+    install_packages "${packages[@]}" "${head_packages[@]}" "${worker_packages[@]}"
     [[ $venv == "$mount"/* ]] || install_python
 }
 
 main() {
     say "start: $role of $cluster"
-    install_packages
+    if is_head; then
+        install_packages "${packages[@]}" "${head_packages[@]}"
+    else
+        install_packages "${packages[@]}" "${worker_packages[@]}"
+    fi
     install_driver
     mount_shared
     make_user
@@ -357,5 +360,5 @@ main() {
 }
 
 exec 9>/run/lock/hpcjobs-bootstrap
-flock 9 # of two that start together the second one finds everything done
-"${1:-main}" 2>&1 | tee -a /var/log/hpcjobs-bootstrap.log
+flock 9 # of two that start together the second one finds everything done; the services must not inherit it
+"${1:-main}" 9>&- 2>&1 | tee -a /var/log/hpcjobs-bootstrap.log

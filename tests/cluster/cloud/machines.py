@@ -1,0 +1,61 @@
+"""Machines on which start-up scripts run for real: layers over a Debian root, in namespaces of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("machines.sh")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Machine:
+    """One of them, while it runs."""
+
+    def __init__(self, name: str, pid: int, root: Path) -> None:
+        self.name, self._pid, self._root = name, pid, root
+
+    def start(self, *words: str, user: str = "root", **env: str) -> subprocess.Popen[str]:
+        """Start a program in it, with no environment but ``env``."""
+        inside = ["nsenter", "--target", str(self._pid), "--mount", "--uts", "--ipc", "--net", "--pid"]
+        become = [] if user == "root" else ["runuser", "-u", user, "--"]
+        home = "/root" if user == "root" else f"/shared/home/{user}"
+        told = {"PATH": PATH, "HOME": home, "USER": user, **env}
+        return subprocess.Popen(
+            [*inside, "chroot", str(self._root), "env", "-i", *(f"{k}={v}" for k, v in told.items()), *become, *words],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+
+    def run(self, *words: str, user: str = "root", code: int = 0, **env: str) -> str:
+        """What a program in it prints; it must end with ``code``."""
+        process = self.start(*words, user=user, **env)
+        out, _ = process.communicate()
+        assert process.returncode == code, f"{self.name}: {' '.join(words)} ended with {process.returncode}\n{out}"
+        return out
+
+
+@contextmanager
+def machines(names: Sequence[str], work: Path, base: Path) -> Iterator[Mapping[str, Machine]]:
+    """Machines with a root like ``base``, which stays as it is; all they wrote is gone at the end, but work/shared."""
+    alone = ["unshare", "--mount", "--net", "--propagation", "private"]
+    with (work / "machines.log").open("wb") as log:
+        keeper = subprocess.Popen(
+            [*alone, "bash", str(SCRIPT), str(work), str(base), *names],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while not (work / "ready").exists():
+            assert keeper.poll() is None, (work / "machines.log").read_text()
+            time.sleep(0.05)
+        pids = {name: int((work / "pids" / name).read_text()) for name in names}
+        yield {name: Machine(name, pid, work / "layers" / name / "root") for name, pid in pids.items()}
+    finally:
+        os.killpg(keeper.pid, signal.SIGKILL)  # the first process of each machine goes with it, and so all others
+        keeper.wait()

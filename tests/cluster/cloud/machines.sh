@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# machines.sh WORK BASE NAME...: machines of their own, for start-up scripts to run in: each has a Debian root (a layer
+# over BASE that is thrown away), a host name, processes and an address 10.99.0.N on one bridge, without a way out.
+# All see WORK/shared as /shared. Runs until it is killed; WORK/pids/NAME holds what to enter, WORK/ready says it is up.
+set -euo pipefail
+
+machine() { # machine WORK BASE NAME: runs inside the new namespaces
+    local work=$1 base=$2 name=$3 layers=$1/layers/$3 root=$1/layers/$3/root
+    hostname "$name"
+    mkdir -p "$layers"
+    mount -t tmpfs tmpfs "$layers"
+    mkdir -p "$layers/upper" "$layers/work" "$root"
+    mount -t overlay overlay -o "lowerdir=$base,upperdir=$layers/upper,workdir=$layers/work" "$root"
+    mount -t proc proc "$root/proc"
+    mount --rbind /sys "$root/sys"
+    mount -t tmpfs tmpfs "$root/run"
+    mount -t tmpfs tmpfs "$root/tmp"
+    mkdir -p "$root/run/lock" "$root/run/sshd" "$root/shared"
+    mount -t tmpfs tmpfs "$root/dev"
+    local device
+    for device in null zero full random urandom tty; do
+        touch "$root/dev/$device"
+        mount --bind "/dev/$device" "$root/dev/$device"
+    done
+    mkdir "$root/dev/shm" "$root/dev/pts"
+    mount -t tmpfs tmpfs "$root/dev/shm"
+    mount -t devpts devpts "$root/dev/pts" -o newinstance,ptmxmode=0666,mode=620,gid=5
+    ln -s pts/ptmx "$root/dev/ptmx"
+    ln -s /proc/self/fd "$root/dev/fd"
+    mount --bind "$work/shared" "$root/shared"
+    printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
+    : >"$root/etc/resolv.conf"
+    exec sleep infinity
+}
+
+if [[ $1 == --inside ]]; then
+    machine "${@:2}"
+fi
+work=$1 base=$2 self=$(realpath "$0")
+shift 2
+mkdir -p "$work/pids" "$work/shared" /run/netns
+mount -t tmpfs tmpfs /run/netns
+ip link set lo up
+ip link add bridge0 type bridge
+ip link set bridge0 up
+number=10
+for name in "$@"; do
+    number=$((number + 1))
+    ip netns add "$name"
+    ip link add "port$number" type veth peer name eth0 netns "$name"
+    ip link set "port$number" master bridge0 up
+    ip -n "$name" link set lo up
+    ip -n "$name" address add "10.99.0.$number/24" dev eth0
+    ip -n "$name" link set eth0 up
+    ip -n "$name" route add default via 10.99.0.1
+    nsenter --net="/run/netns/$name" unshare --mount --uts --ipc --pid --fork --kill-child --propagation private \
+        bash "$self" --inside "$work" "$base" "$name" &
+    until pgrep -P $! -x sleep >"$work/pids/$name"; do sleep 0.05; done
+done
+touch "$work/ready"
+wait
