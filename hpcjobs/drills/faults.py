@@ -18,7 +18,7 @@ for place in /proc/[0-9]*; do
 done 2>/dev/null"""
 _KILL = f"pids=$({_FIND}); kill -9 $pids"
 # A file that cannot grow any more is what a full disk or a spent quota is to a program.
-_LIMIT = f"for pid in $({_FIND}); do prlimit --pid $pid --fsize=$3:; done"
+_LIMIT = f'for pid in $({_FIND}); do prlimit --pid $pid --fsize=$3: && done=1; done; [ -n "$done" ]'
 
 
 class Target(NamedTuple):
