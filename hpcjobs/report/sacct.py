@@ -34,7 +34,8 @@ class Sacct:
     def __init__(self, question: Question, *, runner: Runner = run, streamer: Streamer = stream) -> None:
         self._question = question
         self._runner, self._stream = runner, streamer
-        self._env = {"SLURM_TIME_FORMAT": "%s"}
+        # Times as seconds; the indices of pending array tasks in full, not cut to 64 characters.
+        self._env = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
         if question.slurm_conf:
             self._env["SLURM_CONF"] = question.slurm_conf
         self.asked = 0
