@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from machines import PATH, Machine, machines
+from debian_machines import PATH, Machine, machines
 
 import hpcjobs
 from hpcjobs.cloud.cluster import settle
