@@ -124,8 +124,8 @@ def _widest_and_beside(column: str) -> pl.Expr:
 
 
 def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
-    jobs = jobs.with_columns(_words(jobs))
-    measured_cpu = pl.when(clock_s("TotalCPU") > 0).then(clock_s("TotalCPU"))
+    jobs = jobs.with_columns(*_words(jobs), _clock=clock_s("TotalCPU"))
+    measured_cpu = pl.when(pl.col("_clock") > 0).then("_clock")
     energy = pl.col("ConsumedEnergyRaw")
     waited_until = pl.coalesce("started", "ended")
     frame = jobs.select(
