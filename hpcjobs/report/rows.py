@@ -67,7 +67,8 @@ def frames(
         if frame is None:
             whole, open_record = _mended(whole, mark, len(columns), doubts)
             rest = open_record + rest
-            frame = _frame(whole.decode("utf-8", "replace").encode(), mark, columns) if whole else None
+            whole = whole.decode("utf-8", "replace").encode()
+            frame = _frame(whole, mark, columns, marks=whole.count(mark)) if whole else None
         if frame is not None and len(frame):
             yield frame
     if rest.strip():
@@ -76,10 +77,11 @@ def frames(
 
 def _if_regular(data: bytes, mark: bytes, columns: Sequence[str]) -> pl.DataFrame | None:
     """The frame, if every line is one record: the sum of separators is right, and no line has too many."""
-    if not data or data.count(mark) != data.count(b"\n") * (len(columns) - 1):
+    marks = data.count(mark)
+    if not data or marks != data.count(b"\n") * (len(columns) - 1):
         return None
     try:
-        return _frame(data, mark, columns)
+        return _frame(data, mark, columns, marks=marks)
     except pl.exceptions.ComputeError:
         return None
 
@@ -114,9 +116,10 @@ def _shown(record: bytes, mark: bytes) -> str:
     return record[:160].replace(mark, b"|").decode("utf-8", "replace").strip().replace("\n", " ")
 
 
-def _frame(data: bytes, mark: bytes, columns: Sequence[str]) -> pl.DataFrame:
+def _frame(data: bytes, mark: bytes, columns: Sequence[str], *, marks: int) -> pl.DataFrame:
+    """``marks``: how many separators there are."""
     if len(mark) > 1:
-        if data.count(_UNIT) != data.count(mark):  # somebody's name holds the first character of it
+        if data.count(_UNIT) != marks:  # somebody's name holds the first character of it
             data = data.replace(mark, b"\0").replace(_UNIT, b" ").replace(b"\0", _UNIT)
         data = data.translate(None, delete=_CONTROL)
         mark = _UNIT
