@@ -79,7 +79,7 @@ def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
     if own_rank() != "0" or run_dir is None or not Path(run_dir).is_dir():
         return
     ranks = os.environ.get("HPCJOBS_NTASKS", os.environ.get("WORLD_SIZE", "1"))
-    RunSummary(
+    summary = RunSummary(
         trainer=trainer,
         strategy=trainer,
         workload=config.workload,
@@ -89,7 +89,11 @@ def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
         world_size=int(ranks) if ranks.isdigit() else 1,
         job_id=os.environ.get("HPCJOBS_JOB_ID"),
         config=asdict(config),
-    ).write(Path(run_dir))
+    )
+    try:
+        summary.write(Path(run_dir))
+    except OSError as full:  # the error itself is still to be told
+        print(f"warning: no summary in {run_dir}: {full}", file=sys.stderr, flush=True)
 
 
 def report(error: TrainerError) -> int:

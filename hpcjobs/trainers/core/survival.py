@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,8 @@ class Survival:
         """How long ahead of the time limit this run wants to be told, from its own times; on rank 0."""
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)
         if self._stop is not None and step is not None and write is not None:
-            signals.tell(signals.LEAD, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
+            with suppress(OSError):  # storage that fails is the checkpoints' to tell; the script keeps what it knew
+                signals.tell(signals.LEAD, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
 
     def leave(self, step: int, why: str) -> None:
         """Everything is saved, on all ranks' behalf: ask to be started again."""
