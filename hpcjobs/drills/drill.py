@@ -18,10 +18,10 @@ from hpcjobs.runtime.signals import STEPS
 
 PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "1", "--checkpoint-every", "10")
 """Without one of the user's own."""
-STEPS_OF = {"timeout": "1500"}
+STEPS_OF = {"timeout": "1500", "full-disk": "600"}
 RETRIES = "timeout=∞,preempt=∞,node=3,error=0"
 POLL_S = 0.2
-FULL_S = 10.0
+FULL_S = 8.0
 """So long the disk is full."""
 
 
