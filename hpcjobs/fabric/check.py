@@ -215,6 +215,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     parser.add_argument("--quick", action="store_true", help="no collectives")
     parser.add_argument("--choose", type=int, help="so many of the nodes are needed; the best are named in `chosen`")
+    parser.add_argument("--keep-first", action="store_true", help="this node must be among those chosen")
     return parser.parse_args(argv)
 
 
@@ -228,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (folder / "fabric").mkdir(exist_ok=True)
     found = check(place, folder / "fabric", quick=asked.quick, tolerance=asked.tolerance)
     judged = judge(found.nodes, tolerance=asked.tolerance)
-    chosen = None if asked.choose is None else best(judged, asked.choose)
+    chosen = None if asked.choose is None else best(judged, asked.choose, keep=hosts[0] if asked.keep_first else None)
     if asked.record is not None and (problem := remember(asked.record, judged)):
         found.notes.append(problem)
     _write(folder / "fabric.json", json.dumps(report(found, judged, chosen, took_s=time.monotonic() - begun), indent=1))
@@ -245,7 +246,8 @@ def _settle(judged: Sequence[Judged], chosen: list[str] | None, needed: int | No
             print(f"hpcjobs: bad: {', '.join(bad)}", flush=True)
         return NODE_IS_BAD if bad else 0
     if len(chosen) < needed:
-        print(f"hpcjobs: {needed} good nodes are needed, {len(chosen)} are left without {', '.join(bad)}", flush=True)
+        left = f"{len(chosen)} are left" if chosen else "the first must be one of them"
+        print(f"hpcjobs: {needed} good nodes are needed, and {left}; bad: {', '.join(bad)}", flush=True)
         return NODE_IS_BAD
     _write(folder / "nodes.chosen", "".join(f"{host}\n" for host in chosen))
     left = [each.node.host for each in judged if each.node.host not in chosen]

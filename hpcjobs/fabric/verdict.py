@@ -101,8 +101,11 @@ def _told(metric: Metric, value: float, ratio: float) -> str:
     return f"{verb} {value / metric.scale:.3g} {metric.unit}, the others {others / metric.scale:.3g}"
 
 
-def best(judged: list[Judged], count: int) -> list[str]:
-    """The ``count`` hosts that compare best, in the order of the allocation; fewer, if not so many are good."""
-    good = [each for each in judged if each.good]
-    chosen = {each.node.host for each in sorted(good, key=lambda each: -each.score)[:count]}
-    return [each.node.host for each in judged if each.node.host in chosen]
+def best(judged: list[Judged], count: int, *, keep: str | None = None) -> list[str]:
+    """The ``count`` hosts that compare best, in the order of the allocation; fewer, if not so many are good.
+
+    ``keep`` is one that must be among them: if it is bad, none is chosen.
+    """
+    good = sorted((each for each in judged if each.good), key=lambda each: (each.node.host != keep, -each.score))
+    chosen = {each.node.host for each in good[:count]}
+    return [each.node.host for each in judged if each.node.host in chosen and (keep is None or keep in chosen)]

@@ -19,8 +19,14 @@ def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
     return tuple(words)
 
 
-def preflight_words(site: Site, *, python: str, cpus_per_task: object, nodes: int | None) -> tuple[str, ...]:
-    """The command in the job's own script; with ``nodes``, it chooses so many of the allocation's."""
+def preflight_words(
+    site: Site, *, python: str, cpus_per_task: object, nodes: int | None, launcher: str
+) -> tuple[str, ...]:
+    """The command in the job's own script; with ``nodes``, it chooses so many of the allocation's.
+
+    mpirun takes the node that it is started on for the first of those it is told to use.
+    """
     chosen = () if nodes is None else ("--choose", str(nodes))
+    chosen += ("--keep-first",) if chosen and launcher == "mpirun" else ()
     words = check_words(site, cpus_per_task=cpus_per_task)
     return (python, "-u", "-m", "hpcjobs.fabric.check", "--quick", *words, *chosen)

@@ -104,7 +104,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         retries=retries,
         lead_s=lead_s,
         left_out=left_out,
-        preflight=_preflight(spec, site, settled, python=python),
+        preflight=_preflight(spec, site, settled, python=python, launcher=launcher),
         spare=spec.spare or 0,
     )
     check_env(job.env, job.sources)
@@ -197,14 +197,15 @@ def _survival(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | N
     return retries, lead_s
 
 
-def _preflight(spec: JobSpec, site: Site, settled: _Settled, *, python: str) -> tuple[str, ...]:
+def _preflight(spec: JobSpec, site: Site, settled: _Settled, *, python: str, launcher: str) -> tuple[str, ...]:
     """The command of a look at the nodes, where one is asked for."""
     if not (spec.preflight or spec.spare):
         return ()
     if site.scheduler == "local":
         raise RequestError(f"site {site.name} ({site.path}) is one machine", hint="leave --preflight and --spare out")
     nodes = settled.values["nodes"] if spec.spare else None
-    return preflight_words(site, python=python, cpus_per_task=settled.values["cpus_per_task"], nodes=nodes)
+    cpus = settled.values["cpus_per_task"]
+    return preflight_words(site, python=python, cpus_per_task=cpus, nodes=nodes, launcher=launcher)
 
 
 def _leave_out(

@@ -54,6 +54,12 @@ def test_the_best_nodes_are_chosen_in_the_order_of_the_allocation() -> None:
     assert best(judged, 4) == ["a", "b", "c"]
 
 
+def test_a_node_that_must_be_chosen_is_or_nobody_is() -> None:
+    judged = judge(nodes(a=90, b=100, c=95, d=20))
+    assert best(judged, 2, keep="a") == ["a", "b"]
+    assert best(judged, 2, keep="d") == []
+
+
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
 def test_every_pair_streams_once_and_no_node_twice_at_a_time(count: int) -> None:
     hosts = [f"n{number}" for number in range(count)]
