@@ -246,8 +246,8 @@ def _settle(judged: Sequence[Judged], chosen: list[str] | None, needed: int | No
             print(f"hpcjobs: bad: {', '.join(bad)}", flush=True)
         return NODE_IS_BAD if bad else 0
     if len(chosen) < needed:
-        left = f"{len(chosen)} are left" if chosen else "the first must be one of them"
-        print(f"hpcjobs: {needed} good nodes are needed, and {left}; bad: {', '.join(bad)}", flush=True)
+        lack = f"{len(chosen)} are left" if chosen else "the first must be one of them"
+        print(f"hpcjobs: {needed} good nodes are needed, and {lack}; bad: {', '.join(bad)}", flush=True)
         return NODE_IS_BAD
     _write(folder / "nodes.chosen", "".join(f"{host}\n" for host in chosen))
     left = [each.node.host for each in judged if each.node.host not in chosen]
