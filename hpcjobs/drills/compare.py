@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+ROUNDING = 1e-12
+"""Of sums that were added up in another order."""
+
 
 class Losses(NamedTuple):
     """How far two runs agree: steps that both tell of, and the largest relative difference of a loss."""
@@ -33,8 +36,9 @@ def sums(by_step: dict[int, float]) -> dict[int, float]:
 def compared(one: Path, other: Path) -> Losses:
     """Losses where both runs have the same lines, else their sums up to the same step."""
     first, second = losses(one), losses(other)
+    rounding = 0.0
     if first.keys() != second.keys():
-        first, second = sums(first), sums(second)
+        first, second, rounding = sums(first), sums(second), ROUNDING
     both = sorted(first.keys() & second.keys())
     worst = max((abs(first[s] - second[s]) / max(abs(first[s]), 1e-30) for s in both), default=float("inf"))
-    return Losses(len(both), worst)
+    return Losses(len(both), worst if worst > rounding else 0.0)
