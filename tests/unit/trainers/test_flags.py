@@ -1,0 +1,62 @@
+"""Flags that change how a step computes leave what it computes."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcjobs import trainers
+from hpcjobs.runtime.summary import RunSummary
+
+from .conftest import Runs
+
+LM = ("--workload", "lm", "--sequence-length", "16", "--train-samples", "64", "--batch-size", "4", "--no-probe")
+FIVE = (*LM, "--steps", "5", "--log-every", "1")
+SAME = {
+    "workers": ("ddp", "--workers", "1"),
+    "tf32": ("ddp", "--tf32"),
+    "static graph": ("ddp", "--static-graph", "--no-gradient-as-bucket-view"),
+    "small buckets": ("ddp", "--bucket-cap-mb", "0.1", "--no-broadcast-buffers"),
+    "computed again": ("fsdp", "--activation-checkpointing"),
+    "replicas": ("fsdp", "--shard-size", "1"),
+    "kept whole": ("fsdp", "--no-reshard-after-forward"),
+    "scratch kept whole": ("fsdp_scratch", "--no-reshard-after-forward"),
+    "deterministic": ("ddp", "--deterministic"),
+}
+
+
+def test_losses_are_those_of_plain_ddp(two_ranks: Runs) -> None:
+    two_ranks.run(
+        ("plain", "ddp", FIVE),
+        ("fp16", "ddp", (*FIVE, "--precision", "fp16")),
+        *((name, trainer, (*FIVE, *flags)) for name, (trainer, *flags) in SAME.items()),
+    )
+    plain = two_ranks["plain"].losses()
+    for name in SAME:
+        assert two_ranks[name].losses() == pytest.approx(plain, rel=2e-4), name
+    assert two_ranks["fp16"].losses() == pytest.approx(plain, rel=1e-2)
+    assert two_ranks["fp16"].losses() != plain
+
+
+def test_fp16_under_fsdp_is_refused_by_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trainers.run("fsdp", [*FIVE, "--precision", "fp16", "--run-dir", str(tmp_path)]) == 2
+    assert "Hint: --precision bf16" in capsys.readouterr().err
+
+
+def test_digits_are_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, count in (("train", 16), ("t10k", 8)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        images = np.repeat(labels, 28 * 28)
+        header = struct.pack(">IIII", 0x803, count, 28, 28)
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
+    monkeypatch.setenv("HPCJOBS_RUN_DIR", str(tmp_path))
+    flags = ["--workload", "mnist", "--data", str(tmp_path), "--batch-size", "8", "--epochs", "1"]
+    assert trainers.run("ddp", flags) == 0
+    summary = RunSummary.read(tmp_path)
+    assert summary.samples == 16
+    assert summary.evaluation is not None
+    assert summary.evaluation.predictions == 8
