@@ -62,6 +62,9 @@ def run(
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit of an array task: 2h, 90m.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o account=lab.")] = None,
     launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
+    retries: Annotated[
+        str | None, _opt("--retries", help="Start a cell again after: timeout=∞,preempt=∞,…; on.")
+    ] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
@@ -77,7 +80,7 @@ def run(
     points = written.points_of(spec, sets or [], beside=file.parent if file is not None else None)
     said = {
         "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
-        "gpus_per_node": gpus_per_node, "mem": mem, "time": time,
+        "gpus_per_node": gpus_per_node, "mem": mem, "time": time, "retries": retries,
     }  # fmt: skip
     definition = written.define(
         program or [],

@@ -127,9 +127,14 @@ def define(
     said_array = said.get("array") or (spec.spec.resources.array if spec is not None else None)
     if said_array:
         raise RequestError("a sweep makes its own arrays: leave array out")
-    job = plan(
-        program, site=where, spec=spec, name=name, template=template or TEMPLATE, retries="off", made_by=made_by, **said
-    ).job
+    if spec is None or spec.spec.retries is None:
+        said.setdefault("retries", "off")  # a site's are for single jobs
+    job = plan(program, site=where, spec=spec, name=name, template=template or TEMPLATE, made_by=made_by, **said).job
+    if job.retries is not None and pack > 1:
+        raise RequestError(
+            f"pack={pack}: a cell that starts again by itself has an array task of its own",
+            hint="leave out either --pack or --retries",
+        )
     if pack_parallel > 1 and (job.ntasks > 1 or job.launcher not in ("srun", "spawn")):
         raise RequestError(
             f"pack_parallel={pack_parallel} is for cells of one task started by srun or spawn;"

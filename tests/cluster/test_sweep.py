@@ -212,6 +212,45 @@ def test_killing_the_submitter_anywhere_loses_no_cell_and_runs_none_twice(folder
         assert sorted((folder / f"ran-{name}").read_text().split()) == ["0", "1", "2", "3"]
 
 
+def test_a_cell_told_to_save_is_requeued_and_goes_on_while_others_are_left_alone(folder: Path) -> None:
+    """Of two cells one is told; it counts on where it was, and its state is never a failure."""
+    (folder / "count.py").write_text(
+        "import os, pathlib, time\n"
+        "from hpcjobs.runtime import signals\n"
+        "stop, kept = signals.listen(), pathlib.Path(os.environ['HPCJOBS_RUN_DIR'], 'kept')\n"
+        "begun = int(kept.read_text()) if kept.exists() else 0\n"
+        "kept.with_name('listening').touch()\n"
+        "while os.environ['HPCJOBS_PARAM_I'] == '1' and begun == 0:\n"
+        "    time.sleep(0.05)\n"
+        "    if stop.asked:\n"
+        "        kept.write_text('7')\n"
+        "        signals.leave(7)\n"
+        "kept.with_name('summary.json').write_text('{\"begun\": %d}' % begun)\n"
+    )
+    sweep(
+        "--site",
+        "tu-hpc",
+        "--time",
+        "30m",
+        "--name",
+        "again",
+        "--set",
+        "i=0,1",
+        "--retries",
+        "on",
+        "--pass",
+        "env",
+        "count.py",
+    )
+    told = rows("again")[1]
+    second = Path(told["folder"])
+    eventually((second / "listening").exists)
+    slurm("scancel", "--batch", "--signal=USR1", told["job_id"])
+    eventually((second / "kept").exists)
+    eventually(lambda: states("again") == {"COMPLETED": 2})
+    assert [row["begun"] for row in rows("again")] == [0, 7]
+
+
 def test_packed_cells_may_run_at_once_each_with_a_port_and_threads_of_its_own(folder: Path) -> None:
     """Each binds its port and waits there for the other three: one after the other they would never end."""
     (folder / "meet.py").write_text(
