@@ -33,7 +33,7 @@ ALLOWED = {
     "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
-    "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "cloud", "hpcjobs"},
+    "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "drills", "cloud", "hpcjobs"},
     "hpcjobs": {"site", "job", "run", "sweeps"},
     "__main__": {"cli"},
 }
