@@ -7,7 +7,8 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import pytest
 from commandline import Answer, hpcjobs
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs.report.starts import starts
 from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.network import enter
 
 SITE = ("--site", "tu-hpc")
 REQUEUED = """
@@ -33,6 +37,7 @@ with open(f"{folder}/metrics.jsonl", "a") as log:
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
         time.sleep(60)
 """
+LM = ("ddp", "--workload", "lm", "--batch-size", "4", "--train-samples", "48", "--epochs", "1")
 HUNGRY = "import time; held = bytearray(256 << 20); end = time.time() + 4\nwhile time.time() < end: pass\n"
 
 
@@ -134,14 +139,13 @@ def test_a_local_job_has_the_same_columns(workdir: Path) -> None:
 
 
 def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable[..., str]) -> None:
-    """One and two nodes, twice; then a third repeat; numbers as in the run folders; nothing measured twice."""
-    program = ("ddp", "--workload", "lm", "--batch-size", "4", "--train-samples", "96", "--epochs", "1", "--no-probe")
-    asked = ("scale", *SITE, "--nodes", "1,2", "--name", "lm", "-t", "10m", "--json")
-    first = ok(*asked, "--repeats", "1", *program).json["points"]
-    again = ok(*asked, "--repeats", "2", "--wait", *program)
+    """One node once; then one and two nodes twice, two of them as an array; numbers as in the run folders."""
+    asked = ("scale", *SITE, "--name", "lm", "-t", "10m", "--json")
+    first = ok(*asked, "--nodes", "1", "--repeats", "1", *LM).json["points"]
+    again = ok(*asked, "--nodes", "1,2", "--repeats", "2", "--wait", *LM)
     points = json.loads(Path("lm.study.json").read_text())["points"]
-    assert [point["job_id"] for point in points[:2]] == [point["job_id"] for point in first]
-    assert len(points) == 4, again
+    assert points[0] == first[0]
+    assert [point["job_id"].partition("_")[2] for point in points] == ["", "", "1", "2"], again
     accounted(points[-1]["job_id"], lambda told: told["state"] == "COMPLETED")
 
     answer = ok("report", "scaling", "lm", "--json", "--target", "0.5")
@@ -156,3 +160,39 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
     assert stat.S_ISREG(Path("lm-report/speedup.png").stat().st_mode)
     advice = ok("report", "advise", "lm", points[0]["job_id"])
     assert advice.out.startswith("lm: ")
+    now = time.time()
+    larger = starts(Path(first[0]["run_dir"]), ["--nodes=2"])
+    assert larger is not None
+    assert all(now - 60 < moment < now + 900 for moment in larger)
+    assert starts(Path(first[0]["run_dir"]), ["--nodes=99"]) is None
+
+
+@contextmanager
+def slow_network(sandbox: Sandbox) -> Iterator[None]:
+    """20 Mbit/s out of every host."""
+    hosts = [[*enter(folder_at(None), host), "tc", "qdisc"] for host in sandbox.hosts]
+    try:
+        for host in hosts:
+            shaped = "add dev eth0 root tbf rate 20mbit burst 64kbit latency 200ms"
+            subprocess.run([*host, *shaped.split()], check=True)
+        yield
+    finally:
+        for host in hosts:
+            subprocess.run([*host, "del", "dev", "eth0", "root"], check=False)
+
+
+def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
+    """The same study before and after: at two nodes steps wait for gradients, and the serial fraction is larger."""
+    asked = ("scale", *SITE, "--nodes", "1,2", "--repeats", "1", "-t", "10m", "--wait")
+    ok(*asked, "--name", "fast", *LM)
+    with slow_network(sandbox):
+        ok(*asked, "--name", "slow", *LM)
+    fast, slow = (ok("report", "scaling", name, "--json").json for name in ("fast", "slow"))
+    before, after = fast["groups"][1], slow["groups"][1]
+    assert after["communication"] > before["communication"]
+    assert after["communication"] > 0.5
+    assert after["efficiency"][0] < before["efficiency"][0]
+    serial = [told["fits"][0]["parameters"]["serial"][0] for told in (fast, slow)]
+    assert serial[0] < serial[1] or serial[1] == 1.0  # a fraction ends at one
+    assert after["step_s"] > 0.2  # a gradient of 0.5 MB takes 0.2 s
+    ok("report", "scaling", "slow", "--baseline", "fast")
