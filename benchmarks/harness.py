@@ -2,7 +2,7 @@
 
 A figure is the median over rounds of the ratio to the baseline of the same round. The baseline runs twice
 a round; when its two halves differ by more than 3 % the run calls itself noisy. Raw samples go to
-``bench-results/NAME.json``.
+``bench-results/FILE.json``, or ``FILE-NAME.json`` where a file compares several things.
 """
 
 from __future__ import annotations
@@ -49,7 +49,14 @@ class Outcome(NamedTuple):
         return abs(self.control - 1) > NOISY
 
 
-def compete(baseline: str, contestants: Mapping[str, Contestant], *, rounds: int = 11, seed: int = 0) -> Outcome:
+def compete(
+    baseline: str,
+    contestants: Mapping[str, Contestant],
+    *,
+    rounds: int = 11,
+    seed: int = 0,
+    name: str | None = None,
+) -> Outcome:
     """Run every contestant once a round, in a shuffled order, the baseline twice."""
     control = f"{baseline} (again)"
     runners = {**contestants, control: contestants[baseline]}
@@ -66,7 +73,7 @@ def compete(baseline: str, contestants: Mapping[str, Contestant], *, rounds: int
     lines = [_line(name, samples[name], base) for name in contestants]
     again = [a / b for a, b in zip(samples[control], base, strict=True)]
     outcome = Outcome(lines, statistics.median(again))
-    _keep(samples)
+    _keep(samples, name)
     return outcome
 
 
@@ -111,8 +118,8 @@ def wall_ms(action: Callable[[], object]) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
-def _keep(samples: Mapping[str, Sequence[float]]) -> None:
+def _keep(samples: Mapping[str, Sequence[float]], comparison: str | None) -> None:
     RESULTS.mkdir(exist_ok=True)
-    name = Path(sys.argv[0]).stem
+    name = Path(sys.argv[0]).stem + ("" if comparison is None else f"-{comparison}")
     content = {"machine": machine(), "time": time.time(), "samples": samples}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1))

@@ -1,0 +1,50 @@
+"""How many all-reduces does a step of ResNet-50 make, by the size of DDP's buckets? Counts, the same everywhere."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from harness import machine
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.group import Group, joined
+from hpcjobs.trainers.ddp import DdpFlags
+from hpcjobs.trainers.strategies.base import Traffic
+from hpcjobs.trainers.strategies.ddp import Ddp
+from hpcjobs.trainers.workloads.resnet50 import resnet50
+
+CAPS_MB = (1.0, 8.0, 25.0)
+STEPS = 3  # DDP settles its buckets by the order in which gradients came in the first
+CONFIG = Config(workload="resnet50", image_size=32, train_samples=8)
+
+
+def traffic(group: Group, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
+    """Of one step, and the number of parameters that have a gradient."""
+    workload, strategy = resnet50(CONFIG), Ddp(DdpFlags(bucket_cap_mb=bucket_cap_mb))
+    model = strategy.wrap(workload.build_model(), group=group, workload=workload, dtype=None)
+    for _ in range(STEPS):
+        workload.loss(model, workload.train[range(2)]).backward()  # type: ignore[no-untyped-call]
+    found = strategy.traffic(model)
+    assert found is not None
+    return found, len(list(model.parameters()))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    with joined(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
+        print(f"all-reduces per step of ResNet-50\n{machine()}")
+        tensors = None
+        for cap in CAPS_MB:
+            found, tensors = traffic(group, bucket_cap_mb=cap)
+            assert found.calls is not None
+            print(
+                f"buckets of {cap:>4.0f} MiB  {found.calls:>4} calls of {found.bytes / 2**20 / found.calls:6.1f} MiB, "
+                f"{tensors / found.calls:5.1f} times fewer than one per tensor"
+            )
+        print(f"one per tensor       {tensors:>4} calls")
+
+
+if __name__ == "__main__":
+    main()
