@@ -1,11 +1,14 @@
 """From sacct's output to sums by user: time and peak memory of whole processes, over 10^4, 10^5 and 10^6 rows.
 
-    python benchmarks/accounting.py [--rows 10000,100000,1000000] [--rounds 11]
+    python benchmarks/accounting.py [--rows 10000,100000,1000000] [--rounds 11] [--reportseff PATH]
 
-All contestants read the same rows with the same 28 columns. hpcjobs checks and types each row, folds steps into
-jobs, derives efficiencies, energy and cost, and sums by user; the others do less: pandas reads the columns (C
-engine), polars scans for the sum of one column by user. reportseff asks sacct itself and takes no file, so it is
-left out.
+All contestants get the same rows. hpcjobs checks and types 28 columns of each, folds steps into jobs, derives
+efficiencies, energy and cost, and sums by user; the others do less: pandas reads the columns (C engine), polars
+scans for the sum of one column by user, reportseff (where it is installed) asks a stand-in for sacct for its 12
+columns and prints a line per job. Beyond 10^5 rows it runs once only, against the median of pandas.
+
+Then: a report over 30 days and the same again, where sacct is a stand-in that costs nothing, so the share the
+second one takes is an upper bound; and what it costs to start the report command.
 """
 
 from __future__ import annotations
@@ -13,56 +16,67 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from harness import compete, report
+from harness import compete, cpu_ms, machine, report
 
 COLUMNS = (
-    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Submit"),
-    *("Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NTasks", "NCPUS", "ReqMem", "AllocTRES"),
-    *("NodeList", "TotalCPU", "MaxRSS", "AveRSS", "TRESUsageInTot", "TRESUsageInAve", "ConsumedEnergyRaw", "Reason"),
+    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason"),
+    *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NTasks", "NCPUS", "ReqMem"),
+    *("AllocTRES", "NodeList", "TotalCPU", "MaxRSS", "AveRSS", "TRESUsageInTot", "TRESUsageInAve"),
+    "ConsumedEnergyRaw",
 )
+"""In the order in which hpcjobs asks for them."""
 OURS = "\x1f\x02\x1d\x07"
 """As `hpcjobs.report.rows.new_separator` draws one; the peers read one of a single character."""
 GATE_MB = 250
+DAYS = 30
 
 
-def generate(path: Path, rows: int, *, separator: str) -> None:
-    """Jobs of three rows each: the job, its batch script, one step."""
+def generate(path: Path, rows: int, *, separator: str, columns: Sequence[str] = COLUMNS, end: str = "",
+             begun: int = 1_795_000_000, longest_s: int = 90_000) -> None:  # fmt: skip
+    """Jobs of three rows each: the job, its batch script, one step. ``end``: what comes before the newline."""
     draw = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
-        submitted = 1_795_000_000
         for job in range(1000, 1000 + rows // 3):
-            submitted += draw.randint(0, 3)
-            for fields in _job(draw, job, submitted):
-                file.write(separator.join(fields) + "\n")
+            begun += draw.randint(0, 3) if longest_s > 3600 else 0
+            for fields in _job(draw, job, begun, longest_s):
+                file.write(separator.join(fields[name] for name in columns) + end + "\n")
 
 
-def _job(draw: random.Random, job: int, submitted: int) -> Iterator[list[str]]:
-    nodes, elapsed, memory = draw.choice([1, 1, 1, 2, 4]), draw.randint(5, 90000), draw.choice([4, 16, 64]) << 10
-    started, cpus = submitted + draw.randint(0, 9000), 8 * nodes
+def _job(draw: random.Random, job: int, submitted: int, longest_s: int) -> Iterator[dict[str, str]]:
+    nodes, elapsed, memory = draw.choice([1, 1, 1, 2, 4]), draw.randint(5, longest_s), draw.choice([4, 16, 64]) << 10
+    started, cpus = submitted + draw.randint(0, longest_s // 10), 8 * nodes
     state = draw.choice(["COMPLETED", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED by 1000"])
-    times = [str(v) for v in (submitted, submitted, started, started + elapsed, elapsed)]
+    clock = f"{elapsed // 3600:02d}:{elapsed // 60 % 60:02d}:{elapsed % 60:02d}"
     for suffix, tasks in (("", 0), (".batch", 1), (".0", cpus)):
         whole = not suffix
         peak = "" if whole else str(draw.randint(10**6, 10**9))
         usage = (
             "" if whole else f"cpu=00:00:{draw.randint(10, 59)},energy=0,fs/disk=38416,mem={peak},pages=0,vmem=36901"
         )
-        name = f"train-{draw.randint(0, 500)}" if whole else suffix[1:]
-        yield [
-            f"{job}{suffix}", f"{job}{suffix}", name, f"user{job % 200}" if whole else "", "lab",
-            "compute" if whole else "", "normal" if whole else "", state if whole else state.split()[0], "0:0", *times,
-            "1440" if whole else "", str(nodes), str(tasks) if tasks else "", str(cpus), f"{memory}M" if whole else "",
-            f"cpu={cpus},mem={memory * nodes}M,node={nodes}", "tu[01-04]",
-            f"{draw.randint(0, 23):02d}:{draw.randint(0, 59):02d}:{draw.randint(0, 59):02d}", peak, peak, usage, usage,
-            "0", "None" if whole else "",
-        ]  # fmt: skip
+        yield {
+            "JobID": f"{job}{suffix}", "JobIDRaw": f"{job}{suffix}",
+            "JobName": f"train-{draw.randint(0, 500)}" if whole else suffix[1:],
+            "User": f"user{job % 200}" if whole else "", "Account": "lab", "Partition": "compute" if whole else "",
+            "QOS": "normal" if whole else "", "State": state if whole else state.split()[0], "ExitCode": "0:0",
+            "Submit": str(submitted), "Eligible": str(submitted), "Start": str(started),
+            "End": str(started + elapsed), "ElapsedRaw": str(elapsed), "TimelimitRaw": "1440" if whole else "",
+            "NNodes": str(nodes), "NTasks": str(tasks) if tasks else "", "NCPUS": str(cpus),
+            "ReqMem": f"{memory}M" if whole else "", "AllocTRES": f"cpu={cpus},mem={memory * nodes}M,node={nodes}",
+            "NodeList": "tu[01-04]", "MaxRSS": peak, "AveRSS": peak, "TRESUsageInTot": usage, "TRESUsageInAve": usage,
+            "TotalCPU": f"{draw.randint(0, 23):02d}:{draw.randint(0, 59):02d}:{draw.randint(0, 59):02d}",
+            "ConsumedEnergyRaw": "0", "Reason": "None" if whole else "", "AdminComment": "", "AllocCPUS": str(cpus),
+            "Elapsed": clock, "Timelimit": "1-00:00:00" if whole else "",
+        }  # fmt: skip
 
 
 def run_hpcjobs(path: str) -> int:
@@ -100,54 +114,183 @@ def run_polars(path: str) -> int:
 
 
 CHILDREN = {"hpcjobs report": run_hpcjobs, "pandas read (C)": run_pandas, "polars scan": run_polars}
+REPORTSEFF = "reportseff"
+ITS_COLUMNS = ("AdminComment", "AllocCPUS", "Elapsed", "JobID", "JobIDRaw", "MaxRSS", "NNodes", "NTasks", "ReqMem",
+               "State", "Timelimit", "TotalCPU")  # fmt: skip
+STAND_IN = """#!/bin/sh
+case "$*" in
+    *helpformat*) echo {columns} ;;
+    *partition*) printf 'PartitionName=compute\\n   MaxTime=2-00:00:00\\n' ;;
+    *) exec cat {rows} ;;
+esac
+"""
 
 
-def process(name: str, path: Path, peaks: dict[str, float], cpu: dict[str, float]) -> Callable[[], float]:
-    """A contestant: wall milliseconds of one process; its peak memory (MB) and CPU time go into the dictionaries."""
+class Cost(NamedTuple):
+    """Of a process: wall and CPU time, largest memory."""
+
+    wall_ms: float
+    cpu_s: float
+    peak_mb: float
+
+
+def cost(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
+    """Of ``argv``, run to its end; its failure is an error."""
+    begun = time.perf_counter()
+    child = subprocess.Popen(list(argv), env=None if env is None else dict(env), stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{argv} ended with {child.returncode}")
+    return Cost((time.perf_counter() - begun) * 1e3, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+def contestant(argv: Sequence[str], costs: list[Cost], env: Mapping[str, str] | None = None) -> Callable[[], float]:
+    """Wall milliseconds of a process; everything else it cost is appended to ``costs``."""
 
     def once() -> float:
-        begun = time.perf_counter()
-        child = subprocess.Popen([sys.executable, __file__, "--child", name, str(path)], stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            raise RuntimeError(f"{name} ended with {child.returncode}")
-        peaks[name] = max(peaks.get(name, 0.0), used.ru_maxrss / 1024)
-        cpu[name] = min(cpu.get(name, float("inf")), used.ru_utime + used.ru_stime)
-        return (time.perf_counter() - begun) * 1e3
+        costs.append(cost(argv, env))
+        return costs[-1].wall_ms
 
     return once
 
 
-def measure(rows: int, rounds: int, folder: Path) -> bool:
+def stand_in(folder: Path, rows: int) -> dict[str, str]:
+    """An environment in which sacct and scontrol answer with generated rows."""
+    answer = folder / "reportseff.txt"
+    generate(answer, rows, separator="^|^", columns=ITS_COLUMNS, end="^|^")
+    for name in ("sacct", "scontrol"):
+        (folder / name).write_text(STAND_IN.format(columns=" ".join(ITS_COLUMNS), rows=answer))
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> bool:
     """One table; whether ours keeps within the gates (time of pandas, 250 MB)."""
     ours, peers = folder / "ours.txt", folder / "peers.txt"
     generate(ours, rows, separator=OURS)
     generate(peers, rows, separator="\x1f")
-    peaks: dict[str, float] = {}
-    cpu: dict[str, float] = {}
-    contestants = {name: process(name, ours if name.startswith("hpcjobs") else peers, peaks, cpu) for name in CHILDREN}
-    outcome = compete("pandas read (C)", contestants, rounds=rounds)
+    costs: dict[str, list[Cost]] = {name: [] for name in (*CHILDREN, REPORTSEFF)}
+    contestants = {}
+    for name in CHILDREN:
+        path = ours if name.startswith("hpcjobs") else peers
+        contestants[name] = contestant([sys.executable, __file__, "--child", name, str(path)], costs[name])
+    if reportseff is not None:
+        argv = [reportseff, "--user", "ana", "--since", "d=7"]
+        theirs = contestant(argv, costs[REPORTSEFF], stand_in(folder, rows))
+        if rows <= 100_000:
+            contestants[REPORTSEFF] = theirs
+        else:
+            theirs()
+    outcome = compete("pandas read (C)", contestants, rounds=rounds, name=str(rows))
     report(f"{rows:,} rows of sacct, whole process, wall time (gate: pandas read, {GATE_MB} MB)", outcome, unit="ms")
-    for name in contestants:
-        print(f"{name:44} peak memory {peaks[name]:6.0f} MB, least CPU time {cpu[name]:6.2f} s")
+    peaks = {name: max(each.peak_mb for each in found) for name, found in costs.items() if found}
+    for name, peak in peaks.items():
+        least = min(costs[name], key=lambda each: each.cpu_s)
+        once = f", once: {least.wall_ms:,.0f} ms" if len(costs[name]) == 1 else ""
+        print(f"{name:44} peak memory {peak:6.0f} MB, least CPU time {least.cpu_s:6.2f} s{once}")
     ratio = next(line.ratio for line in outcome.lines if line.name.startswith("hpcjobs"))
     return peaks["hpcjobs report"] <= GATE_MB and (outcome.noisy or rows < 100_000 or ratio <= 1)
 
 
+def run_days(folder: str) -> int:
+    """A report over 30 days whose rows lie in ``folder``, a file per day; the cache is where XDG_CACHE_HOME says."""
+    from hpcjobs.process import Result
+    from hpcjobs.report.columns import choose, order
+    from hpcjobs.report.derive import derive
+    from hpcjobs.report.rows import Doubts
+    from hpcjobs.report.sacct import Question, Sacct
+    from hpcjobs.report.totals import totals
+    from hpcjobs.site.library import load_site
+
+    site, now = load_site("tu-hpc"), time.time()
+    assert order(choose(" ".join(COLUMNS))) == COLUMNS
+
+    def known(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        return Result(0, " ".join(COLUMNS), "")
+
+    def answered(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]:
+        said = dict(word.partition("=")[::2] for word in argv)
+        day = Path(folder, said["--starttime"][:10])
+        yield day.read_bytes().replace(OURS.encode(), said["--delimiter"].encode())
+
+    sacct = Sacct(Question(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answered)
+    count = len(totals((derive(part, site) for part in sacct.incarnations(Doubts())), by="user"))
+    print(f"{sacct.asked} questions, {count} users", file=sys.stderr)
+    return count
+
+
+def second_report(rows: int, rounds: int, folder: Path) -> None:
+    """The same report over 30 days of as many rows each, first without and then with what was kept."""
+    from datetime import date, datetime, timedelta
+
+    for back in range(DAYS + 1):
+        day = date.today() - timedelta(days=back)
+        begun = int(datetime(day.year, day.month, day.day).timestamp())
+        generate(folder / f"{day}", rows // DAYS, separator=OURS, columns=COLUMNS, begun=begun, longest_s=3600)
+    argv = [sys.executable, __file__, "--child", "days", str(folder)]
+    first, second, nothing = [], [], []
+    for number in range(rounds):
+        env = {**os.environ, "XDG_CACHE_HOME": str(folder / f"cache-{number}")}
+        first.append(cost(argv, env))
+        second.append(cost(argv, env))
+        nothing.append(cost([sys.executable, __file__, "--child", "nothing", ""], env))
+    base = statistics.median(each.wall_ms for each in nothing)
+    walls = [statistics.median(each.wall_ms for each in found) for found in (first, second)]
+    net = (walls[1] - base) / (walls[0] - base)
+    print(f"\n{rows:,} rows in {DAYS} days, report twice, sacct's own time left out\n{machine()}")
+    print(f"first {walls[0]:,.0f} ms, second {walls[1]:,.0f} ms, of which starting and importing {base:,.0f} ms:")
+    print(f"the second takes {net:.1%} of the first beyond that", flush=True)
+
+
+def run_nothing(path: str) -> int:
+    """What every report imports."""
+    import hpcjobs.report.gather
+    import hpcjobs.report.sums  # noqa: F401
+
+    return 0
+
+
+def cold_start(rounds: int) -> None:
+    """CPU time of the report command's help, and of a report that finds nothing, against an empty Python."""
+    hpcjobs = [str(Path(sys.executable).with_name("hpcjobs")), "report"]
+    with tempfile.TemporaryDirectory() as home:
+        env = {**os.environ, "HOME": home, "XDG_STATE_HOME": home}
+        outcome = compete(
+            "python -c pass",
+            {
+                "python -c pass": lambda: cpu_ms([sys.executable, "-c", "pass"], env=env),
+                "hpcjobs report --help": lambda: cpu_ms([*hpcjobs, "--help"], env=env),
+                "hpcjobs report jobs, of nobody": lambda: cpu_ms([*hpcjobs, "jobs", "--site", "local"], env=env),
+            },
+            rounds=rounds,
+            name="start",
+        )
+    report("starting the report command, CPU time", outcome, unit="ms")
+
+
+CHILDREN_MORE = {"days": run_days, "nothing": run_nothing}
+
+
 def main() -> None:
-    """Print one table per number of rows; exit 1 when a gate is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print one table per number of rows, then the second report and the cold start; exit 1 when a gate is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="10000,100000,1000000")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--child", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--reportseff", default=shutil.which(REPORTSEFF), metavar="PATH")
+    parser.add_argument("--child", nargs=2, metavar=("NAME", "ARGUMENT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        name, path = options.child
-        print(CHILDREN[name](path))
+        name, argument = options.child
+        print((CHILDREN | CHILDREN_MORE)[name](argument))
         return
+    if options.reportseff is None:
+        print("reportseff is not installed: left out")
+    sizes = [int(rows) for rows in options.rows.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        held = [measure(int(rows), options.rounds, Path(folder)) for rows in options.rows.split(",")]
+        held = [measure(rows, options.rounds, Path(folder), options.reportseff) for rows in sizes]
+        second_report(max(sizes), min(5, options.rounds), Path(folder))
+    cold_start(options.rounds)
     sys.exit(0 if all(held) else 1)
 
 
