@@ -26,7 +26,7 @@ def preflight_words(
 
     mpirun takes the node that it is started on for the first of those it is told to use.
     """
-    chosen = () if nodes is None else ("--choose", str(nodes))
+    chosen: tuple[str, ...] = () if nodes is None else ("--choose", str(nodes))
     chosen += ("--keep-first",) if chosen and launcher == "mpirun" else ()
     words = check_words(site, cpus_per_task=cpus_per_task)
     return (python, "-u", "-m", "hpcjobs.fabric.check", "--quick", *words, *chosen)

@@ -82,7 +82,7 @@ def standings(verdicts: Iterable[Verdict], now: float) -> dict[str, Standing]:
 
 
 def _decayed(worth: float, seconds: float) -> float:
-    return worth * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S)
+    return float(worth * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S))
 
 
 def _standing(last: Verdict, worth: float, now: float) -> Standing:
