@@ -1,0 +1,102 @@
+"""Hosts that die, are declared dead, or lose their network, each under a job: minutes, for Slurm waits a while."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from login_node import Cluster, Submitted, eventually
+
+from hpcjobs import sandbox as sandboxes
+from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox.daemons import recorded
+from hpcjobs.sandbox.folder import folder_at
+
+COUNT = """
+import time
+from hpcjobs.runtime import signals
+place = signals.folder() / signals.PROGRESS  # whole at every moment, also that of a SIGKILL
+n = int(place.read_text()) if place.exists() else 0
+while n < 300:
+    time.sleep(0.1)
+    n += 1
+    signals.tell(signals.STEPS, n)
+    if n % 10 == 0:
+        signals.saved(n)
+"""
+
+
+def slurmd(host: str) -> int:
+    return next(daemon.pid for daemon in recorded(folder_at(None)) if daemon.name == f"slurmd-{host}")
+
+
+def network_of(pid: int | str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+def kill_host(host: str) -> None:
+    """SIGKILL to all that runs there, slurmd first."""
+    network = network_of(slurmd(host))
+    os.kill(slurmd(host), signal.SIGKILL)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if network_of(process.name) == network:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def link(host: str, state: str) -> None:
+    subprocess.run(["nsenter", "-t", str(slurmd(host)), "-n", "ip", "link", "set", "eth0", state], check=True)
+
+
+@pytest.fixture
+def mended(cluster: Cluster, sandbox: Sandbox) -> Iterator[None]:
+    yield
+    for host in sandbox.hosts:
+        with contextlib.suppress(subprocess.CalledProcessError, FileNotFoundError):
+            link(host.name, "up")
+    for host in sandbox.hosts:
+        with contextlib.suppress(AssertionError):  # Slurm refuses for one that is in service
+            cluster.slurm("scontrol", "update", f"nodename={host.name}", "state=resume")
+    sandboxes.up(sandbox.shape)
+
+
+def history(job: Submitted) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.run_dir / "incarnations.jsonl").read_text().splitlines()]
+
+
+def count(job: Submitted) -> int:
+    place = job.run_dir / "survival" / "progress"
+    return int(place.read_text()) if place.exists() else 0
+
+
+@pytest.mark.long
+def test_jobs_go_on_elsewhere_when_their_host_dies_is_declared_dead_or_loses_its_network(
+    cluster: Cluster, mended: None
+) -> None:
+    program = cluster.program("count.py", COUNT)
+    jobs = [cluster.submit("--retries", "on", "--cpus-per-task", "16", program) for _ in range(3)]
+    for job in jobs:
+        eventually(lambda job=job: count(job) >= 20, timeout_s=120)  # type: ignore[misc]
+    hosts = [job.state["nodes"] for job in jobs]
+    assert len(set(hosts)) == 3
+    began = time.monotonic()
+    kill_host(hosts[0])
+    cluster.slurm("scontrol", "update", f"nodename={hosts[1]}", "state=down", "reason=drill")
+    link(hosts[2], "down")
+    for job, fault in zip(jobs, ("killed", "down", "network off"), strict=True):
+        answer = cluster.hpcjobs("wait", job.id, timeout_s=500)
+        first, last = history(job)[0], history(job)[-1]
+        print(f"{fault}: {first}; {last}; after {time.monotonic() - began:.0f} s")
+        assert answer.code == 0, (answer, job.log)
+        assert (last["why"], last["steps"]) == ("completed", 300)
+        # What has lost its network may come to its end all the same; nobody hears of it, and it is started again.
+        assert first["why"] == "node" or fault == "network off"
+        assert first["saved"] >= 20
