@@ -46,7 +46,7 @@ def test_a_command_in_a_table_makes_its_script(command: str) -> None:
     env = {**os.environ, "USER": "you", "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", told], cwd="/", env=env, capture_output=True, text=True)  # writes nothing
     assert done.returncode == 0, done.stderr
-    assert "hpcjobs.trainers." in done.stdout
+    assert re.search(r"hpcjobs\.(trainers|fabric)\.", done.stdout)
 
 
 def test_the_site_file_shown_is_one(tmp_path: Path) -> None:
