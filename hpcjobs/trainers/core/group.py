@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.core.faults import elected, translated
 from hpcjobs.trainers.core.rendezvous import open_store, roll_call
+
+_HELD: list[dist.ProcessGroup | None] = []
+"""Until `let_go`: whoever lets a group go last waits for gloo's threads, which may need the interpreter to end.
+Python's own reference waits without it; that of DDP's reducer would wait with it, for ever."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,13 @@ def joined(env: DistEnv, *, device: str, timeout_s: float) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
+def let_go() -> None:
+    """Drop the groups of worlds that were left, once the models that used them are gone."""
+    if _HELD:
+        gc.collect()
+        _HELD.clear()
+
+
 def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> Group:
     hosts = roll_call(env, store, timeout_s)
     device = _device(device_name, env)
@@ -98,6 +110,7 @@ def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> Gro
     both = "cpu:gloo,cuda:nccl" if device.type == "cuda" else backend
     inner = PrefixStore("group", store)
     dist.init_process_group(both, store=inner, rank=env.rank, world_size=env.world_size)
+    _HELD.append(dist.group.WORLD)
     return Group(env, hosts, device, backend)
 
 

@@ -59,6 +59,9 @@ def launch(
     except TrainerError as error:
         record_failure(trainer, config, error)
         return report(error)
+    finally:
+        if "hpcjobs.trainers.core.group" in sys.modules:
+            named("hpcjobs.trainers.core.group:let_go")()
     return ExitCode.OK
 
 

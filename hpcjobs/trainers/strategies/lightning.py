@@ -26,7 +26,7 @@ try:
     from lightning.pytorch.plugins.precision import MixedPrecision
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
 
-    from hpcjobs.trainers.strategies.lightning_course import Course, Module
+    from hpcjobs.trainers.strategies.lightning_course import Course, Module, OwnSignals
     from hpcjobs.trainers.strategies.lightning_place import place
 except ImportError as error:
     raise UsageError("the trainer lightning needs the package lightning", hint="pip install lightning") from error
@@ -76,7 +76,7 @@ def fit(run: Run, flags: LightningFlags) -> str | None:
             gradient_clip_val=run.config.clip_norm,
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
-            callbacks=[course],
+            callbacks=[course, OwnSignals()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

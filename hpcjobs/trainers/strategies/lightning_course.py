@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,3 +114,15 @@ class Course(Callback):
         self.run.end_step(self.step, epoch)
         if self.step % plan.steps_per_epoch == 0 or self.step == plan.total_steps:
             self.run.end_epoch(self.step, epoch)
+
+
+class OwnSignals(Callback):
+    """The handlers that were there before `fit`: Lightning's tells the other ranks by a broadcast from within the
+    signal, while the step it interrupts is at another collective."""
+
+    def __init__(self) -> None:
+        self._ours = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number, handler in self._ours.items():
+            signal.signal(number, handler)
