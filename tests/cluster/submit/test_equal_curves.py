@@ -84,6 +84,7 @@ def compared(worlds: Iterable[World], kind: tuple[str, str], reference: World, *
     print(f"{workload} {precision}: every strategy within {furthest:.1e}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_all_strategies_on_four_hosts_have_the_losses_of_one_process(cluster: Cluster) -> None:
     kind = ("lm", "fp32")
