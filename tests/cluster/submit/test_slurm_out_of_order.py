@@ -63,7 +63,7 @@ def children_of(pid: int) -> str:
 
 def test_waiting_outlasts_a_controller_that_stops_for_a_while(cluster: Cluster) -> None:
     go, begun = cluster.folder / "go", cluster.folder / "begun"
-    site = site_with(cluster, MessageTimeout="5")
+    site = site_with(cluster, MessageTimeout="30")  # as long as srun tells the controller of its end
     answer = cluster.hpcjobs(
         *("submit", "--site", site, "--json"),
         "bash",
