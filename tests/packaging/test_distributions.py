@@ -125,7 +125,7 @@ def test_the_wheel_ships_data_types_and_licence_and_nothing_else(wheel: Path) ->
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {"hpcjobs", f"hpcjobs-{hpcjobs.__version__}.dist-info"}
     shipped = {name.rsplit(".", 1)[-1] for name in names if name.startswith("hpcjobs/_data/")}
-    assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh"}
+    assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh", "tf"}
 
 
 def test_an_ignored_file_beside_the_recipes_is_not_packed(tmp_path: Path) -> None:
