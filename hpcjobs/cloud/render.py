@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -19,6 +18,7 @@ from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.sandbox.packages import PACKAGES
+from hpcjobs.templating import plain_text
 
 Kind = Literal["vms", "toolkit", "soperator"]
 KINDS: dict[str, tuple[Kind, ...]] = {"gcp": ("vms", "toolkit"), "nebius": ("vms", "soperator")}
@@ -66,15 +66,7 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
 
 
 def _environment(folder: Path) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(str(folder)),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    environment = plain_text(jinja2.FileSystemLoader(str(folder)))
     environment.filters["hcl"] = literal
     return environment
 

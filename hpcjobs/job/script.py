@@ -22,6 +22,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.job.retries import WARNING_S
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.library import config_dir
+from hpcjobs.templating import plain_text
 
 SUFFIX = ".sh.j2"
 
@@ -107,17 +108,7 @@ def _environment() -> jinja2.Environment:
     """The compiled templates are kept between runs: compiling costs more than everything else here."""
     folders = jinja2.FileSystemLoader([str(folder) for folder in template_folders()])
     only_shipped = jinja2.PrefixLoader({"shipped": jinja2.FileSystemLoader(str(shipped("templates")))})
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader([only_shipped, folders]),
-        bytecode_cache=_bytecode_cache(),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["q"] = lambda value: shlex.quote(str(value))
-    return environment
+    return plain_text(jinja2.ChoiceLoader([only_shipped, folders]), bytecode_cache=_bytecode_cache())
 
 
 def _bytecode_cache() -> jinja2.BytecodeCache | None:

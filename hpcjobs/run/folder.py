@@ -1,6 +1,6 @@
 """The run folder: everything a job was, did and left, in one place that only its owner can read.
 
-    NAME-DATE-TIME-XXXXXXXX/
+    NAME-DATE-TIME-RANDOM/
       job.sh            the script that was sent
       manifest.json     everything settled, with its source; versions; git commit
       code.patch        what differed from that commit

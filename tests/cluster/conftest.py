@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def sandbox(sandbox_is_ours: bool) -> Iterator[Sandbox]:
     finally:
         if sandbox_is_ours:
             sandboxes.down()
+
+
+@pytest.fixture
+def site_of_mpi(sandbox: Sandbox, workdir: Path) -> Callable[[str], str]:
+    """Writes a site file for the sandbox's cluster that names another MPI type for srun; its path."""
+
+    def written(mpi: str) -> str:
+        partitions = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
+        site = {"partitions": partitions, "defaults": {"time": "10m"}, "mpi": mpi, "interface": "eth0"}
+        path = workdir / "wrong.yaml"
+        path.write_text(json.dumps({**site, "slurm_conf": sandbox.slurm_conf}), encoding="utf-8")
+        return str(path)
+
+    return written
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,6 @@ from hpcjobs.sandbox import Sandbox, status
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
 from hpcjobs.site.rehearsal import current
-
-SITE = """
-partitions:
-  compute: {{nodes: 4, node: {{cpus: 16}}}}
-defaults: {{time: 10m}}
-slurm_conf: {slurm_conf}
-mpi: {mpi}
-interface: eth0
-"""
 
 
 @pytest.fixture
@@ -105,15 +96,15 @@ def give_back(host: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_the_matrix_program_prints_the_formulas_value_and_refuses_a_wrong_mpi_type(folder: Path) -> None:
-    record = current()
-    assert record is not None
+def test_the_matrix_program_prints_the_formulas_value_and_refuses_a_wrong_mpi_type(
+    folder: Path, site_of_mpi: Callable[[str], str]
+) -> None:
     layout = ("-N", "2", "--ntasks-per-node", "2")
     ended = submit("--site", "tu-hpc", *layout, "-J", "right", "hpcjobs.fabric.matmul", "--size", "256")
     assert ended.code == 0, (ended, log("right"))
     assert "sum over 4 ranks, N=256: 83886080.00" in log("right")  # 256^3 * 0.5 * (1 + 2 + 3 + 4)
-    (folder / "wrong.yaml").write_text(SITE.format(slurm_conf=record.slurm_conf, mpi="none"), encoding="utf-8")
-    ended = submit("--site", str(folder / "wrong.yaml"), *layout, "-J", "wrong", "hpcjobs.fabric.matmul")
+    wrong = site_of_mpi("none")
+    ended = submit("--site", wrong, *layout, "-J", "wrong", "hpcjobs.fabric.matmul")
     assert ended.code != 0
     assert "sum over" not in log("wrong")
     assert "not built with SLURM's PMI support" in " ".join(log("wrong").split()) or "MPI sees 1 of 4" in log("wrong")

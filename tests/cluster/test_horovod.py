@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,12 @@ import pytest
 from commandline import Answer, hpcjobs
 
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.site.rehearsal import current
 
 if find_spec("horovod") is None:
     pytest.skip("Horovod is not installed (make horovod)", allow_module_level=True)
 
 LM = ("--workload", "lm", "--sequence-length", "32", "--train-samples", "512", "--batch-size", "4", "--log-every", "1")
 TWO_BY_FOUR = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "4")
-WRONG = """
-partitions:
-  compute: {{nodes: 4, node: {{cpus: 16}}}}
-defaults: {{time: 10m}}
-slurm_conf: {slurm_conf}
-mpi: {mpi}
-interface: eth0
-"""
 PROGRAM = """
 import socket
 import horovod.torch as hvd, torch
@@ -104,11 +96,9 @@ def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_a_wrong_mpi_type_fails_at_once_and_is_named(mpi: str, folder: Path) -> None:
-    record = current()
-    assert record is not None
-    (folder / "wrong.yaml").write_text(WRONG.format(slurm_conf=record.slurm_conf, mpi=mpi), encoding="utf-8")
-    layout = ("--site", str(folder / "wrong.yaml"), "-N", "2", "--ntasks-per-node", "1", "--name", "wrong", "--wait")
+def test_a_wrong_mpi_type_fails_at_once_and_is_named(mpi: str, folder: Path, site_of_mpi: Callable[[str], str]) -> None:
+    wrong = site_of_mpi(mpi)
+    layout = ("--site", wrong, "-N", "2", "--ntasks-per-node", "1", "--name", "wrong", "--wait")
     ended = submit(*layout, "horovod", *LM, "--controller", "mpi")
     assert ended.code == 10, ended
     assert f"srun --mpi={mpi} does not speak to Open MPI" in log("wrong")
@@ -116,11 +106,11 @@ def test_a_wrong_mpi_type_fails_at_once_and_is_named(mpi: str, folder: Path) -> 
 
 
 @pytest.mark.timeout(600)
-def test_where_srun_does_not_speak_to_mpi_gloo_is_taken_and_that_is_said(folder: Path) -> None:
-    record = current()
-    assert record is not None
-    (folder / "wrong.yaml").write_text(WRONG.format(slurm_conf=record.slurm_conf, mpi="none"), encoding="utf-8")
-    layout = ("--site", str(folder / "wrong.yaml"), "-N", "2", "--ntasks-per-node", "1", "--name", "gloo", "--wait")
+def test_where_srun_does_not_speak_to_mpi_gloo_is_taken_and_that_is_said(
+    folder: Path, site_of_mpi: Callable[[str], str]
+) -> None:
+    wrong = site_of_mpi("none")
+    layout = ("--site", wrong, "-N", "2", "--ntasks-per-node", "1", "--name", "gloo", "--wait")
     ended = submit(*layout, "horovod", *LM, "--steps", "2")
     assert ended.code == 0, (ended, log("gloo"))
     assert "Horovod: 2 ranks over Gloo (srun --mpi=none does not speak to Open MPI" in log("gloo")

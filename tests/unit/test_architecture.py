@@ -14,11 +14,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "process", "data"}
+GROUND = {"errors", "units", "files", "process", "data", "templating"}
 ALLOWED = {
     "errors": set[str](),
     "units": set[str](),
     "data": set[str](),
+    "templating": set[str](),
     "files": {"errors"},
     "process": {"errors"},
     "runtime": set[str](),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hpcjobs.runtime.exits import UnequalData
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.workloads.base import Workload
 
@@ -56,8 +57,14 @@ class Strategy:
 
     def join(self, model: nn.Module, loss: torch.Tensor | None) -> torch.Tensor:
         """Where samples are not repeated: the end of an epoch, which ranks without a batch (no loss) reach
-        a step early. A collective call; the mean loss of the others."""
-        raise NotImplementedError
+        a step early. A collective call; the mean loss of the others.
+
+        Raises:
+            UnequalData: the strategy repeats samples, so no rank should have run out of them first.
+        """
+        raise UnequalData(
+            "a rank ran out of samples before the others", hint="every rank has to see the same --data or --text"
+        )
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad(set_to_none=True)
