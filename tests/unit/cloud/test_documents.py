@@ -147,3 +147,14 @@ def test_soperators_values_are_what_the_site_says() -> None:
     assert workers["gpu_cluster"]["infiniband_fabric"] == '"fabric-2"'
     assert workers["reservation_policy"]["reservation_ids"] == ['"our-nodes"']
     assert values["slurm_login_ssh_root_public_keys"] == [f'"{KEY}"']
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_checkov_finds_nothing_that_is_not_explained(provider: str, tmp_path: Path) -> None:
+    checkov = shutil.which("checkov")
+    if checkov is None:
+        pytest.skip("checkov is not on PATH (pip install checkov, in an environment of its own)")
+    write(render(settle(saved(sized(provider, nodes=2)))), tmp_path / "out")
+    words = (checkov, "--directory", str(tmp_path / "out"), "--quiet", "--compact", "--skip-download")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
