@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from hpcjobs.errors import CommandMissingError
 
-_LEAKING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "PMIX_", "OMPI_", "TORCHELASTIC_", "GROUP_")
-_LEAKING_NAMES = frozenset(
+LEAKING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "PMIX_", "OMPI_", "TORCHELASTIC_", "GROUP_")
+LEAKING_NAMES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     )
 )
-_KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
+KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
+"""Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `KEPT`."""
 
 
 class Result(NamedTuple):
@@ -45,7 +46,7 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {
         name: value
         for name, value in source.items()
-        if name in _KEPT or not (name in _LEAKING_NAMES or name.startswith(_LEAKING))
+        if name in KEPT or not (name in LEAKING_NAMES or name.startswith(LEAKING))
     }
 
 
@@ -75,3 +76,38 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
             hint="is this a login node of the cluster? --site local needs no Slurm",
         ) from error
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def run_following(
+    argv: Sequence[str],
+    each: Callable[[str], None],
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """As `run`, for a program that takes minutes: ``each`` line it prints is handed on as it comes; its exit code.
+
+    Raises:
+        CommandMissingError: the program is not on PATH.
+    """
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            env=clean_env() | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not os.path.isdir(cwd):
+            raise
+        raise CommandMissingError(f"{argv[0]}: not found on PATH") from error
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            each(line.rstrip("\n"))
+    return process.returncode

@@ -55,6 +55,10 @@ def submit(
     spare: Annotated[
         int | None, typer.Option(min=1, help="More nodes to choose the best ones from.", show_default=False)
     ] = None,
+    container: Annotated[
+        str | None, _opt("--container", help="Run it in this image: a name of the site's, or a file; none.")
+    ] = None,
+    stage_image: Annotated[bool, typer.Option("--stage-image", help="Copy the image to each node first.")] = False,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
@@ -83,6 +87,8 @@ def submit(
         lead=lead,
         preflight=preflight or None,
         spare=spare,
+        container=container,
+        stage_image=stage_image or None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
         **sbatch_options(option or []),
         **_after(after or [], site),
@@ -151,6 +157,7 @@ def _print_sources(plan: Plan, *, as_json: bool) -> None:
     job = plan.job
     values = {field: getattr(job.resources, field) for field in job.resources.__struct_fields__}
     values |= {field: getattr(job, field) for field in ("name", "launcher", "template", "chdir")}
+    values["container"] = job.container.image if job.container else None
     values |= {f"env.{key}": value for key, value in job.env.items()}
     site = f"site {job.site} ({job.site_file})"
     rows = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpcjobs.job.retries import Retries, parse_retries
+from hpcjobs.site.containers import Runtime
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
 from hpcjobs.units import walltime_s
 
@@ -30,6 +31,10 @@ class JobSpec(Frozen, frozen=True):
     """Look at the nodes before the program starts, and stop with the name of a bad one."""
     spare: int | None = None
     """Ask for so many nodes more, look at all, and start on the best; implies ``preflight``."""
+    container: str | None = None
+    """An image of the site by name, or one by path; ``none``: in no image, whatever the site's default."""
+    stage_image: bool | None = None
+    """Copy the image to each node before the tasks start."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -57,6 +62,40 @@ class Layer(NamedTuple):
 
     source: str
     spec: JobSpec
+
+
+class Bind(NamedTuple):
+    """A folder of the node and where an image sees it; ``mode`` is ``rw`` or ``ro``."""
+
+    source: str
+    target: str
+    mode: str
+
+
+class Inside(Frozen, frozen=True):
+    """The image that a job's program runs in, settled."""
+
+    runtime: Runtime
+    program: str
+    name: str
+    image: str
+    """Absolute; with pyxis perhaps no file but what enroot fetches."""
+    fingerprint: str | None
+    """Of the image when it was submitted; None: it has none."""
+    binds: tuple[Bind, ...]
+    gpu: str | None
+    """The runtime's option for GPUs, without its dashes."""
+    clean_env: bool
+    home: bool
+    args: tuple[str, ...]
+    stage: str | None
+    """Folder of each node's own copy; None: nobody copies."""
+    scratch: str | None
+    """The site's scratch as a word of shell, for the node to expand."""
+    driver: str | None
+    """The oldest NVIDIA driver that will do."""
+    package_folder: str
+    """Where Python finds this package in the image."""
 
 
 class Job(Frozen, frozen=True):
@@ -107,6 +146,8 @@ class Job(Frozen, frozen=True):
     """The command that looks at the nodes first; empty: nobody does."""
     spare: int
     """Nodes asked for beyond ``nodes``; the preflight chooses."""
+    container: Inside | None
+    """None: the program runs on the node as it is."""
 
     @property
     def ntasks(self) -> int:

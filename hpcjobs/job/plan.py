@@ -35,6 +35,8 @@ def plan(
     lead: str | None = None,
     preflight: bool | None = None,
     spare: int | None = None,
+    container: str | None = None,
+    stage_image: bool | None = None,
     made_by: str | None = None,
     **resources: object,
 ) -> Plan:
@@ -50,6 +52,8 @@ def plan(
         lead: how long before the time limit the program is told to save (``5m``); default from what it measures.
         preflight: look at the nodes before the program starts, and stop with the name of a bad one.
         spare: ask for so many nodes more, and start on the best ones.
+        container: image of the site by name, or by path; ``none``: in no image, whatever the site's default.
+        stage_image: copy the image to each node before the tasks start.
         made_by: the command named in the script's header.
         resources: sbatch options by their long names with underscores (``nodes=4``, ``time="2h"``).
 
@@ -73,6 +77,8 @@ def plan(
         "lead": lead,
         "preflight": preflight,
         "spare": spare,
+        "container": container,
+        "stage_image": stage_image,
     }
     avoid = avoided_on(where.name) if where.scheduler == "slurm" else {}
     job = resolve([*layers, Layer("flag", _spec(fields))], where, avoid=avoid)

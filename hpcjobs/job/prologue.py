@@ -16,9 +16,13 @@ _MODULE_INIT = (
 )
 
 
-def prologue(site: Site) -> tuple[str, ...]:
-    """The lines, in order; each ends the job with the name of what is missing when it fails."""
-    return (*_module_lines(site), *_environment_lines(site.environment), *site.setup)
+def prologue(site: Site, *, environment: bool = True) -> tuple[str, ...]:
+    """The lines, in order; each ends the job with the name of what is missing when it fails.
+
+    Without ``environment`` neither conda nor venv: the program has its own, in an image.
+    """
+    python = _environment_lines(site.environment) if environment else ()
+    return (*_module_lines(site), *python, *site.setup)
 
 
 def _module_lines(site: Site) -> Iterator[str]:

@@ -17,7 +17,7 @@ from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.avoid import still_left_out
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.limits import check_limits
-from hpcjobs.job.models import Job, JobSpec, Layer
+from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.preflight import preflight_words
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
@@ -67,7 +67,10 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     chdir = Path(spec.chdir or ".").expanduser().absolute()
     if not chdir.is_dir():
         raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
-    python = _python(site)
+    run_root = _run_root(site, chdir)
+    inside = _container(spec, said, site, settled, launcher=launcher, folders=(chdir, run_root))
+    on_node = _python(site)
+    python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir)
     hosts = _hosts(settled, site)
     retries, lead_s = _survival(spec, site, settled)
@@ -98,14 +101,15 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         hosts=hosts,
         interface=site.interface or ("lo" if site.scheduler == "local" and not hosts else None),
         address_suffix=site.address_suffix,
-        prologue=prologue(site),
+        prologue=prologue(site, environment=inside is None),
         env=site.env | spec.env,
-        run_root=str(_run_root(site, chdir)),
+        run_root=str(run_root),
         retries=retries,
         lead_s=lead_s,
         left_out=left_out,
-        preflight=_preflight(spec, site, settled, python=python, launcher=launcher),
+        preflight=_preflight(spec, site, settled, python=on_node, launcher=launcher),
         spare=spec.spare or 0,
+        container=inside,
     )
     check_env(job.env, job.sources)
     check_limits(job, site, partition)
@@ -128,6 +132,8 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
             "lead",
             "preflight",
             "spare",
+            "container",
+            "stage_image",
         ):
             value = getattr(spec, field)
             if value not in (None, ()):
@@ -206,6 +212,28 @@ def _preflight(spec: JobSpec, site: Site, settled: _Settled, *, python: str, lau
     nodes = settled.values["nodes"] if spec.spare else None
     cpus = settled.values["cpus_per_task"]
     return preflight_words(site, python=python, cpus_per_task=cpus, nodes=nodes, launcher=launcher)
+
+
+def _container(
+    spec: JobSpec,
+    said: Mapping[str, str],
+    site: Site,
+    settled: _Settled,
+    *,
+    launcher: str,
+    folders: tuple[Path, ...],
+) -> Inside | None:
+    """The image that was asked for, or that is the site's default; loaded only where there is one."""
+    word = spec.container or site.containers.default
+    if word is None or word == "none":
+        if spec.stage_image:
+            raise RequestError("--stage-image: the job has no container", hint="say --container NAME too")
+        return None
+    from hpcjobs.job import container
+
+    asked = container.Asked(word, said.get("container", f"default of site {site.name}"), bool(spec.stage_image))
+    gpus = bool(settled.values["gpus_per_node"])
+    return container.settled(asked, site, launcher=launcher, gpus=gpus, folders=folders)
 
 
 def _leave_out(

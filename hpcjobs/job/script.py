@@ -64,6 +64,7 @@ def setup_text(job: Job, run_dir: Path, *, made_by: str) -> str:
 
 def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[str, object]:
     started = launch(job)
+    inside = job.container
     return {
         "job": job,
         "header": _header(job, made_by, template),
@@ -72,11 +73,22 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
         "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
         "warning_s": job.lead_s or WARNING_S,
         "requeue_code": int(ExitCode.REQUEUE),
+        "container_code": int(ExitCode.CONTAINER),
+        "inside": None if inside is None or inside.runtime == "pyxis" else inside,
+        "first_words": command_line(_first_words(job)),
         "launch": started,
         "launched_by": launched_by(job),
         "launch_line": command_line(started.command),
         "launch_line_of": lambda words: command_line(launch(replace(job, argv=(Raw(words),))).command),
     }
+
+
+def _first_words(job: Job) -> tuple[str, ...]:
+    """What is run in the image once, before any task: a start that fails fails once, and early."""
+    if job.argv[0] != job.python:
+        return ("sh", "-c", ":")
+    old = "the image's Python is older than 3.10"
+    return (job.python, "-c", f"import sys; sys.exit(sys.version_info < (3, 10) and {old!r})")
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def check_plan(
     words += ["--tolerance", str(tolerance)] if tolerance is not None else []
     # Nodes that are left out elsewhere are looked at here: it is how one is found to be well again.
     settled: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
-    return plan(words, site=where, name="fabric", template="fabric", made_by=made_by, **settled)
+    return plan(words, site=where, name="fabric", template="fabric", container="none", made_by=made_by, **settled)
 
 
 def silent_first_node(

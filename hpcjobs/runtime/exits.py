@@ -39,6 +39,7 @@ class ExitCode(IntEnum):
     PEER_LOST = 18
     STANDSTILL = 19
     STORAGE = 20
+    CONTAINER = 21  # the job script's own word: the image cannot be started on this node
     REQUEUE = 85
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.models import Host, Layout, Shape
+from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import NodeShape, Partition, Resources, Site
 
 DEFAULT_NODES = 4
@@ -156,6 +157,13 @@ def _features(site: Site) -> tuple[str, ...]:
     return tuple(sorted({word for text in asked for word in re.findall(r"[A-Za-z_][\w.-]*", text)}))
 
 
+def _containers(site: Site) -> dict[str, Any]:
+    """The site's way to run images, with this machine's: where they are, and no folder of the site's to bind."""
+    base = Containers(runtime="none" if site.containers.runtime == "none" else "apptainer")
+    kept = {name: getattr(site.containers, name) for name in ("clean_env", "home", "python")}
+    return {**msgspec.to_builtins(base), **kept}
+
+
 def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[str, Any]:
     """What a job here must not take from the site: its size, and software that is not on this machine."""
     return {
@@ -168,6 +176,7 @@ def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[
         "module_init": None,
         "setup": [],
         "environment": {},
+        "containers": _containers(site),
         "python": sys.executable,
         "run_root": "runs",
         "scratch": None if site.scratch is None else "/tmp/scratch/$USER/$SLURM_JOB_ID",

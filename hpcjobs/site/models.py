@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from hpcjobs.site.containers import Containers
+from hpcjobs.site.frozen import Frozen as Frozen
 from hpcjobs.units import memory_bytes, slurm_time, walltime_s
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
@@ -27,10 +29,6 @@ def _check_memory(value: str, field: str) -> None:
         memory_bytes(value)
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
-
-
-class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the values read from YAML."""
 
 
 class Resources(Frozen, frozen=True):
@@ -175,15 +173,6 @@ class Environment(Frozen, frozen=True):
             raise ValueError("environment: say conda or venv, not both")
 
 
-class Container(Frozen, frozen=True):
-    """The site's container runtime and its named images."""
-
-    runtime: Literal["apptainer", "singularity", "pyxis", "none"] = "none"
-    images: dict[str, str] = {}
-    binds: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-
-
 class Prices(Frozen, frozen=True):
     """Money per hour, in ``currency``; used by reports, never by submission."""
 
@@ -249,7 +238,7 @@ class Site(Frozen, frozen=True):
     environment: Environment = Environment()
     python: str | None = None
     """Python on the node; ``None``: the one that runs hpcjobs, or ``python`` of the environment."""
-    container: Container = Container()
+    containers: Containers = Containers()
 
     run_root: str = "runs"
     """Where run folders are made; ``$VARIABLES`` and ``~`` are expanded at submission."""

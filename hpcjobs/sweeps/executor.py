@@ -48,6 +48,8 @@ def executor(
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
             another cluster already.
     """
+    if said.setdefault("container", "none") != "none":
+        raise RequestError("a function runs in the Python that pickled it, in no container", hint="submit a script")
     job = plan(("true",), site=site, name=name, retries="off", made_by="hpcjobs.executor", **said).job
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)

@@ -26,7 +26,8 @@ ALLOWED = {
     "trainers": {"runtime"},
     "fabric": {"runtime"},
     "site": GROUND,
-    "job": GROUND | {"site", "runtime", "hpcjobs"},
+    "containers": GROUND | {"site", "hpcjobs"},
+    "job": GROUND | {"site", "containers", "runtime", "hpcjobs"},
     "scheduler": GROUND | {"site", "job", "runtime", "hpcjobs"},
     "run": GROUND | {"site", "job", "scheduler", "runtime", "hpcjobs"},
     "report": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
@@ -34,7 +35,8 @@ ALLOWED = {
     "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
-    "cli": GROUND | {"site", "job", "scheduler", "run", "report", "sweeps", "sandbox", "drills", "cloud", "hpcjobs"},
+    "cli": GROUND
+    | {"site", "containers", "job", "scheduler", "run", "report", "sweeps", "sandbox", "drills", "cloud", "hpcjobs"},
     "hpcjobs": {"site", "job", "run", "sweeps"},
     "__main__": {"cli"},
 }

@@ -36,8 +36,14 @@ class Launcher(NamedTuple):
     schedulers: tuple[str, ...]
 
 
+def entering(job: Job) -> tuple[str, ...]:
+    """The words before a command that runs it in the job's image; with pyxis srun has entered it already."""
+    return () if job.container is None or job.container.runtime == "pyxis" else ENTER
+
+
 TASK = ("bash", "-c", Raw('"$task"'), "task")
 AGENT = ("bash", "-c", Raw('"$agent"'), "agent")
+ENTER = ("bash", "-c", Raw('"$enter"'), "enter")
 
 
 def command_line(tokens: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from hpcjobs.job.launch.base import TASK, Launch, Raw
+from hpcjobs.job.launch.base import TASK, Launch, Raw, command_line, entering
 from hpcjobs.job.launch.slurm import one_task_per_rank, slurm_ranks
 from hpcjobs.job.launch.torch import children
 from hpcjobs.job.models import Job
@@ -43,10 +43,11 @@ def _rendezvous(job: Job) -> tuple[str, ...]:
     interface = f" HOROVOD_GLOO_IFACE={shlex.quote(job.interface)}" if job.interface else ""
     # The node of this script need not be one of those that the job runs on, where there were spare ones.
     here = f"$SLURMD_NODENAME{job.address_suffix}" if job.spare else "$MASTER_ADDR"
+    server = (*entering(job), job.python, "-", Raw('"$hosts"'))
     return (
         "# Horovod's ranks find each other through this server: neither MPI nor ssh is needed.",
         f"hosts=$({names} | sed 's/$/:{per_node}/' | paste -sd,)",
-        f"""exec {{port}}< <(exec {shlex.quote(job.python)} - "$hosts" <<'PY'""",
+        f"""exec {{port}}< <(exec {command_line(server)} <<'PY'""",
         *_SERVER.splitlines(),
         "PY",
         ")",

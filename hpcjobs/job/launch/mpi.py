@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hpcjobs.job.launch.base import TASK, Launch, Raw
+from hpcjobs.job.launch.base import TASK, Launch, Raw, entering
 from hpcjobs.job.models import Job
 
 OURS = (
     *("MASTER_ADDR", "MASTER_PORT", "HPCJOBS_NNODES", "HPCJOBS_NTASKS", "HPCJOBS_JOB_ID", "HPCJOBS_RUN_DIR"),
-    *("HPCJOBS_SURVIVAL", "HPCJOBS_DEADLINE"),
+    *("HPCJOBS_SURVIVAL", "HPCJOBS_DEADLINE", "HPCJOBS_IMAGE"),
     *("HPCJOBS_LAUNCHED_BY", "HPCJOBS_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"),
 )
 SOFTWARE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -36,7 +36,7 @@ def mpirun(job: Job) -> Launch:
         Raw('"${forward[@]}"'),
     ]
     return Launch(
-        command=(*tokens, *TASK, *job.argv),
+        command=(*tokens, *TASK, *entering(job), *job.argv),
         before=(*_BEFORE, *open_mpi_network(job), *_forward(job)),
         ranks=(
             "export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK",

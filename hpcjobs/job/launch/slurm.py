@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcjobs.job.launch.base import TASK, Launch, Raw
+from hpcjobs.job.launch.base import TASK, Launch, Raw, entering
 from hpcjobs.job.launch.mpi import open_mpi_network, yielding
 from hpcjobs.job.models import Job
 
@@ -24,21 +24,49 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
     if job.mpi is not None:
         tokens.append(f"--mpi={job.mpi}")
     tokens.append("--kill-on-bad-exit=1")
-    return tuple(tokens)
+    return (*tokens, *pyxis_args(job))
 
 
 def one_task_per_rank(job: Job) -> tuple[str, ...]:
     """The whole command: ``srun``, the task wrapper, the program."""
     args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
     label = ("--label",) if job.ntasks > 1 else ()
-    return ("srun", *args, *label, *TASK, *job.argv)
+    return ("srun", *args, *label, *TASK, *entering(job), *job.argv)
 
 
 def slurm_ranks(job: Job) -> tuple[str, ...]:
     return (
         "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID",
         f"export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.ntasks_per_node}",
+        *pyxis_python(job),
     )
+
+
+_TOLD = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def pyxis_args(job: Job) -> tuple[str, ...]:
+    """Options that NVIDIA's plugin gives srun: the tasks, wrapper and all, start inside the image."""
+    inside = job.container
+    if inside is None or inside.runtime != "pyxis":
+        return ()
+    mounts = [f"{bind.source}:{bind.target}" + (":ro" if bind.mode == "ro" else "") for bind in inside.binds]
+    return (
+        f"--container-image={inside.image}",
+        f"--container-mounts={','.join(mounts)}",
+        Raw('--container-workdir="$PWD"'),
+        f"--container-env={','.join((*_TOLD, *job.env))}",  # where the image has a value of its own, the job's wins
+        "--container-mount-home" if inside.home else "--no-container-mount-home",
+        *inside.args,
+    )
+
+
+def pyxis_python(job: Job) -> tuple[str, ...]:
+    """How Python in an image that srun has entered finds the package; elsewhere the way in does it."""
+    inside = job.container
+    if inside is None or inside.runtime != "pyxis":
+        return ()
+    return (f"export PYTHONPATH={inside.package_folder}${{PYTHONPATH:+:$PYTHONPATH}}",)
 
 
 def srun(job: Job) -> Launch:

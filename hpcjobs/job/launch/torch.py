@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from hpcjobs.job.launch.base import AGENT, TASK, Launch, Raw, command_line
-from hpcjobs.job.launch.slurm import srun_args
+from hpcjobs.job.launch.base import AGENT, TASK, Launch, Raw, command_line, entering
+from hpcjobs.job.launch.slurm import pyxis_python, srun_args
 from hpcjobs.job.models import Job
 
 MOST_RESTARTS = 1000
 
 
 def torchrun(job: Job) -> Launch:
-    """One elastic agent per node, which starts the node's ranks; again within the allocation, with retries."""
+    """One elastic agent per node, which starts the node's ranks; again within the allocation, with retries.
+
+    The agent needs torch: in a container it runs inside, and the task wrapper with it.
+    """
     cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
     agent_words = [
+        *entering(job),
         *(job.python, "-m", "torch.distributed.run"),
         Raw('--nnodes="$HPCJOBS_NNODES"'),
         f"--nproc-per-node={job.ntasks_per_node}",
@@ -28,17 +32,18 @@ def torchrun(job: Job) -> Launch:
         Raw('"$@"'),
     ]
     agent = command_line(agent_words)
-    ranks = ("export NODE_RANK=$GROUP_RANK",)
+    ranks = ("export NODE_RANK=$GROUP_RANK", *pyxis_python(job))
+    start = (*AGENT, *((Raw('"$enter"'),) if entering(job) else ()), *TASK, *job.argv)
     if job.scheduler == "local":
-        return Launch(command=(*AGENT, *TASK, *job.argv), ranks=ranks, agent=agent, label=job.ntasks > 1)
+        return Launch(command=start, ranks=ranks, agent=agent, label=job.ntasks > 1)
     args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
-    return Launch(command=("srun", *args, *AGENT, *TASK, *job.argv), ranks=ranks, agent=agent, label=job.ntasks > 1)
+    return Launch(command=("srun", *args, *start), ranks=ranks, agent=agent, label=job.ntasks > 1)
 
 
 def children(job: Job) -> tuple[str, ...]:
     """The whole command: one process that starts the tasks and ends them together."""
     tokens = (sys.executable, "-m", "hpcjobs.runtime.spawn", f"--ntasks={job.ntasks_per_node}", "--")
-    return (*tokens, *TASK, *job.argv)
+    return (*tokens, *TASK, *entering(job), *job.argv)
 
 
 def spawn(job: Job) -> Launch:

@@ -1,0 +1,213 @@
+"""From a recipe to an image in the site's folder: built beside, looked at, recorded, renamed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+import hpcjobs
+from hpcjobs.containers import pip_settings
+from hpcjobs.containers.images import SUFFIX, Manifest, folder_of, manifest_path, read_manifest
+from hpcjobs.containers.look import look, program_here
+from hpcjobs.containers.recipes import Recipe, recipe_hash, settled_arguments
+from hpcjobs.containers.sif import check_whole, fingerprint, sha256
+from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
+from hpcjobs.files import write_beside
+from hpcjobs.process import run, run_following
+from hpcjobs.site.models import Site
+
+SEEN = "/mnt"
+"""Where a build sees the folder of settings: it is there in every image, so that nothing must be made for it."""
+_LOG_LINES = 15
+
+Say = Callable[[str], None]
+
+
+class Built(NamedTuple):
+    """What a build came to."""
+
+    path: Path
+    manifest: Manifest
+    new: bool
+    """False: nothing had changed, and nothing was built."""
+
+
+def build(
+    recipe: Recipe,
+    site: Site,
+    *,
+    base: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+    wheels: Path | None = None,
+    fakeroot: bool = False,
+    force: bool = False,
+    say: Say = lambda line: None,
+) -> Built:
+    """Build ``recipe`` for ``site``; ``say`` gets a line for each step.
+
+    Args:
+        base: image to start from: ``debian:12`` (Docker's), ``SCHEME://...``, or a file or folder of this machine.
+        wheels: folder of wheels compiled earlier on the same distribution, read and added to.
+        force: build although nothing has changed.
+
+    Raises:
+        RequestError: an argument that the recipe does not have, or a folder that cannot be written.
+        HpcJobsError: the build failed; with its last lines.
+    """
+    settled = settled_arguments(recipe, {**_base_arguments(base), **(arguments or {})})
+    digest = _digest_of(settled)
+    wanted = recipe_hash(recipe, settled, digest)
+    image = _writable(folder_of(site)) / f"{recipe.name}{SUFFIX}"
+    with _alone(image, say):
+        found = None if force else read_manifest(image)
+        if found is not None and found.recipe_hash == wanted:
+            return Built(image, found, new=False)
+        started = time.time()
+        with _workplace(site) as work:
+            draft = work / image.name
+            _run(recipe, site, settled, draft, wheels=wheels, fakeroot=fakeroot, log=image.with_suffix(".log"), say=say)
+            check_whole(draft)
+            say("looking into it")
+            facts = look(site, str(draft))
+            beside = image.with_name(f".{image.name}.{os.getpid()}")
+            shutil.move(str(draft), beside)
+        manifest = Manifest(
+            schema=1,
+            name=recipe.name,
+            recipe=str(recipe.path),
+            recipe_hash=wanted,
+            arguments=settled,
+            base=f"{settled.get('bootstrap', '')}:{settled.get('base', '')}".strip(":"),
+            base_digest=digest,
+            build_host=os.uname().nodename,
+            built=started,
+            took_s=round(time.time() - started, 1),
+            runtime=run([program_here(site), "--version"]).out.strip(),
+            size=beside.stat().st_size,
+            fingerprint=fingerprint(beside),
+            sha256=sha256(beside),
+            facts=facts,
+        )
+        os.replace(beside, image)
+        write_beside(manifest_path(image), msgspec.json.format(msgspec.json.encode(manifest), indent=1), mode=0o644)
+    return Built(image, manifest, new=True)
+
+
+def _base_arguments(base: str | None) -> dict[str, str]:
+    """``--base`` as the two arguments that every recipe with a base has."""
+    if base is None:
+        return {}
+    if "://" in base:
+        scheme, _, name = base.partition("://")
+        return {"bootstrap": scheme, "base": name}
+    path = Path(base).expanduser()
+    if path.exists():
+        return {"bootstrap": "localimage", "base": str(path.absolute())}
+    if base.startswith((".", "/", "~")) or base.endswith(SUFFIX):
+        raise RequestError(f"--base {base}: there is no such file or folder")
+    return {"bootstrap": "docker", "base": base}
+
+
+def _digest_of(arguments: Mapping[str, str]) -> str | None:
+    """What tells one base from a later one of the same name, as far as it can be known before the build."""
+    name = arguments.get("base", "")
+    path = Path(name)
+    if arguments.get("bootstrap") == "localimage" and path.is_file():
+        known = read_manifest(path)
+        return known.sha256 if known else sha256(path)
+    return name.partition("@")[2] or None
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"image folder {folder} cannot be made: {error.strerror}", hint="containers.folder"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise RequestError(f"image folder {folder} cannot be written by you", hint="containers.folder of the site file")
+    return folder
+
+
+@contextmanager
+def _alone(image: Path, say: Say) -> Iterator[None]:
+    """One build of an image at a time; who comes second finds it built."""
+    with open(image.with_name(f".{image.name}.lock"), "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another build of {image.name} is under way: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _workplace(site: Site) -> Iterator[Path]:
+    """A folder to build in, gone afterwards."""
+    said = site.containers.build_folder
+    root = None if said is None else Path(os.path.expandvars(said)).expanduser()
+    if root is not None:
+        root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="hpcjobs-build-", dir=root, ignore_cleanup_errors=True) as work:
+        yield Path(work)
+
+
+def _run(
+    recipe: Recipe,
+    site: Site,
+    arguments: Mapping[str, str],
+    draft: Path,
+    *,
+    wheels: Path | None,
+    fakeroot: bool,
+    log: Path,
+    say: Say,
+) -> None:
+    work = draft.parent
+    (work / "tmp").mkdir()
+    (work / "arguments").write_text("".join(f"{name}={value}\n" for name, value in arguments.items()))
+    seen = pip_settings.lay_out(work / "seen", at=SEEN, wheels=wheels, package=Path(hpcjobs.__file__).resolve().parent)
+    command = [
+        *(program_here(site), "build", *(("--fakeroot",) if fakeroot else ())),
+        *(word for source, target in seen for word in ("--bind", f"{source}:{target}")),
+        *("--build-arg-file", str(work / "arguments"), "--mksquashfs-args", "-comp zstd -Xcompression-level 3"),
+        *(str(draft), str(recipe.path)),
+    ]
+    started, lines = time.monotonic(), list[str]()
+    with log.open("w", encoding="utf-8") as file:
+
+        def told(line: str) -> None:
+            file.write(f"{line}\n")
+            lines.append(line)
+            if step := _step(line):
+                say(f"{time.monotonic() - started:5.0f} s  {step}")
+
+        try:
+            code = run_following(
+                command, told, cwd=str(recipe.path.parent), env={"APPTAINER_TMPDIR": str(work / "tmp")}
+            )
+        except CommandMissingError as error:
+            raise CommandMissingError(f"{command[0]}: not found here", hint="build on a node: --submit") from error
+    if code != 0:
+        told_last = "\n  ".join(line for line in lines if line.strip())[-4000:].splitlines()[-_LOG_LINES:]
+        raise HpcJobsError(
+            f"the build of {recipe.path} ended with {code}:\n" + "\n".join(told_last), hint=f"all of it is in {log}"
+        )
+
+
+def _step(line: str) -> str | None:
+    """Whether a line of the build's output is a step: Apptainer's own, or a command of the recipe's shell."""
+    text = line.strip()
+    if text.startswith("INFO:"):
+        return text.removeprefix("INFO:").strip()
+    return text[2:][:100] if text.startswith("+ ") else None

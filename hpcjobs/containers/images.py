@@ -1,0 +1,171 @@
+"""From the name somebody says to an image, and what was recorded of it when it was built."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.containers.sif import check_whole, fingerprint
+from hpcjobs.errors import ConfigError, RequestError, nearest
+from hpcjobs.site.containers import Containers
+from hpcjobs.site.frozen import Frozen
+from hpcjobs.site.models import Site
+
+SUFFIX = ".sif"
+
+
+class Facts(Frozen, frozen=True):
+    """What is in an image; None: it is not."""
+
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    """Version of CUDA that torch was built with."""
+    rocm: str | None = None
+    horovod: str | None = None
+    mpi: str | None = None
+    """Family and version: ``openmpi 4.1.4``, ``mpich 4.2.0``."""
+    pmi: tuple[str, ...] = ()
+    """The types of ``srun --mpi`` that this MPI understands."""
+    pmix: str | None = None
+    glibc: str | None = None
+    packages: dict[str, str] = {}
+    """Version by name, of those that the trainers use."""
+
+
+class Manifest(Frozen, frozen=True):
+    """``NAME.sif.json`` beside an image that was built here."""
+
+    schema: int
+    name: str
+    recipe: str
+    """File it was built from."""
+    recipe_hash: str
+    """Of the recipe, its arguments, the files it takes in and the base."""
+    arguments: dict[str, str]
+    base: str
+    base_digest: str | None
+    """Of a local base: its sha256; of one from a registry what the registry called it; None: not known."""
+    build_host: str
+    built: float
+    """Seconds since 1970."""
+    took_s: float
+    runtime: str
+    """Version of what built it."""
+    size: int
+    fingerprint: str
+    sha256: str
+    facts: Facts
+
+
+class Image(NamedTuple):
+    """An image that somebody asked for by name or path."""
+
+    name: str
+    path: str
+    """Absolute; with pyxis perhaps no file but what enroot imports."""
+    fingerprint: str | None
+    """None: no file."""
+    facts: Facts | None
+    """None: nobody recorded them."""
+
+
+def expanded(text: str, site: Site, what: str) -> str:
+    """``text`` with ``~`` and ``$VARIABLES`` of this process.
+
+    Raises:
+        RequestError: a variable is not set here.
+    """
+    found = Template(os.path.expanduser(text)).safe_substitute(os.environ)
+    if "$" in found:
+        raise RequestError(f"{what} {text!r} of site {site.name} ({site.path}): variable not set here")
+    return found
+
+
+def folder_of(site: Site) -> Path:
+    """Where the site keeps what is built for it."""
+    return Path(expanded(site.containers.folder, site, "containers.folder"))
+
+
+def known(site: Site) -> dict[str, str]:
+    """Name -> file of every image of the site: those it names, and those in its folder."""
+    folder = folder_of(site)
+    built = {path.name.removesuffix(SUFFIX): str(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    named = {name: expanded(path, site, f"containers.images.{name}") for name, path in site.containers.images.items()}
+    return built | {name: path if _is_reference(path) else str(folder / path) for name, path in named.items()}
+
+
+def find(word: str, site: Site, *, said: str) -> Image:
+    """The image called ``word``, or at that path (anything with a ``/`` or ``.sif``); ``said``: who asks for it.
+
+    Raises:
+        RequestError: the site runs no images, or has none of this name. ConfigError: its file is missing, unreadable,
+            no image, or not whole.
+    """
+    if site.containers.runtime == "none":
+        raise RequestError(
+            f"container {word!r} ({said}): site {site.name} ({site.path}) says no runtime",
+            hint="containers: {runtime: apptainer} in the site file, or singularity, or pyxis",
+        )
+    if "/" in word or word.endswith((SUFFIX, ".sqsh")):
+        return _at(word, str(Path(word).expanduser().absolute()) if not _is_reference(word) else word, site.containers)
+    images = known(site)
+    if word not in images:
+        raise RequestError(
+            f"container {word!r} ({said}) is no image of site {site.name} ({site.path}) nor in {folder_of(site)}",
+            hint=f"{nearest(word, images)}; hpcjobs container build {word} --site {site.name} makes one of a recipe",
+        )
+    return _at(word, images[word], site.containers)
+
+
+def read_manifest(image: Path) -> Manifest | None:
+    """What was recorded beside ``image``; None: nothing, or it belongs to another build.
+
+    Raises:
+        ConfigError: the record cannot be read.
+    """
+    path = manifest_path(image)
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: {error}", hint="delete it: the next build writes it anew") from error
+    return found if image.is_file() and found.fingerprint == fingerprint(image) else None
+
+
+def manifest_path(image: Path) -> Path:
+    return image.with_name(f"{image.name}.json")
+
+
+def _is_reference(path: str) -> bool:
+    """Whether enroot has to fetch it (``nvcr.io#nvidia/pytorch:24.12``, ``docker://...``)."""
+    return "#" in path or "://" in path
+
+
+def _at(name: str, path: str, containers: Containers) -> Image:
+    if _is_reference(path):
+        if containers.runtime != "pyxis":
+            raise RequestError(
+                f"container {name}: {path} would be fetched and converted by every task",
+                hint="hpcjobs container build makes an image of it once",
+            )
+        return Image(name, path, None, None)
+    file = Path(path)
+    try:
+        if file.is_dir() and containers.runtime != "pyxis":
+            return Image(name, path, None, None)
+        if containers.runtime != "pyxis":
+            check_whole(file)
+        manifest = read_manifest(file)
+        return Image(name, path, fingerprint(file), manifest.facts if manifest else None)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"container {name}: there is no file {path}", hint=f"hpcjobs container build {name}"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"container {name}: {path} cannot be read: {error.strerror}") from error

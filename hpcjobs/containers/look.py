@@ -1,0 +1,91 @@
+"""A look into an image, by running a few lines of Python in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.containers.images import Facts
+from hpcjobs.errors import CommandMissingError, HpcJobsError
+from hpcjobs.process import Result, Runner, run
+from hpcjobs.site.models import Site
+
+_PROBE = Path(__file__).with_name("probe.py")
+_TOLD_LINES = 8
+INSTALLED = "hpcjobs/apptainer/bin/apptainer"
+"""Where containers/install_apptainer.sh puts it, below a cache folder: the machine's or the user's."""
+PACKAGE = "/opt/hpcjobs"
+"""Where an image sees the folder that Python finds this package in."""
+
+
+def program_here(site: Site) -> str:
+    """The runtime's program on this machine: what the site says, one in PATH, else what our own script installed."""
+    runtime = "apptainer" if site.containers.runtime in ("pyxis", "none") else site.containers.runtime
+    if site.containers.program is not None or shutil.which(runtime):
+        return site.containers.program or runtime
+    caches = (Path("/var/cache"), Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
+    installed = [path for cache in caches if os.access(path := cache / INSTALLED, os.X_OK)]
+    return str(installed[0]) if installed else runtime
+
+
+def program_there(site: Site) -> str:
+    """The runtime's program for a job: by name on nodes that are not this machine."""
+    here = site.scheduler == "local" or site.rehearsal
+    return program_here(site) if here else site.containers.program or site.containers.runtime
+
+
+def inside(site: Site, image: str, words: list[str], *, binds: tuple[str, ...] = (), runner: Runner = run) -> Result:
+    """Run ``words`` in ``image`` with nothing of this machine but ``binds``.
+
+    Raises:
+        CommandMissingError: the runtime is not on this machine.
+    """
+    seen = [word for bind in binds for word in ("--bind", bind)]
+    try:
+        return runner([program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", *seen, image, *words])
+    except CommandMissingError as error:
+        raise CommandMissingError(
+            f"{program_here(site)}: not found here",
+            hint="module load it, or set containers.program in the site file; or look on a node: --submit",
+        ) from error
+
+
+def look(site: Site, image: str, *, runner: Runner = run) -> Facts:
+    """What is in ``image``.
+
+    Raises:
+        HpcJobsError: it does not start, or has no Python; with the last lines that were printed.
+    """
+    python = site.containers.python
+    done = inside(site, image, [python, "-c", _PROBE.read_text(encoding="utf-8")], runner=runner)
+    if done.code != 0:
+        raise HpcJobsError(f"image {image}: {said(done)}", hint=hint_for(done, site))
+    return msgspec.json.decode(done.out.strip().splitlines()[-1], type=Facts)
+
+
+def said(done: Result) -> str:
+    """The last lines of a run that failed."""
+    lines = (done.err.strip() or done.out.strip() or f"exit code {done.code}").splitlines()
+    return "\n  ".join(lines[-_TOLD_LINES:])
+
+
+def hint_for(done: Result, site: Site) -> str | None:
+    """What to do about the commonest ways in which an image does not start."""
+    text = done.err
+    for sign, hint in (
+        ("executable file not found", f"the image has no {site.containers.python}: set containers.python"),
+        ("squashfuse", "an ordinary user needs squashfuse on this machine, or Apptainer's setuid installation"),
+        (
+            "user namespace",
+            "this machine lets no ordinary user make namespaces: ask for kernel.unprivileged_userns_clone=1",
+        ),
+        ("magic number", "the file is damaged: build or copy it again"),
+        ("unsquash", "the file is damaged: build or copy it again"),
+        ("mount source", "a folder that is to be bound is not on this machine"),
+    ):
+        if sign in text:
+            return hint
+    return None

@@ -1,0 +1,76 @@
+"""Apptainer's image files, as far as a submission looks into them: is this one, and is it whole?
+
+Layout: a header of 128 bytes, then descriptors of 585 bytes each, then the data they point to (SIF 1.x).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from pathlib import Path
+
+from hpcjobs.errors import ConfigError
+
+MAGIC = b"SIF_MAGIC\0"
+_HEADER = struct.Struct("<32s10s3s3s16s8q")
+"""Launch line, magic, version, architecture, id, made, changed, free and all descriptors, then offset and size of
+descriptors and of data."""
+_DESCRIPTOR = struct.Struct("<i?IIIqqqqqqq128s384s")
+_PARTITION, _SQUASHFS = 0x4004, b"hsqs"
+_TOLD = 64 << 10
+"""Bytes at the beginning that differ between any two builds: the header's id and times, the table of contents."""
+
+
+def is_sif(path: Path) -> bool:
+    """Whether the file begins like one."""
+    with path.open("rb") as file:
+        return file.read(_HEADER.size)[32:42] == MAGIC
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a file that no runtime could start.
+
+    Raises:
+        ConfigError: no SIF file, shorter than it says itself, or its root file system is not where it should be.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size)
+        if len(head) < _HEADER.size or head[32:42] != MAGIC:
+            raise ConfigError(f"image {path}: no SIF file; it begins with {head[:16]!r}", hint="build or copy it again")
+        *_, count, table, table_size, data, data_size = _HEADER.unpack(head)
+        if size < max(table + table_size, data + data_size):
+            raise ConfigError(
+                f"image {path}: cut off: {data + data_size:,} bytes by its own header, {size:,} are there",
+                hint="the copy or the build did not come to its end: do it again",
+            )
+        file.seek(table)
+        entries = file.read(min(count, 256) * _DESCRIPTOR.size)
+        for entry in _DESCRIPTOR.iter_unpack(entries[: len(entries) // _DESCRIPTOR.size * _DESCRIPTOR.size]):
+            kind, used, offset = entry[0], entry[1], entry[5]
+            if used and kind == _PARTITION:
+                file.seek(offset)
+                if file.read(4) == _SQUASHFS:
+                    return
+    raise ConfigError(f"image {path}: damaged: no squashfs file system is where its table says", hint="build it again")
+
+
+def fingerprint(path: Path) -> str:
+    """What tells one build of an image from another without reading gigabytes: 16 hex digits.
+
+    Of the size and the first 64 KiB: the header has an id of its own and times, the table those of each part.
+    The job script computes the same by stat, head and sha256sum.
+    """
+    with path.open("rb") as file:
+        told = f"{os.fstat(file.fileno()).st_size}\n".encode() + file.read(_TOLD)
+    return hashlib.sha256(told).hexdigest()[:16]
+
+
+def sha256(path: Path) -> str:
+    """Of the whole file, 64 hex digits."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,169 @@
+"""Whether an image fits a site: everything that can be known before anything is queued, each with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+import hpcjobs
+from hpcjobs.containers.cuda import as_numbers, least_driver
+from hpcjobs.containers.images import Facts, Image, Manifest, expanded, read_manifest
+from hpcjobs.containers.look import PACKAGE, hint_for, inside, look, program_here, said
+from hpcjobs.containers.sif import sha256
+from hpcjobs.errors import CommandMissingError, HpcJobsError
+from hpcjobs.process import Runner, run
+from hpcjobs.site.models import Site
+
+Level = Literal["error", "warning", "good"]
+_TRAINERS_NEED = ("numpy", "psutil")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at; an ``error`` would end a job."""
+
+    level: Level
+    about: str
+    text: str
+    fix: str | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``hpcjobs container check`` tells."""
+
+    image: str
+    site: str
+    facts: Facts | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.level == "error" for finding in self.findings)
+
+
+def check(image: Image, site: Site, *, runner: Runner = run) -> Verdict:
+    """Start ``image`` here, look into it, and hold it against ``site`` and this machine.
+
+    Raises:
+        CommandMissingError: no runtime on this machine.
+    """
+    facts, found = _inside(image, site, runner)
+    return Verdict(image=image.path, site=site.name, facts=facts, findings=(*_file(image), *found, *_binds(site)))
+
+
+def _inside(image: Image, site: Site, runner: Runner) -> tuple[Facts | None, list[Finding]]:
+    """What is in it, and what that means here; only one finding where it does not start."""
+    try:
+        facts = look(site, image.path, runner=runner)
+    except CommandMissingError:
+        raise
+    except HpcJobsError as error:
+        return None, [Finding("error", "start", error.message, error.hint)]
+    starts = Finding("good", "start", f"starts under {program_here(site)}, Python {facts.python}")
+    fits = [*_package(image, site, runner), *_mpi(facts, site, runner), *_cuda(facts, runner)]
+    return facts, [starts, *_python(facts), *fits]
+
+
+def _file(image: Image) -> Iterator[Finding]:
+    path = Path(image.path)
+    manifest: Manifest | None = read_manifest(path) if path.is_file() else None
+    if manifest is None:
+        yield Finding("warning", "file", "no record of how it was built", "hpcjobs container build makes one that has")
+    elif sha256(path) != manifest.sha256:
+        yield Finding("error", "file", "damaged: its bytes are not those that were built", "build or copy it again")
+    else:
+        yield Finding("good", "file", f"as built on {manifest.build_host}, sha256 {manifest.sha256[:16]}...")
+
+
+def _python(facts: Facts) -> Iterator[Finding]:
+    if facts.python is not None and as_numbers(facts.python) < (3, 10):
+        yield Finding("error", "python", f"Python {facts.python}", "hpcjobs needs 3.10 or later: another base image")
+    if facts.torch is None:
+        yield Finding("warning", "torch", "no torch: the trainers cannot run in it", "build the recipe pytorch")
+    elif lacking := [name for name in _TRAINERS_NEED if name not in facts.packages]:
+        names = " ".join(lacking)
+        yield Finding("error", "torch", f"the trainers need {names} too", f"pip install {names} in its recipe")
+    else:
+        yield Finding("good", "torch", f"torch {facts.torch}")
+
+
+def _package(image: Image, site: Site, runner: Runner) -> Iterator[Finding]:
+    """The nodes' corner of hpcjobs comes by a bind: does this Python import it there?"""
+    source = Path(hpcjobs.__file__).resolve().parent
+    words = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
+    imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.core.config"
+    done = inside(site, image.path, [*words, imports], binds=(f"{source}:{PACKAGE}/hpcjobs:ro",), runner=runner)
+    if done.code == 0:
+        yield Finding("good", "hpcjobs", f"{source} can be bound and imported")
+    else:
+        yield Finding("error", "hpcjobs", f"{source}: {said(done)}", hint_for(done, site))
+
+
+def _mpi(facts: Facts, site: Site, runner: Runner) -> Iterator[Finding]:
+    if facts.mpi is None:
+        if facts.horovod is not None:
+            yield Finding("warning", "mpi", "Horovod without MPI", "--launcher horovod-gloo needs none")
+        return
+    kind = re.sub(r"_v\d+$", "", site.mpi) if site.mpi else None
+    speaks = ", ".join(facts.pmi) or "no type of srun's"
+    if kind is None:
+        yield Finding("warning", "mpi", f"{facts.mpi} speaks {speaks}; the site does not say its type", "set mpi")
+    elif kind not in facts.pmi:
+        yield Finding(
+            "error", "mpi", f"srun --mpi={site.mpi} of the site does not speak to {facts.mpi}, which speaks {speaks}",
+            f"mpi: {facts.pmi[0]} in the site file if the cluster has it" if facts.pmi
+            else "build MPI with PMIx (the recipe horovod_cpu does), or --launcher horovod-gloo",
+        )  # fmt: skip
+    else:
+        pmix = f", PMIx {facts.pmix}" if facts.pmix else ""
+        yield Finding("good", "mpi", f"{facts.mpi}{pmix} and srun --mpi={site.mpi}")
+    if kind is not None and site.scheduler == "slurm":
+        yield from _offered(site, runner)
+
+
+def _offered(site: Site, runner: Runner) -> Iterator[Finding]:
+    env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
+    try:
+        done = runner(["srun", "--mpi=list"], env=env)
+    except CommandMissingError:
+        yield Finding("warning", "mpi", "no srun here: what types it has is not known", "check on a login node")
+        return
+    offered = re.findall(r"^\s*(?:srun: )?([\w]+)\s*$", done.out + done.err, re.MULTILINE)
+    versions = re.findall(r"pmix_v\d+", done.out + done.err)
+    if site.mpi not in {*offered, *versions}:
+        known = ", ".join(sorted({*offered, *versions}))
+        yield Finding("error", "mpi", f"srun here has no type {site.mpi}: it has {known}", "mpi in the site file")
+
+
+def _cuda(facts: Facts, runner: Runner) -> Iterator[Finding]:
+    least = least_driver(facts.cuda) if facts.cuda else None
+    if least is None:
+        return
+    try:
+        told = runner(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).out.split()
+    except CommandMissingError:
+        told = []
+    if not told:
+        text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has none"
+        yield Finding("warning", "cuda", text, "check on a GPU node; a job looks before it starts")
+    elif as_numbers(told[0]) < as_numbers(least):
+        text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has {told[0]}"
+        yield Finding("error", "cuda", text, "an image with an older CUDA, or a newer driver on the nodes")
+    else:
+        yield Finding("good", "cuda", f"CUDA {facts.cuda} and driver {told[0]}")
+
+
+def _binds(site: Site) -> Iterator[Finding]:
+    for text in site.containers.binds:
+        try:
+            source = Path(expanded(text, site, "containers.binds").split(":")[0])
+            missing = not source.exists()
+        except PermissionError:
+            missing = True
+        if missing:
+            yield Finding("warning", "binds", f"{source} is not here", "on a node without it a job ends at its start")
+        else:
+            yield Finding("good", "binds", str(source))
