@@ -1,0 +1,84 @@
+"""A rendered script run here: hostile words, and stubs in the place of what only a cluster has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from hpcjobs.job.models import Plan
+
+WORDS = [
+    "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "100%j", "{{ job }}",
+    "TASK", "--", "नमस्ते",
+]  # fmt: skip
+TELL = """
+import json, os, pathlib, sys
+names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "WORD")
+told = {"argv": sys.argv[1:], "cwd": os.getcwd(), **{name: os.environ[name] for name in names}}
+(pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / f"rank{os.environ['RANK']}.json").write_text(json.dumps(told))
+sys.exit(int(os.environ.get("FAIL", "0")) if os.environ["RANK"] == "1" else 0)
+"""
+
+# Each stands for a program of a cluster, and starts the tasks here.
+SRUN = """#!/usr/bin/env python3
+import os, subprocess, sys
+options, words = {}, sys.argv[1:]
+while words and words[0].startswith("--"):
+    name, _, value = words.pop(0)[2:].partition("=")
+    options[name] = value
+ntasks, nodes = int(options["ntasks"]), int(options["nodes"])
+per_node = int(options["ntasks-per-node"])
+assert ntasks == nodes * per_node
+env = lambda n: {**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n % per_node),
+                 "SLURM_NODEID": str(n // per_node), "SLURM_NTASKS": str(ntasks)}
+tasks = [subprocess.Popen(words, env=env(n)) for n in range(ntasks)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+AGENT = """#!/usr/bin/env python3
+import os, subprocess, sys
+options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:] if word.startswith("--") and "=" in word)
+words = sys.argv[sys.argv.index("--no-python") + 1:]
+node, count, nodes = int(os.environ.get("SLURM_NODEID", "0")), int(options["nproc-per-node"]), int(options["nnodes"])
+env = lambda n: {**os.environ, "RANK": str(node * count + n), "LOCAL_RANK": str(n), "GROUP_RANK": str(node),
+                 "WORLD_SIZE": str(nodes * count), "LOCAL_WORLD_SIZE": str(count)}
+tasks = [subprocess.Popen(words, env=env(n)) for n in range(count)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+_PYTHON = f"#!{os.path.realpath(sys.executable)} -IS"
+STUBS = {
+    "srun": SRUN.replace("#!/usr/bin/env python3", _PYTHON),
+    "agent": AGENT.replace("#!/usr/bin/env python3", _PYTHON),
+    "scontrol": "#!/bin/sh\nprintf 'node1\\nnode2\\n'\n",
+    "module": "#!/bin/sh\n",
+    "conda": "#!/bin/sh\necho 'conda() { :; }'\n",
+}
+
+
+def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the plan's script with stubs in the place of a cluster's programs and folders."""
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    for name, text in STUBS.items():
+        (stubs / name).write_text(text)
+        (stubs / name).chmod(0o755)
+    (stubs / "bin").mkdir()
+    (stubs / "bin" / "activate").touch()
+    (stubs / "python").symlink_to(sys.executable)
+    script = re.sub(r"\S+ -m torch\.distributed\.run", "agent", plan.script)
+    script = re.sub(r"(?<=[' ])/\S*/hpcjobs/venv", str(stubs), script)
+    run_dir = tmp_path / "run folder"
+    run_dir.mkdir(exist_ok=True)
+    script = re.sub(r"^run_dir=.*", f"run_dir='{run_dir}'", script, flags=re.MULTILINE)
+    (tmp_path / "job.sh").write_text(script)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(plan.job.nodes), "SLURM_JOB_NODELIST": "node[1-2]"}
+    return subprocess.run(
+        ["bash", str(tmp_path / "job.sh")],
+        env={**os.environ, "PATH": f"{stubs}:{os.environ['PATH']}", "HPCJOBS_JOB_ID": "L7", **slurm, **env},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
