@@ -123,9 +123,12 @@ def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
 def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     """The entry's records: all of its job's, or those of the one array task that is meant.
 
-    A job that another one carries on keeps its own id.
+    A job that another one carries on keeps its own id. The last task of an array is, for a moment, accounted for under
+    the array's bare id, which only an array that was cancelled before it began keeps.
     """
     records = by_parent.get(current := current_id(entry), [])
+    if entry.array is not None:
+        records = [r for r in records if r.job_id != entry.job_id or r.state is State.CANCELLED]
     if current != entry.job_id:
         return [msgspec.structs.replace(record, job_id=entry.job_id) for record in records]
     if entry.task is None:

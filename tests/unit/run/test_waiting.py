@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hpcjobs.errors import SchedulerDownError
 from hpcjobs.job.models import Plan
@@ -27,6 +28,8 @@ class Cluster:
         self.codes: dict[str, int] = {}
         self.late: dict[str, float] = {}
         """When the accounting hears of a job, if later than its end."""
+        self.bare: dict[str, float] = {}
+        """Until when the accounting has an array task under the array's id."""
         self._ends, self._folder, self._traps = ends, folder, traps
         parents = dict.fromkeys(job_id.split("_")[0] for job_id in ends)
         self.entries = [
@@ -67,7 +70,8 @@ class Cluster:
         wanted = set(job_ids)
         return [
             JobRecord(
-                job_id=j, source="sacct", exit_code=self.codes.get(j, 0),
+                job_id=j.split("_")[0] if self.now < self.bare.get(j, 0.0) else j,
+                source="sacct", exit_code=self.codes.get(j, 0),
                 state=State.FAILED if self.codes.get(j) else State.COMPLETED,
             )
             for j, end in self._ends.items()
@@ -121,6 +125,15 @@ def test_an_accounting_that_knows_a_part_of_an_array_is_asked_again(tmp_path: Pa
     cluster.late = {"5_0": 5.5}
     known = wait(cluster.entries, connect=cluster.connect, clock=cluster.clock, pause=cluster.pause)
     assert [(record.job_id, record.source) for record in known[0].records] == [("5_0", "sacct"), ("5_1", "sacct")]
+
+
+def test_the_last_task_of_an_array_accounted_for_under_the_bare_id_is_not_taken_for_the_others(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"5_0": 3.0, "5_1": 4.0}, array="0-1")
+    cluster.codes, cluster.bare = {"5_1": 4}, {"5_1": 6.0}
+    (known,) = wait(cluster.entries, connect=cluster.connect, clock=cluster.clock, pause=cluster.pause)
+    assert {r.job_id: r.exit_code for r in known.records} == {"5_0": 0, "5_1": 4}
+    (first,) = statuses([replace(known.entry, task=0)], connect=cluster.connect)
+    assert exit_code([first]) == 0
 
 
 def test_a_scheduler_that_falls_silent_does_not_end_the_waiting(tmp_path: Path) -> None:
