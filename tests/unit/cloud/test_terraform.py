@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,15 @@ def stubs() -> Iterator[Mapping[str, str]]:
             yield environment
 
 
-# Each size with and without GPUs, each capacity in both.
-SIZES = [
+# Each size with and without GPUs, each capacity in both; all that there are in make long.
+QUICK = {
     (1, True, "ordinary"), (2, True, "spot"), (16, True, "reserved"),
     (1, False, "spot"), (2, False, "reserved"), (16, False, "ordinary"),
-]  # fmt: skip
+}  # fmt: skip
+SIZES = [
+    pytest.param(*size, marks=[] if size in QUICK else pytest.mark.long)
+    for size in product((1, 2, 16), (True, False), ("ordinary", "spot", "reserved"))
+]
 
 
 class Terraform:
@@ -89,7 +94,11 @@ def test_gcp_plans_what_the_site_says(
 ) -> None:
     """Counts, accelerators, zone, tags, ports, capacity and what protects them."""
     site = sized("gcp", nodes=nodes, gpus=gpus, capacity=capacity)
-    planned = prepared(site, tmp_path / "out", stubs).planned()
+    terraform = prepared(site, tmp_path / "out", stubs)
+    planned = terraform.planned()
+    assert f"{len(planned)} added, 0 changed, 0 destroyed" in terraform.run(
+        "apply", "-input=false", "-no-color", "plan"
+    )
     workers = [v for a, v in planned.items() if a.startswith("google_compute_instance.worker[")]
     assert [w["name"] for w in workers] == [f"rented-{n + 1}" for n in range(nodes)]
     for worker in workers:
@@ -122,7 +131,11 @@ def test_nebius_plans_what_the_site_says(
 ) -> None:
     """Counts, presets, InfiniBand, the shared filesystem, capacity and who may come in."""
     site = sized("nebius", nodes=nodes, gpus=gpus, capacity=capacity)
-    planned = prepared(site, tmp_path / "out", stubs).planned()
+    terraform = prepared(site, tmp_path / "out", stubs)
+    planned = terraform.planned()
+    assert f"{len(planned)} added, 0 changed, 0 destroyed" in terraform.run(
+        "apply", "-input=false", "-no-color", "plan"
+    )
     workers = [v for a, v in planned.items() if a.startswith("nebius_compute_v1_instance.worker[")]
     assert [w["hostname"] for w in workers] == [f"rented-{n + 1}" for n in range(nodes)]
     machine = ("gpu-h100-sxm", "8gpu-128vcpu-1600gb") if gpus else ("cpu-d3", "16vcpu-64gb")
