@@ -24,6 +24,7 @@ VERBS = {
     "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
     "sweep": ("sweep", "Many runs of one program: submit, status, resume, results, cancel."),
     "scale": ("scale", "A scaling study: one program at several node counts."),
+    "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),
     "fabric": ("fabric", "Measure the nodes of an allocation; name the bad ones."),
     "nodes": ("nodes", "What is remembered of nodes, and which ones submit leaves out."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,10 @@ from hpcjobs.scheduler.base import Scheduler, Submitted
 from hpcjobs.scheduler.connect import connect
 
 
-def submit(plan: Plan, *, scheduler: Scheduler | None = None) -> JobHandle:
-    """Write the run folder, hand the script over, remember the job.
+def submit(
+    plan: Plan, *, scheduler: Scheduler | None = None, prepare: Callable[[Plan], None] | None = None
+) -> JobHandle:
+    """Write the run folder (``prepare`` adds to it), hand the script over, remember the job.
 
     A refused job leaves nothing behind. Where it is not known whether the scheduler took the job, the
     run folder stays, so that a job which did get through finds it.
@@ -29,8 +32,10 @@ def submit(plan: Plan, *, scheduler: Scheduler | None = None) -> JobHandle:
     """
     folder.create(plan, code_state(Path(plan.job.chdir)))
     try:
+        if prepare is not None:
+            prepare(plan)
         return hand_over(plan, scheduler or connect(plan.job.scheduler, plan.job.slurm_conf))
-    except HpcJobsError as error:
+    except (HpcJobsError, OSError) as error:
         if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
             folder.remove(plan)
         raise

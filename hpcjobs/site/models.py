@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.frozen import Frozen as Frozen
+from hpcjobs.site.jupyter import Jupyter
 from hpcjobs.units import memory_bytes, slurm_time, walltime_s
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
@@ -239,6 +240,7 @@ class Site(Frozen, frozen=True):
     python: str | None = None
     """Python on the node; ``None``: the one that runs hpcjobs, or ``python`` of the environment."""
     containers: Containers = Containers()
+    jupyter: Jupyter = Jupyter()
 
     run_root: str = "runs"
     """Where run folders are made; ``$VARIABLES`` and ``~`` are expanded at submission."""

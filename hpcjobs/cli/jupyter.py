@@ -1,0 +1,286 @@
+"""``hpcjobs jupyter``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from hpcjobs.jupyter.request import Kind, Request
+    from hpcjobs.jupyter.session import Session
+    from hpcjobs.run.index import Entry
+    from hpcjobs.scheduler.base import JobRecord
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def _opt(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+@app.callback(invoke_without_command=True)
+def jupyter(
+    context: typer.Context,
+    site: SiteName = None,
+    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
+    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes; the server is on the first.")] = None,
+    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs of each node.")] = None,
+    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
+    time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m.")] = None,
+    account: Annotated[str | None, _opt("--account", "-A", help="Account.")] = None,
+    qos: Annotated[str | None, _opt("--qos", "-q", help="QOS.")] = None,
+    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o constraint=ib.")] = None,
+    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
+    container: Annotated[
+        str | None, _opt("--container", help="Image with Jupyter: a name of the site's, or a file.")
+    ] = None,
+    folder: Annotated[str, _opt("--dir", help="Folder that the server shows [here].")] = ".",
+    lab: Annotated[bool, typer.Option("--lab", help="JupyterLab; the default.")] = False,
+    notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="code-server, where the node has it.")] = False,
+    idle: Annotated[str | None, _opt("--idle", help="End after so long without activity: 30m, never.")] = None,
+    token_file: Annotated[Path | None, _opt("--token-file", help="Private file with a token [a random one].")] = None,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="On a laptop: start it by ssh, open tunnel and browser; Ctrl-C ends all."),
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it answers; it runs on.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return when it is submitted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Jupyter on a node: submit, wait until it answers, and print how to get there."""
+    if context.invoked_subcommand is not None:
+        return
+    if lab + notebook + code > 1:
+        raise typer.BadParameter("say one of --lab, --notebook, --code")
+    if connect:
+        raise typer.Exit(_from_laptop(site))
+    from hpcjobs.cli.submit import environment, say_left_out, sbatch_options
+    from hpcjobs.jupyter import session
+    from hpcjobs.jupyter.request import private_token, request
+
+    kind: Kind = "code" if code else "notebook" if notebook else "lab"
+    said = {
+        "partition": partition, "nodes": nodes, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node,
+        "mem": mem, "time": time, "account": account, "qos": qos, "container": container,
+    }  # fmt: skip
+    asked = request(
+        site,
+        kind=kind,
+        folder=folder,
+        idle=idle,
+        token=private_token(token_file) if token_file else None,
+        made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
+        env=environment(env or []),
+        **sbatch_options(option or []),
+        **{key: value for key, value in said.items() if value is not None},
+    )
+    say_left_out(asked.plan)
+    if dry_run:
+        _print_request(asked, as_json=as_json)
+        return
+    entry = session.start(asked)
+    note(f"job {entry.job_id} on site {entry.site}; run folder {entry.run_dir}")
+    if no_wait:
+        _tell_submitted(entry, as_json=as_json)
+        return
+    _attend(entry, detach=detach, as_json=as_json)
+
+
+def _print_request(asked: Request, *, as_json: bool) -> None:
+    plan = asked.plan
+    if as_json:
+        settings = asked.settings._replace(token=None)
+        print_json(plan._asdict() | {"run_dir": str(plan.run_dir), "session": settings._asdict()})
+        return
+    note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
+    sys.stdout.write(plan.script)
+
+
+def _tell_submitted(entry: Entry, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"job_id": entry.job_id, "site": entry.site, "run_dir": entry.run_dir})
+    else:
+        print(f"next: hpcjobs jupyter open {entry.job_id}")
+
+
+def _attend(entry: Entry, *, detach: bool, as_json: bool) -> None:
+    """Until it answers, and then, unless it is to run on alone, until it ends or the user has had enough of it."""
+    from hpcjobs.jupyter import session
+
+    try:
+        with _LiveLine() as line:
+            found = session.await_answer(entry, progress=line)
+        _tell(found, as_json=as_json)
+        if not detach:
+            note("Ctrl-C asks whether to keep the session")
+            note(f"job {entry.job_id} {session.await_end(entry).value}")
+    except KeyboardInterrupt:
+        _keep_or_cancel(entry)
+        raise
+
+
+class _LiveLine:
+    """What the scheduler says of a job that has not started: one line that changes, or on a pipe a line per change."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __enter__(self) -> _LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._said and sys.stderr.isatty():
+            print(file=sys.stderr)
+
+    def __call__(self, record: JobRecord) -> None:
+        reason = f" ({record.reason})" if record.reason and record.reason != "None" and not record.node_list else ""
+        start = f", estimated start {clock(record.start_estimate)}" if record.start_estimate else ""
+        where = f" on {record.node_list}, the server is starting" if record.node_list else ""
+        text = f"job {record.job_id} {record.state.value}{reason}{where}{start}"
+        if sys.stderr.isatty():
+            print(f"\r\033[Khpcjobs: {text}", end="", file=sys.stderr, flush=True)
+        elif text != self._said:
+            note(text)
+        self._said = text
+
+
+def _keep_or_cancel(entry: Entry) -> None:
+    """Ask what is to become of a session whose terminal is wanted back; where nobody can be asked, it is cancelled."""
+    from hpcjobs.jupyter import session
+
+    answer = ""
+    if sys.stdin.isatty():
+        try:
+            answer = input(f"\nkeep job {entry.job_id}, or cancel it? [k/C] ").strip().lower()
+        except (EOFError, KeyboardInterrupt):
+            answer = ""
+    if answer.startswith("k"):
+        note(f"kept; the way to it: hpcjobs jupyter open {entry.job_id}; its end: hpcjobs jupyter stop {entry.job_id}")
+        return
+    session.stop([entry])
+    note(f"job {entry.job_id} is cancelled")
+
+
+def _told(found: Session) -> dict[str, Any]:
+    """What scripts, and a laptop that asks, are told. It holds the token."""
+    known = found.connection
+    told: dict[str, Any] = {
+        "job_id": found.entry.job_id,
+        "site": found.entry.site,
+        "state": found.record.state.value,
+        "run_dir": found.entry.run_dir,
+        "kind": found.settings.kind,
+        "folder": found.settings.folder,
+    }
+    if known is not None:
+        way = found.tunnel
+        told |= {
+            "node": known.host,
+            "ends": known.ends,
+            "url": found.url,
+            "tunnel": found.command,
+            "connection": known._asdict(),
+            "way": None if way is None else way._asdict(),
+        }
+    return told
+
+
+def _tell(found: Session, *, as_json: bool) -> None:
+    """Where it is, the ssh line for the laptop, the address, and the end."""
+    told = _told(found)
+    if as_json:
+        print_json(told)
+        return
+    if found.connection is None:
+        print(f"job {found.entry.job_id} {found.record.state.value}: no server answers")
+        return
+    until = f", until {clock(told['ends'])}" if told["ends"] else ""
+    print(f"job {told['job_id']}  {told['kind']} on {told['node']}, site {told['site']}{until}")
+    if told["tunnel"]:
+        print(f"on your laptop:  {shlex.join(told['tunnel'])}")
+    print(f"then open:       {told['url']}" if told["tunnel"] else f"open:            {told['url']}", flush=True)
+
+
+@app.command("list")
+def list_(site: SiteName = None, as_json: Json = False) -> None:
+    """My sessions that have not ended."""
+    from hpcjobs.jupyter.session import sessions
+
+    found = sessions(site=site)
+    if as_json:
+        print_json([{k: v for k, v in _told(s).items() if k not in ("url", "connection", "way")} for s in found])
+    elif not found:
+        print("no sessions (hpcjobs jupyter starts one)")
+    else:
+        print_table(["JOB", "SITE", "KIND", "STATE", "NODE", "UNTIL", "FOLDER"], map(_cells, found))
+
+
+def _cells(found: Session) -> list[str]:
+    known = found.connection
+    return [
+        found.entry.job_id,
+        found.entry.site,
+        found.settings.kind,
+        found.record.state.value if known else f"{found.record.state.value}, not answering yet",
+        known.host if known else "-",
+        clock(known.ends) if known else "-",
+        found.settings.folder,
+    ]
+
+
+@app.command("open")
+def open_(
+    job: Annotated[str | None, typer.Argument(help="Id, run folder or name [newest].")] = None,
+    site: SiteName = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Open it too: for a session on this machine.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the way to a session again; waits until it answers."""
+    from hpcjobs.jupyter import session
+
+    with _LiveLine() as line:
+        found = session.await_answer(session.find(job, site=site), progress=line)
+    _tell(found, as_json=as_json)
+    if browser and found.url is not None:
+        from hpcjobs.jupyter.laptop import show
+
+        show(found.url, Path(found.entry.run_dir))
+
+
+@app.command()
+def stop(
+    jobs: Annotated[list[str] | None, typer.Argument(help="Ids, run folders or names [newest].")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All of my sessions.")] = False,
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """End sessions; returns when they have ended."""
+    from hpcjobs.jupyter import session
+
+    entries = (
+        [found.entry for found in session.sessions(site=site)]
+        if everything
+        else [session.find(word, site=site) for word in jobs or (None,)]
+    )
+    session.stop(entries)
+    if as_json:
+        print_json({"stopped": [entry.job_id for entry in entries]})
+    else:
+        print(" ".join(["stopped", *(entry.job_id for entry in entries)]) if entries else "no sessions")
+
+
+def _from_laptop(site: str | None) -> int:
+    """The same words on the login node, and the tunnel from here."""
+    from hpcjobs.jupyter.laptop import connect
+
+    words = [word for word in sys.argv[1:] if word != "--connect"]
+    return connect(site, words, say=note)

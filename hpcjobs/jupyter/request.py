@@ -1,0 +1,138 @@
+"""From what somebody asks for to a session's job, and to the files that its node reads."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shlex
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.plan import plan
+from hpcjobs.process import KEPT, LEAKING, LEAKING_NAMES
+from hpcjobs.runtime.session.files import Kernel, Settings
+from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.models import Site
+from hpcjobs.units import walltime_s
+
+Kind = Literal["lab", "notebook", "code"]
+WARN_S = 300
+"""Ahead of the time limit, at most a quarter of it: the page is told, and saves."""
+_PROGRAM = ("hpcjobs.runtime.session",)
+_ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
+"""What an srun typed into a cell needs to find its allocation."""
+_OF_THE_SCRIPT = ("RUN_DIR", "JOB_ID", "NNODES", "NTASKS", "LAUNCHED_BY", "ENDS", "IFNAME")
+"""HPCJOBS_ variables that the session's own script sets: a trainer in a cell would take its run folder for its own."""
+
+
+class Request(NamedTuple):
+    """A session to be submitted."""
+
+    plan: Plan
+    settings: Settings
+
+
+def request(
+    site: str | Site | None = None,
+    *,
+    kind: Kind = "lab",
+    folder: str | Path = ".",
+    idle: str | None = None,
+    token: str | None = None,
+    made_by: str | None = None,
+    **options: Any,
+) -> Request:
+    """A session on ``site``.
+
+    Args:
+        folder: where the server's files begin.
+        idle: end after so long without activity (``30m``; ``never``); default: what the site says.
+        token: instead of one that is made on the node; never in a command line.
+        options: as of `hpcjobs.plan`.
+
+    Raises:
+        ConfigError: a file is wrong. RequestError: the session does not fit the site.
+    """
+    where = site if isinstance(site, Site) else load_site(site or default_site())
+    if where.jupyter.python is not None:
+        where = msgspec.structs.replace(where, python=where.jupyter.python)
+    asked: dict[str, Any] = {"name": "jupyter", "ntasks_per_node": 1, "template": "jupyter", "chdir": folder, **options}
+    made = plan(_PROGRAM, site=where, made_by=made_by, **asked)
+    limit = made.job.resources.time
+    limit_s = walltime_s(limit) if isinstance(limit, str) else None
+    warn_s = WARN_S if limit_s is None else min(WARN_S, limit_s // 4)
+    if where.scheduler == "slurm" and not made.job.resources.signal:
+        made = plan(_PROGRAM, site=where, made_by=made_by, **asked, signal=f"B:USR1@{max(warn_s, 1)}")
+    settings = _settings(where, made.job, kind=kind, idle=idle, token=token)
+    return Request(made, settings._replace(limit_s=limit_s, warn_s=warn_s))
+
+
+def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str | None) -> Settings:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    quiet = site.jupyter.idle if idle is None else None if idle == "never" else idle
+    slurm = site.scheduler == "slurm"
+    return Settings(
+        kind=kind,
+        folder=job.chdir,
+        bind=site.jupyter.bind if slurm else "loopback",
+        address_suffix=site.address_suffix,
+        ssh_to_nodes=site.jupyter.ssh_to_nodes,
+        login=_login(site, user),
+        user=user,
+        relay=[sys.executable],
+        srun=(shutil.which("srun") or "srun") if slurm else None,
+        slurm_conf=site.slurm_conf,
+        idle_s=None if quiet is None else _idle_s(quiet),
+        limit_s=None,
+        warn_s=WARN_S,
+        token=token,
+        kernels=[Kernel(name, [python]) for name, python in site.jupyter.kernels.items()],
+        in_image=job.container is not None,
+        hidden={
+            "prefixes": list(LEAKING),
+            "names": [*sorted(LEAKING_NAMES), *(f"HPCJOBS_{name}" for name in _OF_THE_SCRIPT)],
+            "kept": [*sorted(KEPT), *_ALLOCATION],
+        },
+    )
+
+
+def private_token(path: Path) -> str:
+    """The token in ``path``.
+
+    Raises:
+        RequestError: no such file, others may read it, or what it holds is no token.
+    """
+    try:
+        mode = path.stat().st_mode
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"token file {path}: {error}") from error
+    if mode & 0o077:
+        raise RequestError(f"token file {path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
+    if not re.fullmatch(r"[A-Za-z0-9._~-]{16,}", token):
+        raise RequestError(f"token file {path}: a token is one line of 16 letters, digits or ._~- at least")
+    return token
+
+
+def _idle_s(text: str) -> int:
+    try:
+        return walltime_s(text)
+    except ValueError as error:
+        raise RequestError(f"idle {text!r}: {error}", hint="say 30m, 2h or never") from error
+
+
+def _login(site: Site, user: str) -> str | None:
+    """Where a laptop's ssh goes: the site's login host, or this one; a local site is reached by ssh only from afar."""
+    if site.login is not None:
+        return site.login if "@" in site.login else f"{user}@{site.login}"
+    if site.scheduler == "local" and "SSH_CONNECTION" not in os.environ:
+        return None
+    return f"{user}@{socket.getfqdn()}"

@@ -1,0 +1,164 @@
+"""Sessions that were submitted: started, waited for, found again, ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcjobs.errors import HpcJobsError, UnknownJobError
+from hpcjobs.job.models import Plan
+from hpcjobs.jupyter.bundle import fill
+from hpcjobs.jupyter.precheck import check
+from hpcjobs.jupyter.request import Request
+from hpcjobs.run import index, logs
+from hpcjobs.run.index import Entry
+from hpcjobs.run.select import select
+from hpcjobs.run.status import Connect, own_record, statuses
+from hpcjobs.run.submit import submit
+from hpcjobs.run.wait import wait
+from hpcjobs.runtime.session import files
+from hpcjobs.runtime.session.files import Connection, Settings
+from hpcjobs.runtime.session.tunnel import Tunnel, local_port, page, tunnel
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.connect import connect
+
+_LOOK_S = 0.3
+_ASK_S = 10.0
+_FIRST_ASK_S = 1.0
+_LAST_LINES = 15
+
+Progress = Callable[[JobRecord], None]
+
+
+class Session(NamedTuple):
+    """A session that was submitted; ``connection`` is None unless its server answers."""
+
+    entry: Entry
+    record: JobRecord
+    settings: Settings
+    connection: Connection | None
+
+    @property
+    def tunnel(self) -> Tunnel | None:
+        """The way from a laptop; None: no server answers, or it is on this machine."""
+        return None if self.connection is None else tunnel(self.settings, self.connection, Path(self.entry.run_dir))
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """What to type on the laptop."""
+        way = self.tunnel
+        return None if way is None or self.connection is None else way.command(local_port(self.connection))
+
+    @property
+    def url(self) -> str | None:
+        """What to open then, with the token; None: no server answers."""
+        return None if self.connection is None else page(self.connection, local_port(self.connection))
+
+
+def start(asked: Request) -> Entry:
+    """Submit the session.
+
+    Raises:
+        RequestError: its Python has no Jupyter, as far as that can be known here. SchedulerError: refused.
+    """
+    check(asked.plan.job, asked.settings.kind)
+
+    def prepare(plan: Plan) -> None:
+        fill(plan.run_dir, asked.settings)
+
+    return submit(asked.plan, prepare=prepare).entry
+
+
+def look(entry: Entry, *, connect: Connect = connect) -> Session:
+    """The session of ``entry`` as it is now."""
+    record = statuses([entry], connect=connect)[0].records[0]
+    return _session(entry, record)
+
+
+def _session(entry: Entry, record: JobRecord) -> Session:
+    run_dir = Path(entry.run_dir)
+    connection = None if record.state.ended else files.read_connection(run_dir)
+    return Session(entry, record, files.read_settings(run_dir), connection)
+
+
+def await_answer(
+    entry: Entry,
+    *,
+    progress: Progress,
+    connect: Connect = connect,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Session:
+    """Wait until the session's server answers; ``progress`` hears what the scheduler says meanwhile.
+
+    The queue is asked after a second, then every ten; the session's own files are looked at in between.
+
+    Raises:
+        HpcJobsError: the job ended first, with the last lines of its log.
+    """
+    due = clock() + _FIRST_ASK_S
+    while True:
+        own = own_record(entry, entry.job_id)
+        if own is not None and own.state.ended:
+            raise _ended(entry, own)
+        if files.read_connection(Path(entry.run_dir)) is not None:
+            return _session(entry, own or look(entry, connect=connect).record)
+        if clock() >= due:
+            due = clock() + _ASK_S
+            record = statuses([entry], connect=connect)[0].records[0]
+            if record.state.ended:
+                raise _ended(entry, record)
+            progress(record)
+        pause(_LOOK_S)
+
+
+def await_end(entry: Entry) -> State:
+    """Wait until the session's job has ended; its last state."""
+    return wait([entry])[0].records[0].state
+
+
+def _ended(entry: Entry, record: JobRecord) -> HpcJobsError:
+    last = list(logs.lines(entry))[-_LAST_LINES:]
+    return HpcJobsError(
+        f"the session's job {entry.job_id} ended ({record.state.value}) before its server answered\n"
+        + "".join(f"  {line}" for line in last).rstrip(),
+        hint=f"the whole log: hpcjobs logs {entry.job_id}",
+    )
+
+
+def sessions(*, site: str | None = None, connect: Connect = connect) -> list[Session]:
+    """My sessions that have not ended, oldest first."""
+    entries = [e for e in index.entries() if _is_session(e) and (site is None or e.site == site)]
+    known = statuses(entries, connect=connect)
+    found = [_session(job.entry, job.records[0]) for job in known]
+    return [s for s in found if not s.record.state.ended and s.record.state is not State.UNKNOWN]
+
+
+def find(word: str | None, *, site: str | None = None) -> Entry:
+    """The session that ``word`` names as of `select`; None: the newest one.
+
+    Raises:
+        UnknownJobError: there is none, or the job is no session.
+    """
+    if word is None:
+        known = [e for e in index.entries() if _is_session(e) and (site is None or e.site == site)]
+        if not known:
+            raise UnknownJobError("no session was submitted from here", hint="hpcjobs jupyter starts one")
+        return known[-1]
+    entry = select([word], site=site)[0]
+    if not _is_session(entry):
+        raise UnknownJobError(f"job {entry.job_id} is no session", hint="hpcjobs jupyter list shows those there are")
+    return entry
+
+
+def stop(entries: list[Entry], *, connect: Connect = connect) -> None:
+    """End sessions, and wait until they have ended."""
+    for entry in entries:
+        connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
+    wait(entries)
+
+
+def _is_session(entry: Entry) -> bool:
+    return (Path(entry.run_dir) / files.SETTINGS).is_file()

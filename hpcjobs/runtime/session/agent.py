@@ -1,0 +1,248 @@
+"""The session on its node: from the settings to a server that answers, and to an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpcjobs.runtime.session import files, servers, tunnel
+from hpcjobs.runtime.session.files import Connection, Settings, write_private
+from hpcjobs.runtime.session.servers import Place
+
+MISSING = 20
+"""Exit code: the node lacks something the session needs."""
+_ANSWER_S = 300.0
+_LOOK_S, _LOOK_AGAIN_S = 0.2, 15.0
+_STOP_S = 15.0
+_LAST_WARNING_S = 60.0
+_HEARD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
+
+
+def serve(run_dir: Path) -> int:
+    """Run the session of this run folder to its end; the exit code."""
+    settings = files.read_settings(run_dir)
+    if problem := servers.missing(settings.kind):
+        print(f"hpcjobs: {problem}", file=sys.stderr, flush=True)
+        return MISSING
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    token = settings.token or secrets.token_urlsafe(32)
+    try:
+        with _place(settings) as place:
+            return _Session(settings, run_dir, place, token).run()
+    except _NoPlace as error:
+        print(f"hpcjobs: {error}", file=sys.stderr, flush=True)
+        return MISSING
+
+
+class _NoPlace(Exception):
+    """The node has no such address."""
+
+
+@contextmanager
+def _place(settings: Settings) -> Iterator[Place]:
+    """A place to listen at that nobody else gets.
+
+    The port is kept bound, but not listened at, until the server has ended: the kernel gives a bound port to no one who
+    asks for a free one, and lets the server, which names it, in.
+    """
+    if settings.bind == "socket":
+        folder = tempfile.mkdtemp(prefix="hpcjobs-")
+        try:
+            yield Place(None, None, f"{folder}/session.socket")
+        finally:
+            shutil.rmtree(folder)
+        return
+    address = "127.0.0.1" if settings.bind == "loopback" else _own_address(settings.address_suffix)
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((address, 0))
+        yield Place(address, held.getsockname()[1], None)
+
+
+def _own_address(suffix: str) -> str:
+    """The address that this node's name leads to, for the login node."""
+    name = socket.gethostname() + suffix
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        raise _NoPlace(f"{name}: {error}; jupyter.bind of the site file can say loopback") from error
+    if address.startswith("127."):
+        raise _NoPlace(f"{name} is {address} on this node, which no other host reaches; say jupyter.bind: loopback")
+    return address
+
+
+class _Session:
+    """A server, its files, and the clock."""
+
+    def __init__(self, settings: Settings, run_dir: Path, place: Place, token: str) -> None:
+        self._settings, self._run_dir, self._place, self._token = settings, run_dir, place, token
+        self._started = time.time()
+        self._ends = _ends(settings, self._started)
+        warnings = {settings.warn_s, min(settings.warn_s, _LAST_WARNING_S)}
+        self._warnings = sorted(warnings if self._ends is not None else (), reverse=True)
+        self._answering = False
+
+    def run(self) -> int:
+        home = self._run_dir / files.FOLDER
+        home.mkdir(mode=0o700, exist_ok=True)
+        server = servers.build(self._settings, self._place, self._token, self._run_dir)
+        process = subprocess.Popen(
+            server.command,
+            cwd=self._settings.folder,
+            env=_environment(self._settings) | server.environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_hear_everything,
+        )
+        try:
+            return self._watch(process, server.path)
+        finally:
+            _stop(process)
+            self._clear(home)
+
+    def _watch(self, process: subprocess.Popen[bytes], path: str) -> int:
+        """Until the server ends, or is to end."""
+        while process.poll() is None:
+            heard = signal.sigtimedwait(_HEARD, self._patience_s())
+            if heard is not None and heard.si_signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                _say(f"told to end ({signal.Signals(heard.si_signo).name})")
+                return 128 + heard.si_signo
+            if heard is not None and heard.si_signo == signal.SIGUSR1:
+                self._warn("The job is about to be ended. ")
+            if not self._answering:
+                self._announce(path)
+            else:
+                self._warn_when_due()
+                if self._idle():
+                    return 0
+        code = process.returncode
+        _say(f"the server ended with exit code {code}")
+        return 128 - code if code < 0 else code
+
+    def _patience_s(self) -> float:
+        """Until something may be due."""
+        if not self._answering:
+            return _LOOK_S
+        due = [_LOOK_AGAIN_S]
+        if self._settings.idle_s is not None:
+            due.append(self._settings.idle_s / 4)
+        if self._ends is not None and self._warnings:
+            due.append(self._ends - self._warnings[0] - time.time())
+        return max(_LOOK_S, min(due))
+
+    def _announce(self, path: str) -> None:
+        """Once the server answers: say where."""
+        self._answering = servers.answers(self._settings.kind, self._place, self._token)
+        if not self._answering:
+            if time.time() - self._started > _ANSWER_S:
+                raise TimeoutError(f"the server has not answered for {_ANSWER_S:g} s")
+            return
+        connection = Connection(
+            schema=1,
+            job_id=os.environ["HPCJOBS_JOB_ID"],
+            kind=self._settings.kind,
+            host=socket.gethostname(),
+            address=self._place.address,
+            port=self._place.port,
+            socket=self._place.socket,
+            token=self._token,
+            path=path,
+            python="python3" if self._settings.in_image else sys.executable,
+            started=self._started,
+            ends=self._ends,
+        )
+        way = tunnel.tunnel(self._settings, connection, self._run_dir)
+        if way is not None:
+            words = way.command(tunnel.local_port(connection))
+            write_private(self._run_dir / files.COMMAND, shlex.join(words) + "\n")
+        write_private(self._run_dir / files.CONNECTION, json.dumps(connection._asdict(), indent=2))
+        _say(f"{self._settings.kind} answers on {connection.host}, {connection.socket or connection.port}")
+
+    def _warn_when_due(self) -> None:
+        while self._ends is not None and self._warnings and time.time() >= self._ends - self._warnings[0]:
+            self._warnings.pop(0)
+            self._warn("")
+
+    def _idle(self) -> bool:
+        """Whether nobody, and no kernel, has done anything for as long as was said."""
+        idle = self._settings.idle_s
+        if idle is None:
+            return False
+        active = servers.last_activity(self._settings.kind, self._place, self._token)
+        if active is None or time.time() - max(active, self._started) < idle:
+            return False
+        _say(f"nobody has done anything for {idle / 60:g} min: the session ends")
+        return True
+
+    def _warn(self, why: str) -> None:
+        """A note for whoever has the page open; it saves every document that is open there."""
+        until = f"Time limit at {time.strftime('%H:%M', time.localtime(self._ends))}. " if self._ends else ""
+        text = f"{why}{until}Everything that is open here has been saved."
+        write_private(
+            self._run_dir / files.FOLDER / "notice.json",
+            json.dumps({"number": time.time_ns() // 1_000_000, "text": text}),
+        )
+        _say(f"{why}{until}Open documents are told to save.")
+
+    def _clear(self, home: Path) -> None:
+        """What holds the token, or points at a server that is gone."""
+        for path in (self._run_dir / files.CONNECTION, self._run_dir / files.COMMAND):
+            path.unlink(missing_ok=True)
+        for name in ("config.py", "code.yaml"):
+            (home / name).unlink(missing_ok=True)
+        shutil.rmtree(home / "runtime", ignore_errors=True)
+
+
+def _ends(settings: Settings, started: float) -> float | None:
+    """The time limit, as Slurm told the job's script, or from what was asked."""
+    told = os.environ.get("HPCJOBS_ENDS", "")
+    if told.isdigit():
+        return float(told)
+    return None if settings.limit_s is None else started + settings.limit_s
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """What notebooks see: without the layout of the job's tasks, which an srun in a cell would take for its own, and a
+    library for that of a training run."""
+    prefixes, names, kept = (settings.hidden[key] for key in ("prefixes", "names", "kept"))
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in kept or not (name in names or name.startswith(tuple(prefixes)))
+    }
+
+
+def _hear_everything() -> None:
+    """The server and its kernels start with no signal blocked."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server, which ends its kernels; then whatever of its session is left."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            _say(f"the server does not end within {_STOP_S:g} s: killed")
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def _say(text: str) -> None:
+    print(f"hpcjobs: {text}", flush=True)

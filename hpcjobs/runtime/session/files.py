@@ -1,0 +1,105 @@
+"""The files of a session in its run folder, each readable by its owner alone.
+
+session.json              what was asked, for the node
+session.pyz               the code of this package
+connection.json           where the server answers, and its token; there only while it answers
+port_forwarding_command   the command that a laptop types; there as long
+session/                  what the server is told and keeps: configuration, kernels, runtime files
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SETTINGS, BUNDLE, CONNECTION, COMMAND, FOLDER = (
+    "session.json",
+    "session.pyz",
+    "connection.json",
+    "port_forwarding_command",
+    "session",
+)
+
+
+class Kernel(NamedTuple):
+    """A kernel beside the server's own Python: how it is called, and the words that start its Python."""
+
+    name: str
+    python: list[str]
+
+
+class Settings(NamedTuple):
+    """``session.json``. Times are seconds."""
+
+    kind: str
+    """``lab``, ``notebook`` or ``code``."""
+    folder: str
+    """Where the server's files begin."""
+    bind: str
+    """``loopback``, ``address`` (the one that the node's name leads to) or ``socket`` (a file on the node)."""
+    address_suffix: str
+    ssh_to_nodes: bool
+    login: str | None
+    """``user@host``; None: the session is on the machine that the user sits at."""
+    user: str
+    relay: list[str]
+    """What runs on the login node in front of ``session.pyz``: its Python."""
+    srun: str | None
+    """Path of srun there; None: no Slurm."""
+    slurm_conf: str | None
+    idle_s: float | None
+    limit_s: float | None
+    warn_s: float
+    token: str | None
+    """None: made on the node."""
+    kernels: list[Kernel]
+    in_image: bool
+    """The server runs in a container, whose Python is not that of the node."""
+    hidden: dict[str, list[str]]
+    """What notebooks do not see of the job's environment: ``prefixes`` and ``names``, but for what is ``kept``."""
+
+
+class Connection(NamedTuple):
+    """``connection.json``: a server that answers. Moments are seconds since 1970."""
+
+    schema: int
+    job_id: str
+    kind: str
+    host: str
+    address: str | None
+    port: int | None
+    socket: str | None
+    """In place of address and port."""
+    token: str
+    path: str
+    """Of the page, with a leading slash."""
+    python: str
+    """One that runs ``session.pyz`` on that host."""
+    started: float
+    ends: float | None
+    """The time limit; None: there is none."""
+
+
+def read_settings(run_dir: Path) -> Settings:
+    """What was asked of the session of this run folder."""
+    found: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
+    return Settings(**{**found, "kernels": [Kernel(*kernel) for kernel in found["kernels"]]})
+
+
+def read_connection(run_dir: Path) -> Connection | None:
+    """Where the session answers; None: not yet, or no longer."""
+    try:
+        return Connection(**json.loads((run_dir / CONNECTION).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write ``path`` in one step, for its owner's eyes: a reader sees nothing or all of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(beside, path)

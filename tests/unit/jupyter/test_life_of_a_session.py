@@ -1,0 +1,160 @@
+"""A session on this machine from its start to its end, as its user sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import ok, start, within
+
+CODE = ("jupyter", "--site", "local", "--code")
+
+
+def eventually(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        time.sleep(0.05)
+
+
+def status(url: str, token: str | None = None) -> int:
+    headers = {} if token is None else {"Authorization": f"token {token}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def processes(run_dir: str) -> list[str]:
+    """Command lines that name this run folder."""
+    listed = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if run_dir in line]
+
+
+def test_jupyterlab_answers_to_its_token_alone_and_stop_leaves_nothing(here: Path, sessions_end: None) -> None:
+    folder = here / """it's "my" $(touch x) Ordner, ü"""
+    folder.mkdir()
+    told = ok("jupyter", "--site", "local", "-t", "1h", "--detach", "--json", "--dir", str(folder)).json
+    token, run_dir = told["connection"]["token"], Path(told["run_dir"])
+    url = f"http://localhost:{told['connection']['port']}"
+    assert told["url"] == f"{url}/lab?token={token}"
+    assert told["tunnel"] is None
+    assert abs(told["ends"] - time.time() - 3600) < 120
+    assert status(f"{url}/api/contents", token) == 200
+    assert status(f"{url}/api/contents") == 403
+    assert status(f"{url}/api/contents?token=wrong") == 403
+    assert status(f"{url}/hpcjobs/session") == 403
+    (listed,) = ok("jupyter", "list", "--json").json
+    assert (listed["job_id"], listed["folder"]) == (told["job_id"], str(folder))
+    assert token not in json.dumps(listed)
+    assert ok("jupyter", "open", "--json").json["url"] == told["url"]
+    holding = [path for path in run_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert run_dir / "connection.json" in holding
+    assert {path.name: path.stat().st_mode & 0o077 for path in holding if path.stat().st_mode & 0o077} == {}
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    assert processes(str(run_dir))
+    assert not [line for line in processes("") if token in line]
+    ok("jupyter", "stop")
+    assert processes(str(run_dir)) == []
+    assert [path for path in run_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()] == []
+    assert not (run_dir / "connection.json").exists()
+    assert not (folder / "x").exists()
+    assert ok("jupyter", "list").out == "no sessions (hpcjobs jupyter starts one)\n"
+
+
+def test_twenty_sessions_at_once_have_a_port_each(code_server: None) -> None:
+    entries = [ok(*CODE, "--no-wait", "--json", "-t", "5m").json for _ in range(20)]
+    ports = {ok("jupyter", "open", "--json", entry["job_id"]).json["connection"]["port"] for entry in entries}
+    assert len(ports) == 20
+    assert len(ok("jupyter", "list", "--json").json) == 20
+
+
+def test_a_session_in_which_nobody_does_anything_ends(code_server: None) -> None:
+    told = ok(*CODE, "--idle", "3s", "--detach", "--json").json
+    assert within("wait", told["job_id"], "--timeout", "60").code == 0
+    assert "nobody has done anything" in ok("logs", told["job_id"]).out
+
+
+def test_a_session_in_which_somebody_works_does_not_end(code_server: None) -> None:
+    told = ok(*CODE, "--idle", "3s", "--detach", "--json").json
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        assert status(told["url"]) == 200
+        time.sleep(0.3)
+    assert len(ok("jupyter", "list", "--json").json) == 1
+
+
+@pytest.mark.parametrize(("answer", "left"), [("k", 1), ("c", 0), ("", 0)])
+def test_ctrl_c_asks_whether_to_keep_the_session(code_server: None, answer: str, left: int) -> None:
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcjobs", *CODE],
+        stdin=inside,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(inside)
+    assert process.stdout is not None
+    assert any("open: " in line for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    os.write(terminal, f"{answer}\n".encode())
+    out, err = process.communicate(timeout=60)
+    os.close(terminal)
+    assert process.returncode == 130, (out, err)
+    assert ("is cancelled" in err) == (left == 0)
+    assert len(ok("jupyter", "list", "--json").json) == left
+
+
+def test_ctrl_c_cancels_where_nobody_can_be_asked(code_server: None) -> None:
+    process = start(*CODE, "-o", "dependency=")
+    assert process.stderr is not None
+    eventually(lambda: within("jupyter", "list", "--json").json)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert ok("jupyter", "list", "--json").json == []
+
+
+def test_the_page_is_told_to_save_ahead_of_the_time_limit(code_server: None) -> None:
+    told = ok(*CODE, "-t", "8s", "--detach", "--json").json
+    notice = Path(told["run_dir"]) / "session" / "notice.json"
+    eventually(notice.exists)
+    said: dict[str, Any] = json.loads(notice.read_text())
+    assert "Time limit at" in said["text"]
+    assert within("wait", told["job_id"], "--timeout", "60").code != 0
+    assert not (Path(told["run_dir"]) / "connection.json").exists()
+
+
+def test_a_server_that_dies_is_told_with_the_last_lines_of_its_log(code_server: None, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "code-server"
+    program.write_text("#!/bin/sh\necho 'the licence has run out'\nexit 7\n")
+    answer = within(*CODE, "--detach")
+    assert answer.code == 3
+    assert "the licence has run out" in answer.err
+    assert "exit code 7" in answer.err
+
+
+def test_what_a_node_lacks_is_said_within_seconds(here: Path, sessions_end: None) -> None:
+    (here / "bare.yaml").write_text("scheduler: local\njupyter: {python: python3}\n")
+    bare = start("jupyter", "--site", "bare.yaml", "--detach", env={"PATH": "/usr/bin:/bin"})
+    began = time.monotonic()
+    _, err = bare.communicate(timeout=60)
+    assert bare.returncode == 3, err
+    assert "has no jupyterlab" in err
+    assert "pip install" in err
+    assert time.monotonic() - began < 20
