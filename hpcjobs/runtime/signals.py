@@ -32,7 +32,7 @@ from hpcjobs.runtime.exits import ExitCode
 FOLDER = "HPCJOBS_SURVIVAL"
 DEADLINE = "HPCJOBS_DEADLINE"
 """When the time limit ends the job, in seconds since 1970; not set where there is none."""
-PROGRESS, STEPS, REQUEUE, LEAD = "progress", "steps", "requeue", "lead"
+PROGRESS, STEPS, REQUEUE, LEAD, SUSPECTS = "progress", "steps", "requeue", "lead", "suspects"
 
 
 class Stop:
@@ -72,6 +72,14 @@ def ask_requeue(progress: int) -> None:
     """Everything up to ``progress`` is saved; this process is about to leave with code 85."""
     saved(progress)
     tell(REQUEUE, progress)
+
+
+def suspect(host: str) -> None:
+    """The next start is to do without ``host``, if Slurm has enough others."""
+    place = folder()
+    if place is not None:
+        with (place / SUSPECTS).open("a", encoding="utf-8") as file:
+            file.write(f"{host}\n")
 
 
 def ignore() -> None:

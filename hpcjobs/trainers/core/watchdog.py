@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpcjobs.runtime import signals
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.summary import Quantiles
 from hpcjobs.trainers.core.group import Group
@@ -86,8 +87,10 @@ class Watchdog:
         time.sleep(GATHER_S)  # the others have stood as long as this one, give or take a step
         everyone = reports(self.folder, since=time.time() - GATHER_S - stood_s)
         if mine.rank == min(everyone, default=mine.rank):
-            words = verdict(everyone, self.group.hosts)
+            words, late = verdict(everyone, self.group.hosts)
             print(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}", file=sys.stderr, flush=True)
+            for host in late:
+                signals.suspect(host)
         else:
             time.sleep(LOOK_S)  # a launcher kills all ranks when the first one leaves
         os._exit(ExitCode.STANDSTILL)
@@ -121,17 +124,18 @@ def reports(folder: Path, *, since: float) -> dict[int, Place]:
     return found
 
 
-def verdict(everyone: dict[int, Place], hosts: tuple[str, ...]) -> str:
-    """Who is behind, in words."""
-    silent = [f"rank {rank} on {host}" for rank, host in enumerate(hosts) if rank not in everyone]
+def verdict(everyone: dict[int, Place], hosts: tuple[str, ...]) -> tuple[str, set[str]]:
+    """Who is behind, in words, and the hosts of these."""
+    silent = {rank: host for rank, host in enumerate(hosts) if rank not in everyone}
     if silent:
-        return f"{', '.join(silent)} says nothing: stopped, or its node is gone"
+        names = ", ".join(f"rank {rank} on {host}" for rank, host in silent.items())
+        return f"{names} says nothing: stopped, or its node is gone", set(silent.values())
     first, last = min(p.order for p in everyone.values()), max(p.order for p in everyone.values())
     behind = [place for place in everyone.values() if place.order == first] if first < last else odd(everyone)
     if not behind:
-        return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike"
+        return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike", set()
     names = ", ".join(f"rank {p.rank} on {p.host} (in {p.phase} of step {p.step + 1}, {p.line})" for p in behind)
-    return f"behind: {names}"
+    return f"behind: {names}", {place.host for place in behind}
 
 
 def odd(everyone: dict[int, Place]) -> list[Place]:

@@ -34,6 +34,14 @@ while not stop.asked:
     time.sleep(0.1)
 signals.leave(5)
 """
+KILLED = """
+import os, pathlib, signal, socket
+hosts = pathlib.Path(os.environ["HPCJOBS_RUN_DIR"], "hosts")
+with hosts.open("a") as file:
+    file.write(socket.gethostname() + "\\n")
+if len(hosts.read_text().split()) == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 SLOW = """
 import time
 from dataclasses import replace
@@ -64,6 +72,7 @@ class Begun:
     told: Submitted
     forbidden: Submitted
     stuck: Submitted
+    killed: Submitted
     trained: Submitted
     undisturbed: Submitted
 
@@ -71,12 +80,15 @@ class Begun:
 @pytest.fixture
 def begun(cluster: Cluster) -> Begun:
     """One of each, and the signals that each is to get."""
-    count, stuck = cluster.program("count.py", COUNT), cluster.program("stuck.py", STUCK)
+    count, stuck, killed = (
+        cluster.program(name, text) for name, text in (("count.py", COUNT), ("stuck.py", STUCK), ("killed.py", KILLED))
+    )
     cluster.program("slow.py", SLOW)
     jobs = Begun(
         told=cluster.submit("--retries", "on", "-N", "2", count),
         forbidden=cluster.submit("--retries", "on", count),
         stuck=cluster.submit("--retries", "on", "-t", "1m", "--lead", "55s", stuck),
+        killed=cluster.submit("--retries", "on", killed),
         trained=cluster.submit("--retries", "on", *TRAINING),
         undisturbed=cluster.submit(*TRAINING),
     )
@@ -116,6 +128,13 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
     assert first["decision"] == f"resubmitted as {last['job_id']}"
     (row,) = [row for row in cluster.rows() if row["run_dir"] == str(begun.forbidden.run_dir)]
     assert (row["record"]["job_id"], row["record"]["state"]) == (begun.forbidden.id, "COMPLETED")
+
+    begun.killed.done()
+    first, last = history(begun.killed)
+    assert (first["why"], first["exit_code"], last["why"]) == ("node", 137, "completed")
+    bad, other = (begun.killed.run_dir / "hosts").read_text().split()
+    assert bad != other
+    assert f"the next start does without {bad}\n" in begun.killed.log
 
     assert begun.trained.wait().code == 0, begun.trained.log
     begun.undisturbed.done()

@@ -89,7 +89,8 @@ if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
 fi
 trap : TERM INT HUP USR1 USR2
 record_failure() { # at once: a rank that fails for want of this one must come second
-    [ "$code" -eq 0 ] || (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null
+    [ "$code" -ne 0 ] || return 0
+    (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
 }
 # A signal for the whole task must not take the one away who writes its last lines.
 exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && exec sed -u "s/^/$RANK: /")
