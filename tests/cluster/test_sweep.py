@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,10 @@ import submitit
 from commandline import Answer, hpcjobs, start
 
 import hpcjobs as api
+from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox.daemons import Daemon, alive, recorded, spawn
+from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.site.rehearsal import current
 
 SITE = ("--site", "tu-hpc", "--time", "5m")
@@ -64,6 +68,14 @@ def eventually(condition: Callable[[], bool], *, timeout_s: float = 240) -> None
     while not condition():
         assert time.monotonic() < end, f"not within {timeout_s} s"
         time.sleep(0.2)
+
+
+def end(name: str) -> Daemon:
+    """A daemon of the sandbox, ended as an administrator would."""
+    daemon = next(daemon for daemon in recorded(folder_at(None)) if daemon.name == name)
+    os.kill(daemon.pid, signal.SIGTERM)
+    eventually(lambda: not alive(daemon))
+    return daemon
 
 
 def test_a_real_trainer_with_killed_and_failing_cells_is_resumed_where_it_must_be(folder: Path) -> None:
@@ -166,6 +178,36 @@ def test_two_hundred_trainings_with_killed_and_failing_ones_are_resumed_where_th
     assert len(rows("digits")) == 200
     assert states("digits") == {"COMPLETED": 199, "FAILED": 1}
     assert {row["lr"] for row in rows("digits") if row["state"] == "FAILED"} == {0}
+
+
+@pytest.mark.long
+def test_a_hundred_cells_finish_once_while_the_controller_is_started_anew_and_accounting_is_away(
+    folder: Path, sandbox: Sandbox
+) -> None:
+    """Somebody waits all the time, and the sweep's own tail submits what the queue has no room for."""
+    (folder / "site_configs").mkdir()
+    shipped = (Path(api.__file__).parent.parent / "site_configs" / "tu-hpc.yaml").read_text()
+    (folder / "site_configs" / "tu-hpc.yaml").write_text(shipped + "max_submit_jobs: 40\n")
+    (folder / "slow.sh").write_text(COUNT + "sleep 3\n")
+    (folder / "slow.sh").chmod(0o755)
+    words = (*SITE, "--name", "hundred", "--set", "i=0..99", "--max-parallel", "4")
+    waiting = start("sweep", *words, "--wait", "./slow.sh", cwd=folder)
+    ran = folder / "ran"
+    try:
+        eventually(lambda: ran.exists() and len(ran.read_text().split()) >= 8)
+        end("slurmdbd")
+        away = time.monotonic()
+        before = len(ran.read_text().split())
+        controller = end("slurmctld")
+        spawn(folder_at(None), controller.name, controller.argv)
+        eventually(lambda: time.monotonic() > away + 60)
+        assert len(ran.read_text().split()) > before
+    finally:
+        sandboxes.up(sandbox.shape)
+    out, err = waiting.communicate(timeout=500)
+    assert waiting.returncode == 0, (out, err)
+    assert states("hundred") == {"COMPLETED": 100}
+    assert sorted(map(int, ran.read_text().split())) == list(range(100))
 
 
 def test_more_cells_than_an_index_goes_become_several_arrays_under_one_throttle(folder: Path) -> None:
