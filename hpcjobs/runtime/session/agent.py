@@ -26,6 +26,7 @@ MISSING = 20
 _ANSWER_S = 300.0
 _LOOK_S, _LOOK_AGAIN_S = 0.2, 15.0
 _STOP_S = 15.0
+_LONG = 50
 _LAST_WARNING_S = 60.0
 _HEARD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
@@ -39,8 +40,8 @@ def serve(run_dir: Path) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     token = settings.token or secrets.token_urlsafe(32)
     try:
-        with _place(settings) as place:
-            return _Session(settings, run_dir, place, token).run()
+        with _private_folder() as private, _place(settings, private) as place:
+            return _Session(settings, run_dir, private, place, token).run()
     except _NoPlace as error:
         print(f"hpcjobs: {error}", file=sys.stderr, flush=True)
         return MISSING
@@ -51,18 +52,25 @@ class _NoPlace(Exception):
 
 
 @contextmanager
-def _place(settings: Settings) -> Iterator[Place]:
+def _private_folder() -> Iterator[Path]:
+    """A folder of the node's own, for sockets: short, since a socket's path has at most 107 bytes."""
+    parent = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="hpcjobs-", dir=parent if len(parent) < _LONG else "/tmp")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _place(settings: Settings, private: Path) -> Iterator[Place]:
     """A place to listen at that nobody else gets.
 
     The port is kept bound, but not listened at, until the server has ended: the kernel gives a bound port to no one who
     asks for a free one, and lets the server, which names it, in.
     """
     if settings.bind == "socket":
-        folder = tempfile.mkdtemp(prefix="hpcjobs-")
-        try:
-            yield Place(None, None, f"{folder}/session.socket")
-        finally:
-            shutil.rmtree(folder)
+        yield Place(None, None, str(private / "session.socket"))
         return
     address = "127.0.0.1" if settings.bind == "loopback" else _own_address(settings.address_suffix)
     with socket.socket() as held:
@@ -86,8 +94,9 @@ def _own_address(suffix: str) -> str:
 class _Session:
     """A server, its files, and the clock."""
 
-    def __init__(self, settings: Settings, run_dir: Path, place: Place, token: str) -> None:
-        self._settings, self._run_dir, self._place, self._token = settings, run_dir, place, token
+    def __init__(self, settings: Settings, run_dir: Path, private: Path, place: Place, token: str) -> None:
+        self._settings, self._run_dir, self._private, self._place = settings, run_dir, private, place
+        self._token = token
         self._started = time.time()
         self._ends = _ends(settings, self._started)
         warnings = {settings.warn_s, min(settings.warn_s, _LAST_WARNING_S)}
@@ -97,7 +106,8 @@ class _Session:
     def run(self) -> int:
         home = self._run_dir / files.FOLDER
         home.mkdir(mode=0o700, exist_ok=True)
-        server = servers.build(self._settings, self._place, self._token, self._run_dir)
+        asked = servers.Asked(self._settings, self._place, self._token, self._run_dir, self._private)
+        server = servers.build(asked)
         process = subprocess.Popen(
             server.command,
             cwd=self._settings.folder,
@@ -202,7 +212,6 @@ class _Session:
             path.unlink(missing_ok=True)
         for name in ("config.py", "code.yaml"):
             (home / name).unlink(missing_ok=True)
-        shutil.rmtree(home / "runtime", ignore_errors=True)
 
 
 def _ends(settings: Settings, started: float) -> float | None:

@@ -4,7 +4,7 @@ session.json              what was asked, for the node
 session.pyz               the code of this package
 connection.json           where the server answers, and its token; there only while it answers
 port_forwarding_command   the command that a laptop types; there as long
-session/                  what the server is told and keeps: configuration, kernels, runtime files
+session/                  what the server is told: configuration, kernels, extensions
 """
 
 from __future__ import annotations

@@ -27,6 +27,17 @@ class Place(NamedTuple):
     socket: str | None
 
 
+class Asked(NamedTuple):
+    """What a server is made from."""
+
+    settings: Settings
+    place: Place
+    token: str
+    run_dir: Path
+    private: Path
+    """A folder of the node's own that nobody else enters."""
+
+
 class Server(NamedTuple):
     """What is run, the variables added to its environment, and the page to open."""
 
@@ -49,11 +60,16 @@ def missing(kind: str) -> str | None:
     )
 
 
-def jupyter(settings: Settings, place: Place, token: str, run_dir: Path) -> Server:
-    """JupyterLab or Notebook, configured by a file of its own, which wins over the user's: the token is only there."""
-    home = run_dir / FOLDER
+def jupyter(asked: Asked) -> Server:
+    """JupyterLab or Notebook, configured by a file of its own, which wins over the user's.
+
+    Kernels talk over sockets in a private folder: what they print over loopback, any user of the node could read.
+    """
+    settings, place = asked.settings, asked.place
+    home = asked.run_dir / FOLDER
     said: dict[str, dict[str, object]] = {
-        "IdentityProvider": {"token": token},
+        "IdentityProvider": {"token": asked.token},
+        "KernelManager": {"transport": "ipc"},
         "ServerApp": {
             "allow_remote_access": True,  # whoever has the token may come by any name of the node
             "allow_root": os.geteuid() == 0,
@@ -78,28 +94,28 @@ def jupyter(settings: Settings, place: Place, token: str, run_dir: Path) -> Serv
     known = os.environ.get("JUPYTER_PATH")
     environment = {
         "JUPYTER_PATH": os.pathsep.join(filter(None, (str(home / "share"), known))),
-        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTER_RUNTIME_DIR": str(asked.private),
     }
     return Server([sys.executable, "-m", module, f"--config={home / 'config.py'}"], environment, path)
 
 
-def code_server(settings: Settings, place: Place, token: str, run_dir: Path) -> Server:
+def code_server(asked: Asked) -> Server:
     """code-server, with the token for its password."""
-    config = run_dir / FOLDER / "code.yaml"
+    place = asked.place
+    config = asked.run_dir / FOLDER / "code.yaml"
     listen = (
         {"socket": place.socket, "socket-mode": "600"}
         if place.socket
         else {"bind-addr": f"{place.address}:{place.port}"}
     )
-    said = {**listen, "auth": "password", "password": token, "cert": False, "disable-telemetry": True}
+    said = {**listen, "auth": "password", "password": asked.token, "cert": False, "disable-telemetry": True}
     write_private(config, "".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))  # YAML reads JSON
-    return Server(["code-server", "--config", str(config), "--disable-update-check", settings.folder], {}, "/")
+    return Server(["code-server", "--config", str(config), "--disable-update-check", asked.settings.folder], {}, "/")
 
 
-def build(settings: Settings, place: Place, token: str, run_dir: Path) -> Server:
+def build(asked: Asked) -> Server:
     """The server of the settings' kind."""
-    make = code_server if settings.kind == "code" else jupyter
-    return make(settings, place, token, run_dir)
+    return code_server(asked) if asked.settings.kind == "code" else jupyter(asked)
 
 
 def _write_kernels(kernels: list[Kernel], folder: Path) -> None:

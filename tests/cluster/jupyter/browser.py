@@ -1,6 +1,6 @@
 """A user with JupyterLab in a headless Chromium: opens a notebook, runs its cell, looks. Told and telling by JSON.
 
-{"url", "notebook", "screenshot": PATH or null, "append": text typed behind the cell, or null}
+{"url", "notebook", "failure": PATH, "screenshot": PATH or null, "append": text typed behind the cell, or null}
 -> {"output": what the cell printed, "notice": what the page was told after the text was typed, or null}
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-_WAIT_MS = 120_000
+_WAIT_MS = 60_000
 
 
 def main() -> None:
@@ -23,8 +23,13 @@ def main() -> None:
         )
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(_WAIT_MS)
-        found = visit(page, asked)
-        browser.close()
+        try:
+            found = visit(page, asked)
+        except Exception:
+            page.screenshot(path=asked["failure"])
+            raise
+        finally:
+            browser.close()
     json.dump(found, sys.stdout)
 
 
@@ -32,6 +37,7 @@ def visit(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
     page.goto(asked["url"])
     page.locator(".jp-DirListing-item", has_text=asked["notebook"]).dblclick()
     cell = page.locator(".jp-Notebook .jp-CodeCell").first
+    page.locator("#jp-main-statusbar", has_text="| Idle").wait_for()
     cell.locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     output = cell.locator(".jp-OutputArea-output")

@@ -21,6 +21,8 @@ from hpcjobs.sandbox.network import enter
 LOGIN = "login.example"
 _LOGIN_ADDRESS, _LAPTOP_ADDRESS, _PORT = "10.79.0.1", "10.79.0.2", 2222
 _LINK = "hpcjobs-laptop"
+ARTEFACTS = Path(__file__).parents[3] / "test-artefacts"
+"""Pictures of what the browser saw, kept from the last run of the tests."""
 _BROWSER = Path(__file__).with_name("browser.py")
 
 
@@ -54,10 +56,10 @@ class Laptop:
         words = [*self._inside, "bash", "-c", f"exec {command}"]
         return subprocess.Popen(words, env=self._env, text=True, stdin=subprocess.DEVNULL, **options)
 
-    def status(self, url: str, *options: str) -> str:
-        """The HTTP status that ``url`` gives; 000: nobody answers."""
-        words = [*self._inside, "curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}", *options]
-        return subprocess.run([*words, url], env=self._env, capture_output=True, text=True).stdout
+    def status(self, url: str, *, into: str = "/dev/null") -> str:
+        """The HTTP status that ``url`` gives, what it holds goes ``into`` a file; 000: nobody answers."""
+        words = [*self._inside, "curl", "--silent", "--output", into, "--write-out", "%{http_code}", url]
+        return subprocess.run(words, env=self._env, capture_output=True, text=True).stdout
 
     @contextmanager
     def tunnel(self, command: str) -> Iterator[subprocess.Popen[str]]:
@@ -75,14 +77,28 @@ class Laptop:
             process.terminate()
             process.wait(20)
 
-    def browse(self, url: str, **wishes: object) -> dict[str, Any]:
-        """What a headless Chromium sees there; the address goes in by a pipe, for it holds a token."""
+    def browse(self, url: str, *, once_typed: Callable[[], object] = lambda: None, **wishes: object) -> dict[str, Any]:
+        """What a headless Chromium sees there; the address goes in by a pipe, for it holds a token.
+
+        ``once_typed`` is called when the browser has typed what it was asked to ``append``.
+        """
         words = [*self._inside, sys.executable, str(_BROWSER)]
-        done = subprocess.run(
-            words, env=self._env, input=json.dumps({"url": url, **wishes}), capture_output=True, text=True, timeout=240
+        wished = {"url": url, "failure": str(ARTEFACTS / "failure.png"), **wishes}
+        process = subprocess.Popen(
+            words, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
+        assert process.stdin is not None
+        assert process.stderr is not None
+        with process:
+            process.stdin.write(json.dumps(wished))
+            process.stdin.close()
+            process.stdin = None
+            told = process.stderr.readline()
+            if told == "typed\n":
+                once_typed()
+            out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, told + err
+        found: dict[str, Any] = json.loads(out)
         return found
 
 
@@ -121,7 +137,8 @@ def _sshd(folder: Path, name: str, address: str, inside: list[str]) -> Iterator[
     config = folder / f"sshd_{name}"
     config.write_text(
         f"Port {_PORT}\nListenAddress {address}\nHostKey {folder / 'host_key'}\nPidFile none\nUsePAM no\n"
-        f"AuthorizedKeysFile {folder / 'user_key.pub'}\nPasswordAuthentication no\nPermitRootLogin yes\nStrictModes no\n"
+        f"AuthorizedKeysFile {folder / 'user_key.pub'}\n"
+        "PasswordAuthentication no\nPermitRootLogin yes\nStrictModes no\n"
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     with (folder / f"sshd_{name}.log").open("w") as log:

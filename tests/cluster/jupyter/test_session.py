@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import commandline
+import pytest
 from commandline import hpcjobs
-from laptop import Laptop
+from laptop import ARTEFACTS, LOGIN, Laptop, eventually, sshd_on
 
-CELL = "import socket\nprint('this is', socket.gethostname())"
+from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox.folder import folder_at
+from hpcjobs.sandbox.network import enter
+
+Site = Callable[..., str]
+WHERE_AM_I = """import socket, subprocess
+print("this is", socket.gethostname())
+line = "srun --overlap -N 2 --ntasks-per-node 2 hostname | sort"
+print(subprocess.run(line, shell=True, capture_output=True, text=True))
+"""
 
 
-def notebook(folder: Path, *cells: str) -> Path:
-    """A notebook that was never run."""
+def notebook(folder: Path, cell: str) -> Path:
+    """A notebook of one cell that was never run."""
     path = folder / "hello.ipynb"
-    made = [
-        {"cell_type": "code", "id": f"cell{n}", "metadata": {}, "execution_count": None, "outputs": [], "source": text}
-        for n, text in enumerate(cells)
-    ]
+    made = {"cell_type": "code", "id": "c", "metadata": {}, "execution_count": None, "outputs": [], "source": cell}
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": made}))
+    path.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": [made]}))
     return path
 
 
@@ -29,20 +42,169 @@ def start(site: str, *words: str) -> dict[str, Any]:
     """A session that answers, as ``--json`` tells of it."""
     answer = hpcjobs("jupyter", "--site", site, "--detach", "--json", *words, timeout_s=200)
     assert answer.code == 0, answer
-    return answer.json
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def stop(told: dict[str, Any]) -> None:
+    """End it; then there is no job, no process and no file with its token."""
+    answer = hpcjobs("jupyter", "stop", told["job_id"])
+    assert answer.code == 0, answer
+    assert processes(told["run_dir"]) == []
+    assert files_with(told["connection"]["token"], Path(told["run_dir"])) == []
+    assert hpcjobs("jupyter", "list", "--json").json == []
 
 
 def command(told: dict[str, Any]) -> str:
-    return shlex.join(told["tunnel"])
+    """The line for the laptop: also in the run folder, for its owner."""
+    line = shlex.join(told["tunnel"])
+    path = Path(told["run_dir"], "port_forwarding_command")
+    assert path.read_text() == line + "\n"
+    assert path.stat().st_mode & 0o077 == 0
+    return line
 
 
-def test_a_cell_runs_on_the_worker_node_through_the_printed_tunnel(site: Any, desk: Laptop, workdir: Path) -> None:
-    notebook(workdir, CELL)
-    told = start(site(bind="address"))
-    assert told["node"].startswith("tu")
+def processes(text: str) -> list[str]:
+    """Command lines of this machine, and so of all hosts of the sandbox, that hold ``text``."""
+    listed = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if text in line]
+
+
+def files_with(token: str, folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+
+
+def page(told: dict[str, Any], path: str = "/api/contents", *, token: str | None = None) -> str:
+    port = told["url"].split(":")[2].split("/")[0]
+    return f"http://localhost:{port}{path}?token={token or told['connection']['token']}"
+
+
+def slurm(sandbox: Sandbox, *argv: str) -> str:
+    env = {**os.environ, "SLURM_CONF": sandbox.slurm_conf}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_cell_runs_on_the_worker_node_through_the_printed_tunnel(
+    site: Site, desk: Laptop, sandbox: Sandbox, workdir: Path
+) -> None:
+    """And can start tasks on both nodes; when the job is about to be ended, what was typed is saved."""
+    document = notebook(workdir, WHERE_AM_I)
+    told = start(site(bind="address"), "-N", "2", "-c", "2")
+    token = told["connection"]["token"]
     assert f":{told['node']}:" in command(told)
-    screenshot = workdir / "page.png"
+    ARTEFACTS.mkdir(exist_ok=True)
+    screenshot = ARTEFACTS / "jupyterlab.png"
+    screenshot.unlink(missing_ok=True)
+
+    def warn() -> None:
+        slurm(sandbox, "scancel", "--batch", "--signal=USR1", told["job_id"])
+
     with desk.tunnel(command(told)):
-        seen = desk.browse(told["url"], notebook="hello.ipynb", screenshot=str(screenshot))
-    assert seen["output"].strip() == f"this is {told['node']}"
+        wishes = {"notebook": document.name, "screenshot": str(screenshot), "append": "# typed by hand"}
+        seen = desk.browse(told["url"], once_typed=warn, **wishes)
+        assert not processes(token), "nobody's command line holds the token"
+    assert seen["output"].startswith(f"this is {told['node']}\n")
+    hosts = slurm(sandbox, "squeue", "-h", "-o", "%N", "-j", told["job_id"]).strip()
+    names = slurm(sandbox, "scontrol", "show", "hostnames", hosts).split()
+    assert "\\n".join(sorted(names * 2)) in seen["output"]
+    assert "returncode=0" in seen["output"]
+    assert "has been saved" in seen["notice"]
+    assert "# typed by hand" in document.read_text()
     assert screenshot.stat().st_size > 10_000
+    assert token not in slurm(sandbox, "scontrol", "show", "job", told["job_id"])
+    assert token not in hpcjobs("logs", told["job_id"]).out
+    readable = [p for p in files_with(token, workdir) if p.stat().st_mode & 0o077]
+    assert readable == []
+    stop(told)
+
+
+@pytest.fixture
+def node(sandbox: Sandbox, desk: Laptop) -> Iterator[str]:
+    """A node that lets users in by ssh."""
+    with sshd_on(desk.folder, sandbox.hosts[0]):
+        yield sandbox.hosts[0].name
+
+
+def test_a_server_on_loopback_is_reached_through_both_hosts_and_by_no_other(
+    site: Site, desk: Laptop, node: str, sandbox: Sandbox
+) -> None:
+    told = start(site(bind="loopback", ssh_to_nodes=True), "-o", f"nodelist={node}")
+    with desk.tunnel(command(told)):
+        assert desk.status(page(told)) == "200"
+        assert desk.status(page(told, token="wrong")) == "403"
+    address = f"http://{node}:{told['connection']['port']}/api"
+    other = [*enter(folder_at(None), sandbox.hosts[1]), "curl", "--silent", "--show-error", "--max-time", "20", address]
+    refused = subprocess.run(other, capture_output=True, text=True)
+    assert "Failed to connect" in refused.stderr
+    stop(told)
+
+
+def test_where_nobody_may_ssh_to_a_node_a_step_of_the_job_carries_the_connection(
+    site: Site, desk: Laptop, sandbox: Sandbox, workdir: Path
+) -> None:
+    content = os.urandom(3_000_000)
+    (workdir / "big.bin").write_bytes(content)
+    told = start(site(bind="socket"), "--dir", str(workdir))
+    socket = Path(told["tunnel"][told["tunnel"].index("-L") + 1].partition(":")[2])
+    with desk.tunnel(command(told)):
+        assert socket.stat().st_mode & 0o077 == 0
+        assert desk.status(page(told)) == "200"
+        assert desk.status(page(told, token="wrong")) == "403"
+        fetched = workdir / "fetched.bin"
+        assert desk.status(page(told, "/files/big.bin"), into=str(fetched)) == "200"
+        assert fetched.read_bytes() == content
+        assert processes(" carry ")
+    eventually(lambda: not processes(" carry ") and not processes(" relay "), what="the end of the relay")
+    assert not socket.exists()
+    assert hpcjobs("jupyter", "list", "--json").json[0]["state"] == "RUNNING"
+    stop(told)
+
+
+def test_a_session_from_the_laptop_ends_there_with_its_tunnel(site: Site, desk: Laptop, workdir: Path) -> None:
+    python = shlex.join(["env", f"HOME={workdir / 'home'}", commandline.sys.executable, "-m", "hpcjobs"])
+    path = site(hpcjobs=f"cd {shlex.quote(str(workdir))} && {python}")
+    opened = desk.folder / "opened"
+    browser = desk.folder / "bin" / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >{opened}\n')
+    browser.chmod(0o755)
+    words = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
+    line = f"env BROWSER={browser} {shlex.join(words)}"
+    process = desk.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    eventually(lambda: process.poll() is not None or opened.exists(), what="the browser")
+    assert process.poll() is None, process.communicate()
+    (told,) = hpcjobs("jupyter", "list", "--json").json
+    assert opened.read_text().startswith("file://")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"job {told['job_id']} is ended" in err
+    assert processes(told["run_dir"]) == []
+    assert processes(f"{LOGIN} ") == []
+    assert hpcjobs("jupyter", "list", "--json").json == []
+
+
+def test_what_a_node_lacks_is_said_within_seconds_of_its_start(site: Site) -> None:
+    path = site(python="python3")
+    began = time.monotonic()
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    answer = hpcjobs("jupyter", "--site", path, env=env)
+    assert answer.code == 3
+    assert "has no jupyterlab" in answer.err
+    assert "pip install" in answer.err
+    assert time.monotonic() - began < 60
+    refused = hpcjobs("jupyter", "--site", site(python="/usr/bin/python3"))
+    assert refused.code == 5
+    assert "has no jupyterlab" in refused.err
+
+
+def test_ctrl_c_in_the_queue_cancels_the_job(site: Site, sandbox: Sandbox) -> None:
+    process = commandline.start("jupyter", "--site", site(), "-o", "hold")
+    assert process.stderr is not None
+    line = next(text for text in process.stderr if "PENDING" in text)
+    assert "(JobHeldUser)" in line
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "is cancelled" in err
+    assert slurm(sandbox, "squeue", "-h", "--me", "--name=jupyter") == ""
