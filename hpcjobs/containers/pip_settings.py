@@ -64,8 +64,10 @@ def lay_out(folder: Path, *, at: str, wheels: Path | None, package: Path) -> lis
         for number, value in enumerate(values):
             local = Path(value.removeprefix("file://"))
             if key in _MANY and local.is_absolute() and local.is_dir():
-                mark = "file://" if value.startswith("file://") else ""
-                value = mark + seen(local, f"{key}{number}")
+                if key == "find-links":
+                    value = seen(local, f"{key}{number}")
+                else:  # an index may point to files beside it
+                    value = f"file://{seen(local.parent, f'{key}{number}')}/{local.name}"
             told.append(value)
         lines.append(f"{key} = " + "\n    ".join(told))
     seen(package, f"python/{package.name}")
