@@ -60,6 +60,8 @@ def vanishing(config: Config) -> Workload:
 
     def happens(step: int) -> None:
         if os.environ["RANK"] == "0" and step == 20:
+            while not (folder / "latest").exists() or list(folder.glob(".step-*")):  # one is being written
+                time.sleep(0.01)
             folder.rename(away)
             folder.touch()
         if os.environ["RANK"] == "0" and step == 40 and os.environ["RECOVERS"] == "yes":

@@ -62,7 +62,7 @@ def test_storage_that_fails_leaves_the_last_checkpoint_whole_and_the_run_going(
     flags = ("--workload", "faulty:vanishing", "--steps", "60", "--log-every", "1", "--checkpoint-every", "9")
     env = {"RECOVERS": recovers, "HPCJOBS_DEADLINE": "1"}  # the deadline is over: the last save is not insisted on
     ended = world(2, "ddp", *flags, env=surviving(tmp_path / "run", **env))
-    assert any("not written: File exists" in line for line in ended.complaints), ended.err
+    assert any("not written: " in line for line in ended.complaints), ended.err
     newest, *_ = checkpoint.steps(ended.run_dir / ("checkpoints" if recovers == "yes" else "away"))
     assert checkpoint.damage(newest) is None
     if recovers == "yes":
