@@ -1,4 +1,4 @@
-"""Horovod over the hosts of a real Slurm, by every way to start it: one world of eight, the losses of ddp."""
+"""Horovod over the hosts of a real Slurm, by every way to start it: one world, the losses of ddp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if find_spec("horovod") is None:
     pytest.skip("Horovod is not installed (make horovod)", allow_module_level=True)
 
 LM = ("--workload", "lm", "--sequence-length", "32", "--train-samples", "512", "--batch-size", "4", "--log-every", "1")
-TWO_BY_FOUR = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "4")
+TWO_NODES = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node")
 PROGRAM = """
 import socket
 import horovod.torch as hvd, torch
@@ -58,26 +58,29 @@ def summary(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1200)
-def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(folder: Path) -> None:
+@pytest.mark.parametrize("tasks", ["1", pytest.param("4", marks=pytest.mark.long)])
+def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(tasks: str, folder: Path) -> None:
     ways = {"srun": "horovod-mpi", "mpirun": "horovod-mpi", "horovod-gloo": "horovod-gloo"}
-    ended = submit(*TWO_BY_FOUR, "--name", "ddp", "--wait", "ddp", *LM)
+    lm = (*LM, "--steps", "16")
+    ended = submit(*TWO_NODES, tasks, "--name", "ddp", "--wait", "ddp", *lm)
     assert ended.code == 0, (ended, log("ddp"))
     for launcher, backend in ways.items():
-        ended = submit(*TWO_BY_FOUR, "--launcher", launcher, "--name", launcher, "--wait", "horovod", *LM)
+        ended = submit(*TWO_NODES, tasks, "--launcher", launcher, "--name", launcher, "--wait", "horovod", *lm)
         assert ended.code == 0, (ended, log(launcher))
         found = summary(launcher)
-        assert (found["world_size"], found["nnodes"], found["backend"]) == (8, 2, backend)
+        assert (found["world_size"], found["nnodes"], found["backend"]) == (2 * int(tasks), 2, backend)
         assert losses(launcher) == pytest.approx(losses("ddp"), rel=2e-4)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
-def test_lightning_over_horovod_on_two_nodes_has_the_losses_of_lightnings_ddp(folder: Path) -> None:
-    layout = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "2")
+@pytest.mark.parametrize("tasks", ["1", pytest.param("4", marks=pytest.mark.long)])
+def test_lightning_over_horovod_on_two_nodes_has_the_losses_of_lightnings_ddp(tasks: str, folder: Path) -> None:
     for strategy in ("ddp", "horovod"):
-        ended = submit(*layout, "--name", strategy, "--wait", "lightning", "--strategy", strategy, *LM)
+        words = ("--name", strategy, "--wait", "lightning", "--strategy", strategy, *LM, "--steps", "16")
+        ended = submit(*TWO_NODES, tasks, *words)
         assert ended.code == 0, (ended, log(strategy))
-    assert (summary("horovod")["backend"], summary("horovod")["world_size"]) == ("horovod-mpi", 4)
+    assert (summary("horovod")["backend"], summary("horovod")["world_size"]) == ("horovod-mpi", 2 * int(tasks))
     assert losses("horovod") == pytest.approx(losses("ddp"), rel=2e-4)
 
 
@@ -85,8 +88,7 @@ def test_lightning_over_horovod_on_two_nodes_has_the_losses_of_lightnings_ddp(fo
 @pytest.mark.parametrize("launcher", ["srun", "mpirun", "horovod-gloo"])
 def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> None:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
-    layout = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node", "2")
-    ended = submit(*layout, "--launcher", launcher, "--name", "own", "--wait", "train.py")
+    ended = submit(*TWO_NODES, "2", "--launcher", launcher, "--name", "own", "--wait", "train.py")
     assert ended.code == 0, (ended, log("own"))
     told = sorted(line for line in log("own").splitlines() if " sum " in line)
     hosts = [line.rpartition(" ")[2] for line in told]

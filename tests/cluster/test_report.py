@@ -189,7 +189,10 @@ def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandb
         ok(*asked, "--name", "slow", *LM)
     fast, slow = (ok("report", "scaling", name, "--json").json for name in ("fast", "slow"))
     before, after = fast["groups"][1], slow["groups"][1]
-    assert after["communication"] > before["communication"]
+    waited_s, waits_s = (group["communication"] * group["step_s"] for group in (before, after))
+    assert (
+        waits_s > 2 * waited_s
+    )  # in seconds: on a busy machine two hosts that share its cores wait for each other too
     assert after["communication"] > 0.5
     assert after["efficiency"][0] < before["efficiency"][0]
     serial = [told["fits"][0]["parameters"]["serial"][0] for told in (fast, slow)]
