@@ -27,6 +27,7 @@ from hpcjobs.scheduler.connect import connect
 _LOOK_S = 0.3
 _ASK_S = 10.0
 _FIRST_ASK_S = 1.0
+_STOP_ASK_S = 2.0
 _LAST_LINES = 15
 
 Progress = Callable[[JobRecord], None]
@@ -133,7 +134,7 @@ def sessions(*, site: str | None = None, connect: Connect = connect) -> list[Ses
     entries = [e for e in index.entries() if _is_session(e) and (site is None or e.site == site)]
     known = statuses(entries, connect=connect)
     found = [_session(job.entry, job.records[0]) for job in known]
-    return [s for s in found if not s.record.state.ended and s.record.state is not State.UNKNOWN]
+    return [session for session in found if not _over(session.record.state)]
 
 
 def find(word: str | None, *, site: str | None = None) -> Entry:
@@ -153,11 +154,18 @@ def find(word: str | None, *, site: str | None = None) -> Entry:
     return entry
 
 
-def stop(entries: list[Entry], *, connect: Connect = connect) -> None:
-    """End sessions, and wait until they have ended."""
+def stop(entries: list[Entry], *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep) -> None:
+    """End sessions, and wait until no queue knows them any more."""
     for entry in entries:
         connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
-    wait(entries)
+    delay = _LOOK_S
+    while not all(_over(job.records[0].state) for job in statuses(entries, connect=connect)):
+        pause(delay)
+        delay = min(2 * delay, _STOP_ASK_S)
+
+
+def _over(state: State) -> bool:
+    return state.ended or state is State.UNKNOWN
 
 
 def _is_session(entry: Entry) -> bool:
