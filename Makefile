@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long lint bench horovod lock clean drills soak
+.PHONY: help demo test long lint bench horovod lock clean drills soak notebooks
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -33,6 +33,10 @@ drills: ## Every drill (hpcjobs drill) on the sandbox; root, about 15 minutes
 soak: ## A training run killed a hundred times (KILLS=100); about 10 minutes
 	@tools/venv dev
 	$(BIN)/pytest -m long tests/unit/trainers/test_soak.py
+
+notebooks: ## Run the notebooks anew on this machine and keep what they show
+	@tools/venv dev
+	@tools/notebooks
 
 bench: ## Run every file of benchmarks/
 	@tools/venv dev
