@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from hpcjobs.containers.images import known
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.process import KEPT, LEAKING, LEAKING_NAMES
-from hpcjobs.runtime.session.files import Kernel, Settings
+from hpcjobs.runtime.session.files import PRIVATE, Kernel, Settings
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
@@ -94,7 +95,7 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
         limit_s=None,
         warn_s=WARN_S,
         token=token,
-        kernels=[Kernel(name, [python]) for name, python in site.jupyter.kernels.items()],
+        kernels=_kernels(site, job),
         in_image=job.container is not None,
         hidden={
             "prefixes": list(LEAKING),
@@ -102,6 +103,18 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
             "kept": [*sorted(KEPT), *_ALLOCATION],
         },
     )
+
+
+def _kernels(site: Site, job: Job) -> list[Kernel]:
+    """The site's Pythons and, unless the server is itself in an image, its images."""
+    found = [Kernel(name, [python]) for name, python in site.jupyter.kernels.items()]
+    if site.containers.runtime not in ("apptainer", "singularity") or job.container is not None:
+        return found
+    enter = [site.containers.program or site.containers.runtime, "exec", "--bind", f"{job.chdir},{PRIVATE}"]
+    enter += ["--nv"] if job.resources.gpus_per_node else []
+    return found + [
+        Kernel(f"{name} (image)", [*enter, path, site.containers.python]) for name, path in known(site).items()
+    ]
 
 
 def private_token(path: Path) -> str:

@@ -32,7 +32,7 @@ ALLOWED = {
     "run": GROUND | {"site", "job", "scheduler", "runtime", "hpcjobs"},
     "report": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sweeps": GROUND | {"site", "job", "scheduler", "run", "report", "hpcjobs"},
-    "jupyter": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
+    "jupyter": GROUND | {"site", "containers", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},

@@ -23,6 +23,10 @@ SETTINGS, BUNDLE, CONNECTION, COMMAND, FOLDER = (
 )
 
 
+PRIVATE = "{private}"
+"""In the words of a kernel: the node's folder in which it meets the server."""
+
+
 class Kernel(NamedTuple):
     """A kernel beside the server's own Python: how it is called, and the words that start its Python."""
 

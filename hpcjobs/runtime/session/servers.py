@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.runtime.session.files import FOLDER, Kernel, Settings, write_private
+from hpcjobs.runtime.session.files import FOLDER, PRIVATE, Kernel, Settings, write_private
 
 _EXTENSION = "hpcjobs_session"
 _ASK_S = 5.0
@@ -89,7 +89,7 @@ def jupyter(asked: Asked) -> Server:
     write_private(
         home / "config.py", f"import sys\nsys.path.insert(0, {str(home)!r})\nc = get_config()\n{''.join(lines)}"
     )
-    _write_kernels(settings.kernels, home / "share" / "kernels")
+    _write_kernels(settings.kernels, home / "share" / "kernels", asked.private)
     module, path = ("jupyterlab", "/lab") if settings.kind == "lab" else ("notebook", "/tree")
     known = os.environ.get("JUPYTER_PATH")
     environment = {
@@ -118,10 +118,11 @@ def build(asked: Asked) -> Server:
     return code_server(asked) if asked.settings.kind == "code" else jupyter(asked)
 
 
-def _write_kernels(kernels: list[Kernel], folder: Path) -> None:
+def _write_kernels(kernels: list[Kernel], folder: Path, private: Path) -> None:
     """A kernelspec for each Python that has ipykernel; the others are left out with a word in the log."""
     for number, kernel in enumerate(kernels):
-        python = [os.path.expandvars(os.path.expanduser(word)) for word in kernel.python]
+        words = (word.replace(PRIVATE, str(private)) for word in kernel.python)
+        python = [os.path.expandvars(os.path.expanduser(word)) for word in words]
         if not _has_ipykernel(python):
             print(f"hpcjobs: no kernel {kernel.name}: {' '.join(python)} has no ipykernel", flush=True)
             continue

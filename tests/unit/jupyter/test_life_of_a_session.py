@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import stat
 import subprocess
@@ -74,6 +75,33 @@ def test_jupyterlab_answers_to_its_token_alone_and_stop_leaves_nothing(here: Pat
     assert not (run_dir / "connection.json").exists()
     assert not (folder / "x").exists()
     assert ok("jupyter", "list").out == "no sessions (hpcjobs jupyter starts one)\n"
+
+
+def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here: Path, sessions_end: None) -> None:
+    runtime = here / "apptainer"  # in its place: what follows the image runs on this machine
+    runtime.write_text('#!/bin/sh\nwhile [ "${1%.sif}" = "$1" ]; do shift; done; shift; exec "$@"\n')
+    runtime.chmod(0o755)
+    site: dict[str, Any] = {
+        "scheduler": "local",
+        "jupyter": {"kernels": {"mine": sys.executable, "bare": "/usr/bin/python3"}},
+        "containers": {"runtime": "apptainer", "program": str(runtime), "python": sys.executable},
+    }
+    site["containers"]["images"] = {"torch": str(here / "torch.sif")}
+    (here / "here.yaml").write_text(json.dumps(site))
+    told = ok("jupyter", "--site", "./here.yaml", "--notebook", "--detach", "--json").json
+    headers = {"Authorization": f"token {told['connection']['token']}"}
+    url = f"http://localhost:{told['connection']['port']}/api/"
+    with urllib.request.urlopen(urllib.request.Request(f"{url}kernelspecs", headers=headers)) as answer:
+        specs = json.load(answer)["kernelspecs"]
+    names = {spec["spec"]["display_name"]: name for name, spec in specs.items()}
+    assert names.keys() >= {"mine", "torch (image)"}
+    assert "bare" not in names
+    assert "no kernel bare: /usr/bin/python3 has no ipykernel" in ok("logs", told["job_id"]).out
+    wanted = json.dumps({"name": names["torch (image)"]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{url}kernels", wanted, headers)) as answer:
+        kernel = json.load(answer)["id"]
+    unix = Path("/proc/net/unix")
+    eventually(lambda: re.search(rf"/hpcjobs-\w+/kernel-{kernel}-ipc-1$", unix.read_text(), re.MULTILINE))
 
 
 def test_twenty_sessions_at_once_have_a_port_each(code_server: None) -> None:
