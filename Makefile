@@ -15,7 +15,7 @@ test: ## Lint, types and all tests; as root on Debian also those on a real Slurm
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
 	@tools/lint
-	$(BIN)/pytest
+	@tools/test
 
 long: ## The tests that take many minutes: thousands of cells, hundreds of trainings (root, real Slurm)
 	@tools/venv dev

@@ -21,7 +21,7 @@ def _allowed() -> list[str]:
 
 
 class _Notes:
-    """Collects skips where all reports arrive: in the process that the workers of ``-n``, if any, report to."""
+    """Collects skips."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.skips = config.stash[SKIPS]
@@ -39,16 +39,7 @@ class _Notes:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SKIPS] = []
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Notes(config))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``-n N --dist loadgroup``: what needs the machine's one sandbox stays in one process, as does each file."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.relative_to(HERE).parts[0]
-            item.add_marker(pytest.mark.xdist_group("slurm" if folder in {"cluster", "docs"} else item.path.name))
+    config.pluginmanager.register(_Notes(config))
 
 
 def _unknown(config: pytest.Config) -> list[str]:
