@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,9 +40,11 @@ def connect(site: str | None, words: Sequence[str], *, say: Say) -> int:
     if where.login is None:
         raise RequestError(f"site {where.name} ({where.path}) has no login host", hint="say it in the site file: login")
     remote = _Remote(where.login, where.jupyter.hpcjobs)
-    entry = remote.ask([*words, "--no-wait", "--json"])
-    job_id = str(entry["job_id"])
+    with _undisturbed():
+        job_id = str(remote.ask([*words, "--no-wait", "--json"])["job_id"])
     tunnel: subprocess.Popen[bytes] | None = None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # the terminal is closed: as by Ctrl-C
     try:
         told = remote.ask(["jupyter", "open", job_id, "--site", where.name, "--json"])
         connection = Connection(**told["connection"])
@@ -59,8 +63,19 @@ def connect(site: str | None, words: Sequence[str], *, say: Say) -> int:
     finally:
         if tunnel is not None:
             _end(tunnel)
-        remote.ask(["jupyter", "stop", job_id, "--site", where.name, "--json"])
+        with _undisturbed():
+            remote.ask(["jupyter", "stop", job_id, "--site", where.name, "--json"])
         say(f"job {job_id} is ended")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits: a job that was submitted, or is being stopped, must not be forgotten half-way."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Remote:

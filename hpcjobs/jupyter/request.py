@@ -67,6 +67,11 @@ def request(
         where = msgspec.structs.replace(where, python=where.jupyter.python)
     asked: dict[str, Any] = {"name": "jupyter", "ntasks_per_node": 1, "template": "jupyter", "chdir": folder, **options}
     made = plan(_PROGRAM, site=where, made_by=made_by, **asked)
+    if made.job.container is not None and made.job.container.runtime == "pyxis":
+        raise RequestError(
+            f"container {made.job.container.name}: a session does not start in an image of pyxis (site {where.path})",
+            hint="jupyter.python of the site file names a Python of the nodes",
+        )
     limit = made.job.resources.time
     limit_s = walltime_s(limit) if isinstance(limit, str) else None
     warn_s = WARN_S if limit_s is None else min(WARN_S, limit_s // 4)

@@ -96,6 +96,8 @@ def jupyter(asked: Asked) -> Server:
         "JUPYTER_PATH": os.pathsep.join(filter(None, (str(home / "share"), known))),
         "JUPYTER_RUNTIME_DIR": str(asked.private),
     }
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # as in an image that does not see it
+        environment |= {name: str(home / "home") for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
     return Server([sys.executable, "-m", module, f"--config={home / 'config.py'}"], environment, path)
 
 

@@ -98,12 +98,12 @@ def test_a_cell_runs_on_the_worker_node_through_the_printed_tunnel(
     screenshot.unlink(missing_ok=True)
 
     def warn() -> None:
+        assert not processes(token), "nobody's command line holds the token while it is used"
         slurm(sandbox, "scancel", "--batch", "--signal=USR1", told["job_id"])
 
     with desk.tunnel(command(told)):
         wishes = {"notebook": document.name, "screenshot": str(screenshot), "append": "# typed by hand"}
         seen = desk.browse(told["url"], once_typed=warn, **wishes)
-        assert not processes(token), "nobody's command line holds the token"
     assert seen["output"].startswith(f"this is {told['node']}\n")
     hosts = slurm(sandbox, "squeue", "-h", "-o", "%N", "-j", told["job_id"]).strip()
     names = slurm(sandbox, "scontrol", "show", "hostnames", hosts).split()

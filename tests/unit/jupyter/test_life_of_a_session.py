@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from commandline import ok, start, within
+from imagefile import write_image
 
 CODE = ("jupyter", "--site", "local", "--code")
 
@@ -77,18 +78,33 @@ def test_jupyterlab_answers_to_its_token_alone_and_stop_leaves_nothing(here: Pat
     assert ok("jupyter", "list").out == "no sessions (hpcjobs jupyter starts one)\n"
 
 
-def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here: Path, sessions_end: None) -> None:
+def site_with_image(here: Path, **jupyter: object) -> str:
+    """A local site whose image ``torch`` has the Python of the tests; its path."""
     runtime = here / "apptainer"  # in its place: what follows the image runs on this machine
-    runtime.write_text('#!/bin/sh\nwhile [ "${1%.sif}" = "$1" ]; do shift; done; shift; exec "$@"\n')
+    runtime.write_text(
+        f'#!/bin/sh\necho "$@" >>{here}/entered\n'
+        'while [ "${1%.sif}" = "$1" ]; do shift; done\nshift\nIMAGE=torch exec "$@"\n'
+    )
     runtime.chmod(0o755)
-    site: dict[str, Any] = {
-        "scheduler": "local",
-        "jupyter": {"kernels": {"mine": sys.executable, "bare": "/usr/bin/python3"}},
-        "containers": {"runtime": "apptainer", "program": str(runtime), "python": sys.executable},
-    }
-    site["containers"]["images"] = {"torch": str(here / "torch.sif")}
-    (here / "here.yaml").write_text(json.dumps(site))
-    told = ok("jupyter", "--site", "./here.yaml", "--notebook", "--detach", "--json").json
+    containers = {"runtime": "apptainer", "program": str(runtime), "python": sys.executable}
+    images = {"images": {"torch": str(write_image(here / "torch.sif"))}}
+    fields = {"scheduler": "local", "jupyter": jupyter, "containers": containers | images}
+    (here / "here.yaml").write_text(json.dumps(fields))
+    return "./here.yaml"
+
+
+def test_the_server_runs_in_the_image_that_is_named(here: Path, code_server: None) -> None:
+    site = site_with_image(here)
+    told = ok("jupyter", "--site", site, "--container", "torch", "--code", "--detach", "--json").json
+    assert status(told["url"]) == 200
+    entered = (here / "entered").read_text()
+    assert f"{sys.executable} -u {told['run_dir']}/session.pyz serve" in entered
+    assert f"--bind {here}" in entered
+
+
+def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here: Path, sessions_end: None) -> None:
+    site = site_with_image(here, kernels={"mine": sys.executable, "bare": "/usr/bin/python3"})
+    told = ok("jupyter", "--site", site, "--notebook", "--detach", "--json").json
     headers = {"Authorization": f"token {told['connection']['token']}"}
     url = f"http://localhost:{told['connection']['port']}/api/"
     with urllib.request.urlopen(urllib.request.Request(f"{url}kernelspecs", headers=headers)) as answer:
@@ -104,11 +120,26 @@ def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here:
     eventually(lambda: re.search(rf"/hpcjobs-\w+/kernel-{kernel}-ipc-1$", unix.read_text(), re.MULTILINE))
 
 
+def start_together(count: int, *words: str) -> list[dict[str, Any]]:
+    """Sessions that were all submitted before the first was waited for, as ``open --json`` tells of them."""
+    entries = [ok(*words, "--no-wait", "--json", "-t", "20m").json for _ in range(count)]
+    return [ok("jupyter", "open", "--json", entry["job_id"]).json for entry in entries]
+
+
 def test_twenty_sessions_at_once_have_a_port_each(code_server: None) -> None:
-    entries = [ok(*CODE, "--no-wait", "--json", "-t", "5m").json for _ in range(20)]
-    ports = {ok("jupyter", "open", "--json", entry["job_id"]).json["connection"]["port"] for entry in entries}
-    assert len(ports) == 20
+    found = start_together(20, *CODE)
+    assert len({told["connection"]["port"] for told in found}) == 20
     assert len(ok("jupyter", "list", "--json").json) == 20
+
+
+@pytest.mark.long
+def test_twenty_jupyterlabs_at_once_have_a_port_each(code_server: None) -> None:
+    found = start_together(20, "jupyter", "--site", "local")
+    assert len({told["connection"]["port"] for told in found}) == 20
+    for told in found:
+        url = f"http://localhost:{told['connection']['port']}/api/contents"
+        codes = [status(url, other["connection"]["token"]) for other in found]
+        assert codes == [200 if other is told else 403 for other in found], "each answers to its own token alone"
 
 
 def test_a_session_in_which_nobody_does_anything_ends(code_server: None) -> None:

@@ -1,0 +1,93 @@
+"""What is asked for, and what is refused before anything is queued."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+
+JUPYTER = ("jupyter", "--site", "local")
+
+
+def refused(*words: str) -> str:
+    answer = within(*words)
+    assert answer.code == 5, answer
+    assert not Path("runs").exists()
+    return answer.err
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "ada")
+    answer = ok("jupyter", "--site", "gcp-t4", "--dry-run", "-N", "2", "-c", "4", "-t", "2h")
+    assert "#SBATCH --nodes=2" in answer.out
+    assert "#SBATCH --cpus-per-task=4" in answer.out
+    assert "#SBATCH --signal=B:USR1@300" in answer.out
+    assert '"$run_dir/session.pyz" serve "$run_dir"' in answer.out
+    assert list(here.iterdir()) == []
+
+
+def test_a_token_of_ones_own_is_in_no_command_line_script_or_plan(here: Path) -> None:
+    token = "0123456789abcdef-secret"
+    file = here / "token"
+    file.write_text(f"{token}\n")
+    file.chmod(0o600)
+    answer = ok(*JUPYTER, "--dry-run", "--json", "--token-file", str(file))
+    assert answer.json["session"]["kind"] == "lab"
+    assert token not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        ("0123456789abcdef-secret", 0o644, "can be read by others"),
+        ("short", 0o600, "a token is one line of 16"),
+        ("0123456789abcdef 0123456789abcdef", 0o600, "a token is one line of 16"),
+        (None, 0o600, "No such file"),
+    ],
+)
+def test_a_file_that_holds_no_private_token_is_refused(here: Path, content: str | None, mode: int, said: str) -> None:
+    file = here / "token"
+    if content is not None:
+        file.write_text(content)
+        file.chmod(mode)
+    assert said in refused(*JUPYTER, "--token-file", str(file))
+
+
+def test_what_cannot_be_is_refused_by_name(here: Path) -> None:
+    assert "idle 'soon'" in refused(*JUPYTER, "--idle", "soon")
+    assert "no such folder" in refused(*JUPYTER, "--dir", "nowhere")
+    assert within(*JUPYTER, "--lab", "--code").code == 2
+    assert within("jupyter", "stop").code == 6
+    assert within("jupyter", "open", "17").code == 6
+
+
+def test_a_job_that_is_no_session_is_told_so() -> None:
+    job_id = ok("submit", "--site", "local", "--json", "true").json["job_id"]
+    answer = within("jupyter", "open", job_id)
+    assert answer.code == 6
+    assert f"job {job_id} is no session" in answer.err
+    within("wait", job_id)
+
+
+def test_a_python_without_jupyter_is_refused_before_anything_is_queued(here: Path) -> None:
+    (here / "bare.yaml").write_text(json.dumps({"scheduler": "local", "jupyter": {"python": "/usr/bin/python3"}}))
+    said = refused("jupyter", "--site", "./bare.yaml")
+    assert "/usr/bin/python3" in said
+    assert "has no jupyterlab and no ipykernel" in said
+    assert "pip install jupyterlab ipykernel" in said
+
+
+def test_a_site_says_where_its_sessions_listen(here: Path) -> None:
+    fields = {"scheduler": "local", "jupyter": {"bind": "everywhere"}}
+    (here / "wrong.yaml").write_text(json.dumps(fields))
+    answer = within("jupyter", "--site", "./wrong.yaml", "--dry-run")
+    assert answer.code == 4
+    assert "everywhere" in answer.err
+
+
+def test_a_session_ends_by_itself_as_the_site_says_unless_told_otherwise() -> None:
+    assert ok(*JUPYTER, "--dry-run", "--json").json["session"]["idle_s"] == 7200
+    assert ok(*JUPYTER, "--dry-run", "--json", "--idle", "30m").json["session"]["idle_s"] == 1800
+    assert ok(*JUPYTER, "--dry-run", "--json", "--idle", "never").json["session"]["idle_s"] is None
