@@ -14,6 +14,7 @@ test: ## Lint, types and all tests; as root on Debian also those on a real Slurm
 	@tools/venv dev
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
+	@containers/install_apptainer.sh --optional
 	@tools/lint
 	@tools/test
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.containers.images import Facts
+from hpcjobs.containers.images import Facts, expanded
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.process import Result, Runner, run
 from hpcjobs.site.models import Site
@@ -38,12 +38,14 @@ def program_there(site: Site) -> str:
 
 
 def inside(site: Site, image: str, words: list[str], *, binds: tuple[str, ...] = (), runner: Runner = run) -> Result:
-    """Run ``words`` in ``image`` with nothing of this machine but ``binds``.
+    """Run ``words`` in ``image`` with nothing of this machine but ``binds`` and those of the site that are here.
 
     Raises:
         CommandMissingError: the runtime is not on this machine.
     """
-    seen = [word for bind in binds for word in ("--bind", bind)]
+    of_site = [expanded(bind, site, "containers.binds") for bind in site.containers.binds]
+    here = [bind for bind in of_site if os.path.exists(bind.split(":")[0])]
+    seen = [word for bind in (*here, *binds) for word in ("--bind", bind)]
     try:
         return runner([program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", *seen, image, *words])
     except CommandMissingError as error:

@@ -125,16 +125,18 @@ def _mpi(facts: Facts, site: Site, runner: Runner) -> Iterator[Finding]:
 
 
 def _offered(site: Site, runner: Runner) -> Iterator[Finding]:
+    """Whether this machine's srun has the type that the site says."""
     env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
     try:
-        done = runner(["srun", "--mpi=list"], env=env)
+        done = runner(["timeout", "20", "srun", "--mpi=list"], env=env)
     except CommandMissingError:
-        yield Finding("warning", "mpi", "no srun here: what types it has is not known", "check on a login node")
         return
-    offered = re.findall(r"^\s*(?:srun: )?([\w]+)\s*$", done.out + done.err, re.MULTILINE)
-    versions = re.findall(r"pmix_v\d+", done.out + done.err)
-    if site.mpi not in {*offered, *versions}:
-        known = ", ".join(sorted({*offered, *versions}))
+    words = set(re.findall(r"^\s*(?:srun: )?(\w+)\s*$|(pmix_v\d+)", done.out + done.err, re.MULTILINE))
+    offered = {word for pair in words for word in pair if word}
+    if done.code != 0 or not offered:
+        yield Finding("warning", "mpi", "no srun answers here: what types it has is not known", "check on a login node")
+    elif site.mpi not in offered:
+        known = ", ".join(sorted(offered))
         yield Finding("error", "mpi", f"srun here has no type {site.mpi}: it has {known}", "mpi in the site file")
 
 

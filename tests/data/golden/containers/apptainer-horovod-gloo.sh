@@ -131,9 +131,21 @@ let_in RANK LOCAL_RANK NODE_RANK WORLD_SIZE LOCAL_WORLD_SIZE CUDA_VISIBLE_DEVICE
 export APPTAINERENV_PYTHONPATH=/opt/hpcjobs
 export APPTAINERENV_PYTHONNOUSERSITE=1
 unset PYTHONHOME
+PATH=/RUN/.fuse:$PATH
 exec apptainer --quiet exec --no-eval --no-home --pwd "$PWD" --ipc "${bound[@]}" "$image" "$@"
 ENTER
 )
+# Slurm signals every process of a step. The one that serves the image's files to an ordinary user must not mind: a program
+# that saves because it was told to still reads from them. So the runtime finds one that is deaf.
+if [ "$UID" -ne 0 ]; then
+    mkdir -p /RUN/.fuse
+    for seen in squashfuse_ll squashfuse; do
+        image=$(command -v "$seen") || continue
+        printf '#!/bin/sh\ntrap "" HUP INT TERM USR1 USR2\nexec %s "$@"\n' "$image" >"$run_dir/.$seen"
+        chmod 700 "$run_dir/.$seen"
+        mv -f -- "$run_dir/.$seen" /RUN/.fuse/"$seen"
+    done
+fi
 bash -c "$enter" enter python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "the image'"'"'s Python is older than 3.10")' </dev/null || {
     [ $? -eq 21 ] || echo "hpcjobs: $(hostname):" 'container /HERE/train.sif cannot be started; why stands above' >&2
     exit 21
