@@ -28,8 +28,8 @@ def code_now(folder: Path) -> str | None:
 
 def image_of(job_dir: Path) -> str | None:
     """The container image of a run; None: it had none."""
-    image: str | None = _manifest(job_dir).get("job", {}).get("image")
-    return image
+    inside = _manifest(job_dir).get("job", {}).get("container")
+    return None if inside is None else f"{inside['name']} {inside['fingerprint'] or inside['image']}"
 
 
 def _manifest(job_dir: Path) -> dict[str, Any]:
