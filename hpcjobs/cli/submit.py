@@ -55,6 +55,10 @@ def submit(
     spare: Annotated[
         int | None, typer.Option(min=1, help="More nodes to choose the best ones from.", show_default=False)
     ] = None,
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Go on with so few when nodes fail (torchrun, --retries).", show_default=False),
+    ] = None,
     container: Annotated[
         str | None, _opt("--container", help="Run it in this image: a name of the site's, or a file; none.")
     ] = None,
@@ -87,6 +91,7 @@ def submit(
         lead=lead,
         preflight=preflight or None,
         spare=spare,
+        min_nodes=min_nodes,
         container=container,
         stage_image=stage_image or None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),

@@ -31,6 +31,8 @@ class JobSpec(Frozen, frozen=True):
     """Look at the nodes before the program starts, and stop with the name of a bad one."""
     spare: int | None = None
     """Ask for so many nodes more, look at all, and start on the best; implies ``preflight``."""
+    min_nodes: int | None = None
+    """Go on with so few nodes while others have failed, within the allocation (torchrun, with ``retries``)."""
     container: str | None = None
     """An image of the site by name, or one by path; ``none``: in no image, whatever the site's default."""
     stage_image: bool | None = None
@@ -43,8 +45,9 @@ class JobSpec(Frozen, frozen=True):
             parse_retries(self.retries)
         if self.lead is not None:
             walltime_s(self.lead)
-        if self.spare is not None and self.spare < 1:
-            raise ValueError(f"spare must be positive, not {self.spare}")
+        for field in ("spare", "min_nodes"):
+            if (count := getattr(self, field)) is not None and count < 1:
+                raise ValueError(f"{field} must be positive, not {count}")
         for name, value in self.env.items():
             if not name.isidentifier() or not name.isascii():
                 raise ValueError(f"env {name!r} is no name of an environment variable")
@@ -146,6 +149,8 @@ class Job(Frozen, frozen=True):
     """The command that looks at the nodes first; empty: nobody does."""
     spare: int
     """Nodes asked for beyond ``nodes``; the preflight chooses."""
+    min_nodes: int | None
+    """The fewest nodes that are a world; None: all of them."""
     container: Inside | None
     """None: the program runs on the node as it is."""
 

@@ -35,6 +35,7 @@ def plan(
     lead: str | None = None,
     preflight: bool | None = None,
     spare: int | None = None,
+    min_nodes: int | None = None,
     container: str | None = None,
     stage_image: bool | None = None,
     made_by: str | None = None,
@@ -52,6 +53,7 @@ def plan(
         lead: how long before the time limit the program is told to save (``5m``); default from what it measures.
         preflight: look at the nodes before the program starts, and stop with the name of a bad one.
         spare: ask for so many nodes more, and start on the best ones.
+        min_nodes: go on with so few nodes while others have failed, within the allocation.
         container: image of the site by name, or by path; ``none``: in no image, whatever the site's default.
         stage_image: copy the image to each node before the tasks start.
         made_by: the command named in the script's header.
@@ -77,6 +79,7 @@ def plan(
         "lead": lead,
         "preflight": preflight,
         "spare": spare,
+        "min_nodes": min_nodes,
         "container": container,
         "stage_image": stage_image,
     }

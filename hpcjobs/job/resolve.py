@@ -74,6 +74,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     argv = program_argv(spec.program, python=python, chdir=chdir)
     hosts = _hosts(settled, site)
     retries, lead_s = _survival(spec, site, settled)
+    _elastic(spec, settled, launcher=launcher, retries=retries)
     left_out = _leave_out(avoid or {}, settled, partition, spare=spec.spare or 0)
     job = Job(
         name=spec.name or default_name(spec.program),
@@ -109,6 +110,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         left_out=left_out,
         preflight=_preflight(spec, site, settled, python=on_node, launcher=launcher),
         spare=spec.spare or 0,
+        min_nodes=spec.min_nodes,
         container=inside,
     )
     check_env(job.env, job.sources)
@@ -121,20 +123,7 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     fields: dict[str, Any] = {"env": {}}
     sources: dict[str, str] = {}
     for source, spec in layers:
-        for field in (
-            "program",
-            "name",
-            "launcher",
-            "template",
-            "chdir",
-            "snapshot",
-            "retries",
-            "lead",
-            "preflight",
-            "spare",
-            "container",
-            "stage_image",
-        ):
+        for field in set(JobSpec.__struct_fields__) - {"resources", "env"}:
             value = getattr(spec, field)
             if value not in (None, ()):
                 fields[field], sources[field] = value, source
@@ -201,6 +190,21 @@ def _survival(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | N
         settled.default("requeue", True, "retries")
         settled.default("signal", f"B:USR1@{lead_s or WARNING_S}", "retries")
     return retries, lead_s
+
+
+def _elastic(spec: JobSpec, settled: _Settled, *, launcher: str, retries: Retries | None) -> None:
+    """Whether the job can lose nodes and go on; then Slurm is asked to let it."""
+    if spec.min_nodes is None:
+        return
+    if launcher != "torchrun":
+        raise RequestError(
+            f"min_nodes={spec.min_nodes}: {launcher} cannot go on with fewer nodes", hint="--launcher torchrun"
+        )
+    if retries is None:
+        raise RequestError(f"min_nodes={spec.min_nodes}: the job is not to be started again", hint="--retries on")
+    if spec.min_nodes >= settled.values["nodes"]:
+        raise RequestError(f"min_nodes={spec.min_nodes} is no fewer than nodes={settled.values['nodes']}")
+    settled.default("no_kill", True, "min_nodes")
 
 
 def _preflight(spec: JobSpec, site: Site, settled: _Settled, *, python: str, launcher: str) -> tuple[str, ...]:

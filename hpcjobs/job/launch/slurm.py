@@ -23,7 +23,7 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
         tokens.append(f"--cpus-per-task={cpus_per_task}")
     if job.mpi is not None:
         tokens.append(f"--mpi={job.mpi}")
-    tokens.append("--kill-on-bad-exit=1")
+    tokens += ["--no-kill", "--kill-on-bad-exit=0"] if job.min_nodes else ["--kill-on-bad-exit=1"]
     return (*tokens, *pyxis_args(job))
 
 

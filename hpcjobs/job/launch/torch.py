@@ -17,10 +17,11 @@ def torchrun(job: Job) -> Launch:
     The agent needs torch: in a container it runs inside, and the task wrapper with it.
     """
     cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
+    least = f"{job.min_nodes}:" if job.min_nodes else ""
     agent_words = [
         *entering(job),
         *(job.python, "-m", "torch.distributed.run"),
-        Raw('--nnodes="$HPCJOBS_NNODES"'),
+        Raw(f'--nnodes="{least}$HPCJOBS_NNODES"'),
         f"--nproc-per-node={job.ntasks_per_node}",
         "--rdzv-backend=c10d",
         Raw('--rdzv-id="$HPCJOBS_JOB_ID"'),

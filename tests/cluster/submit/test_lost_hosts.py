@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from login_node import Cluster, Submitted, eventually
+from test_incarnations import SLOW
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.daemons import recorded
 from hpcjobs.sandbox.folder import folder_at
@@ -100,3 +102,24 @@ def test_jobs_go_on_elsewhere_when_their_host_dies_is_declared_dead_or_loses_its
         # What has lost its network may come to its end all the same; nobody hears of it, and it is started again.
         assert first["why"] == "node" or fault == "network off"
         assert first["saved"] >= 20
+
+
+@pytest.mark.long
+def test_a_world_that_loses_a_host_goes_on_with_those_that_are_left(cluster: Cluster, mended: None) -> None:
+    cluster.program("slow.py", SLOW)
+    job = cluster.submit(
+        *("--retries", "on", "--launcher", "torchrun", "-N", "3", "--min-nodes", "2", "--cpus-per-task", "16"),
+        *("ddp", "--workload", "slow:points", "--steps", "300", "--checkpoint-every", "10", "--log-every", "1"),
+    )
+    eventually(lambda: count(job) >= 20, timeout_s=120)
+    began = time.monotonic()
+    kill_host(hosts_of(job.state["nodes"])[-1])
+    answer = cluster.hpcjobs("wait", job.id, timeout_s=500)
+    assert answer.code == 0, (answer, job.log)
+    (only,) = history(job)
+    print(f"a host killed: {only}; done {time.monotonic() - began:.0f} s later")
+    assert (only["why"], only["steps"]) == ("completed", 300)
+    assert "hpcjobs: 3 ranks were asked for, 2 are left\n" in job.log
+    summary = json.loads((job.run_dir / "summary.json").read_text())
+    assert (summary["world_size"], summary["status"]) == (2, "completed")
+    assert summary["resumed_from_step"] >= 20

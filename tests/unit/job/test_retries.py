@@ -51,6 +51,19 @@ def test_slurm_is_asked_to_requeue_and_to_warn_the_script() -> None:
     assert "--signal" not in planned("sandbox", "srun", "true").script
 
 
+def test_a_world_that_may_shrink_needs_an_elastic_launcher_and_retries() -> None:
+    with pytest.raises(RequestError, match="srun cannot go on with fewer nodes"):
+        planned("sandbox", "srun", "true", retries="on", nodes=3, min_nodes=2)
+    with pytest.raises(RequestError, match="the job is not to be started again"):
+        planned("sandbox", "torchrun", "true", nodes=3, min_nodes=2)
+    with pytest.raises(RequestError, match="min_nodes=3 is no fewer than nodes=3"):
+        planned("sandbox", "torchrun", "true", retries="on", nodes=3, min_nodes=3)
+    script = planned("sandbox", "torchrun", "true", retries="on", nodes=3, min_nodes=2).script
+    assert "#SBATCH --no-kill\n" in script
+    assert '--nnodes="2:$HPCJOBS_NNODES"' in script
+    assert "--no-kill --kill-on-bad-exit=0" in script
+
+
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_bash_and_shellcheck_have_no_complaint_about_a_script_with_retries(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
