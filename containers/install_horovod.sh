@@ -48,8 +48,12 @@ On a cluster, load its compiler and MPI first (module load openmpi), then run th
     fi
 }
 
-mpi_family() { # the MPI whose compiler is first in PATH
-    if mpicxx --showme:version >/dev/null 2>&1; then echo openmpi; else echo mpich; fi
+mpi_family() { # the MPI that is first in PATH
+    if mpicxx --showme:version >/dev/null 2>&1 || [[ $(mpirun --version 2>&1) == *'Open MPI'* ]]; then
+        echo openmpi
+    else
+        echo mpich
+    fi
 }
 
 works() { # Horovod of this version is there, was built with both, and loads against this torch
@@ -86,7 +90,7 @@ torch=$("$python" -c 'import torch; print(torch.__version__)') || die "$python h
 if works; then
     say "Horovod $version is there, for torch $torch"
 else
-    need_programs
+    command -v mpicxx mpirun >/dev/null || need_programs
     pip=("$python" -m pip install --quiet --disable-pip-version-check)
     [[ -r $here/../constraints.txt ]] && pip+=(--constraint "$here/../constraints.txt")
     abi=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
@@ -96,6 +100,7 @@ else
     flock 9 # of two that start together, one builds
     "${pip[@]}" numpy packaging setuptools wheel
     if ! compgen -G "$kept/horovod-$version-*.whl" >/dev/null; then
+        need_programs
         say "building Horovod $version against torch $torch and $(mpi_family): two to three minutes on two cores"
         build "$kept"
     fi
