@@ -19,6 +19,7 @@ from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.models import Plan
 from hpcjobs.job.reserved import check_env
+from hpcjobs.site.models import Environment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 SITES = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
@@ -118,6 +119,25 @@ def test_a_module_that_does_not_load_ends_the_job_by_name(here: Path, tmp_path: 
     assert done.returncode == 1
     assert "module load openmpi failed" in done.stderr
     assert json.loads((tmp_path / "run folder" / "state.json").read_text())["state"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        (Environment(venv="/no/such/venv"), "no virtual environment at /no/such/venv"),
+        (Environment(conda="of-nobody"), "conda environment of-nobody cannot be activated"),
+        (Environment(conda="any", conda_init="/no/such/conda.sh"), "conda environment any cannot be activated"),
+    ],
+)
+def test_an_environment_that_is_not_there_ends_the_job_by_its_name_and_the_nodes(
+    section: Environment, said: str, tmp_path: Path
+) -> None:
+    site = replace(hpcjobs.load_site("tu-hpc"), node_local=(), modules=(), environment=section)
+    plan = hpcjobs.plan(["true"], site=site, nodes=2)
+    done = run_here(plan._replace(script=plan.script.replace("conda activate", "false conda activate")), tmp_path)
+    assert done.returncode == 1
+    assert f"hpcjobs: {os.uname().nodename}: {said}" in done.stderr
+    assert not (tmp_path / "run folder" / "first_failure").exists()  # no rank was started
 
 
 @pytest.mark.parametrize("site", ["sandbox", "local"])
