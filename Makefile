@@ -21,6 +21,7 @@ test: ## Lint, types and all tests; as root on Debian also those on a real Slurm
 long: ## The tests that take many minutes: thousands of cells, hundreds of trainings (root, real Slurm)
 	@tools/venv dev
 	@tools/system-packages
+	@tools/image
 	$(BIN)/pytest -m long
 
 lint: ## ruff, mypy --strict, shellcheck

@@ -1,0 +1,77 @@
+"""The shipped recipe horovod_cpu, built (`tools/image`), on a real Slurm: minutes, so `make long` runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import hpcjobs
+
+from hpcjobs.containers.images import folder_of
+from hpcjobs.site.library import load_site
+
+pytestmark = pytest.mark.long
+IMAGE = folder_of(load_site("local")) / "horovod_cpu.sif"  # before a test has a home of its own
+MNIST = ("--workload", "mnist", "--steps", "12", "--log-every", "1")
+LAYOUT = ("-N", "2", "--ntasks-per-node", "2")
+
+
+@pytest.fixture
+def site(site_file: Callable[..., str]) -> str:
+    if not IMAGE.is_file():
+        pytest.skip(f"{IMAGE} has not been built (tools/image)")
+    return site_file(folder=str(IMAGE.parent), binds=[])
+
+
+def run(site: str, name: str, *words: str) -> tuple[list[float], dict[str, Any]]:
+    """Losses and summary of a job that must succeed."""
+    ended = hpcjobs("submit", "--site", site, *LAYOUT, "--name", name, "--wait", *words, timeout_s=600)
+    (folder,) = Path("runs").glob(f"{name}-2*")
+    told = "".join(path.read_text(encoding="utf-8") for path in (folder / "logs").iterdir())
+    assert ended.code == 0, (ended, told)
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "step"], json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.timeout(3000)
+def test_every_way_to_start_gives_the_losses_of_the_host(site: str) -> None:
+    host, _ = run(site, "host", "ddp", *MNIST)
+    for launcher, trainer, backend in (
+        ("srun", "horovod", "horovod-mpi"),
+        ("mpirun", "horovod", "horovod-mpi"),
+        ("horovod-gloo", "horovod", "horovod-gloo"),
+        ("srun", "ddp", "gloo"),
+        ("torchrun", "ddp", "gloo"),
+    ):
+        words = ("--container", "horovod_cpu", "--launcher", launcher, trainer, *MNIST)
+        losses, summary = run(site, f"{launcher}-{trainer}", *words)
+        assert losses == pytest.approx(host, rel=2e-4)
+        assert (summary["backend"], summary["world_size"], summary["nnodes"]) == (backend, 4, 2)
+
+
+@pytest.mark.timeout(1800)
+def test_a_job_that_meets_its_time_limit_goes_on_inside_the_image(site: str, workdir: Path) -> None:
+    lm = ("--workload", "lm", "--sequence-length", "32", "--batch-size", "4", "--steps", "1500", "--log-every", "50")
+    words = ("submit", "--site", site, "-N", "2", "-t", "1m", "--retries", "on", "--container", "horovod_cpu")
+    ended = hpcjobs(*words, "--name", "long", "--wait", "ddp", *lm, timeout_s=1700)
+    (folder,) = Path("runs").glob("long-2*")
+    assert ended.code == 0, ended
+    told = list(map(json.loads, (folder / "incarnations.jsonl").read_text(encoding="utf-8").splitlines()))
+    assert [line["why"] for line in told[:-1]] == ["timeout"] * (len(told) - 1)
+    assert len(told) > 1
+    assert told[-1]["steps"] == 1500
+
+
+@pytest.mark.timeout(900)
+def test_a_staged_image_is_what_the_ranks_run(site: str, workdir: Path) -> None:
+    (workdir / "where.py").write_text("import os; print('image', os.environ['APPTAINER_CONTAINER'])", encoding="utf-8")
+    words = ("submit", "--site", site, *LAYOUT, "--container", "horovod_cpu", "--stage-image", "--name", "staged")
+    ended = hpcjobs(*words, "--wait", "where.py", timeout_s=600)
+    assert ended.code == 0, ended
+    (log,) = Path("runs").glob("staged-2*/logs/*")
+    told = {line.rpartition(" ")[2] for line in log.read_text(encoding="utf-8").splitlines() if " image " in line}
+    (staged,) = told
+    assert staged.startswith("/tmp/hpcjobs-")
