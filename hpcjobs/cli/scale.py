@@ -30,6 +30,7 @@ def scale(
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit of each run.")] = None,
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
     gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    container: Annotated[str | None, _opt("--container", help="Run it in this image of the site's, or file.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Go on though the code has changed.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for all runs.")] = False,
@@ -45,7 +46,7 @@ def scale(
     from hpcjobs.report import measure, study
     from hpcjobs.site.library import default_site
 
-    said = {"time": time, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node}
+    said = {"time": time, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node, "container": container}
     called = name or PurePath(program[0]).stem.replace(".", "-")
     options: dict[str, Any] = {**sbatch_options(option or []), **{k: v for k, v in said.items() if v is not None}}
     asked = study.Study(

@@ -65,6 +65,7 @@ def run(
     retries: Annotated[
         str | None, _opt("--retries", help="Start a cell again after: timeout=∞,preempt=∞,…; on.")
     ] = None,
+    container: Annotated[str | None, _opt("--container", help="Run it in this image of the site's, or file.")] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
@@ -81,6 +82,7 @@ def run(
     said = {
         "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
         "gpus_per_node": gpus_per_node, "mem": mem, "time": time, "retries": retries,
+        "container": container,
     }  # fmt: skip
     definition = written.define(
         program or [],
