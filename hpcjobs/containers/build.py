@@ -63,6 +63,11 @@ def build(
         RequestError: an argument that the recipe does not have, or a folder that cannot be written.
         HpcJobsError: the build failed; with its last lines.
     """
+    if site.containers.runtime == "pyxis":
+        raise RequestError(
+            f"site {site.name} ({site.path}) runs images by pyxis, and what is built here is Apptainer's",
+            hint="enroot import makes a .sqsh file of an image in a registry",
+        )
     settled = settled_arguments(recipe, {**_base_arguments(base), **(arguments or {})})
     digest = _digest_of(settled)
     wanted = recipe_hash(recipe, settled, digest)
