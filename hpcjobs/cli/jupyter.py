@@ -208,6 +208,8 @@ def _tell(found: Session, *, as_json: bool) -> None:
     if told["tunnel"]:
         print(f"on your laptop:  {shlex.join(told['tunnel'])}")
     print(f"then open:       {told['url']}" if told["tunnel"] else f"open:            {told['url']}", flush=True)
+    if found.connection.kind == "code":
+        print(f"password:        {found.connection.token}", flush=True)
 
 
 @app.command("list")

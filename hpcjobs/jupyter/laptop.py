@@ -40,8 +40,9 @@ def connect(site: str | None, words: Sequence[str], *, say: Say) -> int:
     if where.login is None:
         raise RequestError(f"site {where.name} ({where.path}) has no login host", hint="say it in the site file: login")
     remote = _Remote(where.login, where.jupyter.hpcjobs)
+    named = [] if site else ["--site", where.name]  # what is the default here need not be the one there
     with _undisturbed():
-        job_id = str(remote.ask([*words, "--no-wait", "--json"])["job_id"])
+        job_id = str(remote.ask([*words, *named, "--no-wait", "--json"])["job_id"])
     tunnel: subprocess.Popen[bytes] | None = None
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # the terminal is closed: as by Ctrl-C

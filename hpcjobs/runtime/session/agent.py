@@ -134,6 +134,9 @@ class _Session:
                 self._warn("The job is about to be ended. ")
             if not self._answering:
                 self._announce(path)
+                if not self._answering and time.time() - self._started > _ANSWER_S:
+                    _say(f"the server has not answered for {_ANSWER_S:g} s")
+                    return 1
             else:
                 self._warn_when_due()
                 if self._idle():
@@ -157,8 +160,6 @@ class _Session:
         """Once the server answers: say where."""
         self._answering = servers.answers(self._settings.kind, self._place, self._token)
         if not self._answering:
-            if time.time() - self._started > _ANSWER_S:
-                raise TimeoutError(f"the server has not answered for {_ANSWER_S:g} s")
             return
         connection = Connection(
             schema=1,

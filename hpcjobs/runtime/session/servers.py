@@ -186,10 +186,10 @@ def last_activity(kind: str, place: Place, token: str) -> float | None:
     if kind == "code":
         told = ask(place, "/healthz", token)
         beat = (told or {}).get("lastHeartbeat")
-        return None if told is None else float(beat) / 1000 if isinstance(beat, int | float) and beat else 0.0
+        return None if told is None else float(beat) / 1000 if isinstance(beat, (int, float)) and beat else 0.0
     told = ask(place, "/hpcjobs/session", token)
     moment = (told or {}).get("last_activity")
-    return float(moment) if isinstance(moment, int | float) else None
+    return float(moment) if isinstance(moment, (int, float)) else None
 
 
 def answers(kind: str, place: Place, token: str) -> bool:

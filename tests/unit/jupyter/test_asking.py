@@ -79,6 +79,14 @@ def test_a_python_without_jupyter_is_refused_before_anything_is_queued(here: Pat
     assert "pip install jupyterlab ipykernel" in said
 
 
+def test_a_python_that_is_too_old_is_refused_before_anything_is_queued(here: Path) -> None:
+    old = here / "python"
+    old.write_text("#!/bin/sh\necho old\n")  # what one answers that is asked for its version
+    old.chmod(0o755)
+    (here / "old.yaml").write_text(json.dumps({"scheduler": "local", "jupyter": {"python": str(old)}}))
+    assert f"{old} is older than Python 3.9" in refused("jupyter", "--site", "./old.yaml")
+
+
 def test_a_site_says_where_its_sessions_listen(here: Path) -> None:
     fields = {"scheduler": "local", "jupyter": {"bind": "everywhere"}}
     (here / "wrong.yaml").write_text(json.dumps(fields))

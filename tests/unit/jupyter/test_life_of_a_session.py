@@ -104,7 +104,7 @@ def test_the_server_runs_in_the_image_that_is_named(here: Path, code_server: Non
 
 def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here: Path, sessions_end: None) -> None:
     site = site_with_image(here, kernels={"mine": sys.executable, "bare": "/usr/bin/python3"})
-    told = ok("jupyter", "--site", site, "--notebook", "--detach", "--json").json
+    told = ok("jupyter", "--site", site, "--notebook", "--idle", "6s", "--detach", "--json").json
     headers = {"Authorization": f"token {told['connection']['token']}"}
     url = f"http://localhost:{told['connection']['port']}/api/"
     with urllib.request.urlopen(urllib.request.Request(f"{url}kernelspecs", headers=headers)) as answer:
@@ -118,6 +118,9 @@ def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here:
         kernel = json.load(answer)["id"]
     unix = Path("/proc/net/unix")
     eventually(lambda: re.search(rf"/hpcjobs-\w+/kernel-{kernel}-ipc-1$", unix.read_text(), re.MULTILINE))
+    assert within("wait", told["job_id"], "--timeout", "120").code == 0
+    assert "nobody has done anything" in ok("logs", told["job_id"]).out, "a kernel that does nothing is no activity"
+    assert not re.search(rf"kernel-{kernel}", unix.read_text())
 
 
 def start_together(count: int, *words: str) -> list[dict[str, Any]]:
@@ -126,10 +129,10 @@ def start_together(count: int, *words: str) -> list[dict[str, Any]]:
     return [ok("jupyter", "open", "--json", entry["job_id"]).json for entry in entries]
 
 
-def test_twenty_sessions_at_once_have_a_port_each(code_server: None) -> None:
-    found = start_together(20, *CODE)
-    assert len({told["connection"]["port"] for told in found}) == 20
-    assert len(ok("jupyter", "list", "--json").json) == 20
+def test_ten_sessions_at_once_have_a_port_each(code_server: None) -> None:
+    found = start_together(10, *CODE)
+    assert len({told["connection"]["port"] for told in found}) == 10
+    assert len(ok("jupyter", "list", "--json").json) == 10
 
 
 @pytest.mark.long
@@ -142,22 +145,18 @@ def test_twenty_jupyterlabs_at_once_have_a_port_each(code_server: None) -> None:
         assert codes == [200 if other is told else 403 for other in found], "each answers to its own token alone"
 
 
-def test_a_session_in_which_nobody_does_anything_ends(code_server: None) -> None:
-    told = ok(*CODE, "--idle", "3s", "--detach", "--json").json
+def test_a_session_ends_when_nobody_does_anything_and_not_before(code_server: None) -> None:
+    told = ok(*CODE, "--idle", "2s", "--detach", "--json").json
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        assert status(told["url"]) == 200
+        time.sleep(0.2)
+    assert len(ok("jupyter", "list", "--json").json) == 1
     assert within("wait", told["job_id"], "--timeout", "60").code == 0
     assert "nobody has done anything" in ok("logs", told["job_id"]).out
 
 
-def test_a_session_in_which_somebody_works_does_not_end(code_server: None) -> None:
-    told = ok(*CODE, "--idle", "3s", "--detach", "--json").json
-    until = time.monotonic() + 6
-    while time.monotonic() < until:
-        assert status(told["url"]) == 200
-        time.sleep(0.3)
-    assert len(ok("jupyter", "list", "--json").json) == 1
-
-
-@pytest.mark.parametrize(("answer", "left"), [("k", 1), ("c", 0), ("", 0)])
+@pytest.mark.parametrize(("answer", "left"), [("k", 1), ("", 0)])
 def test_ctrl_c_asks_whether_to_keep_the_session(code_server: None, answer: str, left: int) -> None:
     terminal, inside = pty.openpty()
     process = subprocess.Popen(
@@ -190,7 +189,7 @@ def test_ctrl_c_cancels_where_nobody_can_be_asked(code_server: None) -> None:
 
 
 def test_the_page_is_told_to_save_ahead_of_the_time_limit(code_server: None) -> None:
-    told = ok(*CODE, "-t", "8s", "--detach", "--json").json
+    told = ok(*CODE, "-t", "6s", "--detach", "--json").json
     notice = Path(told["run_dir"]) / "session" / "notice.json"
     eventually(notice.exists)
     said: dict[str, Any] = json.loads(notice.read_text())
