@@ -13,6 +13,7 @@ import shutil
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
@@ -85,9 +86,9 @@ def by_dcp(folder: Path) -> Save:
     return save
 
 
-def by_us(folder: Path) -> Save:
-    """Copied into kept buffers, then written by a thread: synced, checksummed, renamed into place."""
-    saver = Saver(folder / "ours", keep=1, background=True)
+def by_us(folder: Path, *, background: bool) -> Save:
+    """Synced, checksummed, renamed into place; in the background from a copy in buffers that are kept."""
+    saver = Saver(folder / f"ours-{background}", keep=1, background=background)
 
     def save(state: dict[str, torch.Tensor]) -> Callable[[], object]:
         saver.save(MOMENT, {"model": state}, last=True)
@@ -108,6 +109,7 @@ def cost(save: Save, state: dict[str, torch.Tensor], training: Training) -> Cost
 
 
 def main() -> int:
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
     torch.set_num_threads(1)
     state = {f"layer{n}": torch.randn(STATE_MIB << 18 >> 4) for n in range(16)}
     training, folder = Training(), Path(mkdtemp(dir=os.environ.get("BENCH_DIR")))
@@ -115,7 +117,8 @@ def main() -> int:
         "torch.save": by_torch_save(folder, synced=False),
         "torch.save and fsync": by_torch_save(folder, synced=True),
         "dcp.async_save": by_dcp(folder),
-        "hpcjobs": by_us(folder),
+        "hpcjobs, synchronous": by_us(folder, background=False),
+        "hpcjobs": by_us(folder, background=True),
     }
     costs: dict[str, list[Cost]] = {name: [] for name in saves}
 

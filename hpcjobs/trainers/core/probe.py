@@ -10,6 +10,7 @@ A negative value is noise, and is kept as such.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import torch
 
@@ -44,16 +45,14 @@ class Probe:
 
     def _window(self, batch: Batch, *, sync: bool) -> float:
         stepper = self.stepper
-        self._await_all()
-        began = time.perf_counter()
-        if sync:
+        with nullcontext() if sync else stepper.strategy.quiet(stepper.model):
+            self._await_all()
+            began = time.perf_counter()
             stepper.backward(batch)
-            stepper.strategy.after_backward(stepper.model)
-        else:
-            with stepper.strategy.no_sync(stepper.model):
-                stepper.backward(batch)
-        self._await_device()
-        took = time.perf_counter() - began
+            if sync:
+                stepper.strategy.after_backward(stepper.model)
+            self._await_device()
+            took = time.perf_counter() - began
         stepper.strategy.zero_grad(stepper.optimizer)
         return took
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -55,25 +54,25 @@ class Stepper:
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Gradients of the batch's mean loss; only the last of several passes synchronises."""
-        total = len(batch[0])
-        done, sum_ = 0, torch.zeros((), device=self.device)
-        for part in self._parts(batch):
-            done += len(part[0])
-            quiet = self.strategy.no_sync(self.model) if done < total else nullcontext()
+        total, size = len(batch[0]), self.plan.batch_size
+        if total <= size:
+            return self._pass(batch)
+        mean = torch.zeros((), device=self.device)
+        for start in range(0, total, size):
+            part = tuple(samples[start : start + size] for samples in batch)
+            quiet = self.strategy.no_sync(self.model) if start + size < total else nullcontext()
             with quiet:
-                with self._precision():
-                    loss = self.workload.loss(self.forward, part) * (len(part[0]) / total)
-                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            sum_ += loss.detach()
-        return sum_
+                mean += self._pass(part, share=len(part[0]) / total)
+        return mean
 
-    def _parts(self, batch: Batch) -> Iterator[Batch]:
-        size = self.plan.batch_size
-        if len(batch[0]) <= size:
-            yield batch
-            return
-        for start in range(0, len(batch[0]), size):
-            yield tuple(part[start : start + size] for part in batch)
+    def _pass(self, batch: Batch, *, share: float | None = None) -> torch.Tensor:
+        """One forward and backward pass, whose loss counts for `share` of the whole; None: it is the whole."""
+        with self._precision():
+            loss = self.workload.loss(self.forward, batch)
+            if share is not None:
+                loss = loss * share
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _precision(self) -> AbstractContextManager[None]:
         return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class Traffic(NamedTuple):
 class Strategy:
     name = "single"
     backend: str | None = None  # what carries gradients, where it is not the process group
-    quiet_passes = False  # a pass inside no_sync differs from another by its communication alone
+    quiet_passes = False  # a pass inside quiet() differs from another by its communication alone
     fills = True  # ranks repeat a sample where the last batches of an epoch would not be equally many
     in_parts = False  # the states below are of DTensors, and each rank saves its own parts
     autocasts = True  # lower precision comes by autocast around the forward pass
@@ -51,6 +52,10 @@ class Strategy:
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, a backward pass leaves gradients local."""
         return nullcontext()
+
+    def quiet(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, a pass talks to nobody; its gradients are not to be used."""
+        return self.no_sync(model)
 
     def after_backward(self, model: nn.Module) -> None:
         """After the backward pass that synchronises, before the optimizer."""
@@ -106,3 +111,11 @@ def blocks_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[
         for name, child in parent.named_children():
             if kinds and isinstance(child, kinds):
                 yield parent, name, child
+
+
+def room_for(model: nn.Module, group: Group) -> bool:
+    """Whether every rank here could hold whole weights and gradients for a moment."""
+    whole = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if group.device.type == "cuda":
+        return whole < torch.cuda.mem_get_info(group.device)[0]
+    return whole * group.env.local_world_size < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -28,6 +28,7 @@ class FlatUnit:
             parameter.data = view
         self.shard = nn.Parameter(self.full[rank * part : (rank + 1) * part].clone())
         self.present = True
+        self.kept = False  # whatever happens, the whole vector stays
         self.arriving: dist.Work | None = None
         self.leaving: dist.Work | None = None
         self.gradients: torch.Tensor | None = None
@@ -55,7 +56,7 @@ class FlatUnit:
 
     def drop(self) -> None:
         """Keep the shard alone."""
-        if self.present:
+        if self.present and not self.kept:
             self.full.untyped_storage().resize_(0)
             self.present = False
 

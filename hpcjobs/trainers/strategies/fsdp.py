@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.fsdp import FsdpFlags
-from hpcjobs.trainers.strategies.base import Strategy, blocks_of
+from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, room_for
 from hpcjobs.trainers.workloads.base import Workload
 
 
@@ -34,9 +34,11 @@ class Fsdp(Strategy):
             raise UsageError("--precision fp16 needs a loss scale per shard", hint="--precision bf16")
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
+        self.quiet_passes = dtype is None and room_for(model, group)
         mesh = self._mesh(group)
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that it takes
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        self._dtype, self._replicated = dtype, mesh.ndim > 1
         settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
         for parent, name, block in list(blocks_of(model, workload.blocks)):
             if self.flags.activation_checkpointing:
@@ -62,6 +64,44 @@ class Fsdp(Strategy):
             yield
         finally:
             model.set_requires_gradient_sync(True)
+
+    @contextmanager
+    def quiet(self, model: nn.Module) -> Iterator[None]:
+        """Weights are gathered before, and stay whole until the end."""
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for unit in units:
+            unit.unshard()
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.set_reshard_after_backward(False, recurse=False)
+        try:
+            with self.no_sync(model):
+                yield
+        finally:
+            for parameter in model.parameters():  # the whole ones: they are not the optimizer's
+                parameter.grad = None
+            for unit in units:
+                unit.set_reshard_after_forward(unit is not model and self.flags.reshard_after_forward, recurse=False)
+                unit.set_reshard_after_backward(True, recurse=False)
+                unit.reshard()
+
+    def traffic(self, model: nn.Module) -> Traffic:
+        """Weights are gathered forward, and backward where they were dropped; gradients are scattered in fp32 where
+        weights are of lower precision, and summed over replicas of a shard."""
+        seen: set[nn.Parameter] = set()
+        bytes_ = calls = 0
+        for unit in [module for module in reversed(list(model.modules())) if isinstance(module, FSDPModule)]:
+            own = set(cast(nn.Module, unit).parameters()) - seen
+            if not own:
+                continue
+            seen |= own
+            gathers = 1 + (unit is not model and self.flags.reshard_after_forward)
+            for parameter in own:
+                size = parameter.numel() * parameter.element_size()
+                shard = parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
+                bytes_ += gathers * parameter.numel() * (self._dtype or parameter.dtype).itemsize
+                bytes_ += size + self._replicated * shard * parameter.element_size()
+            calls += gathers + 1 + self._replicated
+        return Traffic(bytes=bytes_, calls=calls)
 
     def clip(self, parameters: Any, max_norm: float) -> torch.Tensor:
         norm = super().clip(parameters, max_norm)

@@ -24,7 +24,7 @@ from torch import nn
 
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of
+from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, room_for
 from hpcjobs.trainers.strategies.flat import FlatUnit
 from hpcjobs.trainers.workloads.base import Workload
 
@@ -41,6 +41,7 @@ class FsdpScratch(Strategy):
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Equal weights to begin with; a unit per block and one for the rest; hooks that bring and drop."""
+        self.quiet_passes = room_for(model, group)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self.numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
@@ -111,6 +112,22 @@ class FsdpScratch(Strategy):
             yield
         finally:
             self.syncing = before
+
+    @contextmanager
+    def quiet(self, model: nn.Module) -> Iterator[None]:
+        """All weights are there before, and stay until the end."""
+        for unit in self.units:
+            unit.gather()
+            unit.kept = True
+        try:
+            with self.no_sync(model):
+                yield
+        finally:
+            for unit in self.units:
+                unit.kept, unit.waiting = False, len(unit.parameters)
+                for parameter in unit.parameters:
+                    parameter.grad = None
+            self._drop_all()
 
     def after_backward(self, model: nn.Module) -> None:
         for unit in self.units:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from worlds import Points, noisy_points
 
@@ -69,3 +71,29 @@ def vanishing(config: Config) -> Workload:
             away.rename(folder)
 
     return _at_each_step(config, happens)
+
+
+def counted(config: Config) -> Workload:
+    """Bytes and calls of collectives on whole tensors, from step 6 to step 7, into counted.json."""
+    seen = [0, 0]
+
+    def counting(collective: Callable[..., object], whole: int) -> Callable[..., object]:
+        def call(*tensors: torch.Tensor, **named: torch.Tensor) -> object:
+            tensor = (*tensors, named.get("output"), named.get("input"))[whole]
+            assert tensor is not None
+            seen[0] += tensor.numel() * tensor.element_size()
+            seen[1] += 1
+            return collective(*tensors, **named)
+
+        return call
+
+    for name, whole in (("all_gather_single", 0), ("reduce_scatter_single", 1)):
+        setattr(dist, name, counting(getattr(dist, name), whole))
+
+    def happens(step: int) -> None:
+        if step == 6:
+            seen[:] = [0, 0]
+        if step == 7 and os.environ["RANK"] == "0":
+            Path(os.environ["HPCJOBS_RUN_DIR"], "counted.json").write_text(json.dumps(seen), encoding="utf-8")
+
+    return replace(_at_each_step(config, happens), blocks=(nn.Linear,))
