@@ -204,9 +204,12 @@ def _run(
         except CommandMissingError as error:
             raise CommandMissingError(f"{command[0]}: not found here", hint="build on a node: --submit") from error
     if code != 0:
+        own_ids = os.geteuid() != 0 and any("nvalid argument" in line for line in lines)
+        hint = "say --fakeroot; it needs a line of yours in /etc/subuid and /etc/subgid. " if own_ids else ""
         told_last = "\n  ".join(line for line in lines if line.strip())[-4000:].splitlines()[-_LOG_LINES:]
         raise HpcJobsError(
-            f"the build of {recipe.path} ended with {code}:\n" + "\n".join(told_last), hint=f"all of it is in {log}"
+            f"the build of {recipe.path} ended with {code}:\n" + "\n".join(told_last),
+            hint=f"{hint}all of it is in {log}",
         )
 
 
