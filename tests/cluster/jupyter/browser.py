@@ -41,7 +41,7 @@ def visit(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
     cell.locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     output = cell.locator(".jp-OutputArea-output")
-    output.wait_for()
+    cell.locator(".jp-InputPrompt", has_text="[1]").wait_for()
     if asked.get("screenshot"):
         page.screenshot(path=asked["screenshot"])
     notice = None

@@ -22,10 +22,11 @@ from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
 
 Site = Callable[..., str]
-WHERE_AM_I = """import socket, subprocess
+WHERE_AM_I = """import os, socket, subprocess
 print("this is", socket.gethostname())
 line = "srun --overlap -N 2 --ntasks-per-node 2 hostname | sort"
 print(subprocess.run(line, shell=True, capture_output=True, text=True))
+print(sorted(name for name in os.environ if name.startswith(("SLURM_", "HPCJOBS_"))))
 """
 
 
@@ -109,12 +110,16 @@ def test_a_cell_runs_on_the_worker_node_through_the_printed_tunnel(
     names = slurm(sandbox, "scontrol", "show", "hostnames", hosts).split()
     assert "\\n".join(sorted(names * 2)) in seen["output"]
     assert "returncode=0" in seen["output"]
+    assert "SLURM_JOB_ID" in seen["output"]
+    for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_CPUS_PER_TASK", "HPCJOBS_RUN_DIR"):
+        assert name not in seen["output"], "a cell is no task of the session's job"
     assert "has been saved" in seen["notice"]
     assert "# typed by hand" in document.read_text()
     assert screenshot.stat().st_size > 10_000
     assert token not in slurm(sandbox, "scontrol", "show", "job", told["job_id"])
     assert token not in hpcjobs("logs", told["job_id"]).out
-    readable = [p for p in files_with(token, workdir) if p.stat().st_mode & 0o077]
+    folders = [workdir, folder_at(None).node(told["node"])]  # the node's own /tmp and spool are in the second
+    readable = [p for folder in folders for p in files_with(token, folder) if p.stat().st_mode & 0o077]
     assert readable == []
     stop(told)
 
