@@ -69,13 +69,6 @@ class DdpOverMpi(Ddp):
         if self.gradients is not None:
             self.gradients.land()
 
-    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradients are views of the buffers: letting go of them would let go of the buffers."""
-        if self.gradients is None:
-            super().zero_grad(optimizer)
-        else:
-            self.gradients.zero()
-
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return super().model_state(model) if self.gradients is None else Strategy.model_state(self, model)
 
@@ -108,8 +101,12 @@ class Chunk(NamedTuple):
 class FlatGradients:
     """All gradients in one buffer (per dtype), the last layer's first: the order in which backward completes them.
 
+    Backward makes each gradient by itself, and its share of the mean is written into the buffer while it is still in
+    the cache: one pass over memory, where a buffer that backward adds to is cleared, added to and divided.
+
     Either they are summed after the backward pass, or by a thread during it, chunk by chunk as gradients arrive. Both
-    give the same sums; the first steps try them in turn, and the quicker one is kept.
+    give the same sums. Where every rank has a core more than its threads take, the first steps try both in turn, and
+    the quicker one is kept; without, the thread's waiting, which spins, would take the backward pass its core.
     """
 
     def __init__(self, parameters: list[nn.Parameter], mpi: Mpi, group: Group) -> None:
@@ -117,19 +114,19 @@ class FlatGradients:
         self._buckets = into_buckets(parameters, float("inf"))
         self.chunk_bytes = min(CHUNKS, key=self._seconds)
         self._chunks = list(_cut(self._buckets, self.chunk_bytes))
-        self._order = {id(p): place for place, p in enumerate(p for b in self._buckets for p in b.parameters)}
-        self._arrived = [False] * len(self._order)
+        self._parameters = [parameter for bucket in self._buckets for parameter in bucket.parameters]
+        self._views = [view for bucket in self._buckets for view in bucket.views]
+        self._arrived = [False] * len(self._parameters)
         self._complete = 0  # gradients from the front that have all arrived
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
         self._staying = False
-        self._during: bool | None = None
+        spare = len(os.sched_getaffinity(0)) > torch.get_num_threads()
+        self._during: bool | None = False if group.max(torch.tensor(float(not spare))) else None
         self._took: dict[bool, list[float]] = {False: [], True: []}
         self._landed = time.perf_counter()
-        for bucket in self._buckets:
-            bucket.own_gradients()
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._hook(parameter))  # type: ignore[no-untyped-call]
+        for place, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(self._hook(place))  # type: ignore[no-untyped-call]
 
     def _seconds(self, chunk_bytes: int) -> float:
         """For the whole buffer in chunks of this size: the best of some rounds, on the slowest rank."""
@@ -150,25 +147,37 @@ class FlatGradients:
 
     @contextmanager
     def staying(self) -> Iterator[None]:
-        """Inside, gradients add up in the buffer, and stay."""
+        """Inside, gradients add up on each rank, and stay."""
         before, self._staying = self._staying, True
         try:
             yield
         finally:
             self._staying = before
 
-    def _hook(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
+    def _hook(self, place: int) -> Callable[[torch.Tensor], None]:
         def completed(_: torch.Tensor) -> None:
-            if not self._staying and self.during:
-                self._arrive(self._order[id(parameter)])
+            if not self._staying:
+                self._take(place)
+                if self.during:
+                    self._send()
 
         return completed
 
-    def _arrive(self, place: int) -> None:
+    def _take(self, place: int) -> None:
+        """This rank's part of the mean, from the gradient into the buffer; zero where there is no gradient."""
+        parameter, view = self._parameters[place], self._views[place]
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            torch.div(parameter.grad, self._group.world_size, out=view)
+        parameter.grad = view
+        self._arrived[place] = True
+
+    def _send(self) -> None:
+        """Let the thread know how far it may go."""
         if self._worker is None:
             self._worker = threading.Thread(target=self._sum_all, name="gradients-over-mpi", daemon=True)
             self._worker.start()
-        self._arrived[place] = True
         complete = self._complete
         while complete < len(self._arrived) and self._arrived[complete]:
             complete += 1
@@ -184,21 +193,20 @@ class FlatGradients:
         for chunk in self._chunks:
             with self._changed:
                 self._changed.wait_for(lambda after=chunk.after: self._complete >= after)  # type: ignore[misc]
-            self._sum(chunk)
-
-    def _sum(self, chunk: Chunk) -> None:
-        chunk.values.div_(self._group.world_size)
-        self._mpi.sum(chunk.values)
+            self._mpi.sum(chunk.values)
 
     @torch.no_grad()
     def land(self) -> None:
         """All gradients are here; those that the pass did not need count as zero."""
+        for place, arrived in enumerate(self._arrived):
+            if not arrived:
+                self._take(place)
         if self._worker is not None:
             self._tell(len(self._arrived))
             self._worker.join()
         else:
             for chunk in self._chunks:
-                self._sum(chunk)
+                self._mpi.sum(chunk.values)
         if self._during is None:
             self._try(during=self._worker is not None)
         self._worker, self._complete = None, 0
@@ -213,10 +221,6 @@ class FlatGradients:
             after_s, during_s = self._group.max(best).tolist()
             self._during = during_s < after_s
             self._group.say(f"--comm mpi: gradients travel {'during' if self._during else 'after'} the backward pass")
-
-    def zero(self) -> None:
-        for bucket in self._buckets:
-            bucket.buffer.zero_()
 
     def traffic(self) -> Traffic:
         sizes = [bucket.buffer.numel() * bucket.buffer.element_size() for bucket in self._buckets]
