@@ -88,7 +88,10 @@ def write(folder: Path, moment: Moment, state: Any, together: Together | None = 
 
 
 def _save(beside: Path, state: Any) -> None:
+    """Without torch's own checksums, which it writes and never reads: the manifest has one of the whole file."""
     beside.mkdir()
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
     try:
         with (beside / STATE).open("wb") as file:
             torch.save(state, file)
@@ -98,6 +101,8 @@ def _save(beside: Path, state: Any) -> None:
         if isinstance(error.__context__, OSError):  # torch hides what its file said
             raise error.__context__ from None
         raise
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _seal(beside: Path, moment: Moment, sums: parts.Sums) -> None:
