@@ -13,6 +13,7 @@ _SCRIPT = frozenset(
         *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
         *("asked", "budget", "clock", "deadline", "decision", "history", "launched", "saved", "steps", "survival"),
         *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
+        *("again", "program", "ranks", "told"),  # of whoever hands signals on
         *("bound", "driver", "enter", "image", "seen", "stage", "HPCJOBS_IMAGE"),  # of containers
         *("chosen", "rank", "run_dir", "started", "state", "step", "step_code", "task"),
         *(

@@ -18,7 +18,7 @@ stop = signals.listen()
 place = pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / ("count-" + os.environ["RANK"])
 n = int(place.read_text()) if place.exists() else 0
 print("begins at", n, flush=True)
-while n < 60:
+while n < 200:
     time.sleep(0.1)
     n += 1
     signals.tell(signals.STEPS, n)
@@ -118,7 +118,7 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
     assert answer.code == 0, (answer, begun.told.log)
     first, last = history(begun.told)
     assert (first["why"], first["decision"], first["steps"] - first["saved"]) == ("preempt", "requeued", 0)
-    assert (last["why"], last["steps"]) == ("completed", 60)
+    assert (last["why"], last["steps"]) == ("completed", 200)
     assert f"0: begins at {(begun.told.run_dir / 'count-0').read_text()}\n" in begun.told.log
     shown = cluster.hpcjobs("show", begun.told.id).out
     assert f"preempt at step {first['steps']}; requeued\n" in shown

@@ -183,13 +183,34 @@ if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
     echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
     exit 10
 fi
-trap : TERM INT HUP USR1 USR2
+# Slurm may signal this shell alone (proctrack/cgroup does): what it hears the program hears.
+program='' told=''
+hand_on() { # SIGNAL
+    told=yes
+    [ -z "$program" ] || kill -s "$1" "$program" 2>/dev/null
+}
+trap 'hand_on TERM' TERM INT # a shell's children in the background do not hear INT
+trap 'hand_on HUP' HUP
+trap 'hand_on USR1' USR1
+trap 'hand_on USR2' USR2
+await_program() { # PID: sets `code`
+    local again
+    program=$1
+    wait "$program"
+    code=$?
+    while [ -n "$told" ]; do # a signal ends the waiting
+        told=''
+        wait "$program" 2>/dev/null
+        again=$?
+        [ "$again" -eq 127 ] || code=$again # 127: its end was told already
+    done
+}
 record_failure() { # at once: a rank that fails for want of this one must come second
     [ "$code" -ne 0 ] || return 0
     (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
 }
-"$@"
-code=$?
+"$@" &
+await_program $!
 record_failure
 if [ "$code" -ne 0 ]; then
     echo "hpcjobs: rank $RANK on $(hostname) ended with exit code $code" >&2

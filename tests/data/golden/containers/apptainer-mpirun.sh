@@ -176,7 +176,28 @@ if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
     echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
     exit 10
 fi
-trap : TERM INT HUP USR1 USR2
+# Slurm may signal this shell alone (proctrack/cgroup does): what it hears the program hears.
+program='' told=''
+hand_on() { # SIGNAL
+    told=yes
+    [ -z "$program" ] || kill -s "$1" "$program" 2>/dev/null
+}
+trap 'hand_on TERM' TERM INT # a shell's children in the background do not hear INT
+trap 'hand_on HUP' HUP
+trap 'hand_on USR1' USR1
+trap 'hand_on USR2' USR2
+await_program() { # PID: sets `code`
+    local again
+    program=$1
+    wait "$program"
+    code=$?
+    while [ -n "$told" ]; do # a signal ends the waiting
+        told=''
+        wait "$program" 2>/dev/null
+        again=$?
+        [ "$again" -eq 127 ] || code=$again # 127: its end was told already
+    done
+}
 record_failure() { # at once: a rank that fails for want of this one must come second
     [ "$code" -ne 0 ] || return 0
     (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
@@ -184,8 +205,8 @@ record_failure() { # at once: a rank that fails for want of this one must come s
 # A signal for the whole task must not take the one away who writes its last lines.
 exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && exec sed -u "s/^/$RANK: /")
 label=$!
-"$@" >&"$labelled" 2>&1
-code=$?
+"$@" >&"$labelled" 2>&1 &
+await_program $!
 record_failure
 exec {labelled}>&-
 # The last lines are on their way; a process the program left behind may hold the pipe open for ever.
