@@ -30,7 +30,7 @@ def torchrun(job: Job) -> Launch:
         Raw('--local-addr="$node_addr"'),
         *((f"--max-restarts={min(job.retries.node, MOST_RESTARTS)}",) if job.retries else ()),
         "--no-python",
-        Raw('"$@"'),
+        Raw(r'"${@//\$/\$\$}"'),  # the agent takes these for templates, in which two dollars are one
     ]
     agent = command_line(agent_words)
     ranks = ("export NODE_RANK=$GROUP_RANK", *pyxis_python(job))

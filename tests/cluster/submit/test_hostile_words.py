@@ -22,7 +22,7 @@ WORDS = [
     "'\\''",
     "$(touch x)",
     "`touch x`",
-    "$HOME ${RANK}",
+    "$HOME ${RANK} $$ ${local_rank}",
     "back\\slash",
     "trailing\\",
     "new\nline\n",

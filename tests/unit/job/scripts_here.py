@@ -12,7 +12,7 @@ from hpcjobs.job.models import Plan
 
 WORDS = [
     "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "100%j", "{{ job }}",
-    "TASK", "--", "नमस्ते",
+    "TASK", "--", "नमस्ते", "$$ ${local_rank} $local_rank",
 ]  # fmt: skip
 TELL = """
 import json, os, pathlib, sys
@@ -38,13 +38,14 @@ tasks = [subprocess.Popen(words, env=env(n)) for n in range(ntasks)]
 sys.exit(max(task.wait() for task in tasks))
 """
 AGENT = """#!/usr/bin/env python3
-import os, subprocess, sys
+import os, string, subprocess, sys
 options = dict(word[2:].partition("=")[::2] for word in sys.argv[1:] if word.startswith("--") and "=" in word)
-words = sys.argv[sys.argv.index("--no-python") + 1:]
+program, *words = sys.argv[sys.argv.index("--no-python") + 1:]
 node, count, nodes = int(os.environ.get("SLURM_NODEID", "0")), int(options["nproc-per-node"]), int(options["nnodes"])
 env = lambda n: {**os.environ, "RANK": str(node * count + n), "LOCAL_RANK": str(n), "GROUP_RANK": str(node),
                  "WORLD_SIZE": str(nodes * count), "LOCAL_WORLD_SIZE": str(count)}
-tasks = [subprocess.Popen(words, env=env(n)) for n in range(count)]
+settled = lambda n: [string.Template(word).safe_substitute(local_rank=n) for word in words]  # as torch does
+tasks = [subprocess.Popen([program, *settled(n)], env=env(n)) for n in range(count)]
 sys.exit(max(task.wait() for task in tasks))
 """
 _PYTHON = f"#!{os.path.realpath(sys.executable)} -IS"
