@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from hpcjobs.containers.images import known
+from hpcjobs.containers.look import program_there
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan
@@ -115,7 +116,7 @@ def _kernels(site: Site, job: Job) -> list[Kernel]:
     found = [Kernel(name, [python]) for name, python in site.jupyter.kernels.items()]
     if site.containers.runtime not in ("apptainer", "singularity") or job.container is not None:
         return found
-    enter = [site.containers.program or site.containers.runtime, "exec", "--bind", f"{job.chdir},{PRIVATE}"]
+    enter = [program_there(site), "exec", "--bind", f"{job.chdir},{PRIVATE}"]
     enter += ["--nv"] if job.resources.gpus_per_node else []
     return found + [
         Kernel(f"{name} (image)", [*enter, path, site.containers.python]) for name, path in known(site).items()
