@@ -55,8 +55,11 @@ fetch() { # FOLDER: unpack Debian's current package there, with lists and caches
     # The mirror that this machine uses already: the first of its list that has Debian itself.
     # shellcheck disable=SC2016  # the names are apt's
     mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' | awk '$2 !~ /-/ && $1 ~ /debian\/?$/ { print $1; exit }')
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} sid main" \
-        >"$work/sources.list"
+    [ -n "$mirror" ] || {
+        echo "no mirror of Debian in this machine's apt sources" >&2
+        return 1
+    }
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror sid main" >"$work/sources.list"
     apt "${options[@]}" update -qq &&
         (cd "$work" && apt "${options[@]}" download -qq apptainer) &&
         dpkg-deb --extract "$work"/apptainer_*.deb "$work/root"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commandline import Answer, hpcjobs
 
 from hpcjobs.sandbox import Sandbox
+from runs import log, losses, summary
 
 if find_spec("horovod") is None:
     pytest.skip("Horovod is not installed (make horovod)", allow_module_level=True)
@@ -36,25 +35,6 @@ def folder(sandbox: Sandbox, workdir: Path) -> Path:
 
 def submit(*words: str) -> Answer:
     return hpcjobs("submit", *words, timeout_s=280)
-
-
-def run_dir(name: str) -> Path:
-    (found,) = Path("runs").glob(f"{name}-2*")
-    return found
-
-
-def log(name: str) -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in sorted((run_dir(name) / "logs").iterdir()))
-
-
-def losses(name: str) -> list[float]:
-    lines = map(json.loads, (run_dir(name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [line["loss"] for line in lines if line["kind"] == "step"]
-
-
-def summary(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir(name) / "summary.json").read_text(encoding="utf-8"))
-    return found
 
 
 @pytest.mark.timeout(1200)

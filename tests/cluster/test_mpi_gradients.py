@@ -9,21 +9,12 @@ import pytest
 from commandline import hpcjobs
 
 from hpcjobs.sandbox import Sandbox
+from runs import losses, run_dir
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
 LM = ("--workload", "lm", "--sequence-length", "32", "--steps", "10", "--train-samples", "512", "--batch-size", "4")
 LAYOUT = ("--site", "tu-hpc", "-N", "2", "--wait")
-
-
-def run_dir(name: str) -> Path:
-    (found,) = Path("runs").glob(f"{name}-2*")
-    return found
-
-
-def losses(name: str) -> list[float]:
-    lines = map(json.loads, (run_dir(name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [line["loss"] for line in lines if line["kind"] == "step"]
 
 
 @pytest.mark.timeout(600)

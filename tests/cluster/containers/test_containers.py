@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commandline import Answer, hpcjobs
@@ -21,6 +20,7 @@ import hpcjobs as package
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder as run_folder
 from hpcjobs.sandbox import Sandbox
+from runs import log, losses, run_dir, summary
 
 LM = ("--workload", "lm", "--sequence-length", "32", "--train-samples", "64", "--batch-size", "4", "--log-every", "1")
 HOSTILE = ["two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "नमस्ते"]
@@ -50,25 +50,6 @@ USER = "games"
 
 def submit(site: str, *words: str) -> Answer:
     return hpcjobs("submit", "--site", site, "--wait", *words, timeout_s=280)
-
-
-def run_dir(name: str) -> Path:
-    (found,) = Path("runs").glob(f"{name}-2*")
-    return found
-
-
-def log(name: str) -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in sorted((run_dir(name) / "logs").iterdir()))
-
-
-def losses(name: str) -> list[float]:
-    lines = map(json.loads, (run_dir(name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [line["loss"] for line in lines if line["kind"] == "step"]
-
-
-def summary(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir(name) / "summary.json").read_text(encoding="utf-8"))
-    return found
 
 
 @pytest.mark.timeout(900)
