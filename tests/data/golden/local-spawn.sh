@@ -86,11 +86,9 @@ if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
     echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
     exit 10
 fi
-# Slurm may signal this shell alone (proctrack/cgroup does): what it hears the program hears.
 program='' told=''
-hand_on() { # SIGNAL
-    told=yes
-    [ -z "$program" ] || kill -s "$1" "$program" 2>/dev/null
+hand_on() { # SIGNAL: the program, of the same process group, has heard it too
+    told=$1
 }
 trap 'hand_on TERM' TERM INT # a shell's children in the background do not hear INT
 trap 'hand_on HUP' HUP

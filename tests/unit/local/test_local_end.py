@@ -65,7 +65,8 @@ def test_a_script_that_a_signal_ends_is_recorded_with_the_signal(machine: Machin
 
 
 def test_a_failing_rank_ends_the_job_with_its_code_and_is_named(machine: Machine) -> None:
-    words = 'echo here; if [ "$RANK" = 1 ]; then exit 9; fi; sleep 60'
+    late = 'if [ "$RANK" = 1 ]; then until [ -e 0 ] && [ -e 2 ]; do sleep 0.05; done; exit 9; fi'
+    words = f'echo here; touch "$RANK"; {late}; sleep 60'
     job = machine.submit("bash", "-c", words, ntasks_per_node=3)
     record = machine.end_of(job)
     state = json.loads((machine.plans[job].run_dir / "state.json").read_text())

@@ -108,10 +108,9 @@ if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
     echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
     exit 10
 fi
-# Slurm may signal this shell alone (proctrack/cgroup does): what it hears the program hears.
 program='' told=''
-hand_on() { # SIGNAL
-    told=yes
+hand_on() { # SIGNAL: Slurm may tell this shell alone (proctrack/cgroup does)
+    told=$1
     [ -z "$program" ] || kill -s "$1" "$program" 2>/dev/null
 }
 trap 'hand_on TERM' TERM INT # a shell's children in the background do not hear INT
