@@ -270,7 +270,7 @@ def test_one_that_waits_notices_that_all_before_it_were_killed(machine: Machine)
 def test_the_tasks_of_an_array_survive_its_supervisor(machine: Machine) -> None:
     os.mkfifo(machine.here / "go")
     job = machine.submit("bash", "-c", "touch runs; read -r _ < go", array="0-3%1")
-    until(lambda: (machine.here / "runs").exists())
+    until(lambda: (machine.here / "runs").exists() and machine.state(f"{job}_0") == State.RUNNING)
     os.kill(machine.keepers(job)[0], signal.SIGKILL)
     until(lambda: machine.records(job)[f"{job}_[1-3]"].state.ended)
     assert machine.state(f"{job}_0") == State.RUNNING
