@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from commandline import Answer, hpcjobs
+from run_folders import log, losses, summary
 
 from hpcjobs.sandbox import Sandbox
-from runs import log, losses, summary
 
 if find_spec("horovod") is None:
     pytest.skip("Horovod is not installed (make horovod)", allow_module_level=True)

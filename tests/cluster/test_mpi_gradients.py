@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from commandline import hpcjobs
+from run_folders import losses, run_dir
 
 from hpcjobs.sandbox import Sandbox
-from runs import losses, run_dir
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 

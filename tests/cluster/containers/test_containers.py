@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from commandline import Answer, hpcjobs
 from imagefile import THIN
+from run_folders import log, losses, run_dir, summary
 
 import hpcjobs as package
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder as run_folder
 from hpcjobs.sandbox import Sandbox
-from runs import log, losses, run_dir, summary
 
 LM = ("--workload", "lm", "--sequence-length", "32", "--train-samples", "64", "--batch-size", "4", "--log-every", "1")
 HOSTILE = ["two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "नमस्ते"]
