@@ -51,5 +51,6 @@ def run_loop(run: Run, probe: Probe) -> None:
             step += 1
             run.end_step(step, epoch)
             if batch is not None and probe.due(step):
+                run.watchdog.beat(step, "probe")
                 probe.measure(batch)
         run.end_epoch(step, epoch)

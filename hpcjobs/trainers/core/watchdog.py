@@ -1,8 +1,8 @@
 """Ends a run in which nothing moves any more, and says which rank the others wait for.
 
 Every rank watches its own steps. Where they stop on one rank they soon stop on all, since each step has a
-collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads
-included, and all end with code 19. A rank that writes nothing is stopped, or its node is gone.
+collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads and its
+last collectives included, and all end with code 19. A rank that writes nothing is stopped, or its node is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.summary import Quantiles
+from hpcjobs.trainers.core.flight import Collective, begun, collectives
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.core.meter import Meter
 
@@ -30,22 +31,25 @@ FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
 KNOWN_STEPS = 5
 LOOK_S = 0.5
 GATHER_S = 5.0
-PHASES = ("data", "step", "evaluation")
+SHOWN_COLLECTIVES = 20
+PHASES = ("data", "probe", "evaluation", "step")
+"""What comes after a step that is finished, in this order; the last one is the next step."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: finished steps, what it does since, and the innermost line of its main thread."""
+    """Finished steps, what this rank does since, collectives it has begun, and the innermost line of its main thread."""
 
     rank: int
     host: str
     step: int
     phase: str
+    collectives: int
     line: str
 
     @property
-    def order(self) -> tuple[int, int]:
-        return self.step, PHASES.index(self.phase)
+    def order(self) -> tuple[int, int, int]:
+        return self.step, PHASES.index(self.phase), self.collectives
 
 
 class Watchdog:
@@ -82,8 +86,9 @@ class Watchdog:
                 self._end(time.monotonic() - self._when)
 
     def _end(self, stood_s: float) -> None:
-        mine = self._place()
-        self._report(mine)
+        calls = collectives()
+        mine = self._place(begun(calls))
+        self._report(mine, calls)
         time.sleep(GATHER_S)  # the others have stood as long as this one, give or take a step
         everyone = reports(self.folder, since=time.time() - GATHER_S - stood_s)
         if mine.rank == min(everyone, default=mine.rank):
@@ -95,12 +100,12 @@ class Watchdog:
             time.sleep(LOOK_S)  # a launcher kills all ranks when the first one leaves
         os._exit(ExitCode.STANDSTILL)
 
-    def _place(self) -> Place:
+    def _place(self, begun: int) -> Place:
         last = traceback.extract_stack(sys._current_frames()[self._main])[-1]
         line = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
-        return Place(self.group.rank, self.group.hosts[self.group.rank], self._step, self._phase, line)
+        return Place(self.group.rank, self.group.hosts[self.group.rank], self._step, self._phase, begun, line)
 
-    def _report(self, mine: Place) -> None:
+    def _report(self, mine: Place, calls: list[Collective]) -> None:
         try:
             self.folder.mkdir(exist_ok=True)
             beside = self.folder / f".rank-{mine.rank}"
@@ -108,6 +113,7 @@ class Watchdog:
                 file.write(json.dumps(asdict(mine)) + "\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
+                file.writelines(f"collective {call}\n" for call in calls[-SHOWN_COLLECTIVES:])
             beside.replace(self.folder / f"rank-{mine.rank}.txt")
         except OSError as error:  # the folder may be what the ranks wait for: the log is told instead
             print(f"rank {mine.rank} can't write its report: {error}; {mine}", file=sys.stderr, flush=True)
@@ -134,7 +140,10 @@ def verdict(everyone: dict[int, Place], hosts: tuple[str, ...]) -> tuple[str, se
     behind = [place for place in everyone.values() if place.order == first] if first < last else odd(everyone)
     if not behind:
         return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike", set()
-    names = ", ".join(f"rank {p.rank} on {p.host} (in {p.phase} of step {p.step + 1}, {p.line})" for p in behind)
+    names = ", ".join(
+        f"rank {p.rank} on {p.host} (in {p.phase} of step {p.step + 1}, {p.collectives} collectives begun, {p.line})"
+        for p in behind
+    )
     return f"behind: {names}", {place.host for place in behind}
 
 

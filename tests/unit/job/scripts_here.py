@@ -1,4 +1,7 @@
-"""A rendered script run here: hostile words, and stubs in the place of what only a cluster has."""
+"""Scripts as the unit tests of jobs use them: planned, compared with recorded ones, checked, and run here.
+
+Run with hostile words, and with stubs in the place of what only a cluster has.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from msgspec.structs import replace
+
+import hpcjobs
+from hpcjobs.data import shipped
 from hpcjobs.job.models import Plan
+
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 
 WORDS = [
     "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "100%j", "{{ job }}",
@@ -83,3 +92,38 @@ def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProc
         text=True,
         timeout=60,
     )
+
+
+def planned(site: str, launcher: str, *program: str, **said: object) -> Plan:
+    where = replace(hpcjobs.load_site(site), node_local=())  # a test's folder is in /tmp
+    nodes = 2 if where.scheduler == "slurm" else 1
+    layout: dict[str, object] = {"nodes": nodes, "ntasks_per_node": 2, "launcher": launcher, **said}
+    return hpcjobs.plan(program, site=where, made_by="hpcjobs submit ...", **layout)  # type: ignore[arg-type]
+
+
+def as_recorded(plan: Plan, name: str) -> None:
+    """The plan's script is the recorded one; with GOLDEN=write it is recorded anew: read the difference."""
+    script = plan.script
+    for found, stands in (
+        (str(plan.run_dir), "/RUN"),
+        (str(Path.cwd()), "/HERE"),
+        (sys.executable, "/PYTHON"),
+        (str(Path(hpcjobs.__file__).parent), "/PACKAGE"),
+        (str(shipped("templates").parent), "/SHIPPED"),
+        (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
+    ):
+        script = script.replace(found, stands)
+    recorded = GOLDEN / f"{name}.sh"
+    if os.environ.get("GOLDEN") == "write":
+        recorded.parent.mkdir(exist_ok=True)
+        recorded.write_text(script)
+    assert script == recorded.read_text()
+
+
+def without_complaint(scripts: list[Path]) -> None:
+    """Neither bash nor shellcheck has one."""
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "--norc", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

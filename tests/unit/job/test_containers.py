@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from imagefile import write_image
 from msgspec.structs import replace
-from scripts_here import TELL, WORDS, run_here
+from scripts_here import GOLDEN, TELL, WORDS, as_recorded, run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.containers.sif import fingerprint
-from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import Site
 
-GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "containers"
 CASES = [
     ("apptainer", "srun"), ("apptainer", "torchrun"), ("apptainer", "horovod-gloo"), ("apptainer", "mpirun"),
     ("pyxis", "srun"), ("pyxis", "torchrun"),
@@ -85,36 +83,17 @@ def starts(tmp_path: Path) -> list[tuple[list[str], str]]:
 
 @pytest.mark.parametrize(("runtime", "launcher"), CASES)
 def test_the_script_is_the_recorded_one(runtime: str, launcher: str, image: Path, here: Path) -> None:
-    """With GOLDEN=write in the environment it is recorded anew: read the difference."""
     (here / "train.py").touch()
     where = site(runtime=runtime, python="python3", binds=("/data:/data:ro",), args=("--ipc",))
     where = replace(where, scratch="/scratch/$USER/it's")
     plan = planned(where, launcher, "train.py", "two words", container=str(image), env={"GREETING": "it's"})
-    script = plan.script
-    for found, stands in (
-        (str(plan.run_dir), "/RUN"),
-        (str(here), "/HERE"),
-        (sys.executable, "/PYTHON"),
-        (str(Path(hpcjobs.__file__).parent), "/PACKAGE"),
-        (str(shipped("templates").parent), "/SHIPPED"),
-        (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
-    ):
-        script = script.replace(found, stands)
-    recorded = GOLDEN / f"{runtime}-{launcher}.sh"
-    if os.environ.get("GOLDEN") == "write":
-        recorded.parent.mkdir(exist_ok=True)
-        recorded.write_text(script)
-    assert script == recorded.read_text()
+    as_recorded(plan, f"containers/{runtime}-{launcher}")
 
 
 def test_bash_and_shellcheck_have_no_complaint_about_any_script() -> None:
-    scripts = [str(path) for path in sorted(GOLDEN.glob("*.sh"))]
+    scripts = sorted((GOLDEN / "containers").glob("*.sh"))
     assert len(scripts) == len(CASES)
-    for script in scripts:
-        subprocess.run(["bash", "-n", script], check=True)
-    shellcheck = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([shellcheck, "--norc", *scripts], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    without_complaint(scripts)
 
 
 @pytest.mark.parametrize("clean_env", [False, True])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_scripts import planned, run_here
+from scripts_here import planned, run_here
 
 import hpcjobs
 from hpcjobs.errors import RequestError
@@ -62,17 +61,6 @@ def test_a_world_that_may_shrink_needs_an_elastic_launcher_and_retries() -> None
     assert "#SBATCH --no-kill\n" in script
     assert '--nnodes="2:$HPCJOBS_NNODES"' in script
     assert "--no-kill --kill-on-bad-exit=0" in script
-
-
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_bash_and_shellcheck_have_no_complaint_about_a_script_with_retries(launcher: str, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(planned("sandbox", launcher, "true", retries="on").script)
-    subprocess.run(["bash", "-n", script], check=True)
-    done = subprocess.run(
-        [Path(sys.executable).with_name("shellcheck"), "--norc", script], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
 
 
 class Script:

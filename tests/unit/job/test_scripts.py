@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from scripts_here import TELL, WORDS, run_here
+from scripts_here import GOLDEN, TELL, WORDS, as_recorded, planned, run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.launch import LAUNCHERS
-from hpcjobs.job.models import Plan
 from hpcjobs.job.reserved import check_env
 from hpcjobs.site.models import Environment
 
-GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 SITES = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
 CASES = [
     (site, launcher)
@@ -33,13 +29,6 @@ CASES = [
 ]
 
 
-def planned(site: str, launcher: str, *program: str, **said: object) -> Plan:
-    where = replace(hpcjobs.load_site(site), node_local=())  # a test's folder is in /tmp
-    nodes = 2 if where.scheduler == "slurm" else 1
-    layout: dict[str, object] = {"nodes": nodes, "ntasks_per_node": 2, "launcher": launcher, **said}
-    return hpcjobs.plan(program, site=where, made_by="hpcjobs submit ...", **layout)  # type: ignore[arg-type]
-
-
 @pytest.fixture(autouse=True)
 def user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER", "ada")
@@ -47,32 +36,30 @@ def user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("site", "launcher"), CASES)
 def test_the_script_is_the_recorded_one(site: str, launcher: str, here: Path) -> None:
-    """With GOLDEN=write in the environment it is recorded anew: read the difference."""
     (here / "train.py").touch()
     plan = planned(site, launcher, "train.py", "--epochs", "3", "two words", env={"GREETING": "it's"})
-    script = plan.script
-    for found, stands in (
-        (str(plan.run_dir), "/RUN"),
-        (str(here), "/HERE"),
-        (sys.executable, "/PYTHON"),
-        (str(shipped("templates").parent), "/SHIPPED"),
-        (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
-    ):
-        script = script.replace(found, stands)
-    recorded = GOLDEN / f"{site}-{launcher}.sh"
-    if os.environ.get("GOLDEN") == "write":
-        recorded.write_text(script)
-    assert script == recorded.read_text()
+    as_recorded(plan, f"{site}-{launcher}")
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "said"),
+    [
+        ("retries-srun", "srun", {}),
+        ("retries-torchrun", "torchrun", {}),
+        ("retries-elastic", "torchrun", {"nodes": 3, "min_nodes": 2}),
+        ("retries-mpirun", "mpirun", {}),
+    ],
+)
+def test_the_script_of_a_job_with_retries_is_the_recorded_one(
+    name: str, launcher: str, said: dict[str, object], here: Path
+) -> None:
+    as_recorded(planned("tu-hpc", launcher, "true", retries="on", **said), name)
 
 
 def test_bash_and_shellcheck_have_no_complaint_about_any_script() -> None:
-    scripts = [str(path) for path in sorted(GOLDEN.glob("*.sh"))]
-    assert len(scripts) == len(CASES)
-    for script in scripts:
-        subprocess.run(["bash", "-n", script], check=True)
-    shellcheck = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([shellcheck, "--norc", *scripts], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    scripts = sorted(GOLDEN.glob("*.sh"))
+    assert {f"{site}-{launcher}" for site, launcher in CASES} < {path.stem for path in scripts}
+    without_complaint(scripts)
 
 
 @pytest.mark.parametrize(("site", "launcher"), CASES)

@@ -39,6 +39,16 @@ def asked(config: Config) -> Workload:
     return _at_each_step(config, happens)
 
 
+def stuck(config: Config) -> Workload:
+    """Rank 1 does not come to the gradients of its twelfth loss."""
+
+    def happens(step: int) -> None:
+        if os.environ["RANK"] == "1" and step == 12:
+            time.sleep(600)
+
+    return _at_each_step(config, happens)
+
+
 class Hanging(Points):
     """Its data does not come any more, on rank 1."""
 

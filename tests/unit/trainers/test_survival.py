@@ -55,6 +55,20 @@ def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wa
     assert 'faulty.py", line' in reports["rank-1.txt"], "the stack shows where"
 
 
+def test_of_two_ranks_in_the_same_step_the_one_that_began_fewer_collectives_is_behind(world: World) -> None:
+    flags = ("--workload", "faulty:stuck", "--steps", "60", "--stall-after", "3", "--no-probe")
+    ended = world(2, "ddp", *flags, env={"PYTHONPATH": worlds_path()})
+    (told,) = ended.complaints
+    assert "behind: rank 1 on " in told
+    assert "(in step of step 12, " in told
+    waiting, late = (
+        [line for line in (ended.run_dir / "stalled" / f"rank-{rank}.txt").read_text().splitlines() if "gloo:" in line]
+        for rank in (0, 1)
+    )
+    assert waiting[-1].endswith(": not ended")
+    assert late[-1].endswith(": ended")
+
+
 @pytest.mark.parametrize("recovers", ["yes", "no"])
 def test_storage_that_fails_leaves_the_last_checkpoint_whole_and_the_run_going(
     world: World, tmp_path: Path, recovers: str
