@@ -38,7 +38,7 @@ PHASES = ("data", "probe", "evaluation", "step")
 
 @dataclass(frozen=True)
 class Place:
-    """Finished steps, what this rank does since, collectives it has begun, and the innermost line of its main thread."""
+    """Finished steps, what this rank does since, collectives begun, and the innermost line of the main thread."""
 
     rank: int
     host: str
