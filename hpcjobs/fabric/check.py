@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import socket
 import sys
@@ -30,12 +31,18 @@ from hpcjobs.fabric.verdict import TOLERANCE, Judged, Node, best, judge, outlier
 from hpcjobs.runtime.hostlist import hosts_of
 
 NODE_IS_BAD = 19
+QUICK_S = 60.0
+"""A look before a job takes no longer, however many nodes it has: what is not measured by then stays so."""
+LEAVING_S = 5.0
 GREETING_S = 25.0
 ANSWER_S = 15.0
 STREAM_S = 0.3
 WRONG = "computes wrongly"
 """What the CUDA and MPI program says of a node whose products are not what they should be."""
 AGAIN = 2
+PROGRAM_S = 20.0
+"""Kept for the CUDA and MPI program where time is short."""
+_BY_AGENTS = ("network_bytes_per_s", "memory_bytes_per_s")
 _ALL_PAIRS = 16  # more nodes than these stream to so many others each, not to all
 
 
@@ -45,6 +52,7 @@ def check(place: Place, folder: Path, *, quick: bool, tolerance: float) -> Findi
     Rates keep their best: while one is an outlier it is measured again, so that a moment's disturbance is not held
     against a node.
     """
+    until = time.monotonic() + (QUICK_S - LEAVING_S if quick else math.inf)
     found = Findings([Node(host) for host in place.hosts])
     with agents(place) as everyone:
         peers = _greet(everyone, found.nodes, suffix=place.suffix)
@@ -53,20 +61,29 @@ def check(place: Place, folder: Path, *, quick: bool, tolerance: float) -> Findi
             _reach(present, found.nodes, peers)
         sound = [agent for agent in present if not _of(found.nodes, agent.host).failures]
         for _ in range(1 + AGAIN):
+            began = time.monotonic()
             if len(sound) > 1:
-                _stream(sound, found.nodes, peers)
+                _stream(sound, found.nodes, peers, until=until)
             _memory(sound, found.nodes)
-            if not outliers(found.nodes, "network_bytes_per_s", "memory_bytes_per_s", tolerance=tolerance):
+            again = _ends_before(until - PROGRAM_S, began)
+            if not again or not outliers(found.nodes, *_BY_AGENTS, tolerance=tolerance):
                 break
     sound_nodes = [node for node in found.nodes if not node.failures]
     if sound_nodes:
         for _ in range(1 + AGAIN):
-            _multiply(place, sound_nodes, found, folder, quick=quick)
-            if not outliers(found.nodes, "flops", tolerance=tolerance):
+            began = time.monotonic()
+            _multiply(place, sound_nodes, found, folder, quick=quick, until=until)
+            if not _ends_before(until, began) or not outliers(found.nodes, "flops", tolerance=tolerance):
                 break
         if not quick and len(sound_nodes) > 1:
             _together(place, sound_nodes, found, folder)
     return found
+
+
+def _ends_before(until: float, began: float) -> bool:
+    """Whether what has been done since ``began`` could be done once more by then."""
+    now = time.monotonic()
+    return now + (now - began) < until
 
 
 def _of(nodes: Sequence[Node], host: str) -> Node:
@@ -123,10 +140,12 @@ def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def _stream(sound: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict[str, Any]]) -> None:
+def _stream(sound: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict[str, Any]], *, until: float) -> None:
     """A node's rate is that of its best pair, of which the slower direction counts: a slow peer is not its fault."""
     by_host = {agent.host: agent for agent in sound}
     for pairs in rounds(list(by_host)):
+        if time.monotonic() > until:
+            return
         rates: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
         for forth in (True, False):
             ways = {pair: pair if forth else pair[::-1] for pair in pairs}
@@ -157,7 +176,7 @@ def _memory(present: Sequence[Agent], nodes: Sequence[Node]) -> None:
             _keep_best(_of(nodes, agent.host), "memory_bytes_per_s", told["bytes_per_s"])
 
 
-def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path, *, quick: bool) -> None:
+def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path, *, quick: bool, until: float) -> None:
     """The CUDA and MPI program over all nodes: a rate for each of them, and MPI's all-reduce."""
     hosts = [node.host for node in sound]
     told = folder / "matmul.json"
@@ -165,7 +184,7 @@ def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path
     options += [] if quick or len(hosts) == 1 else ["--sweep", "64M"]
     command = place.module(hosts, "hpcjobs.fabric.matmul", *options, mpi=place.mpi)
     try:
-        run(command, env=place.world(hosts), timeout_s=60)
+        run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
     except Failed as error:
         wrong = [node for node in sound if f" on {_short(node.host)}: {WRONG}" in str(error)]
         for node in wrong:

@@ -147,15 +147,15 @@ class Failed(Exception):
 
 def run(command: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> None:
     """Run ``command`` to its end."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        end(process, patience_s=0)
-        raise Failed(f"did not end in {timeout_s:g} s") from None
+    ) as process:  # fmt: skip
+        try:
+            out, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            end(process, patience_s=0)
+            raise Failed(f"did not end in {timeout_s:g} s") from None
     if process.returncode != 0:
         lines = [line.strip() for line in out.splitlines() if line.strip()]
         told = [line for line in lines if "rror" in line or line.startswith("matmul:")] or lines
