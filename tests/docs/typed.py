@@ -1,103 +1,30 @@
-"""What README and docs/ tell a reader to type works, and prints what they show."""
+"""A page's commands typed into one shell, one after another, and what comes out compared with what the page shows."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-from pages import PAGES, REPOSITORY, Block, Command, Where, blocks, indented_commands, tabled_submissions
+from pages import PAGES, REPOSITORY, Block, Command, Where, blocks
 
-from hpcjobs import sandbox
-from hpcjobs.sandbox.packages import PACKAGES, apt_line, is_debian, missing_packages
-from hpcjobs.site.library import load_site
-
-SHARED = Path("/var/lib/hpcjobs-tests")  # the hosts of a sandbox all see it; /tmp is each one's own
 ENDED = "documented command ended:"
 FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "HPCJOBS_", "XDG_", "MAKE", "MFLAGS")
 
 
-def _names(pages: Sequence[Path]) -> list[str]:
+def names_of(pages: Sequence[Path]) -> list[str]:
     return [str(page.relative_to(REPOSITORY)) for page in pages]
 
 
-def _pages_with(where: Where) -> list[Path]:
+def pages_with(where: Where) -> list[Path]:
     return [page for page in PAGES if any(block.where == where for block in blocks(page))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_names(PAGES))
-def test_every_command_says_where_it_runs(page: Path) -> None:
-    """No block of commands is left out of the tests unsaid."""
-    assert [f"{page}:{block.line}" for block in blocks(page) if block.where is None] == []
-    assert indented_commands(page) == []
-
-
-@pytest.mark.parametrize("command", tabled_submissions(REPOSITORY / "README.md"))
-def test_a_command_in_a_table_makes_its_script(command: str) -> None:
-    """A site on the other side of the world: what would be sent is as far as a test can go here."""
-    told = command.replace("hpcjobs submit", "hpcjobs submit --dry-run", 1)
-    env = {**os.environ, "USER": "you", "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", told], cwd="/", env=env, capture_output=True, text=True)  # writes nothing
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"hpcjobs\.(trainers|fabric)\.", done.stdout)
-
-
-def test_the_site_file_shown_is_one(tmp_path: Path) -> None:
-    """A reader who copies it can submit to it."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert shown
-    for name, content in shown:
-        (tmp_path / name).write_text(content, encoding="utf-8")
-        assert load_site(str(tmp_path / name)).default_partition == "cpu"
-
-
-def test_the_packages_of_a_sandbox_are_those_it_asks_for() -> None:
-    """The line that installs them, as `hpcjobs sandbox up` would say it."""
-    shown = (REPOSITORY / "docs" / "sandbox.md").read_text(encoding="utf-8")
-    assert f" {apt_line(list(PACKAGES))} " in " ".join(shown.replace("\\\n", " ").split())
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", _pages_with("run"), ids=_names(_pages_with("run")))
-def test_commands_for_any_machine_work_as_shown(page: Path, tmp_path: Path) -> None:
-    """From a folder like a fresh checkout, by anybody."""
-    _work_through(page, "run", _checkout(tmp_path / "hpcjobs"))
-
-
-@pytest.fixture
-def shared_folder() -> Iterator[Path]:
-    """A folder that all hosts of a sandbox see, with no sandbox before or after; skipped where there can be none."""
-    if os.geteuid() != 0:
-        pytest.skip("a sandbox needs root")
-    if not is_debian() or missing_packages():
-        pytest.skip(f"a sandbox needs Debian or Ubuntu with {' '.join(missing_packages())}")
-    if sandbox.status().state == "up":
-        pytest.skip("a sandbox is up; it is left alone")
-    SHARED.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=SHARED))
-    yield folder
-    sandbox.down()
-    shutil.rmtree(folder)
-    if not any(SHARED.iterdir()):
-        SHARED.rmdir()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", _pages_with("run: sandbox"), ids=_names(_pages_with("run: sandbox")))
-def test_commands_for_a_sandbox_work_as_shown(page: Path, shared_folder: Path) -> None:
-    """On a real Slurm, which the page itself brings up and takes down."""
-    _work_through(page, "run: sandbox", _checkout(shared_folder / "hpcjobs"))
-
-
-def _checkout(folder: Path) -> Path:
+def checkout(folder: Path) -> Path:
     """A folder with everything of the checkout in its root, by links, and a place for what the commands write."""
     folder.mkdir()
     for entry in REPOSITORY.iterdir():
@@ -108,7 +35,7 @@ def _checkout(folder: Path) -> Path:
     return folder
 
 
-def _work_through(page: Path, where: Where, folder: Path) -> None:
+def work_through(page: Path, where: Where, folder: Path) -> None:
     steps = [(block, command) for block in blocks(page) if block.where == where for command in block.commands]
     answers = _type(folder, [command.text for _, command in steps])
     assert len(answers) == len(steps), f"{page}: the shell ended at: {steps[len(answers)][1].text}"
