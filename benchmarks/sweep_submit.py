@@ -1,9 +1,10 @@
 """What does it cost to hand over a sweep, against submitit's map_array and one sbatch per cell?
 
-    python benchmarks/sweep_submit.py [--site tu-hpc] [--rounds 11] [--cells 100 1000]
+    python benchmarks/sweep_submit.py [--site tu-hpc] [--rounds 11] [--cells 100 1000 10000]
 
-Needs a Slurm (``hpcjobs sandbox up --like tu-hpc``). All jobs are held and cancelled. Counts come first:
-submit RPCs, from sdiag. One sbatch per cell is measured for 20 cells and shown per cell.
+Needs a Slurm (``hpcjobs sandbox up --like tu-hpc``). All jobs are held and cancelled. Counts come first: submit
+RPCs, from sdiag. Of one sbatch per cell 20 are measured. submitit makes one array whatever the cluster allows, so
+it is called once per 1,000 cells. At the end: how time and peak memory of a fresh process grow with the cells.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import itertools
 import os
 import re
 import subprocess
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from harness import compete, report, wall_ms
@@ -21,6 +24,16 @@ from harness import compete, report, wall_ms
 import hpcjobs
 
 LOOP = 20
+AN_ARRAY = 1000
+ONE_SWEEP = """
+import resource, sys, time
+import hpcjobs
+site, cells = sys.argv[1], int(sys.argv[2])
+began = time.perf_counter()
+hpcjobs.sweep("true", hpcjobs.grid(i=range(cells)), site=site, name=f"grows{cells}", time="1m", hold=True).submit()
+cost = time.perf_counter() - began
+print(1000 * cost, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
 
 
 def _submit_rpcs() -> int:
@@ -33,12 +46,22 @@ def _clear() -> None:
     subprocess.run(["scancel", "--me"], check=True)
 
 
+def grows(site: str, numbers: list[int]) -> None:
+    """A line for each number of cells, each in a process of its own."""
+    print(f"{'cells':>8} {'ms':>8} {'us a cell':>10} {'peak MB':>8}")
+    for cells in numbers:
+        words = [sys.executable, "-c", ONE_SWEEP, site, str(cells)]
+        cost_ms, peak_mb = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
+        print(f"{cells:>8} {cost_ms:>8.0f} {1000 * cost_ms / cells:>10.1f} {peak_mb:>8.0f}")
+        _clear()
+
+
 def main() -> None:
     """Print a table for each number of cells."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--site", default="tu-hpc")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--cells", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--cells", type=int, nargs="+", default=[100, 1000, 10_000])
     options = parser.parse_args()
     site, names = hpcjobs.load_site(options.site), itertools.count()
     if site.slurm_conf:
@@ -60,7 +83,8 @@ def main() -> None:
             return cost
 
         def theirs(cells: int) -> float:
-            cost = wall_ms(lambda: executor.map_array(abs, range(cells)))
+            arrays = [range(first, min(first + AN_ARRAY, cells)) for first in range(0, cells, AN_ARRAY)]
+            cost = wall_ms(lambda: [executor.map_array(abs, array) for array in arrays])
             _clear()
             return cost
 
@@ -73,10 +97,13 @@ def main() -> None:
             before = _submit_rpcs()
             ours(cells)
             print(f"{cells} cells: {_submit_rpcs() - before} submit RPCs")
-            contestants = {"hpcjobs sweep": lambda n=cells: ours(n), f"{LOOP} x sbatch": loop}
-            if cells < 1000:  # submitit makes one array, whatever the cluster allows
-                contestants["submitit map_array"] = lambda n=cells: theirs(n)
+            contestants = {
+                "hpcjobs sweep": partial(ours, cells),
+                f"{LOOP} x sbatch": loop,
+                "submitit map_array": partial(theirs, cells),
+            }
             report(f"{cells} cells", compete("hpcjobs sweep", contestants, rounds=options.rounds), unit="ms")
+        grows(site.name, options.cells)
 
 
 if __name__ == "__main__":
