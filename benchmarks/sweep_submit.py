@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def main() -> None:
             before = _submit_rpcs()
             ours(cells)
             print(f"{cells} cells: {_submit_rpcs() - before} submit RPCs")
-            contestants = {
+            contestants: dict[str, Callable[[], float]] = {
                 "hpcjobs sweep": partial(ours, cells),
                 f"{LOOP} x sbatch": loop,
                 "submitit map_array": partial(theirs, cells),
