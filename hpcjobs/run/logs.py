@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import own_ids
-from hpcjobs.run.wait import Watch
+from hpcjobs.run.status import Connect, own_ids
+from hpcjobs.run.wait import PER_FILE_S, Watch
+from hpcjobs.scheduler.connect import connect
 
 _LABEL = re.compile(r" *0*(\d+): ?")
 _POLL_S = 0.2
@@ -29,24 +30,52 @@ def lines(entry: Entry, *, rank: int | None = None) -> Iterator[str]:
                 yield from _chosen(file, rank)
 
 
-def follow(entry: Entry, *, rank: int | None = None, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Lines as they come, until the job has ended (the first task of an array)."""
-    path, rest, watch = paths(entry)[0], "", Watch([entry])
-    while not path.exists():
-        if not watch.look() and not path.exists():
+def follow(
+    entry: Entry,
+    *,
+    rank: int | None = None,
+    connect: Connect = connect,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """Lines as they come, until the job has ended; of an array all tasks', each line behind its task's number."""
+    watch = Watch([entry], connect=connect, clock=clock)
+    ids, tails = own_ids(entry), [_Tail(path) for path in paths(entry)]
+    labels = [f"[{job_id.partition('_')[2]}] " if len(ids) > 1 else "" for job_id in ids]
+    while True:
+        over, news = not watch.look(), False
+        for label, tail in zip(labels, tails, strict=True):
+            for line in _chosen(tail.news(last=over), rank):
+                yield label + line
+                news = True
+        if over:
             return
-        pause(_POLL_S)
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while True:
-            over = not watch.look()
-            rest += file.read()
-            *whole, rest = rest.split("\n")
-            yield from _chosen((line + "\n" for line in whole), rank)
-            if over:
-                yield from _chosen([rest] if rest else [], rank)
-                return
-            if not whole:
-                pause(_POLL_S)
+        if not news:
+            pause(max(_POLL_S, PER_FILE_S * len(tails)))
+
+
+class _Tail:
+    """A file that grows, or is not there yet. It is open only while it is read: an array has many."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read_bytes = path, 0
+
+    def news(self, *, last: bool) -> list[str]:
+        """The lines that have come; with ``last``, what stands behind them too."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return []
+        if size == self._read_bytes:
+            return []
+        if size < self._read_bytes:  # begun anew
+            self._read_bytes = 0
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
+        whole = len(new) if last else new.rfind(b"\n") + 1
+        self._read_bytes += whole
+        return [line + "\n" for line in new[:whole].decode("utf-8", "replace").removesuffix("\n").split("\n") if whole]
 
 
 def _chosen(source: Iterable[str], rank: int | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from hpcjobs.scheduler.connect import connect
 
 POLL_S = 0.5
 """Between looks at the state files, when there are few."""
-_PER_FILE_S = 0.005  # at most 200 files are looked at in a second: the file system is shared with everybody
+PER_FILE_S = 0.005  # at most 200 files are looked at in a second: the file system is shared with everybody
 QUEUE_S = 60.0
 """Between looks at the queue, for ends that no trap can write (a node's power, SIGKILL)."""
 _ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
@@ -112,7 +112,7 @@ def wait(
         while waiting := watch.look():
             if timeout_s is not None and clock() - begun >= timeout_s:
                 raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
-            pause(max(POLL_S, len(waiting) * _PER_FILE_S))
+            pause(max(POLL_S, len(waiting) * PER_FILE_S))
         known = _final(wanted, connect=connect, pause=pause)
         if all(_over(record) for _, records in known for record in records):
             return known

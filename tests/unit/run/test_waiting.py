@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import SchedulerDownError
 from hpcjobs.job.models import Plan
 from hpcjobs.run.index import Entry
+from hpcjobs.run.logs import follow, paths
 from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import exit_code, wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
@@ -169,3 +170,33 @@ def test_a_job_nobody_knows_ends_the_waiting_as_a_failure(tmp_path: Path) -> Non
     cluster = Cluster(tmp_path, {"1_0": 5.0}, array="0-3")
     cluster._ends.clear()
     assert cluster.wait() == 1
+
+
+def test_an_arrays_logs_are_followed_together_until_all_tasks_have_ended(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"7_0": 1.0, "7_1": 3.0}, array="0-1")
+    (entry,) = cluster.entries
+    first, second = paths(entry)
+    first.parent.mkdir()
+    comes = {
+        0.5: (first, "0: one\n1: zwei"),
+        0.8: (first, " drei\n"),
+        1.5: (second, "0: late\n"),
+        2.5: (second, "0: last words without an end"),
+    }
+
+    def pause(seconds: float) -> None:
+        before = cluster.now
+        cluster.pause(seconds)
+        for moment, (path, text) in comes.items():
+            if before < moment <= cluster.now:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(text)
+
+    lines = list(follow(entry, connect=cluster.connect, clock=cluster.clock, pause=pause))
+    assert lines == [
+        "[0] 0: one\n",
+        "[0] 1: zwei drei\n",
+        "[1] 0: late\n",
+        "[1] 0: last words without an end\n",
+    ]
+    assert list(follow(entry, rank=1, connect=cluster.connect, pause=pause)) == ["[0] zwei drei\n"]
