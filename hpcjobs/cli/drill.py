@@ -28,8 +28,10 @@ def _add(fault: str) -> None:
         program: Annotated[list[str] | None, typer.Argument(help="As for submit [a small ddp run].")] = None,
         site: SiteName = None,
         partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
-        nodes: Annotated[int, typer.Option("--nodes", "-N", help="Nodes.")] = 2,
-        ntasks_per_node: Annotated[int, typer.Option("--ntasks-per-node", help="Tasks (ranks) per node.")] = 1,
+        nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes [2; without Slurm 1].")] = None,
+        ntasks_per_node: Annotated[
+            int | None, _opt("--ntasks-per-node", help="Ranks per node [1; without Slurm 2].")
+        ] = None,
         launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun …")] = None,
         time: Annotated[str | None, _opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
         lead: Annotated[str | None, _opt("--lead", help="Told so long before the limit [timeout: 20s].")] = None,

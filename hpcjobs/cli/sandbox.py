@@ -39,6 +39,10 @@ def up(
     cpus_per_node: Annotated[int | None, typer.Option(help="CPUs that a node claims [8].", show_default=False)] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs that a node claims [0].", show_default=False)] = None,
     like: Annotated[str | None, typer.Option(help="Site whose shape and limits it takes.", show_default=False)] = None,
+    proctrack: Annotated[
+        str | None,
+        typer.Option(help="ProctrackType: linuxproc or cgroup [linuxproc].", show_default=False),
+    ] = None,
     install: Annotated[bool, typer.Option("--install", help="Install missing packages by apt-get.")] = False,
     root: Root = None,
     as_json: Json = False,
@@ -47,7 +51,9 @@ def up(
     from hpcjobs import sandbox
 
     _end_cleanly_when_terminated()
-    shape = sandbox.Shape(like=like, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node)
+    shape = sandbox.Shape(
+        like=like, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node, proctrack=proctrack
+    )
     built = sandbox.up(shape, root=root, install=install, say=_say)
     if as_json:
         _print_json(built)

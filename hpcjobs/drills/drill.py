@@ -15,11 +15,14 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.runtime.signals import STEPS
+from hpcjobs.site.library import default_site, load_site
 
 PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "1", "--checkpoint-every", "10")
 """Without one of the user's own."""
 STEPS_OF = {"timeout": "1500", "full-disk": "600"}
 RETRIES = "timeout=∞,preempt=∞,node=3,error=0"
+LAYOUT = {"slurm": {"nodes": 2}, "local": {"ntasks_per_node": 2}}
+"""Two ranks, as far from each other as the site allows, unless something else is asked for."""
 POLL_S = 0.2
 FULL_S = 8.0
 """So long the disk is full."""
@@ -66,12 +69,13 @@ def drill(
     """
     if fault not in FAULTS:
         raise RequestError(f"no fault {fault!r}", hint=", ".join(FAULTS))
-    asked = dict(options or {})
+    where = load_site(site or default_site())
+    asked: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
     chosen, words = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
-    alone = hpcjobs.submit(hpcjobs.plan(words, site=site, name="drill-alone", made_by="hpcjobs drill", **asked))  # type: ignore[arg-type]
+    alone = hpcjobs.submit(hpcjobs.plan(words, site=where, name="drill-alone", made_by="hpcjobs drill", **asked))  # type: ignore[arg-type]
     limit = {"time": "1m", "lead": "20s"} if chosen.inject is None else {}
     said = {"retries": RETRIES, **limit, **asked}
-    job = hpcjobs.submit(hpcjobs.plan(words, site=site, name=f"drill-{fault}", made_by="hpcjobs drill", **said))  # type: ignore[arg-type]
+    job = hpcjobs.submit(hpcjobs.plan(words, site=where, name=f"drill-{fault}", made_by="hpcjobs drill", **said))  # type: ignore[arg-type]
     say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
     try:
         resume_s = _disturb(job, chosen, at_step=at_step, give_up=time.monotonic() + timeout_s, say=say)
@@ -122,7 +126,8 @@ def _target(job: JobHandle) -> Target:
     state = json.loads((job.run_dir / "state.json").read_text(encoding="utf-8"))
     manifest = json.loads((job.run_dir / "manifest.json").read_text(encoding="utf-8"))["job"]
     nodes = hosts_of(state["nodes"])
-    return Target(job.id, nodes, len(nodes) * manifest["ntasks_per_node"], job.entry.slurm_conf)
+    ranks, slurm = len(nodes) * manifest["ntasks_per_node"], job.entry.scheduler == "slurm"
+    return Target(job.id, nodes, ranks, slurm, job.entry.slurm_conf)
 
 
 def _judge(

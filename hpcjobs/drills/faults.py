@@ -17,6 +17,7 @@ for place in /proc/[0-9]*; do
     echo "$words" | grep -qx "RANK=${2:-[0-9]*}" && echo "${place#/proc/}"
 done 2>/dev/null"""
 _KILL = f"pids=$({_FIND}); kill -9 $pids"
+_TELL = f"pids=$({_FIND}); kill -TERM $pids"
 # A file that cannot grow any more is what a full disk or a spent quota is to a program.
 _LIMIT = f'for pid in $({_FIND}); do prlimit --pid $pid --fsize=$3: && done=1; done; [ -n "$done" ]'
 
@@ -27,6 +28,8 @@ class Target(NamedTuple):
     job_id: str
     nodes: Sequence[str]
     ranks: int
+    slurm: bool
+    """False: its ranks are on this machine."""
     slurm_conf: str | None
 
 
@@ -43,15 +46,27 @@ class Fault(NamedTuple):
     """It is announced: no step may be lost."""
 
 
-def _slurm(target: Target, *argv: str) -> None:
+def _do(target: Target, *argv: str) -> None:
     done = run(argv, env={"SLURM_CONF": target.slurm_conf} if target.slurm_conf else None)
     if done.code != 0:
-        raise HpcJobsError(f"the fault could not be injected: {' '.join(argv[:6])}: {(done.err or done.out).strip()}")
+        said = (done.err or done.out).strip() or "no process of it was found"
+        raise HpcJobsError(
+            f"the fault could not be injected into job {target.job_id}: {argv[0]}: {said}",
+            hint="if the program was over already, give it more steps, or an earlier --at-step",
+        )
 
 
 def _on_node(target: Target, node: str, script: str, *words: str) -> None:
     step = ("srun", f"--jobid={target.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0")
-    _slurm(target, *step, "--mpi=none", "sh", "-c", script, "sh", target.job_id, *words)
+    there = (*step, "--mpi=none") if target.slurm else ()
+    _do(target, *there, "sh", "-c", script, "sh", target.job_id, *words)
+
+
+def _tell(target: Target) -> None:
+    if target.slurm:
+        _do(target, "scancel", "--signal=TERM", target.job_id)
+    else:
+        _on_node(target, target.nodes[0], _TELL)
 
 
 def _last_rank(target: Target) -> None:
@@ -68,7 +83,7 @@ FAULTS = {
     ),
     "preempt": Fault(
         about="SIGTERM to every step, as at the start of a preemption's grace time",
-        inject=lambda target: _slurm(target, "scancel", "--signal=TERM", target.job_id),
+        inject=_tell,
         heal=None,
         why=("preempt",),
         lossless=True,

@@ -33,10 +33,11 @@ def _asked(job: Job, field: str) -> str:
 def _request_problems(job: Job) -> Iterator[str]:
     if job.scheduler == "local":
         yield from _host_problems(job)
-        if job.retries is not None:
-            yield f"retries={job.retries} ({job.sources.get('retries', 'site')}): nothing on this site requeues a job"
-    elif job.lead_s and job.resources.time and job.lead_s >= walltime_s(job.resources.time):
+    if job.lead_s and job.resources.time and job.lead_s >= walltime_s(job.resources.time):
         yield f"lead={job.lead_s} s ({job.sources.get('lead', 'site')}): no shorter than {_asked(job, 'time')}"
+    if job.retries is not None and job.launcher == "horovodrun":
+        said = f"retries={job.retries} ({job.sources.get('retries', 'site')})"
+        yield f"{said}: launcher horovodrun cannot tell its ranks to save; horovod-gloo and mpirun can"
     if job.resources.array:
         try:
             array_indices(job.resources.array)

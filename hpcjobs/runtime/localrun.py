@@ -13,6 +13,8 @@ from hpcjobs.runtime.jobfolder import LocalJob
 from hpcjobs.runtime.jobrecords import Ended, Request, Started
 from hpcjobs.runtime.listening import Ears
 
+AGAIN = "again"
+"""A file beside the job's record: its script makes it where it is to be started again (``--retries``)."""
 _KILL_AGAIN_S = 5.0
 """A process that survives SIGKILL is in the kernel, waiting for a device or a server."""
 
@@ -97,7 +99,7 @@ class _Run:
 
 
 def run(job: LocalJob, request: Request, started: Started) -> None:
-    """Run the script to its end, end what it leaves behind, write the last word."""
+    """Run the script to its end, and again as often as it asks for that; then write the last word."""
     adopt_orphans()
     ears = Ears(job.path("wake"))
     try:
@@ -105,8 +107,22 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
     except OSError as error:
         localqueue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
         return
+    cpu_s, most_bytes, restarts = 0.0, 0, 0
+    while True:
+        run, again = _once(job, request, started, log, ears, restarts=restarts)
+        cpu_s, most_bytes = cpu_s + run.cpu_s, max(most_bytes, run.max_rss_bytes)
+        if not again:
+            break
+        restarts += 1
+    localqueue.finish(job, _last_word(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
+
+
+def _once(
+    job: LocalJob, request: Request, started: Started, log: int, ears: Ears, *, restarts: int
+) -> tuple[_Run, bool]:
+    """One start of the script, until it and all that it left behind have ended; and whether there is to be another."""
     guard = Guard(lambda: _supervisor_died(job, request))
-    leader = _start_script(job, request, started, log)
+    leader = _start_script(job, request, started, log, restarts=restarts)
     run = _Run(job, request, leader)
     job.write(started._replace(leader=run.identity))
     while True:
@@ -120,16 +136,26 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
         grace_s = run.stop.kill_at - time.monotonic() if run.stop is not None else 0.0
         processes.end(run.members, grace_s=grace_s)
         run.reap(guard.pid)
-    localqueue.finish(job, _last_word(run))
+    again = _asked_for_another(job) and not job.cancelled and not ears.told_to_stop
+    return run, again
+
+
+def _asked_for_another(job: LocalJob) -> bool:
+    try:
+        os.unlink(job.path(AGAIN))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _log(job: LocalJob, request: Request) -> str:
     return os.path.join(request.run_dir, "logs", f"{request.name}_{job.job_id}.out")
 
 
-def _start_script(job: LocalJob, request: Request, started: Started, log: int) -> int:
+def _start_script(job: LocalJob, request: Request, started: Started, log: int, *, restarts: int) -> int:
     """The script in a session of its own, told when its supervisor dies."""
     environment = os.environ | _environment(job, request, started)
+    environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     supervisor = os.getpid()
     led, leads = os.pipe()
     pid = fork()
@@ -158,7 +184,9 @@ def _become_script(request: Request, environment: dict[str, str], supervisor: in
 
 
 def _environment(job: LocalJob, request: Request, started: Started) -> dict[str, str]:
-    added = {"HPCJOBS_JOB_ID": job.job_id, processes.MARK: job.folder}
+    added = {"HPCJOBS_JOB_ID": job.job_id, processes.MARK: job.folder, "HPCJOBS_AGAIN": job.path(AGAIN)}
+    if request.time_limit_s is not None:
+        added["HPCJOBS_DEADLINE"] = str(int(time.time() + request.time_limit_s))
     if request.machine_gpus:
         # Empty for a job without GPUs: it must not see those that others were given.
         added["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in started.gpus)
@@ -189,8 +217,6 @@ def _last_word(run: _Run) -> Ended:
         exit_code=exit_code,
         signal=number,
         reason=reason,
-        cpu_s=round(run.cpu_s, 3),
-        max_rss_bytes=run.max_rss_bytes,
     )
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from hpcjobs.sandbox import network, services, slurm_files
+from hpcjobs.sandbox import cgroups, network, services, slurm_files
 from hpcjobs.sandbox.accounting import fill_accounting, node_states
 from hpcjobs.sandbox.daemons import Daemon, recorded, until
 from hpcjobs.sandbox.folder import Folder, write
@@ -27,6 +27,8 @@ def build(folder: Folder, layout: Layout, *, shape: Shape, say: Say) -> Sandbox:
     """
     password = secrets.token_hex(16)
     _write_files(folder, layout, password=password)
+    if layout.proctrack == "cgroup":
+        cgroups.mount(folder)
     say(f"hosts {layout.hosts[0].name} to {layout.hosts[-1].name}: namespaces, bridge, names")
     network.build(folder, layout)
     say("munge, MariaDB, slurmdbd")
@@ -50,8 +52,8 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
     for path in paths:
         path.mkdir()
     write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
-    if services.slurm_version() >= slurm_files.CGROUPS_ARE_ASKED_FOR:
-        write(folder.etc / "cgroup.conf", slurm_files.CGROUP_CONF)
+    if (text := slurm_files.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:
+        write(folder.etc / "cgroup.conf", text)
     write(folder.etc / "gres.conf", slurm_files.gres_conf(layout, folder))
     write(folder.etc / "slurmdbd.conf", slurm_files.slurmdbd_conf(layout, folder, password=password), mode=0o600)
     null = os.stat("/dev/null")

@@ -82,6 +82,11 @@ class Folder(NamedTuple):
         return self.root / "dev"
 
     @property
+    def cgroups(self) -> Path:
+        """Mount point of the freezer, where jobs are known by cgroups."""
+        return self.root / "cgroup"
+
+    @property
     def controller(self) -> Path:
         """slurmctld's state."""
         return self.root / "ctld"
@@ -89,6 +94,10 @@ class Folder(NamedTuple):
     def node(self, host: str) -> Path:
         """What one host has for itself: spool, /tmp, /var/tmp."""
         return self.root / "nodes" / host
+
+    def hosts(self) -> list[str]:
+        """Hosts that were started."""
+        return [path.name for path in (self.root / "nodes").glob("*")]
 
     def is_ours(self) -> bool:
         """Whether a sandbox made this folder."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sandbox.models import Host, Layout, Shape
+from hpcjobs.sandbox.models import PROCTRACK, Host, Layout, Shape
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import NodeShape, Partition, Resources, Site
 
@@ -53,6 +53,7 @@ def settle(shape: Shape, site: Site) -> Layout:
         accounts=(ACCOUNT, *sorted({r.account for r in _all_defaults(site) if isinstance(r.account, str)})),
         features=_features(site),
         mpi=mpi,
+        proctrack=shape.proctrack or PROCTRACK[0],
         overlay=_overlay(scaled, site=site, mpi=mpi),
     )
 
@@ -68,6 +69,8 @@ def _check(shape: Shape, site: Site) -> None:
             f"--like {shape.like} takes the CPUs and GPUs of a node from the site",
             hint="leave --cpus-per-node and --gpus-per-node out, or --like",
         )
+    if shape.proctrack not in (None, *PROCTRACK):
+        raise RequestError(f"--proctrack {shape.proctrack}: a sandbox has {' or '.join(PROCTRACK)}")
     for name, value, least, most in (
         ("--nodes", shape.nodes, 1, MAX_NODES),
         ("--cpus-per-node", shape.cpus_per_node, 1, MAX_CPUS),

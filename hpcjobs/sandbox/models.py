@@ -8,6 +8,9 @@ import msgspec
 
 from hpcjobs.site.models import NodeShape, Partition
 
+PROCTRACK = ("linuxproc", "cgroup")
+"""Slurm's ProctrackType. ``cgroup``, as on most clusters, signals only what slurmstepd itself started."""
+
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What ``sandbox up`` was asked for; ``None`` means "not said"."""
@@ -17,6 +20,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int | None = None
     cpus_per_node: int | None = None
     gpus_per_node: int | None = None
+    proctrack: str | None = None
+    """How slurmd knows a job's processes: one of `PROCTRACK`, the first if nothing is said."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +51,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The first one is the users' default."""
     features: tuple[str, ...]
     mpi: str
+    proctrack: str
     overlay: dict[str, Any]
     """Site fields that differ from the real site's, as ``Rehearsal.overlay`` wants them."""
 

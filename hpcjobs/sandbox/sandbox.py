@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sandbox import network, packages, slurm_files
+from hpcjobs.sandbox import cgroups, network, packages, slurm_files
 from hpcjobs.sandbox.accounting import node_states
 from hpcjobs.sandbox.build import build, repair, repairable
 from hpcjobs.sandbox.daemons import alive, recorded
 from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, locked
 from hpcjobs.sandbox.layout import settle
-from hpcjobs.sandbox.models import Sandbox, Shape, Status
+from hpcjobs.sandbox.models import PROCTRACK, Sandbox, Shape, Status
 from hpcjobs.sandbox.teardown import leftovers, take_down
 from hpcjobs.site.library import load_site
 
@@ -62,6 +62,11 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         take_down(folder)
         folder.clear()
         layout = settle(shape, load_site(shape.like or BASE_SITE))
+        if layout.proctrack == "cgroup" and not cgroups.available():
+            raise RequestError(
+                "--proctrack cgroup: this machine's kernel has no cgroup freezer of version 1 (/proc/cgroups)",
+                hint="--proctrack linuxproc needs none",
+            )
         return build(folder, layout, shape=shape, say=say)
     except BaseException:
         if folder.etc.exists():
@@ -74,13 +79,19 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
 def _check_same_shape(asked: Shape, sandbox: Sandbox) -> None:
     """What was not said now is no difference."""
     node = sandbox.hosts[0].shape
-    actual = {"nodes": len(sandbox.hosts), "cpus_per_node": node.cpus, "gpus_per_node": node.gpus}
+    actual = {
+        "nodes": len(sandbox.hosts),
+        "cpus_per_node": node.cpus,
+        "gpus_per_node": node.gpus,
+        "proctrack": sandbox.shape.proctrack or PROCTRACK[0],
+    }
     said = {name: getattr(asked, name) for name in actual if getattr(asked, name) is not None}
     if asked.like != sandbox.shape.like or any(actual[name] != value for name, value in said.items()):
         like = f"--like {sandbox.shape.like} " if sandbox.shape.like else ""
         each = "" if like else f" --cpus-per-node {node.cpus} --gpus-per-node {node.gpus}"
         raise RequestError(
-            f"a sandbox of another shape is up: {like}--nodes {len(sandbox.hosts)}{each}",
+            f"a sandbox of another shape is up: {like}--nodes {len(sandbox.hosts)}{each}"
+            + (f" --proctrack {sandbox.shape.proctrack}" if sandbox.shape.proctrack else ""),
             hint="hpcjobs sandbox down, then up again; its jobs and their records go with it",
         )
 

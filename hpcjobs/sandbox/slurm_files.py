@@ -40,7 +40,7 @@ MailProg=/bin/true
 ReturnToService=2
 # A node may claim more CPUs and memory than this machine has.
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 JobRequeue=1
 MaxArraySize=1001
@@ -62,7 +62,6 @@ AccountingStoreFlags=job_comment,job_script
 EnforcePartLimits=ALL
 """
 
-CGROUP_CONF = "CgroupPlugin=disabled\n"
 CGROUPS_ARE_ASKED_FOR = (24, 5)
 """From this version on slurmd can do without the machine's cgroups, and has to be told so."""
 
@@ -73,6 +72,7 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
         munge=folder.munge_socket,
         root=folder.root,
         mpi=layout.mpi,
+        proctrack=layout.proctrack,
         controller=CONTROLLER,
         ctld=CONTROLLER_PORT,
         slurmd=NODE_PORT,
@@ -89,6 +89,13 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
         line = partition_line(name, partition, hosts=layout.members[name], default=name == default)
         lines.append(line + (_precedence(partition) if preemption else ""))
     return settings + "\n".join(lines) + "\n"
+
+
+def cgroup_conf(layout: Layout, folder: Folder, *, version: tuple[int, int]) -> str | None:
+    """cgroup.conf; ``None`` where Slurm of this version shall have none."""
+    if layout.proctrack == "cgroup":
+        return f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder.cgroups}\n"
+    return "CgroupPlugin=disabled\n" if version >= CGROUPS_ARE_ASKED_FOR else None
 
 
 def _megabytes(host_memory: str | None) -> int:

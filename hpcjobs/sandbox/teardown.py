@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.process import run
-from hpcjobs.sandbox import network
+from hpcjobs.sandbox import cgroups, network
 from hpcjobs.sandbox.daemons import alive, must, program, recorded
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.hosts_file import has_block, remove_block
@@ -36,6 +36,7 @@ def take_down(folder: Folder) -> None:
         raise RequestError("this command runs on a host of the sandbox", hint="run it outside")
     folder.record.unlink(missing_ok=True)
     _end_processes(folder)
+    cgroups.remove(folder)
     network.remove(folder)
     remove_block(folder)
     _unmount(folder)

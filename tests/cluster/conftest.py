@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shape import SHAPE
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.sandbox import Sandbox, Shape
+from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.packages import apt_line, is_debian, missing_packages
 
-SHAPE = Shape(like="tu-hpc", nodes=4)
 _SHARED = Path("/var/lib/hpcjobs-tests")
 """Seen by every host: /tmp and /var/tmp are each host's own."""
 

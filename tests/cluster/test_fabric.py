@@ -56,11 +56,14 @@ def submit(*words: str) -> Answer:
     return hpcjobs("submit", "--wait", *words, timeout_s=280)
 
 
+SLOW = ("tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 200ms", "tc qdisc del dev eth0 root")
+SPARE = ("-N", "2", "--spare", "1", "-o", "nodelist=tu[01-03]", "-J", "j")
+
+
 @pytest.mark.timeout(400)
 def test_a_node_with_a_slow_network_is_named_and_a_spare_one_takes_its_place(sandbox: Sandbox, folder: Path) -> None:
-    slow = "tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 200ms"
-    with on(sandbox, "tu02", slow, "tc qdisc del dev eth0 root"):
-        ended = submit("--site", "tu-hpc", "-N", "2", "--spare", "1", "-o", "nodelist=tu[01-03]", "-J", "j", "hostname")
+    with on(sandbox, "tu02", *SLOW):
+        ended = submit("--site", "tu-hpc", *SPARE, "hostname")
     assert ended.code == 0, (ended, log("j"))
     verdicts = {node["host"]: node for node in report("j")["nodes"]}
     assert verdicts["tu02"]["verdict"] == "bad"
@@ -70,6 +73,23 @@ def test_a_node_with_a_slow_network_is_named_and_a_spare_one_takes_its_place(san
     later = hpcjobs("submit", "--site", "tu-hpc", "-N", "2", "--dry-run", "hostname")
     assert "hpcjobs: leaves out tu02: " in later.err
     assert "#SBATCH --exclude=" in later.out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "horovod-gloo"])
+def test_the_job_scripts_own_node_may_be_the_one_that_is_left_out(
+    launcher: str, sandbox: Sandbox, folder: Path
+) -> None:
+    trainer = "ddp" if launcher == "torchrun" else "horovod"
+    with on(sandbox, "tu01", *SLOW):
+        ended = submit(
+            "--site", "tu-hpc", *SPARE, "--launcher", launcher, trainer, "--workload", "mnist", "--steps", "5"
+        )
+    assert ended.code == 0, (ended, log("j"))
+    assert "hpcjobs: runs on tu02, tu03, without tu01" in log("j")
+    summary = json.loads((run_dir("j") / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["world_size"], summary["hosts"]) == (2, ["tu02", "tu03"])
 
 
 @pytest.mark.timeout(400)

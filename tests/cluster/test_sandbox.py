@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from shape import SHAPE
 from typer.testing import CliRunner
 
 from hpcjobs import sandbox as sandboxes
@@ -30,7 +31,6 @@ from hpcjobs.sandbox.teardown import leftovers
 from hpcjobs.site.library import load_site
 
 Slurm = Callable[..., Result]
-SHAPE = Shape(like="tu-hpc", nodes=4)
 
 MPI_PROGRAM = """\
 #include <mpi.h>

@@ -317,7 +317,7 @@ hand_on() { # SIGNAL: Slurm may tell this shell alone (proctrack/cgroup does)
 trap 'hand_on TERM' TERM INT # a shell's children in the background do not hear INT
 trap 'hand_on HUP' HUP
 trap 'hand_on USR1' USR1
-trap 'hand_on USR1' USR2 # from the agent's shell, since this one was born deaf to USR1
+trap 'told=USR1; kill -USR1 "$program" 2>/dev/null' USR2 # from the agent's shell, since this one was born deaf to USR1
 echo $$ >"$HPCJOBS_SURVIVAL/ranks-$(hostname)/$LOCAL_RANK"
 await_program() { # PID: sets `code`
     local again
@@ -347,7 +347,8 @@ if [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt 0 ] && read -r code _ <"$HPCJOBS_RUN
     esac
 fi 2>/dev/null
 # A signal for the whole task must not take the one away who writes its last lines.
-exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && exec sed -u "s/^/$RANK: /")
+# On a full disk it is begun anew: the program must not meet a broken pipe.
+exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && until sed -u "s/^/$RANK: /"; do sleep 1; done)
 label=$!
 "$@" >&"$labelled" 2>&1 &
 await_program $!

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from scripts_here import planned, run_here
 
-import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.job.retries import UNLIMITED, Retries, parse_retries
 
@@ -36,9 +35,7 @@ def test_other_words_are_refused_with_the_known_ones(text: str, here: Path) -> N
         planned("sandbox", "srun", "true", retries=text)
 
 
-def test_a_site_without_requeueing_and_a_lead_beyond_the_limit_are_refused() -> None:
-    with pytest.raises(RequestError, match="nothing on this site requeues a job"):
-        hpcjobs.plan(["true"], site="local", retries="on")
+def test_a_lead_beyond_the_limit_is_refused() -> None:
     with pytest.raises(RequestError, match=r"lead=600 s .flag.: no shorter than time=00:10:00"):
         planned("sandbox", "srun", "true", retries="on", lead="10m", time="10m")
 

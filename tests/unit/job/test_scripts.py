@@ -42,18 +42,19 @@ def test_the_script_is_the_recorded_one(site: str, launcher: str, here: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "launcher", "said"),
+    ("name", "site", "launcher", "said"),
     [
-        ("retries-srun", "srun", {}),
-        ("retries-torchrun", "torchrun", {}),
-        ("retries-elastic", "torchrun", {"nodes": 3, "min_nodes": 2}),
-        ("retries-mpirun", "mpirun", {}),
+        ("retries-srun", "tu-hpc", "srun", {}),
+        ("retries-torchrun", "tu-hpc", "torchrun", {}),
+        ("retries-elastic", "tu-hpc", "torchrun", {"nodes": 3, "min_nodes": 2}),
+        ("retries-mpirun", "tu-hpc", "mpirun", {}),
+        ("retries-local", "a10g-box", "torchrun", {}),
     ],
 )
 def test_the_script_of_a_job_with_retries_is_the_recorded_one(
-    name: str, launcher: str, said: dict[str, object], here: Path
+    name: str, site: str, launcher: str, said: dict[str, object], here: Path
 ) -> None:
-    as_recorded(planned("tu-hpc", launcher, "true", retries="on", **said), name)
+    as_recorded(planned(site, launcher, "true", retries="on", **said), name)
 
 
 def test_bash_and_shellcheck_have_no_complaint_about_any_script() -> None:

@@ -12,7 +12,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.layout import settle
 from hpcjobs.sandbox.models import Shape
-from hpcjobs.sandbox.slurm_files import gres_conf, slurm_conf
+from hpcjobs.sandbox.slurm_files import cgroup_conf, gres_conf, slurm_conf
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import NodeShape, Partition, Resources, Site
 
@@ -96,6 +96,7 @@ def test_without_like_the_shape_is_that_of_the_options() -> None:
         (Shape(nodes=0), "sandbox", "1 to 64"),
         (Shape(nodes=65), "sandbox", "1 to 64"),
         (Shape(gpus_per_node=-1), "sandbox", "0 to 64"),
+        (Shape(proctrack="pgid"), "sandbox", "linuxproc or cgroup"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_refused(shape: Shape, site: str, says: str) -> None:
@@ -126,6 +127,16 @@ def test_slurm_conf_says_the_limits_of_the_site() -> None:
     assert "Nodes=tu01,tu02 " in lines["PartitionName=short"]
     assert "AllowQos=long" in lines["PartitionName=long"]
     assert "GresTypes" not in text
+
+
+def test_processes_are_known_by_cgroups_where_that_was_asked_for() -> None:
+    folder = Folder(Path("/var/lib/x"))
+    plain, asked = (settle(Shape(proctrack=how), load_site("sandbox")) for how in (None, "cgroup"))
+    assert "ProctrackType=proctrack/linuxproc\n" in slurm_conf(plain, folder)
+    assert "ProctrackType=proctrack/cgroup\n" in slurm_conf(asked, folder)
+    assert cgroup_conf(asked, folder, version=(22, 5)) == f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder.cgroups}\n"
+    assert cgroup_conf(plain, folder, version=(22, 5)) is None
+    assert cgroup_conf(plain, folder, version=(24, 11)) == "CgroupPlugin=disabled\n"
 
 
 def test_gpus_are_gres_with_their_model_and_device_files() -> None:

@@ -202,7 +202,8 @@ record_failure() { # at once: a rank that fails for want of this one must come s
     (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
 }
 # A signal for the whole task must not take the one away who writes its last lines.
-exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && exec sed -u "s/^/$RANK: /")
+# On a full disk it is begun anew: the program must not meet a broken pipe.
+exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && until sed -u "s/^/$RANK: /"; do sleep 1; done)
 label=$!
 "$@" >&"$labelled" 2>&1 &
 await_program $!

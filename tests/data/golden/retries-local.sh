@@ -1,0 +1,305 @@
+#!/bin/bash
+# hpcjobs VERSION
+# site a10g-box (/SHIPPED/site_configs/a10g-box.yaml)
+# template /SHIPPED/templates/job.sh.j2
+# made by: hpcjobs submit ...
+
+# shellcheck disable=SC1090,SC1091,SC2016,SC2317,SC2329  # sourced init files; text expanded by each task; functions called by traps
+run_dir=/RUN
+job_id=${HPCJOBS_JOB_ID:?run this through hpcjobs, which gives local jobs their number and their slots}
+nodes=$(hostname)
+
+# --- state file: written at the start and, by a trap, at every end a script can notice
+started=$(date +%s)
+caught=''
+trap : USR1
+
+write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
+    printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s}\n' \
+        "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" >"$run_dir/.state.json" &&
+        mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
+}
+
+
+# --- survival: why an incarnation of this job ended, and whether another one follows (docs/reliability.md)
+survival=$run_dir/survival
+history=$run_dir/incarnations.jsonl
+mkdir -p -- "$survival"
+touch -- "$history"
+declare -A budget=([timeout]=1000000000 [preempt]=1000000000 [node]=3 [error]=0)
+asked=''
+
+number() { # FILE: the whole number that it holds, 0 without one
+    local word=''
+    [ -r "$1" ] && read -r word <"$1"
+    [[ $word =~ ^[0-9]{1,18}$ ]] && echo "$((10#$word))" || echo 0
+}
+
+lead() { # seconds ahead of the time limit at which the step is told
+    local told
+    told=$(number "$survival/lead") # by the program, from what it measured
+    [ "$told" -gt 0 ] || told=$(((deadline - started) / 4 < 300 ? (deadline - started) / 4 : 300))
+    echo "$told"
+}
+
+watch_the_clock() { # nobody else knows when it is time: Slurm's own warning is up to a minute early
+    local left never
+    exec {never}<> <(:) # to wait on without a process of its own, which would outlive this one
+    while left=$((deadline - $(date +%s) - $(lead))) && [ "$left" -gt 0 ]; do
+        read -rt "$((left < 15 ? left : 15))" -u "$never" _
+    done
+    kill -USR1 $$
+}
+
+time_to_save() { # on USR1: from the clock, from Slurm ahead of the limit, or from Slurm ahead of a preemption
+    local left=$((deadline - $(date +%s)))
+    if [ "$left" -le "$(lead)" ]; then
+        asked=timeout
+    elif [ "$left" -le 365 ]; then
+        return # Slurm's word about the limit: the clock's is to come
+    else
+        asked=preempt
+    fi
+    [ -z "${step:-}" ] || kill -USR1 "$step"
+}
+
+reason() { # EXIT_CODE: what ended this incarnation; empty: Slurm takes the job away, and knows why
+    local late=''
+    [ "$(date +%s)" -lt "$((deadline - 2))" ] || late=yes
+    if [ -s "$survival/requeue" ]; then
+        if [ "$asked" = timeout ] || [ -n "$late" ]; then echo timeout; elif [ -z "$caught" ]; then echo preempt; fi
+    elif [ "$1" -eq 0 ] && [ -e "$survival/completed" ]; then # a step that Slurm has ended gives 0 too
+        echo completed
+    elif [ "$1" -eq 0 ] || [ -n "$caught" ]; then
+        [ -z "$late" ] || echo timeout
+    else
+        case $1 in
+            11 | 18 | 19 | 137) echo node ;; # no rendezvous, a rank lost, all at a standstill, killed
+            138 | 143) echo preempt ;;       # told to end, and not listening
+            *) echo error ;;
+        esac
+    fi
+}
+
+judge() { # WHY: sets `decision` to requeued, or to why no other incarnation follows
+    local spent idle=0 patience=3 before=0 kept
+    spent=$(grep -c "\"why\":\"$1\"" "$history")
+    while read -r kept; do
+        [ "$kept" -gt "$before" ] && idle=0 || idle=$((idle + 1))
+        before=$kept
+    done < <(sed -n 's/.*"saved":\([0-9]*\).*/\1/p' "$history" && echo "$saved")
+    [ "$1" != timeout ] || patience=1
+    if [ "$1" = completed ]; then
+        decision=completed
+    elif [ "$spent" -ge "${budget[$1]}" ]; then
+        decision="ended: the budget $1=${budget[$1]} is spent"
+    elif [ "$idle" -ge "$patience" ]; then
+        decision="ended: no progress, $saved is still all that is saved"
+    else
+        decision=requeued
+    fi
+}
+
+remember() { # JOB_ID STARTED ENDED NODES EXIT_CODE WHY: one line of the history
+    printf '{"job_id":"%s","started":%s,"ended":%s,"nodes":"%s","exit_code":%s,"why":"%s","steps":%s,"saved":%s,"decision":"%s"}\n' \
+        "$1" "$2" "$3" "$4" "$5" "$6" "$steps" "$saved" "${decision//[\"\\]/}" >>"$history"
+    rm -f -- "$survival/running"
+    echo "hpcjobs: incarnation $(wc -l <"$history"): $6 at step $steps, saved up to $saved; $decision" >&2
+}
+
+count_steps() {
+    saved=$(number "$survival/progress")
+    steps=$(number "$survival/steps")
+    [ "$steps" -ge "$saved" ] || steps=$saved
+}
+
+judge_this() { # EXIT_CODE
+    local why
+    why=$(reason "$1")
+    if [ -z "$why" ]; then
+        code=143 state=CANCELLED
+        return 0
+    fi
+    count_steps
+    judge "$why"
+    remember "$job_id" "$started" "$(date +%s)" "$nodes" "$1" "$why"
+    case $decision in
+        completed) return 0 ;;
+        requeued) state=REQUEUED ;;
+        *) state=FAILED ;;
+    esac
+    [ "$code" -ne 0 ] || code=85
+}
+
+put_back() { # its supervisor starts this script again, on the CPUs and GPUs that the job has
+    : >"${HPCJOBS_AGAIN:?}"
+}
+
+finish() {
+    local code=$? state=COMPLETED failure=null rank host
+    if [ -s "$run_dir/first_failure" ] && [ "$code" -ne 0 ]; then
+        read -r code rank host <"$run_dir/first_failure"
+        failure="{\"rank\":$rank,\"host\":\"$host\",\"exit_code\":$code}"
+        echo "hpcjobs: first failure: rank $rank on $host, exit code $code" >&2
+    fi
+    [ "$code" -eq 0 ] || state=FAILED
+    [ -z "$caught" ] || state=CANCELLED
+    judge_this "$code"
+    write_state "$state" "$code" "$(date +%s)" "$failure"
+    if [ "$state" = REQUEUED ] && ! put_back; then
+        code=85
+        write_state FAILED "$code" "$(date +%s)" "$failure"
+    fi
+    trap - EXIT
+    exit "$code"
+}
+
+die() {
+    echo "hpcjobs: $(hostname): $*" >&2
+    exit 1
+}
+
+await_step() { # PID: wait for it, handing TERM on; its exit code
+    step=$1
+    trap 'caught=TERM; kill -TERM "$step" 2>/dev/null' TERM
+    trap time_to_save USR1
+    # A trapped signal interrupts `wait`: ask again until the step has really ended.
+    wait "$step"
+    step_code=$?
+    while kill -0 "$step" 2>/dev/null; do
+        wait "$step"
+        step_code=$?
+    done
+    return "$step_code"
+}
+
+trap finish EXIT
+trap 'caught=TERM; exit 143' TERM
+rm -f -- "$run_dir/first_failure"
+rm -f -- "$survival/requeue" "$survival/completed"
+deadline=${HPCJOBS_DEADLINE:-}
+[[ $deadline =~ ^[0-9]+$ ]] && export HPCJOBS_DEADLINE=$deadline || deadline=$((started + 10 ** 9))
+export HPCJOBS_SURVIVAL=$survival
+write_state RUNNING null null null
+
+# --- software of the site
+
+# --- what every task is told
+MASTER_ADDR=127.0.0.1
+# A port that is free on this node, where rank 0 will run; jobs start their search apart from each other.
+free_port() { # FROM
+    local port=$1
+    while grep -qi ":$(printf '%04X' "$port") " /proc/net/tcp /proc/net/tcp6 2>/dev/null; do
+        port=$((port + 1))
+    done
+    echo "$port"
+}
+MASTER_PORT=$(free_port $((15000 + (10#${job_id//[!0-9]/} * 7 + UID) % 16000)))
+export MASTER_ADDR MASTER_PORT
+export HPCJOBS_NNODES=1
+export HPCJOBS_NTASKS=$((HPCJOBS_NNODES * 2))
+export HPCJOBS_JOB_ID=$job_id HPCJOBS_RUN_DIR=$run_dir HPCJOBS_LAUNCHED_BY=torchrun
+export OMP_NUM_THREADS=1
+export HPCJOBS_IFNAME=lo GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
+export NCCL_P2P_LEVEL=NVL
+unset TORCHELASTIC_RUN_ID
+cd -- /HERE || die 'the working folder is not there on this node'
+
+# --- what each task runs: it publishes its rank, runs the program, records the first failure
+task=$(
+    cat <<'TASK'
+export NODE_RANK=$GROUP_RANK
+if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
+    echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
+    exit 10
+fi
+program='' told=''
+hand_on() { # SIGNAL: the program, of the same process group, has heard it too
+    told=$1
+}
+trap 'hand_on TERM' TERM INT # a shell's children in the background do not hear INT
+trap 'hand_on HUP' HUP
+trap 'hand_on USR1' USR1
+trap 'told=USR1; kill -USR1 "$program" 2>/dev/null' USR2 # from the agent's shell, since this one was born deaf to USR1
+echo $$ >"$HPCJOBS_SURVIVAL/ranks-$(hostname)/$LOCAL_RANK"
+await_program() { # PID: sets `code`
+    local again
+    program=$1
+    wait "$program"
+    code=$?
+    while [ -n "$told" ]; do # a signal ends the waiting
+        told=''
+        wait "$program" 2>/dev/null
+        again=$?
+        [ "$again" -eq 127 ] || code=$again # 127: its end was told already
+    done
+}
+record_failure() { # at once: a rank that fails for want of this one must come second
+    [ "$code" -ne 0 ] || [ "$RANK" -ne 0 ] || echo "$code" >"$HPCJOBS_SURVIVAL/completed"
+    # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
+    [ "$code" -ne 85 ] || code=0
+    [ "$code" -ne 0 ] || return 0
+    (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
+    [ "$code" -ne 137 ] || hostname >>"$HPCJOBS_SURVIVAL/suspects"
+}
+# The agent restarts ranks whatever ended them; a program's own error would only come again.
+if [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt 0 ] && read -r code _ <"$HPCJOBS_RUN_DIR/first_failure"; then
+    case $code in
+        11 | 18 | 19 | 137) rm -f -- "$HPCJOBS_RUN_DIR/first_failure" ;;
+        *) exit "$code" ;;
+    esac
+fi 2>/dev/null
+# A signal for the whole task must not take the one away who writes its last lines.
+# On a full disk it is begun anew: the program must not meet a broken pipe.
+exec {labelled}> >(trap '' TERM INT HUP USR1 USR2 && until sed -u "s/^/$RANK: /"; do sleep 1; done)
+label=$!
+"$@" >&"$labelled" 2>&1 &
+await_program $!
+record_failure
+exec {labelled}>&-
+# The last lines are on their way; a process the program left behind may hold the pipe open for ever.
+for _ in {1..30}; do kill -0 "$label" 2>/dev/null && sleep 0.1 || break; done
+if [ "$code" -ne 0 ]; then
+    echo "hpcjobs: rank $RANK on $(hostname) ended with exit code $code" >&2
+fi
+exit "$code"
+TASK
+)
+agent=$(
+    cat <<'AGENT'
+node_addr=127.0.0.1
+# The ranks are to save and leave first, and not the agent; Slurm may signal this shell alone (proctrack/cgroup does).
+ranks=$HPCJOBS_SURVIVAL/ranks-$(hostname)
+rm -rf -- "$ranks" && mkdir -- "$ranks"
+program='' told=''
+await_program() { # PID: sets `code`
+    local again
+    program=$1
+    wait "$program"
+    code=$?
+    while [ -n "$told" ]; do # a signal ends the waiting
+        told=''
+        wait "$program" 2>/dev/null
+        again=$?
+        [ "$again" -eq 127 ] || code=$again # 127: its end was told already
+    done
+}
+trap 'told=yes; cat "$ranks"/* 2>/dev/null | xargs -r kill -USR2 2>/dev/null' USR1
+trap 'told=yes; kill -TERM "$program" 2>/dev/null' TERM
+(trap "" USR1 && exec /PYTHON -m torch.distributed.run --nnodes="$HPCJOBS_NNODES" --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id="$HPCJOBS_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))" --local-addr="$node_addr" --max-restarts=3 --no-python "${@//\$/\$\$}") &
+await_program $!
+exit "$code"
+AGENT
+)
+
+# A process group for the step: the TERM that ends this script's group reaches it once, by the trap below.
+set -m
+bash -c "$agent" agent bash -c "$task" task true </dev/null &
+set +m
+launched=$!
+watch_the_clock &
+clock=$!
+await_step "$launched"
+code=$?
+kill "$clock" 2>/dev/null && wait "$clock"
+exit "$code"
