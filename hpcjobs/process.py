@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from hpcjobs.errors import CommandMissingError
@@ -18,6 +19,8 @@ LEAKING_NAMES = frozenset(
 )
 KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 """Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `KEPT`."""
+
+_OF_SLURM = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
 
 
 class Result(NamedTuple):
@@ -56,7 +59,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    try:
+    with _on_path(argv[0], cwd):
         done = subprocess.run(
             list(argv),
             cwd=cwd,
@@ -68,13 +71,6 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
             errors="surrogateescape",
             check=False,
         )
-    except FileNotFoundError as error:
-        if cwd is not None and not os.path.isdir(cwd):
-            raise
-        raise CommandMissingError(
-            f"{argv[0]}: not found on PATH",
-            hint="is this a login node of the cluster? --site local needs no Slurm",
-        ) from error
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -90,7 +86,7 @@ def run_following(
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    try:
+    with _on_path(argv[0], cwd):
         process = subprocess.Popen(
             list(argv),
             cwd=cwd,
@@ -102,12 +98,20 @@ def run_following(
             encoding="utf-8",
             errors="replace",
         )
-    except FileNotFoundError as error:
-        if cwd is not None and not os.path.isdir(cwd):
-            raise
-        raise CommandMissingError(f"{argv[0]}: not found on PATH") from error
     with process:
         assert process.stdout is not None
         for line in process.stdout:
             each(line.rstrip("\n"))
     return process.returncode
+
+
+@contextmanager
+def _on_path(program: str, cwd: str | None) -> Iterator[None]:
+    """What cannot be started is missing, unless it is the folder it is to start in that is."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if cwd is not None and not os.path.isdir(cwd):
+            raise
+        hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _OF_SLURM else None
+        raise CommandMissingError(f"{program}: not found on PATH", hint=hint) from error
