@@ -1,4 +1,4 @@
-"""The shipped recipe horovod_cpu, built (`tools/image`), on a real Slurm: minutes, so `make long` runs it."""
+"""The shipped recipes for CPUs, built (`tools/image`), on a real Slurm: minutes, so `make long` runs it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from hpcjobs.containers.images import folder_of
 from hpcjobs.site.library import load_site
 
 pytestmark = pytest.mark.long
-IMAGE = folder_of(load_site("local")) / "horovod_cpu.sif"  # before a test has a home of its own
+IMAGES = folder_of(load_site("local"))  # before a test has a home of its own
 MNIST = ("--workload", "mnist", "--steps", "12", "--log-every", "1")
 LAYOUT = ("-N", "2", "--ntasks-per-node", "2")
 
 
 @pytest.fixture
 def site(site_file: Callable[..., str]) -> str:
-    if not IMAGE.is_file():
-        pytest.skip(f"{IMAGE} has not been built (tools/image)")
-    return site_file(folder=str(IMAGE.parent), binds=[])
+    for name in ("horovod_cpu", "pytorch", "jupyter"):
+        if not (IMAGES / f"{name}.sif").is_file():
+            pytest.skip(f"{IMAGES}/{name}.sif has not been built (tools/image)")
+    return site_file(folder=str(IMAGES), binds=[])
 
 
 def run(site: str, name: str, *words: str) -> tuple[list[float], dict[str, Any]]:
@@ -39,14 +40,14 @@ def run(site: str, name: str, *words: str) -> tuple[list[float], dict[str, Any]]
 @pytest.mark.timeout(3000)
 def test_every_way_to_start_gives_the_losses_of_the_host(site: str) -> None:
     host, _ = run(site, "host", "ddp", *MNIST)
-    for launcher, trainer, backend in (
-        ("srun", "horovod", "horovod-mpi"),
-        ("mpirun", "horovod", "horovod-mpi"),
-        ("horovod-gloo", "horovod", "horovod-gloo"),
-        ("srun", "ddp", "gloo"),
-        ("torchrun", "ddp", "gloo"),
+    for image, launcher, trainer, backend in (
+        ("horovod_cpu", "srun", "horovod", "horovod-mpi"),
+        ("horovod_cpu", "mpirun", "horovod", "horovod-mpi"),
+        ("horovod_cpu", "horovod-gloo", "horovod", "horovod-gloo"),
+        ("pytorch", "srun", "ddp", "gloo"),
+        ("pytorch", "torchrun", "ddp", "gloo"),
     ):
-        words = ("--container", "horovod_cpu", "--launcher", launcher, trainer, *MNIST)
+        words = ("--container", image, "--launcher", launcher, trainer, *MNIST)
         losses, summary = run(site, f"{launcher}-{trainer}", *words)
         assert losses == pytest.approx(host, rel=2e-4)
         assert (summary["backend"], summary["world_size"], summary["nnodes"]) == (backend, 4, 2)
@@ -55,7 +56,7 @@ def test_every_way_to_start_gives_the_losses_of_the_host(site: str) -> None:
 @pytest.mark.timeout(1800)
 def test_a_job_that_meets_its_time_limit_goes_on_inside_the_image(site: str, workdir: Path) -> None:
     lm = ("--workload", "lm", "--sequence-length", "32", "--batch-size", "4", "--steps", "1500", "--log-every", "50")
-    words = ("submit", "--site", site, "-N", "2", "-t", "1m", "--retries", "on", "--container", "horovod_cpu")
+    words = ("submit", "--site", site, "-N", "2", "-t", "1m", "--retries", "on", "--container", "pytorch")
     ended = hpcjobs(*words, "--name", "long", "--wait", "ddp", *lm, timeout_s=1700)
     (folder,) = Path("runs").glob("long-2*")
     assert ended.code == 0, ended
@@ -75,3 +76,14 @@ def test_a_staged_image_is_what_the_ranks_run(site: str, workdir: Path) -> None:
     told = {line.rpartition(" ")[2] for line in log.read_text(encoding="utf-8").splitlines() if " image " in line}
     (staged,) = told
     assert staged.startswith("/tmp/hpcjobs-")
+
+
+@pytest.mark.timeout(900)
+def test_a_session_in_the_jupyter_image_answers_and_ends(site: str, workdir: Path) -> None:
+    ended = hpcjobs(
+        "jupyter", "--site", site, "-t", "10m", "--container", "jupyter", "--detach", "--json", timeout_s=600
+    )
+    assert ended.code == 0, ended
+    told = json.loads(ended.out)
+    assert told["connection"]["python"] == "python3"  # that of the image
+    assert hpcjobs("jupyter", "stop", told["job_id"], timeout_s=120).code == 0
