@@ -154,8 +154,9 @@ def _solve(rows: Floats) -> Floats:
 
 
 def _interval(value: float, draws: Floats) -> Interval:
+    """The 2.5 and 97.5 percentiles; never without the value itself, where a parameter is at its bound."""
     low, high = (float(v) for v in np.percentile(draws, [2.5, 97.5]))
-    return Interval(value, low, high)
+    return Interval(value, min(low, value), max(high, value)) if low == low else Interval(value, low, high)
 
 
 def _aicc(residuals: Floats, parameters: int) -> float | None:

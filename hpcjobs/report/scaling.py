@@ -170,20 +170,24 @@ def believe(fits: list[Fit], groups: list[Group], *, per: str) -> tuple[Fit | No
         return None, f"{sizes} size{'s' * (sizes != 1)}: too few for a fit to be believed; measure at least three."
     simple, usl = fits[0], next((found for found in fits if found.law is USL), None)
     falls = any(b.throughput.value < a.throughput.value for a, b in pairwise(groups))
-    if falls and usl is not None and usl.rms < simple.rms / 2:
+    nearest = min(found.rms for found in fits)
+    if nearest > _POOR:
+        return None, f"No law comes closer than {nearest:.0%} to the runs: none is to be believed."
+    poor = simple.rms > _POOR
+    if falls and usl is not None and usl.rms <= _POOR and (poor or usl.rms < simple.rms / 2):
         rough = " With three sizes its numbers are rough." if sizes == 3 else ""
         return usl, f"Throughput falls with more {per}: of the two laws only USL can say that.{rough}"
-    if min(found.rms for found in fits) > _POOR:
+    if poor and sizes < 4:
         return (
             None,
-            f"No law comes closer than {min(found.rms for found in fits):.0%} to the runs: none is to be believed.",
+            f"{simple.law.name} misses the runs by {simple.rms:.0%}; {sizes} sizes are too few for another law.",
         )
     if sizes < 4 or usl is None or usl.aicc is None or simple.aicc is None:
         return simple, (
             f"{simple.law.name} is the one to go by: {sizes} sizes cannot tell contention from crosstalk,"
             " so USL only repeats the points."
         )
-    better = simple if simple.aicc <= usl.aicc else usl
+    better = simple if simple.aicc <= usl.aicc and not poor else usl
     gap = abs(simple.aicc - usl.aicc)
     sure = "clearly" if gap > 6 else "probably" if gap > 2 else "barely, so look at both:"
     return better, f"{better.law.name} is {sure} the better description of {sizes} sizes (AICc differs by {gap:.1f})."

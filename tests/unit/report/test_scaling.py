@@ -98,6 +98,16 @@ def test_three_sizes_that_fall_are_not_told_by_amdahl() -> None:
     assert found.knee.measured == found.knee.fitted == 1
 
 
+def test_a_law_that_misses_the_runs_is_not_the_one_to_go_by_only_because_there_are_three_sizes() -> None:
+    """A study of Horovod on two cores: four hosts share them."""
+    measured = pl.Series([41_322, 36_265, 38_437, 42_533, 37_055, 34_417, 15_993, 9_708, 10_648], dtype=pl.Float64)
+    found = analyse(runs({1: 1, 2: 1, 4: 1}).with_columns(measured.alias("throughput")), mode="strong")
+    amdahl, usl = found.fits
+    assert amdahl.rms > 0.25 > usl.rms
+    assert found.believed is usl
+    assert all(each.low <= each.value <= each.high for each in (*amdahl.parameters.values(), *usl.parameters.values()))
+
+
 def test_a_law_that_fits_nothing_is_not_believed() -> None:
     found = analyse(runs({1: 100, 2: 400, 4: 80, 8: 900}), mode="strong")
     assert found.believed is None
