@@ -61,6 +61,7 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, out: Path, err: Path
     os.environ.update(env)
     sys.path[:0] = [cwd, *env.get("PYTHONPATH", "").split(":")]
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")  # of torch in itself
     sys.argv = list(argv)
     code: object = 0
     try:

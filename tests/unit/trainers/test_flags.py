@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hpcjobs import trainers
 from hpcjobs.runtime.summary import RunSummary
 
-from .conftest import Runs
+from .conftest import Runs, World
 
 LM = ("--workload", "lm", "--sequence-length", "16", "--train-samples", "64", "--batch-size", "4", "--no-probe")
 FIVE = (*LM, "--steps", "5", "--log-every", "1")
@@ -39,6 +40,14 @@ def test_losses_are_those_of_plain_ddp(two_ranks: Runs) -> None:
         assert two_ranks[name].losses() == pytest.approx(plain, rel=2e-4), name
     assert two_ranks["fp16"].losses() == pytest.approx(plain, rel=1e-2)
     assert two_ranks["fp16"].losses() != plain
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="on a CPU torch.compile needs g++")
+def test_a_compiled_model_has_the_losses_of_plain_ddp(world: World) -> None:
+    flags = ("--workload", "mnist", "--steps", "4", "--log-every", "1", "--no-probe")
+    plain, compiled = (world(1, "ddp", *flags, *more, run_dir=f"run{len(more)}") for more in ((), ("--compile",)))
+    assert compiled.codes == [0], compiled.err
+    assert compiled.losses() == pytest.approx(plain.losses(), rel=2e-4)
 
 
 def test_fp16_under_fsdp_is_refused_by_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
