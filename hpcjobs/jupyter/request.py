@@ -113,7 +113,7 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
 
 def _kernels(site: Site, job: Job) -> list[Kernel]:
     """The site's Pythons and, unless the server is itself in an image, its images."""
-    found = [Kernel(name, [python]) for name, python in site.jupyter.kernels.items()]
+    found = [Kernel(name, _python(said)) for name, said in site.jupyter.kernels.items()]
     if site.containers.runtime not in ("apptainer", "singularity") or job.container is not None:
         return found
     enter = [program_there(site), "exec", "--bind", f"{job.chdir},{PRIVATE}"]
@@ -121,6 +121,12 @@ def _kernels(site: Site, job: Job) -> list[Kernel]:
     return found + [
         Kernel(f"{name} (image)", [*enter, path, site.containers.python]) for name, path in known(site).items()
     ]
+
+
+def _python(said: str) -> list[str]:
+    """The words that start a kernel's Python on the node."""
+    kind, _, name = said.partition(":")
+    return ["conda", "run", "--no-capture-output", "--name", name, "python"] if kind == "conda" else [said]
 
 
 def private_token(path: Path) -> str:

@@ -19,7 +19,8 @@ class Jupyter(Frozen, frozen=True):
     python: str | None = None
     """Python that has Jupyter, on the node; ``None``: the site's."""
     kernels: dict[str, str] = {}
-    """Name -> Python on the node (``$VARIABLES`` and ``~`` are expanded there): environments to choose from."""
+    """Name -> Python on the node (``$VARIABLES`` and ``~`` are expanded there), or ``conda:NAME``: environments to
+    choose from."""
     idle: str | None = "2h"
     """A session in which nobody and no kernel does anything for so long ends; null: it does not."""
     hpcjobs: str = "hpcjobs"

@@ -102,16 +102,23 @@ def test_the_server_runs_in_the_image_that_is_named(here: Path, code_server: Non
     assert f"--bind {here}" in entered
 
 
-def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(here: Path, sessions_end: None) -> None:
-    site = site_with_image(here, kernels={"mine": sys.executable, "bare": "/usr/bin/python3"})
+def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(
+    here: Path, sessions_end: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "bin").mkdir()
+    (here / "bin" / "conda").write_text(f'#!/bin/sh\n[ "$4" = torch2 ] && shift 5 && exec {sys.executable} "$@"\n')
+    (here / "bin" / "conda").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
+    kernels = {"mine": sys.executable, "bare": "/usr/bin/python3", "torch 2": "conda:torch2", "gone": "conda:gone"}
+    site = site_with_image(here, kernels=kernels)
     told = ok("jupyter", "--site", site, "--notebook", "--idle", "6s", "--detach", "--json").json
     headers = {"Authorization": f"token {told['connection']['token']}"}
     url = f"http://localhost:{told['connection']['port']}/api/"
     with urllib.request.urlopen(urllib.request.Request(f"{url}kernelspecs", headers=headers)) as answer:
         specs = json.load(answer)["kernelspecs"]
     names = {spec["spec"]["display_name"]: name for name, spec in specs.items()}
-    assert names.keys() >= {"mine", "torch (image)"}
-    assert "bare" not in names
+    assert names.keys() >= {"mine", "torch (image)", "torch 2"}
+    assert not names.keys() & {"bare", "gone"}
     assert "no kernel bare: /usr/bin/python3 has no ipykernel" in ok("logs", told["job_id"]).out
     wanted = json.dumps({"name": names["torch (image)"]}).encode()
     with urllib.request.urlopen(urllib.request.Request(f"{url}kernels", wanted, headers)) as answer:
