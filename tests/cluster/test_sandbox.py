@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from shape import SHAPE
 from typer.testing import CliRunner
+from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.cli.sandbox import app
@@ -72,14 +73,6 @@ def lines(result: Result) -> list[str]:
     """Standard output of a command that went well, sorted: tasks print in any order."""
     assert result.code == 0, result.err
     return sorted(result.out.splitlines())
-
-
-def eventually(condition: Callable[[], bool], *, within_s: float = 120) -> None:
-    """Accounting follows a few seconds behind."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_every_host_has_its_own_name_and_address(slurm: Slurm) -> None:
@@ -195,7 +188,7 @@ def test_jobs_start_within_seconds_and_an_array_of_a_thousand_is_taken(slurm: Sl
     """MaxArraySize is 1001: the highest index is 1000."""
     begin = time.monotonic()
     assert slurm("sbatch", "-o", "/dev/null", "--wrap", "touch started").code == 0
-    eventually((workdir / "started").exists, within_s=5)
+    eventually((workdir / "started").exists, timeout_s=5)
     assert time.monotonic() - begin < 5
     taken = slurm("sbatch", "--hold", "--array=0-1000", "--wrap=true")
     assert slurm("sbatch", "--array=0-1001", "--wrap=true").code != 0

@@ -10,13 +10,14 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import submitit
 from commandline import Answer, hpcjobs, start
+from waiting import eventually
 
 import hpcjobs as api
 from hpcjobs import sandbox as sandboxes
@@ -61,13 +62,6 @@ def states(name: str) -> dict[str, int]:
 
 def slurm(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-
-
-def eventually(condition: Callable[[], bool], *, timeout_s: float = 240) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.2)
 
 
 def end(name: str) -> Daemon:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from debian_machines import PATH, Machine, machines
+from waiting import eventually
 
 import hpcjobs
 from hpcjobs.cloud.cluster import settle
@@ -153,8 +154,7 @@ def test_a_job_submitted_on_the_head_runs_on_both_nodes_and_is_accounted_for(clu
     assert re.search(r"job \d+ COMPLETED on gcp-t4-\[1-2\]", said), said
     log = head.run("bash", "-c", ". ~/.bashrc; hpcjobs logs", user="hpc")
     assert {"rank 0 on gcp-t4-1 of 1", "rank 1 on gcp-t4-2 of 1"} <= {line.split(": ")[-1] for line in log.splitlines()}
-    accounted = head.run("sacct", "-nPX", "-o", "State,AllocNodes", user="hpc")
-    assert "COMPLETED|2" in accounted
+    eventually(lambda: "COMPLETED|2" in head.run("sacct", "-nPX", "-o", "State,AllocNodes", user="hpc"))
 
 
 def test_started_again_it_changes_nothing(cluster: Mapping[str, Machine]) -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from waiting import eventually
 
 from hpcjobs.sandbox.daemons import recorded
 from hpcjobs.sandbox.folder import folder_at
@@ -24,14 +25,6 @@ _LINK = "hpcjobs-laptop"
 ARTEFACTS = Path(__file__).parents[3] / "test-artefacts"
 """Pictures of what the browser saw, kept from the last run of the tests."""
 _BROWSER = Path(__file__).with_name("browser.py")
-
-
-def eventually(condition: Callable[[], object], *, what: str = "", timeout_s: float = 120) -> None:
-    """Return once ``condition`` holds."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"{what or 'it'} has not come to pass within {timeout_s:g} s"
-        time.sleep(0.1)
 
 
 @dataclass(frozen=True)

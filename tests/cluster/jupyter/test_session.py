@@ -15,7 +15,8 @@ from typing import Any
 import commandline
 import pytest
 from commandline import hpcjobs
-from laptop import ARTEFACTS, LOGIN, Laptop, eventually, sshd_on
+from laptop import ARTEFACTS, LOGIN, Laptop, sshd_on
+from waiting import eventually
 
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at

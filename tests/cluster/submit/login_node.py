@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from commandline import Answer, hpcjobs
+from waiting import eventually
 
 from hpcjobs.site.rehearsal import Rehearsal
 
@@ -96,11 +95,3 @@ class Submitted:
     def becomes(self, state: str) -> None:
         """Return once the queue shows ``state``."""
         eventually(lambda: self.cluster.slurm("squeue", "-h", "-o", "%T", "-j", self.id).split()[:1] == [state])
-
-
-def eventually(condition: Callable[[], bool], *, timeout_s: float = 240) -> None:
-    """Return once ``condition`` holds."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.1)

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from login_node import Cluster, Submitted, eventually
+from login_node import Cluster, Submitted
+from waiting import eventually
 
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.daemons import recorded

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from login_node import Cluster, Submitted, eventually
+from login_node import Cluster, Submitted
+from waiting import eventually
 
 COUNT = """
 import os, pathlib, sys, time

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from commandline import start
-from login_node import Cluster, eventually
+from login_node import Cluster
+from waiting import eventually
 
 import hpcjobs
 from hpcjobs.job.array import task_ids

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from login_node import Cluster, Submitted, eventually
+from login_node import Cluster, Submitted
 from test_incarnations import SLOW
+from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.runtime.hostlist import hosts_of

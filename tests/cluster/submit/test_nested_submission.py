@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from commandline import start
-from login_node import Cluster, Submitted, eventually
+from login_node import Cluster, Submitted
+from waiting import eventually
 
 SHOW_ENVIRONMENT = """
 import json, os, pathlib

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from commandline import start
-from login_node import Cluster, eventually
+from login_node import Cluster
+from waiting import eventually
 
 
 def site_with(cluster: Cluster, **changes: str) -> str:

@@ -6,7 +6,8 @@ import json
 import time
 
 import pytest
-from login_node import Cluster, eventually
+from login_node import Cluster
+from waiting import eventually
 
 PLAIN = """
 import os, socket, torch, torch.distributed as dist

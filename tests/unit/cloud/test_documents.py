@@ -1,6 +1,6 @@
 """What is rendered, read as documents: golden folders, shell that shellcheck accepts, the providers' own standards.
 
-WRITE_GOLDEN=1 writes the folders anew: read the difference before it is committed.
+GOLDEN=write writes the folders anew: read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
     files = render(settle(load_site(name)), kind)
     written = {n: t.replace(__version__, "VERSION") for n, t in files.items() if not n.endswith((".tf", ".gitignore"))}
     golden = GOLDEN / f"{name}-{kind}"
-    if os.environ.get("WRITE_GOLDEN"):
+    if os.environ.get("GOLDEN") == "write":
         shutil.rmtree(golden, ignore_errors=True)
         golden.mkdir(parents=True)
         for file, text in written.items():

@@ -13,22 +13,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import ok, start, within
 from imagefile import write_image
+from waiting import eventually
 
 CODE = ("jupyter", "--site", "local", "--code")
-
-
-def eventually(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.05)
 
 
 def status(url: str, token: str | None = None) -> int:

@@ -53,7 +53,8 @@ serve() { # serve NAME...: runs services now and at every start; a restart of Sl
             systemctl enable --quiet "$name"
             systemctl restart "$name"
         else
-            service "$name" restart
+            # munged that takes long to end is killed by its own --stop, which calls that a failure.
+            service "$name" restart || service "$name" start
         fi
     done
 }
