@@ -53,8 +53,9 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
     environment = _environment(folder)
     context = _context(cluster)
     if kind == "vms":
-        module = folder / cluster.cloud.provider
-        files = {path.name: path.read_text(encoding="utf-8") for path in sorted(module.glob("*.tf"))}
+        modules = (folder / "common", folder / cluster.cloud.provider)
+        texts = sorted(path for module in modules for path in module.glob("*.tf"))
+        files = {path.name: path.read_text(encoding="utf-8") for path in texts}
         files["terraform.tfvars"] = assignments(terraform_values(cluster))
         context["nodes_script"] = environment.get_template("nodes.sh.j2").render(context).rstrip()
         files["bootstrap.sh"] = environment.get_template("bootstrap.sh.j2").render(context)

@@ -1,4 +1,4 @@
-"""What a settled cluster says to the Terraform module of its provider: the variables of its ``variables.tf``."""
+"""What a settled cluster says to the Terraform module of its provider: the variables of its ``variables*.tf``."""
 
 from __future__ import annotations
 

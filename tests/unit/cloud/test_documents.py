@@ -49,7 +49,8 @@ def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
 def test_the_module_is_the_same_for_every_site(provider: str) -> None:
     """A site's values stand in terraform.tfvars alone."""
     small, large = (render(settle(saved(sized(provider, nodes=n, gpus=n > 1)))) for n in (1, 16))
-    module = {p.name: p.read_text(encoding="utf-8") for p in (shipped("templates") / "cloud" / provider).glob("*.tf")}
+    folders = (shipped("templates") / "cloud" / name for name in ("common", provider))
+    module = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.tf")}
     assert module == {n: t for n, t in small.items() if n.endswith(".tf")}
     assert module == {n: t for n, t in large.items() if n.endswith(".tf")}
 
@@ -57,7 +58,8 @@ def test_the_module_is_the_same_for_every_site(provider: str) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_every_variable_is_described_and_every_value_has_one(provider: str) -> None:
     files = render(settle(saved(tree(provider))))
-    variables = dict(re.findall(r'(?ms)^variable "(\w+)" \{\n(.*?)^\}', files["variables.tf"]))
+    text = files["variables.tf"] + files["variables_common.tf"]
+    variables = dict(re.findall(r'(?ms)^variable "(\w+)" \{\n(.*?)^\}', text))
     assert [name for name, body in variables.items() if "description" not in body or "type" not in body] == []
     assert set(re.findall(r"(?m)^(\w+) +=", files["terraform.tfvars"])) <= set(variables)
     outputs = re.findall(r'(?ms)^output "\w+" \{\n(.*?)^\}', files["outputs.tf"])
