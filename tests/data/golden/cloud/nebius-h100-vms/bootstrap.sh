@@ -53,8 +53,7 @@ serve() { # serve NAME...: runs services now and at every start; a restart of Sl
             systemctl enable --quiet "$name"
             systemctl restart "$name"
         else
-            # munged that takes long to end is killed by its own --stop, which calls that a failure.
-            service "$name" restart || service "$name" start
+            await 120 "$name" service "$name" restart # one that takes long to end fails at first
         fi
     done
 }
