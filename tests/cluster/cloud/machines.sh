@@ -30,6 +30,7 @@ machine() { # machine WORK BASE NAME: runs inside the new namespaces
     mount --bind "$work/shared" "$root/shared"
     printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
     : >"$root/etc/resolv.conf"
+    trap '' CHLD # the machine's first process: who ends here is gone, not for ever a zombie that a service waits for
     exec sleep infinity
 }
 
