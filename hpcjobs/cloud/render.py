@@ -54,7 +54,7 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
     context = _context(cluster)
     if kind == "vms":
         modules = (folder / "common", folder / cluster.cloud.provider)
-        texts = sorted(path for module in modules for path in module.glob("*.tf"))
+        texts = sorted((path for module in modules for path in module.glob("*.tf")), key=lambda path: path.name)
         files = {path.name: path.read_text(encoding="utf-8") for path in texts}
         files["terraform.tfvars"] = assignments(terraform_values(cluster))
         context["nodes_script"] = environment.get_template("nodes.sh.j2").render(context).rstrip()

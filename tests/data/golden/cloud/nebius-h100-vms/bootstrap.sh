@@ -46,6 +46,11 @@ put() { # put PATH MODE [OWNER]
 
 with_systemd() { [[ -d /run/systemd/system ]]; }
 
+ended() { # ended SERVICE: nothing of it runs any more
+    case $1 in munge) set -- munged ;; mariadb) set -- mariadbd ;; esac
+    ! pidof "$1" >/dev/null
+}
+
 serve() { # serve NAME...: runs services now and at every start; a restart of Slurm's loses no job
     local name
     for name in "$@"; do
@@ -53,7 +58,9 @@ serve() { # serve NAME...: runs services now and at every start; a restart of Sl
             systemctl enable --quiet "$name"
             systemctl restart "$name"
         else
-            await 120 "$name" service "$name" restart # one that takes long to end fails at first
+            service "$name" stop || true # of one that takes long it says that it failed
+            await 60 "the end of $name" ended "$name"
+            service "$name" start
         fi
     done
 }
