@@ -323,8 +323,10 @@ StorageLoc=slurm_acct_db
 TEXT
     fi
     serve slurmdbd
-    await 300 slurmdbd sacctmgr -in add cluster "$cluster"
-    sacctmgr -in add account users description=users organization="$cluster" >/dev/null || true # it may be there
+    await 300 slurmdbd sacctmgr --noheader show cluster
+    # Each of these may be there.
+    sacctmgr -in add cluster "$cluster" >/dev/null || true
+    sacctmgr -in add account users description=users organization="$cluster" >/dev/null || true
     sacctmgr -in add user "$user" account=users >/dev/null || true
 }
 
