@@ -64,7 +64,7 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         layout = settle(shape, load_site(shape.like or BASE_SITE))
         if layout.proctrack == "cgroup" and not cgroups.available():
             raise RequestError(
-                "--proctrack cgroup: this machine's kernel has no cgroup freezer of version 1 (/proc/cgroups)",
+                "--proctrack cgroup: a cgroup freezer of version 1 can't be mounted on this machine (/proc/cgroups)",
                 hint="--proctrack linuxproc needs none",
             )
         return build(folder, layout, shape=shape, say=say)
