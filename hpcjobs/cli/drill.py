@@ -36,6 +36,9 @@ def _add(fault: str) -> None:
         time: Annotated[str | None, _opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
         lead: Annotated[str | None, _opt("--lead", help="Told so long before the limit [timeout: 20s].")] = None,
         option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+        by: Annotated[
+            str | None, _opt("--by", help="preempt: the partition of higher priority whose job takes the nodes of -p.")
+        ] = None,
         at_step: Annotated[int, typer.Option(help="The fault comes at this step.")] = 40,
         tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 0.0,
         as_json: Json = False,
@@ -52,7 +55,7 @@ def _add(fault: str) -> None:
                 "time": time, "lead": lead}  # fmt: skip
         options = sbatch_options(option or []) | {key: value for key, value in said.items() if value is not None}
         verdict = drill(
-            fault, program or (), site=site, at_step=at_step, tolerance=tolerance, say=note, options=options
+            fault, program or (), site=site, by=by, at_step=at_step, tolerance=tolerance, say=note, options=options
         )
         if as_json:
             print_json(verdict._asdict())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import hpcjobs
 from hpcjobs.drills.compare import compared
-from hpcjobs.drills.faults import FAULTS, Fault, Target
+from hpcjobs.drills.faults import FAULTS, Fault, Target, taken_by
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
@@ -56,6 +56,7 @@ def drill(
     program: Sequence[str] = (),
     *,
     site: str | None = None,
+    by: str | None = None,
     at_step: int = 40,
     tolerance: float = 0.0,
     timeout_s: float = 1800.0,
@@ -64,17 +65,24 @@ def drill(
 ) -> Verdict:
     """Run ``program`` twice on ``site`` with ``options`` of submission, once with ``fault`` from ``at_step`` on.
 
+    ``by``: the partition of higher priority whose job preempts it, with ``preempt``; without it a signal stands for
+    that job.
+
     Raises:
         RequestError: no such fault. HpcJobsError: the fault could not be injected, or nothing went on in time.
     """
     if fault not in FAULTS:
         raise RequestError(f"no fault {fault!r}", hint=", ".join(FAULTS))
     where = load_site(site or default_site())
+    if by is not None and (fault != "preempt" or where.scheduler != "slurm"):
+        raise RequestError(f"--by {by}: only preempt, on a site with Slurm, is done by a job of another partition")
     asked: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
     chosen, words = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
+    if by is not None:
+        chosen = taken_by(by, where)
     alone = hpcjobs.submit(hpcjobs.plan(words, site=where, name="drill-alone", made_by="hpcjobs drill", **asked))  # type: ignore[arg-type]
     limit = {"time": "1m", "lead": "20s"} if chosen.inject is None else {}
-    said = {"retries": RETRIES, **limit, **asked}
+    said = {"retries": RETRIES, **limit, **asked, **({"exclusive": True} if by is not None else {})}
     job = hpcjobs.submit(hpcjobs.plan(words, site=where, name=f"drill-{fault}", made_by="hpcjobs drill", **said))  # type: ignore[arg-type]
     say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
     try:

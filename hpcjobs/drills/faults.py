@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import hpcjobs
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.process import run
+from hpcjobs.site.models import Site
 
 # Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,
 # and of nothing else; without it any rank.
@@ -110,3 +112,33 @@ FAULTS = {
         lossless=True,
     ),
 }
+
+
+TAKEN_S = 300.0
+"""So long a preemption may take: the grace time of the partition, and a look of the scheduler."""
+
+
+def taken_by(partition: str, site: Site) -> Fault:
+    """Preemption itself: a job of ``partition``, which is of higher priority, takes the nodes."""
+
+    def take(target: Target) -> None:
+        nodes = {"nodes": len(target.nodes), "nodelist": ",".join(target.nodes)}
+        asked = {"partition": partition, "time": "1m", "exclusive": True, **nodes}
+        taker = hpcjobs.submit(
+            hpcjobs.plan(("true",), site=site, name="drill-taker", made_by="hpcjobs drill", **asked)  # type: ignore[arg-type]
+        )
+        try:
+            taker.wait(TAKEN_S)
+        except BaseException as error:
+            taker.cancel()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise HpcJobsError(
+                f"job {taker.id} of partition {partition} did not get the nodes of job {target.job_id}, "
+                f"{nodes['nodelist']}, in {TAKEN_S:.0f} s",
+                hint="-p names a partition whose jobs may be preempted, --by one of higher priority with the same "
+                "nodes: scontrol show partition tells PriorityTier and PreemptMode",
+            ) from error
+
+    about = f"a job of partition {partition} preempts it"
+    return Fault(about=about, inject=take, heal=None, why=("preempt",), lossless=True)

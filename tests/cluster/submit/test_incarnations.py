@@ -76,16 +76,19 @@ class Begun:
     killed: Submitted
     trained: Submitted
     undisturbed: Submitted
+    preempted: Submitted
 
 
 @pytest.fixture
 def begun(cluster: Cluster) -> Begun:
-    """One of each, and the signals that each is to get."""
+    """One of each, and what each is to get: a signal, or a job of higher priority on its node."""
     count, stuck, killed = (
         cluster.program(name, text) for name, text in (("count.py", COUNT), ("stuck.py", STUCK), ("killed.py", KILLED))
     )
     cluster.program("slow.py", SLOW)
+    whole_node = ("--cpus-per-task", "16")
     jobs = Begun(
+        preempted=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, count),
         told=cluster.submit("--retries", "on", "-N", "2", count),
         forbidden=cluster.submit("--retries", "on", count),
         stuck=cluster.submit("--retries", "on", "-t", "1m", "--lead", "55s", stuck),
@@ -97,6 +100,8 @@ def begun(cluster: Cluster) -> Begun:
     for job in (jobs.told, jobs.forbidden, jobs.trained):
         eventually(lambda job=job: steps(job) >= 10, timeout_s=120)  # type: ignore[misc]
         cluster.slurm("scancel", "--signal=USR1", job.id)
+    eventually(lambda: steps(jobs.preempted) >= 10, timeout_s=120)
+    cluster.submit("-p", "compute", "-o", f"nodelist={jobs.preempted.state['nodes']}", *whole_node, "true")
     return jobs
 
 
@@ -129,6 +134,11 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
     assert first["decision"] == f"resubmitted as {last['job_id']}"
     (row,) = [row for row in cluster.rows() if row["run_dir"] == str(begun.forbidden.run_dir)]
     assert (row["record"]["job_id"], row["record"]["state"]) == (begun.forbidden.id, "COMPLETED")
+
+    begun.preempted.done()
+    first, last = history(begun.preempted)
+    assert (first["why"], first["steps"] - first["saved"], last["steps"]) == ("preempt", 0, 200)
+    assert first["steps"] >= 10
 
     begun.killed.done()
     first, last = history(begun.killed)

@@ -33,11 +33,12 @@ def mixed_site() -> Site:
 
 
 def test_a_site_is_scaled_down_to_the_nodes_asked_for_and_its_partitions_overlap() -> None:
-    """tu-hpc in four hosts: compute and long have all of them, short its two."""
+    """tu-hpc in four hosts: every partition has all of them, but for short, which has its two."""
     layout = settle(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc"))
     assert [host.name for host in layout.hosts] == ["tu01", "tu02", "tu03", "tu04"]
     assert [host.address for host in layout.hosts] == ["10.78.0.11", "10.78.0.12", "10.78.0.13", "10.78.0.14"]
-    assert {name: len(hosts) for name, hosts in layout.members.items()} == {"compute": 4, "short": 2, "long": 4}
+    members = {name: len(hosts) for name, hosts in layout.members.items()}
+    assert members == {"compute": 4, "short": 2, "long": 4, "scavenger": 4}
     assert layout.partitions["compute"].max_nodes == 4
     assert layout.partitions["short"].max_nodes == 2
 
@@ -123,7 +124,11 @@ def test_slurm_conf_says_the_limits_of_the_site() -> None:
         "MaxTime=2-00:00:00",
         "MaxNodes=4",
         "DefMemPerCPU=4096",
+        "PriorityTier=2",
+        "PreemptMode=OFF",
     ]
+    assert lines["PartitionName=scavenger"].endswith(" PriorityTier=1 PreemptMode=REQUEUE GraceTime=60")
+    assert "PreemptType=preempt/partition_prio" in text
     assert "Nodes=tu01,tu02 " in lines["PartitionName=short"]
     assert "AllowQos=long" in lines["PartitionName=long"]
     assert "GresTypes" not in text
