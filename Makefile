@@ -22,6 +22,7 @@ long: ## The tests that take many minutes: thousands of cells, hundreds of train
 	@tools/venv dev
 	@tools/system-packages
 	@tools/image
+	@tools/code_server
 	$(BIN)/pytest -m long
 
 lint: ## ruff, mypy --strict, shellcheck

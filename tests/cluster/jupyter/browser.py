@@ -1,7 +1,12 @@
-"""A user with JupyterLab in a headless Chromium: opens a notebook, runs its cell, looks. Told and telling by JSON.
+"""A user of a session in a headless Chromium. Told and telling by JSON.
 
+JupyterLab: opens a notebook, runs its cell, looks.
 {"url", "notebook", "failure": PATH, "screenshot": PATH or null, "append": text typed behind the cell, or null}
 -> {"output": what the cell printed, "notice": what the page was told after the text was typed, or null}
+
+code-server: gives a wrong password, then the right one, and types a line into its terminal.
+{"url", "password", "command": a line that makes a file, "makes": its name, "failure": PATH, "screenshot": PATH}
+-> {"refused": what the wrong password was answered}
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(_WAIT_MS)
         try:
-            found = visit(page, asked)
+            found = (code_server if "password" in asked else jupyterlab)(page, asked)
         except Exception:
             page.screenshot(path=asked["failure"])
             raise
@@ -33,7 +38,7 @@ def main() -> None:
     json.dump(found, sys.stdout)
 
 
-def visit(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
+def jupyterlab(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
     page.goto(asked["url"])
     page.locator(".jp-DirListing-item", has_text=asked["notebook"]).dblclick()
     cell = page.locator(".jp-Notebook .jp-CodeCell").first
@@ -54,6 +59,23 @@ def visit(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
         toast.wait_for()
         notice = toast.inner_text()
     return {"output": output.inner_text(), "notice": notice}
+
+
+def code_server(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
+    page.goto(asked["url"])
+    page.locator("input[name=password]").fill("wrong")
+    page.keyboard.press("Enter")
+    refused = page.locator(".error").inner_text()
+    page.locator("input[name=password]").fill(asked["password"])
+    page.keyboard.press("Enter")
+    page.locator(".monaco-workbench").wait_for()
+    page.get_by_role("button", name="Yes, I trust the authors").click()
+    page.keyboard.press("Control+Shift+Backquote")
+    page.locator(".terminal-wrapper.active .xterm-helper-textarea").focus()
+    page.keyboard.type(asked["command"] + "\n")
+    page.locator(".explorer-folders-view").get_by_text(asked["makes"]).wait_for()
+    page.screenshot(path=asked["screenshot"])
+    return {"refused": refused}
 
 
 main()
