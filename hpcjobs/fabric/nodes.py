@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
 
+from hpcjobs.runtime.pmix import FENCES
+
 _LEAVE_S = 5.0
 
 
@@ -53,6 +55,7 @@ class Place:
         size = str(len(hosts))
         by = f"srun --mpi={self.mpi}" if self.mpi else "srun"
         told = {"HPCJOBS_NTASKS": size, "HPCJOBS_NNODES": size, "HPCJOBS_LAUNCHED_BY": by}
+        told |= dict([FENCES]) if FENCES[0] not in os.environ else {}
         return told | {"MASTER_ADDR": hosts[0] + self.suffix, "SLURM_JOB_NUM_NODES": size}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpcjobs.job.launch.base import TASK, Launch, Raw, entering
 from hpcjobs.job.launch.mpi import open_mpi_network, yielding
 from hpcjobs.job.models import Job
+from hpcjobs.runtime.pmix import FENCES
 
 
 def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tuple[str, ...]:
@@ -69,10 +70,14 @@ def pyxis_python(job: Job) -> tuple[str, ...]:
     return (f"export PYTHONPATH={inside.package_folder}${{PYTHONPATH:+:$PYTHONPATH}}",)
 
 
+def _fences(job: Job) -> tuple[str, ...]:
+    name, value = FENCES
+    return (f"export {name}=${{{name}:-{value}}}",) if job.nodes > 1 else ()
+
+
 def srun(job: Job) -> Launch:
     """One task per rank, started by Slurm, which tells Open MPI by PMIx who the others are."""
     if (job.mpi or "").startswith("pmix"):
-        return Launch(
-            command=one_task_per_rank(job), ranks=(*slurm_ranks(job), *yielding(job)), before=open_mpi_network(job)
-        )
+        before = (*open_mpi_network(job), *_fences(job))
+        return Launch(command=one_task_per_rank(job), ranks=(*slurm_ranks(job), *yielding(job)), before=before)
     return Launch(command=one_task_per_rank(job), ranks=slurm_ranks(job))

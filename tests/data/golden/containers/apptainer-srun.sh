@@ -152,6 +152,7 @@ bash -c "$enter" enter python3 -c 'import sys; sys.exit(sys.version_info < (3, 1
 
 # --- what the launcher needs
 export OMPI_MCA_btl_tcp_if_include=eth0
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}
 
 # --- what each task runs: it publishes its rank, runs the program, records the first failure
 task=$(

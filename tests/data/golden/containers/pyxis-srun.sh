@@ -96,6 +96,7 @@ cd -- /HERE || die 'the working folder is not there on this node'
 
 # --- what the launcher needs
 export OMPI_MCA_btl_tcp_if_include=eth0
+export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}
 
 # --- what each task runs: it publishes its rank, runs the program, records the first failure
 task=$(
