@@ -15,7 +15,6 @@ test: ## Lint, types and all tests; as root on Debian also those on a real Slurm
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
 	@containers/install_apptainer.sh --optional
-	@tools/lint
 	@tools/test
 
 long: ## The tests that take many minutes: thousands of cells, hundreds of trainings (root, real Slurm)

@@ -209,6 +209,7 @@ def test_the_site_is_played_by_the_sandbox(sandbox: Sandbox, workdir: Path) -> N
         "compute": 4,
         "short": 2,
         "long": 4,
+        "scavenger": 4,
     }
     assert not load_site("gcp-t4").rehearsal
 
