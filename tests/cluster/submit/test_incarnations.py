@@ -97,11 +97,21 @@ def begun(cluster: Cluster) -> Begun:
         undisturbed=cluster.submit(*TRAINING),
     )
     cluster.slurm("scontrol", "update", f"JobId={jobs.forbidden.id}", "Requeue=0")
-    for job in (jobs.told, jobs.forbidden, jobs.trained):
-        eventually(lambda job=job: steps(job) >= 10, timeout_s=120)  # type: ignore[misc]
+
+    def tell(job: Submitted) -> None:
         cluster.slurm("scancel", "--signal=USR1", job.id)
-    eventually(lambda: steps(jobs.preempted) >= 10, timeout_s=120)
-    cluster.submit("-p", "compute", "-o", f"nodelist={jobs.preempted.state['nodes']}", *whole_node, "true")
+
+    def take(job: Submitted) -> None:
+        cluster.submit("-p", "compute", "-o", f"nodelist={job.state['nodes']}", *whole_node, "true")
+
+    fates = {"told": tell, "forbidden": tell, "trained": tell, "preempted": take}
+
+    def all_have_met_theirs() -> bool:
+        for name in [name for name in fates if steps(getattr(jobs, name)) >= 10]:
+            fates.pop(name)(getattr(jobs, name))
+        return not fates
+
+    eventually(all_have_met_theirs, timeout_s=120)
     return jobs
 
 
