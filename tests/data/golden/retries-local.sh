@@ -225,14 +225,21 @@ echo $$ >"$HPCJOBS_SURVIVAL/ranks-$(hostname)/$LOCAL_RANK"
 await_program() { # PID: sets `code`
     local again
     program=$1
+    [ -z "$told" ] || kill -s "$told" "$program" 2>/dev/null # it came before there was anybody to tell
     wait "$program"
     code=$?
-    while [ -n "$told" ]; do # a signal ends the waiting
-        told=''
+    while [ "$code" -gt 128 ] && kill -0 "$program" 2>/dev/null; do # a signal has ended the waiting
+        wait "$program"
+        code=$?
+    done
+    [ "$code" -gt 128 ] || return 0
+    trap '' TERM INT HUP USR1 USR2 # for the program, which has ended; the next line must not hear them
+    # Of a child that ends as a signal comes bash may forget the code, and would wait for it for ever.
+    if ! jobs -rp | grep -qx "$program"; then
         wait "$program" 2>/dev/null
         again=$?
         [ "$again" -eq 127 ] || code=$again # 127: its end was told already
-    done
+    fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
     [ "$code" -ne 0 ] || [ "$RANK" -ne 0 ] || echo "$code" >"$HPCJOBS_SURVIVAL/completed"
@@ -275,17 +282,24 @@ program='' told=''
 await_program() { # PID: sets `code`
     local again
     program=$1
+    [ -z "$told" ] || kill -s "$told" "$program" 2>/dev/null # it came before there was anybody to tell
     wait "$program"
     code=$?
-    while [ -n "$told" ]; do # a signal ends the waiting
-        told=''
+    while [ "$code" -gt 128 ] && kill -0 "$program" 2>/dev/null; do # a signal has ended the waiting
+        wait "$program"
+        code=$?
+    done
+    [ "$code" -gt 128 ] || return 0
+    trap '' TERM INT HUP USR1 USR2 # for the program, which has ended; the next line must not hear them
+    # Of a child that ends as a signal comes bash may forget the code, and would wait for it for ever.
+    if ! jobs -rp | grep -qx "$program"; then
         wait "$program" 2>/dev/null
         again=$?
         [ "$again" -eq 127 ] || code=$again # 127: its end was told already
-    done
+    fi
 }
-trap 'told=yes; cat "$ranks"/* 2>/dev/null | xargs -r kill -USR2 2>/dev/null' USR1
-trap 'told=yes; kill -TERM "$program" 2>/dev/null' TERM
+trap 'cat "$ranks"/* 2>/dev/null | xargs -r kill -USR2 2>/dev/null' USR1
+trap 'told=TERM; kill -TERM "$program" 2>/dev/null' TERM
 (trap "" USR1 && exec /PYTHON -m torch.distributed.run --nnodes="$HPCJOBS_NNODES" --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id="$HPCJOBS_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))" --local-addr="$node_addr" --max-restarts=3 --no-python "${@//\$/\$\$}") &
 await_program $!
 exit "$code"

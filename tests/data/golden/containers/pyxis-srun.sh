@@ -121,14 +121,21 @@ trap 'hand_on USR2' USR2
 await_program() { # PID: sets `code`
     local again
     program=$1
+    [ -z "$told" ] || kill -s "$told" "$program" 2>/dev/null # it came before there was anybody to tell
     wait "$program"
     code=$?
-    while [ -n "$told" ]; do # a signal ends the waiting
-        told=''
+    while [ "$code" -gt 128 ] && kill -0 "$program" 2>/dev/null; do # a signal has ended the waiting
+        wait "$program"
+        code=$?
+    done
+    [ "$code" -gt 128 ] || return 0
+    trap '' TERM INT HUP USR1 USR2 # for the program, which has ended; the next line must not hear them
+    # Of a child that ends as a signal comes bash may forget the code, and would wait for it for ever.
+    if ! jobs -rp | grep -qx "$program"; then
         wait "$program" 2>/dev/null
         again=$?
         [ "$again" -eq 127 ] || code=$again # 127: its end was told already
-    done
+    fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
     [ "$code" -ne 0 ] || return 0
