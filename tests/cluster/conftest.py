@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from shape import SHAPE
+from shared import shared_folder
 
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.packages import apt_line, is_debian, missing_packages
-
-_SHARED = Path("/var/lib/hpcjobs-tests")
-"""Seen by every host: /tmp and /var/tmp are each host's own."""
 
 
 @pytest.fixture(scope="session")
@@ -64,17 +60,13 @@ def site_of_mpi(sandbox: Sandbox, workdir: Path) -> Callable[[str], str]:
 @pytest.fixture
 def workdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fresh folder that every host sees, as current folder and home, with nothing of the user's own."""
-    _SHARED.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=_SHARED))
-    (folder / "home").mkdir()
-    monkeypatch.setenv("HOME", str(folder / "home"))
     for name in ("STATE", "CONFIG", "CACHE", "DATA"):
         monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "HPCJOBS_"))]:
         if name != "HPCJOBS_SANDBOX_ROOT":
             monkeypatch.delenv(name)
-    monkeypatch.chdir(folder)
-    yield folder
-    shutil.rmtree(folder)
-    if not any(_SHARED.iterdir()):
-        _SHARED.rmdir()
+    with shared_folder() as folder:
+        (folder / "home").mkdir()
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        monkeypatch.chdir(folder)
+        yield folder

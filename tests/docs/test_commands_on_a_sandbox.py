@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shared import shared_folder
 from typed import checkout, names_of, pages_with, work_through
 
 from hpcjobs import sandbox
 from hpcjobs.sandbox.packages import is_debian, missing_packages
 
-SHARED = Path("/var/lib/hpcjobs-tests")  # the hosts of a sandbox all see it; /tmp is each one's own
-
 
 @pytest.fixture
-def shared_folder() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """A folder that all hosts of a sandbox see, with no sandbox before or after; skipped where there can be none."""
     if os.geteuid() != 0:
         pytest.skip("a sandbox needs root")
@@ -26,17 +23,13 @@ def shared_folder() -> Iterator[Path]:
         pytest.skip(f"a sandbox needs Debian or Ubuntu with {' '.join(missing_packages())}")
     if sandbox.status().state == "up":
         pytest.skip("a sandbox is up; it is left alone")
-    SHARED.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=SHARED))
-    yield folder
-    sandbox.down()
-    shutil.rmtree(folder)
-    if not any(SHARED.iterdir()):
-        SHARED.rmdir()
+    with shared_folder() as folder:
+        yield folder
+        sandbox.down()
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages_with("run: sandbox"), ids=names_of(pages_with("run: sandbox")))
-def test_commands_for_a_sandbox_work_as_shown(page: Path, shared_folder: Path) -> None:
+def test_commands_for_a_sandbox_work_as_shown(page: Path, folder: Path) -> None:
     """On a real Slurm, which the page itself brings up and takes down."""
-    work_through(page, "run: sandbox", checkout(shared_folder / "hpcjobs"))
+    work_through(page, "run: sandbox", checkout(folder / "hpcjobs"))

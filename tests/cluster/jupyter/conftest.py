@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from laptop import LOGIN, Laptop, laptop
+from shared import shared_folder
 
 from hpcjobs.jupyter import session
 from hpcjobs.sandbox import Sandbox
@@ -23,12 +22,8 @@ def desk(sandbox: Sandbox) -> Iterator[Laptop]:
     for program in ("/usr/sbin/sshd", "/usr/bin/chromium"):
         if not Path(program).exists():
             pytest.skip(f"no {program}: make test installs it as root")
-    folder = Path(tempfile.mkdtemp(prefix="hpcjobs-tests-", dir="/var/lib"))
-    try:
-        with laptop(folder) as found:
-            yield found
-    finally:
-        shutil.rmtree(folder)
+    with shared_folder() as folder, laptop(folder) as found:
+        yield found
 
 
 @pytest.fixture

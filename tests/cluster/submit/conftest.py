@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commandline import hpcjobs
 from login_node import SITE, Cluster
+from shared import shared_folder
 
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.site.rehearsal import current
@@ -18,12 +17,11 @@ from hpcjobs.site.rehearsal import current
 @pytest.fixture(scope="session")
 def overtime(sandbox: Sandbox) -> Iterator[tuple[Path, str]]:
     """Home and id of a job that runs into its limit, a minute at least, while the other tests run."""
-    home = Path(tempfile.mkdtemp(prefix="hpcjobs-tests-", dir="/var/lib"))
     submit = ("submit", "--site", SITE, "--json", "-t", "1m", "--ntasks-per-node", "2", "sleep", "600")
-    answer = hpcjobs(*submit, cwd=home, env={"HOME": str(home)})
-    assert answer.code == 0, answer
-    yield home, answer.json["job_id"]
-    shutil.rmtree(home)
+    with shared_folder() as home:
+        answer = hpcjobs(*submit, cwd=home, env={"HOME": str(home)})
+        assert answer.code == 0, answer
+        yield home, answer.json["job_id"]
 
 
 @pytest.fixture
