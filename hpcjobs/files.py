@@ -1,9 +1,14 @@
-"""Writing files that other processes watch: beside, then renamed, so that nobody reads half a file."""
+"""Writing files that other processes watch: beside, then renamed, so that nobody reads half a file; and the cache."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/hpcjobs``: what may be lost at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs"
 
 
 def write_beside(path: Path, content: bytes | str, *, mode: int = 0o600) -> None:

@@ -1,6 +1,7 @@
-"""``hpcjobs submit``."""
+"""``hpcjobs submit``.
 
-from __future__ import annotations
+Annotations are values here and not text, which Typer would have to compile, thirty times, at each start.
+"""
 
 import os
 import shlex
@@ -116,7 +117,7 @@ def submit(
         raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
 
 
-def say_left_out(plan: Plan) -> None:
+def say_left_out(plan: "Plan") -> None:
     """A node that is left out is never left out in silence."""
     for node, why in plan.job.left_out.items():
         note(f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it")
@@ -156,7 +157,7 @@ def environment(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _print_sources(plan: Plan, *, as_json: bool) -> None:
+def _print_sources(plan: "Plan", *, as_json: bool) -> None:
     from hpcjobs.cli.output import print_table
 
     job = plan.job
@@ -176,7 +177,7 @@ def _print_sources(plan: Plan, *, as_json: bool) -> None:
     print_table(["value", "", "from"], rows)
 
 
-def _print_plan(plan: Plan, *, as_json: bool) -> None:
+def _print_plan(plan: "Plan", *, as_json: bool) -> None:
     if as_json:
         print_json(plan._asdict() | {"run_dir": str(plan.run_dir)})
         return
@@ -184,7 +185,7 @@ def _print_plan(plan: Plan, *, as_json: bool) -> None:
     sys.stdout.write(plan.script)
 
 
-def _report(handle: JobHandle, plan: Plan, *, as_json: bool) -> None:
+def _report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:
     if as_json:
         print_json({"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
                     "run_dir": str(plan.run_dir), "name": plan.job.name})  # fmt: skip

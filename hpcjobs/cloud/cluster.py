@@ -15,7 +15,8 @@ from hpcjobs.cloud.machines import MACHINES, Machine
 from hpcjobs.cloud.section import PUBLIC_KEY, Cloud
 from hpcjobs.errors import ConfigError, nearest
 from hpcjobs.site.models import Partition, Site
-from hpcjobs.site.yaml_file import line_of, read_yaml
+from hpcjobs.site.yaml_file import read_yaml
+from hpcjobs.site.yaml_text import line_of
 from hpcjobs.units import memory_bytes
 
 _FILESTORE_LEAST_GIB = {"BASIC_HDD": 1024, "BASIC_SSD": 2560, "ZONAL": 1024, "REGIONAL": 1024}

@@ -10,12 +10,13 @@ import msgspec
 
 from hpcjobs.containers.images import Facts, expanded
 from hpcjobs.errors import CommandMissingError, HpcJobsError
+from hpcjobs.files import cache_dir
 from hpcjobs.process import Result, Runner, run
 from hpcjobs.site.models import Site
 
 _PROBE = Path(__file__).with_name("probe.py")
 _TOLD_LINES = 8
-INSTALLED = "hpcjobs/apptainer/bin/apptainer"
+INSTALLED = "apptainer/bin/apptainer"
 """Where containers/install_apptainer.sh puts it, below a cache folder: the machine's or the user's."""
 PACKAGE = "/opt/hpcjobs"
 """Where an image sees the folder that Python finds this package in."""
@@ -26,7 +27,7 @@ def program_here(site: Site) -> str:
     runtime = "apptainer" if site.containers.runtime in ("pyxis", "none") else site.containers.runtime
     if site.containers.program is not None or shutil.which(runtime):
         return site.containers.program or runtime
-    caches = (Path("/var/cache"), Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
+    caches = (Path("/var/cache/hpcjobs"), cache_dir())
     installed = [path for cache in caches if os.access(path := cache / INSTALLED, os.X_OK)]
     return str(installed[0]) if installed else runtime
 

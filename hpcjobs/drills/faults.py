@@ -13,11 +13,8 @@ from hpcjobs.site.models import Site
 # Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,
 # and of nothing else; without it any rank.
 _FIND = """\
-for place in /proc/[0-9]*; do
-    words=$(tr '\\0' '\\n' <"$place/environ") || continue
-    echo "$words" | grep -qx "HPCJOBS_JOB_ID=$1" || continue
-    echo "$words" | grep -qx "RANK=${2:-[0-9]*}" && echo "${place#/proc/}"
-done 2>/dev/null"""
+grep -slzx "HPCJOBS_JOB_ID=$1" /proc/[0-9]*/environ |
+    xargs -r grep -slzx "RANK=${2:-[0-9]*}" | cut -d / -f 3"""
 _KILL = f"pids=$({_FIND}); kill -9 $pids"
 _TELL = f"pids=$({_FIND}); kill -TERM $pids"
 # A file that cannot grow any more is what a full disk or a spent quota is to a program.

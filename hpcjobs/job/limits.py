@@ -45,6 +45,11 @@ def _request_problems(job: Job) -> Iterator[str]:
             yield f"{_asked(job, 'array')}: {error}"
     if len([m for m in (job.resources.mem, job.resources.mem_per_cpu, job.resources.mem_per_gpu) if m]) > 1:
         yield "mem, mem_per_cpu and mem_per_gpu exclude each other; null clears one set by the site"
+    if job.resources.clusters:
+        yield (
+            f"{_asked(job, 'clusters')}: ps, wait and cancel would ask another cluster about the job;"
+            " give that cluster a site with its slurm_conf, or set SLURM_CLUSTERS for every command"
+        )
     if job.gpu_request == "none" and job.resources.gpus_per_node:
         yield f"{_asked(job, 'gpus_per_node')}: this site takes no GPU request (gpu_request: none)"
 

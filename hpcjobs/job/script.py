@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import traceback
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError, nearest
+from hpcjobs.files import cache_dir
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, launch, launched_by
 from hpcjobs.job.models import Job
@@ -124,7 +124,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _bytecode_cache() -> jinja2.BytecodeCache | None:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs" / "templates"
+    folder = cache_dir() / "templates"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import polars as pl
 
 from hpcjobs.errors import ConfigError
+from hpcjobs.files import cache_dir
 
 _LAG_S = 2 * 3600
 _VERSION = 1
@@ -57,7 +58,7 @@ class Kept:
 
     def __init__(self, *question: str) -> None:
         digest = hashlib.sha256("\0".join((str(_VERSION), *question)).encode()).hexdigest()[:16]
-        self.folder = cache_dir() / digest
+        self.folder = _kept() / digest
 
     def read(self, window: Window) -> pl.DataFrame | None:
         """The day's incarnations, if they are kept (None: they are not)."""
@@ -84,12 +85,11 @@ class Kept:
         return self.folder / f"{window.begin:%Y-%m-%d}.parquet"
 
 
-def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/hpcjobs/sacct``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs" / "sacct"
+def _kept() -> Path:
+    return cache_dir() / "sacct"
 
 
 def drop_kept() -> None:
     """Forget every kept day."""
-    if cache_dir().is_dir():
-        shutil.rmtree(cache_dir())
+    if _kept().is_dir():
+        shutil.rmtree(_kept())

@@ -94,6 +94,7 @@ def test_a_node_gets_one_task_per_gpu_unless_told_otherwise(site: str) -> None:
         ({"qos": "none"}, "qos=none (flag): known: normal, other, short"),
         ({"qos": "short", "time": "90m"}, "time=01:30:00 (flag): qos short allows 1h"),
         ({"mem": "1G", "mem_per_cpu": "1G"}, "mem, mem_per_cpu and mem_per_gpu exclude each other"),
+        ({"clusters": "other"}, "clusters=other (flag): ps, wait and cancel would ask another cluster about the job"),
         ({"array": "5-2"}, "array '5-2' is not understood"),
         ({"array": "1-"}, "array '1-' is not understood"),
         ({"array": "0-9%x"}, "array '0-9%x' is not understood"),
