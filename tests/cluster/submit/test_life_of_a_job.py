@@ -19,6 +19,7 @@ import hpcjobs
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.wait import wait
 from hpcjobs.runtime.processes import parent
+from hpcjobs.sandbox import Sandbox
 
 SLEEP = ("sleep", "600")
 
@@ -120,22 +121,25 @@ def test_the_script_runs_by_hand_from_any_folder(cluster: Cluster) -> None:
     assert f"3: 3 of 4 in {cluster.folder}" in before
 
 
-def batch_shell(job: str) -> int:
+def batch_shell(sandbox: Sandbox, job: str) -> int:
     """The pid of a running job's batch script: the eldest process, as its subshells carry the same command line."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"job{job:0>5}/slurm_script" in (process / "cmdline").read_text():
+            words = (process / "cmdline").read_text().split("\0")
+            if any(w.startswith(f"{sandbox.root}/") and w.endswith(f"job{job:0>5}/slurm_script") for w in words):
                 pids.append(int(process.name))
     (eldest,) = (pid for pid in pids if parent(pid) not in pids)
     return eldest
 
 
-def test_a_job_whose_script_was_killed_is_seen_in_the_queue_and_the_accounting(cluster: Cluster) -> None:
+def test_a_job_whose_script_was_killed_is_seen_in_the_queue_and_the_accounting(
+    cluster: Cluster, sandbox: Sandbox
+) -> None:
     job = cluster.submit(*SLEEP)
     job.becomes("RUNNING")
     eventually(lambda: (job.run_dir / "state.json").exists())
-    os.kill(batch_shell(job.id), signal.SIGKILL)
+    os.kill(batch_shell(sandbox, job.id), signal.SIGKILL)
     eventually(lambda: job.id not in cluster.slurm("squeue", "-h", "--me", "-o", "%i").split())
     assert job.state["state"] == "RUNNING"
     handle = hpcjobs.find(job.id)
