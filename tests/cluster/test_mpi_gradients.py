@@ -30,7 +30,8 @@ def test_gradients_over_mpi_between_two_hosts_give_the_losses_of_ddp(sandbox: Sa
 def test_under_a_launcher_that_does_not_speak_to_mpi_gloo_is_used_and_that_is_said(
     sandbox: Sandbox, workdir: Path
 ) -> None:
-    words = ("--launcher", "torchrun", "-J", "gloo", "ddp", *LM, "--steps", "1", "--comm", "mpi")
+    started = ("--launcher", "torchrun", "--ntasks-per-node", "2")  # an agent alone on its node hands its place on
+    words = (*started, "-J", "gloo", "ddp", *LM, "--steps", "1", "--comm", "mpi")
     ended = hpcjobs("submit", *LAYOUT, *words, timeout_s=280)
     assert ended.code == 0, ended
     log = "".join(path.read_text(encoding="utf-8") for path in (run_dir("gloo") / "logs").iterdir())
