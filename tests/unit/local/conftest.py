@@ -14,8 +14,13 @@ from .machines import Machine, until
 def machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "2")
     monkeypatch.setenv("HPCJOBS_LOCAL_GPUS", "0")
-    monkeypatch.setenv("HPCJOBS_GRACE_S", "1")
     made = Machine(here)
     yield made
     made.local.cancel([record.job_id.partition("_")[0] for record in made.local.queue()])
     until(lambda: not made.local.queue())
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For jobs that never heed their end; on a busy machine others need what every user has."""
+    monkeypatch.setenv("HPCJOBS_GRACE_S", "1")

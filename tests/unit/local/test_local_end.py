@@ -111,6 +111,7 @@ def test_a_program_hears_of_the_end_once(machine: Machine) -> None:
     assert (machine.here / "heard").read_text() == "heard\n"
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_program_that_does_not_heed_the_end_is_killed_after_the_grace(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", STUBBORN)
     pid = stubborn_pid(machine)
@@ -210,6 +211,7 @@ def test_a_job_submitted_by_a_job_outlives_it(machine: Machine) -> None:
     assert machine.end_of(nested).state == State.COMPLETED
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_killed_supervisor_takes_its_job_along_and_frees_the_slots(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", STUBBORN, cpus_per_task=2)
     pid = stubborn_pid(machine)
