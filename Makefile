@@ -11,7 +11,8 @@ demo: ## Train on two ranks of this machine and show the result; needs no root, 
 	@tools/demo
 
 test: ## Lint, types and all tests; as root on Debian also those on a real Slurm, which it installs
-	@tools/venv dev
+	@tools/venv torch
+	@containers/install_horovod.sh --optional --wheel & tools/venv dev && wait $$!
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
 	@containers/install_apptainer.sh --optional

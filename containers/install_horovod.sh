@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Horovod for PyTorch, with MPI and Gloo, into a Python environment that has torch already.
 #
-#   containers/install_horovod.sh [--optional] [PYTHON]
+#   containers/install_horovod.sh [--optional] [--wheel] [PYTHON]
 #
 # PYTHON is the checkout's .venv or the active python unless it is said. --optional: a machine that cannot build it,
-# and whose packages this user may not install, is no error.
+# and whose packages this user may not install, is no error. --wheel: have a wheel, and install nothing.
 # Horovod's last release does not compile against today's torch as it is; this builds it once (two to three
 # minutes), keeps the wheel by torch, Python and MPI, installs it and checks it. Run again, it only checks.
 #   HPCJOBS_WHEELS   where wheels are kept (default: ~/.cache/hpcjobs/wheels)
@@ -12,19 +12,26 @@
 #   MAKEFLAGS        parallel jobs (default: one per CPU)
 set -euo pipefail
 
-version=0.28.1
-compiler=${CXX:-g++}
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-optional=''
-[[ ${1:-} != --optional ]] || { optional=yes; shift; }
-python=${1:-}
-[[ -n $python ]] || { [[ -x $here/../.venv/bin/python ]] && python=$here/../.venv/bin/python || python=python; }
-
 say() { printf '==> %s\n' "$*"; }
 die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
 }
+
+version=0.28.1
+compiler=${CXX:-g++}
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+optional='' wheel_only=''
+while [[ ${1:-} == --* ]]; do
+    case $1 in
+        --optional) optional=yes ;;
+        --wheel) wheel_only=yes ;;
+        *) die "unknown option $1: --optional, --wheel" ;;
+    esac
+    shift
+done
+python=${1:-}
+[[ -n $python ]] || { [[ -x $here/../.venv/bin/python ]] && python=$here/../.venv/bin/python || python=python; }
 
 # Programs the build needs, by the Debian package that has each.
 need_programs() {
@@ -100,10 +107,11 @@ if ! works; then
     flock 9 # of two that start together, one builds
     if ! compgen -G "$kept/horovod-$version-*.whl" >/dev/null; then
         need_programs
-        "${pip[@]}" numpy packaging setuptools wheel
+        "$python" -c 'import numpy, packaging, setuptools, wheel' 2>/dev/null || "${pip[@]}" numpy packaging setuptools wheel
         say "building Horovod $version against torch $torch and $(mpi_family): two to three minutes on two cores"
         build "$kept"
     fi
+    [[ -z $wheel_only ]] || exit 0
     say "installing $(basename "$(compgen -G "$kept/horovod-$version-*.whl")")"
     "${pip[@]}" --force-reinstall --no-deps "$kept"/horovod-"$version"-*.whl
     "${pip[@]}" "$kept"/horovod-"$version"-*.whl # what Horovod needs beside itself

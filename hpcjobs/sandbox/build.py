@@ -52,6 +52,7 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
     for path in paths:
         path.mkdir()
     write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
+    write(folder.task_prolog, slurm_files.TASK_PROLOG, mode=0o755)
     if (text := slurm_files.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:
         write(folder.etc / "cgroup.conf", text)
     write(folder.etc / "gres.conf", slurm_files.gres_conf(layout, folder))

@@ -47,6 +47,11 @@ class Folder(NamedTuple):
         return self.etc / "slurm.conf"
 
     @property
+    def task_prolog(self) -> Path:
+        """What Slurm runs ahead of every task, as its user."""
+        return self.etc / "task_prolog"
+
+    @property
     def log(self) -> Path:
         """One log for each daemon."""
         return self.root / "log"

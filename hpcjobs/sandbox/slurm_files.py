@@ -42,6 +42,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
+TaskProlog={task_prolog}
 JobRequeue=1
 MaxArraySize=1001
 MaxJobCount=20000
@@ -62,6 +63,13 @@ AccountingStoreFlags=job_comment,job_script
 EnforcePartLimits=ALL
 """
 
+TASK_PROLOG = """\
+#!/bin/sh
+# The hosts of a sandbox share this machine's cores: who spins while waiting keeps those who are waited for from them.
+[ -n "${OMP_WAIT_POLICY+x}" ] || echo export OMP_WAIT_POLICY=passive
+[ -n "${OMPI_MCA_mpi_yield_when_idle+x}" ] || echo export OMPI_MCA_mpi_yield_when_idle=1
+"""
+
 CGROUPS_ARE_ASKED_FOR = (24, 5)
 """From this version on slurmd can do without the machine's cgroups, and has to be told so."""
 
@@ -72,6 +80,7 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
         munge=folder.munge_socket,
         root=folder.root,
         mpi=layout.mpi,
+        task_prolog=folder.task_prolog,
         proctrack=layout.proctrack,
         controller=CONTROLLER,
         ctld=CONTROLLER_PORT,

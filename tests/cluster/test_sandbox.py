@@ -138,6 +138,15 @@ def test_pmi2_tells_eight_tasks_who_they_are(slurm: Slurm) -> None:
     assert found == [f"{rank} 8 fd" for rank in range(8)]
 
 
+def test_tasks_that_wait_give_this_machines_cores_to_others_unless_told_otherwise(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = ("srun", "-N2", "sh", "-c", "echo $OMP_WAIT_POLICY $OMPI_MCA_mpi_yield_when_idle")
+    assert lines(slurm(*show)) == ["passive 1"] * 2
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert lines(slurm(*show)) == ["active 1"] * 2
+
+
 def test_sacct_has_the_job_with_its_account_and_memory(slurm: Slurm) -> None:
     """From slurmdbd: state, QOS, account, and what the step used."""
     code = "x = bytearray(50 << 20); import time; time.sleep(2.5)"

@@ -76,11 +76,9 @@ def open_mpi_network(job: Job) -> tuple[str, ...]:
 def yielding(job: Job) -> tuple[str, ...]:
     """Open MPI waits by spinning: with no CPU to spare, who is waited for would not run.
 
-    Horovod's ranks compute on one thread and communicate on another, so a node full of ranks has none. The nodes of a
-    sandbox are this machine.
+    Horovod's ranks compute on one thread and communicate on another, so a node full of ranks has none.
     """
-    beside = (job.ntasks, "WORLD_SIZE") if job.rehearsal else (job.ntasks_per_node, "LOCAL_WORLD_SIZE")
-    if beside[0] == 1:
+    if job.ntasks_per_node == 1:
         return ()
-    spare = f'[ "$(({beside[1]} * OMP_NUM_THREADS))" -lt "$(getconf _NPROCESSORS_ONLN)" ]'
+    spare = '[ "$((LOCAL_WORLD_SIZE * OMP_NUM_THREADS))" -lt "$(getconf _NPROCESSORS_ONLN)" ]'
     return (f"{spare} || export OMPI_MCA_mpi_yield_when_idle=1",)
