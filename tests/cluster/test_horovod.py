@@ -38,30 +38,24 @@ def submit(*words: str) -> Answer:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
 @pytest.mark.parametrize("tasks", ["1", pytest.param("4", marks=pytest.mark.long)])
 def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(tasks: str, folder: Path) -> None:
-    ways = {"srun": "horovod-mpi", "mpirun": "horovod-mpi", "horovod-gloo": "horovod-gloo"}
     lm = (*LM, "--steps", "16")
     ended = submit(*TWO_NODES, tasks, "--name", "ddp", "--wait", "ddp", *lm)
     assert ended.code == 0, (ended, log("ddp"))
-    for launcher, backend in ways.items():
-        ended = submit(*TWO_NODES, tasks, "--launcher", launcher, "--name", launcher, "--wait", "horovod", *lm)
-        assert ended.code == 0, (ended, log(launcher))
-        found = summary(launcher)
+    for launcher, backend, *trainer in (
+        ("srun", "horovod-mpi", "horovod"),
+        ("mpirun", "horovod-mpi", "horovod"),
+        ("horovod-gloo", "horovod-gloo", "horovod"),
+        ("srun", "horovod-mpi", "lightning", "--strategy", "horovod"),
+    ):
+        name = f"{trainer[0]}-{launcher}"
+        ended = submit(*TWO_NODES, tasks, "--launcher", launcher, "--name", name, "--wait", *trainer, *lm)
+        assert ended.code == 0, (ended, log(name))
+        found = summary(name)
         assert (found["world_size"], found["nnodes"], found["backend"]) == (2 * int(tasks), 2, backend)
-        assert losses(launcher) == pytest.approx(losses("ddp"), rel=2e-4)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
-@pytest.mark.parametrize("tasks", ["1", pytest.param("4", marks=pytest.mark.long)])
-def test_lightning_over_horovod_on_two_nodes_has_the_losses_of_lightnings_ddp(tasks: str, folder: Path) -> None:
-    for strategy in ("ddp", "horovod"):
-        words = ("--name", strategy, "--wait", "lightning", "--strategy", strategy, *LM, "--steps", "16")
-        ended = submit(*TWO_NODES, tasks, *words)
-        assert ended.code == 0, (ended, log(strategy))
-    assert (summary("horovod")["backend"], summary("horovod")["world_size"]) == ("horovod-mpi", 2 * int(tasks))
-    assert losses("horovod") == pytest.approx(losses("ddp"), rel=2e-4)
+        assert losses(name) == pytest.approx(losses("ddp"), rel=2e-4)
 
 
 @pytest.mark.timeout(600)
