@@ -148,7 +148,8 @@ def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -
     told = {task for record in alive for task in task_ids(record.job_id)}
     final = [record for record in accounted if record.state.ended and told.isdisjoint(task_ids(record.job_id))]
     told |= {task for record in final for task in task_ids(record.job_id)}
-    own = [own_record(entry, task) for task in own_ids(entry) if task not in told]
+    unheard = [task for task in own_ids(entry) if task not in told] if Path(entry.run_dir).exists() else []
+    own = [own_record(entry, task) for task in unheard]
     return [*alive, *final, *(record for record in own if record is not None)] or [*queued] or [_unknown(entry)]
 
 

@@ -61,7 +61,7 @@ class Slurm:
         """
         heard = False
         for pause in (*_PAUSES_S, None):
-            result = self._runner(plan.command, cwd=plan.job.chdir, env=self._env)
+            result = self._run(plan.command, cwd=plan.job.chdir)
             if result.code == 0:
                 job_id, _, cluster = result.out.strip().splitlines()[-1].partition(";")
                 taken = Submitted(job_id=job_id, cluster=cluster or None)
@@ -116,10 +116,23 @@ class Slurm:
         if ids:
             self._ask(["scancel", "--quiet", *ids])
 
+    def _run(self, argv: Sequence[str], *, cwd: str | None = None) -> Result:
+        """Slurm's commands look for a configuration that is not there for a minute; nobody waits for that here."""
+        conf = self._configuration()
+        if conf is not None and not os.path.exists(conf):
+            raise SchedulerDownError(
+                f"no Slurm to ask: its configuration {conf} is not there",
+                hint="a sandbox has one while it is up; for another cluster the site's slurm_conf, or SLURM_CONF, names it",
+            )
+        return self._runner(argv, cwd=cwd, env=self._env)
+
+    def _configuration(self) -> str | None:
+        return self._env.get("SLURM_CONF") or os.environ.get("SLURM_CONF")
+
     def _ask(self, argv: Sequence[str]) -> Result:
         """Run a command that only reads, or may safely run twice."""
         for pause in (*_PAUSES_S, None):
-            result = self._runner(argv, env=self._env)
+            result = self._run(argv)
             if result.code == 0:
                 return result
             if not self._worth_another_try(result, pause):
@@ -132,7 +145,7 @@ class Slurm:
 
     def _error(self, argv: Sequence[str], result: Result, *, maybe_taken: bool = False) -> SchedulerError:
         said = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
-        conf = self._env.get("SLURM_CONF") or os.environ.get("SLURM_CONF") or "its default place"
+        conf = self._configuration() or "its default place"
         if _TRANSIENT.search(result.err):
             tries = len(_PAUSES_S) + 1
             taken = "; it may have taken the job all the same: look with `hpcjobs ps`" if maybe_taken else ""

@@ -16,6 +16,7 @@ if find_spec("horovod") is None:
     pytest.skip("Horovod is not installed (make horovod)", allow_module_level=True)
 
 LM = ("--workload", "lm", "--sequence-length", "32", "--train-samples", "512", "--batch-size", "4", "--log-every", "1")
+WITHOUT_PMIX = ("mpirun", "horovod-gloo")
 TWO_NODES = ("--site", "tu-hpc", "-N", "2", "--ntasks-per-node")
 PROGRAM = """
 import socket
@@ -59,7 +60,7 @@ def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(tasks: str, f
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("launcher", ["srun", "mpirun", "horovod-gloo"])
+@pytest.mark.parametrize("launcher", ["srun", *(pytest.param(name, marks=pytest.mark.long) for name in WITHOUT_PMIX)])
 def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> None:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     ended = submit(*TWO_NODES, "2", "--launcher", launcher, "--name", "own", "--wait", "train.py")

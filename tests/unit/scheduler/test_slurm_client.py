@@ -55,13 +55,25 @@ def queued(plan: Plan, *ids: str) -> Result:
     ("said", "job_id", "cluster"), [("12\n", "12", None), ("12;east\n", "12", "east"), ("note\n7\n", "7", None)]
 )
 def test_a_submission_is_one_sbatch_from_the_jobs_folder(
-    plan: Plan, said: str, job_id: str, cluster: str | None
+    plan: Plan, said: str, job_id: str, cluster: str | None, tmp_path: Path
 ) -> None:
     recorded = Recorded(sbatch=[Result(0, said, "")])
-    taken = recorded.slurm("/etc/other.conf").submit(plan)
+    (other := tmp_path / "other.conf").touch()
+    taken = recorded.slurm(str(other)).submit(plan)
     assert (taken.job_id, taken.cluster) == (job_id, cluster)
     assert (recorded.asked, recorded.cwd) == (["sbatch"], plan.job.chdir)
-    assert recorded.env["SLURM_CONF"] == "/etc/other.conf"
+    assert recorded.env["SLURM_CONF"] == str(other)
+
+
+def test_a_cluster_whose_configuration_is_gone_is_not_waited_for(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's own commands look for it for a minute."""
+    recorded = Recorded()
+    with pytest.raises(SchedulerDownError, match=r"no Slurm to ask: its configuration /gone/slurm\.conf is not there"):
+        recorded.slurm("/gone/slurm.conf").submit(plan)
+    monkeypatch.setenv("SLURM_CONF", "/gone/too.conf")
+    with pytest.raises(SchedulerDownError, match=r"its configuration /gone/too\.conf is not there"):
+        recorded.slurm().queue()
+    assert (recorded.asked, recorded.paused) == ([], [])
 
 
 @pytest.mark.parametrize(
