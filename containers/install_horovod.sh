@@ -5,7 +5,7 @@
 #
 # PYTHON is the checkout's .venv or the active python unless it is said. --optional: a machine that cannot build it,
 # and whose packages this user may not install, is no error. --wheel: have a wheel, and install nothing.
-# Horovod's last release does not compile against today's torch as it is; this builds it once (two to three
+# Horovod's last release does not compile against today's torch as it is; this builds it once (two to four
 # minutes), keeps the wheel by torch, Python and MPI, installs it and checks it. Run again, it only checks.
 #   HPCJOBS_WHEELS   where wheels are kept (default: ~/.cache/hpcjobs/wheels)
 #   CXX              the compiler (default: g++)
@@ -108,7 +108,7 @@ if ! works; then
     if ! compgen -G "$kept/horovod-$version-*.whl" >/dev/null; then
         need_programs
         "$python" -c 'import numpy, packaging, setuptools, wheel' 2>/dev/null || "${pip[@]}" numpy packaging setuptools wheel
-        say "building Horovod $version against torch $torch and $(mpi_family): two to three minutes on two cores"
+        say "building Horovod $version against torch $torch and $(mpi_family): two to four minutes on two cores"
         build "$kept"
     fi
     [[ -z $wheel_only ]] || exit 0

@@ -122,7 +122,7 @@ class Slurm:
         if conf is not None and not os.path.exists(conf):
             raise SchedulerDownError(
                 f"no Slurm to ask: its configuration {conf} is not there",
-                hint="a sandbox has one while it is up; for another one the site's slurm_conf, or SLURM_CONF names it",
+                hint="a sandbox's is there while it is up; the site's slurm_conf or SLURM_CONF names another cluster's",
             )
         return self._runner(argv, cwd=cwd, env=self._env)
 
