@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -46,6 +47,8 @@ def launch(
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
     stop = listen() if folder() is not None else None  # at once: a signal kills who does not listen yet
+    collecting = gc.isenabled()
+    gc.disable()  # loading torch makes 300,000 objects and no garbage; opened() turns it on again
     try:
         config, chosen = _parse(trainer, about, flags, argv)
         call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ), stop)
@@ -60,8 +63,13 @@ def launch(
         record_failure(trainer, config, error)
         return report(error)
     finally:
+        gc.unfreeze()
         if "hpcjobs.trainers.core.group" in sys.modules:
             named("hpcjobs.trainers.core.group:let_go")()
+        if argv is None:
+            gc.freeze()  # the process ends: what it loaded need not be looked through then either
+        if collecting:
+            gc.enable()
     return ExitCode.OK
 
 

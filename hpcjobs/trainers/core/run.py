@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -143,6 +144,8 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
             Monitor(group, run_dir, on=config.monitor) as monitor,
             closing(watchdog_of(call, group, run_dir, recorder)) as watchdog,
         ):
+            gc.freeze()  # what was loaded stays: the loop never looks through it for garbage
+            gc.enable()
             yield Run(
                 call,
                 group,

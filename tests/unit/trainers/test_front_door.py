@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,3 +86,26 @@ def test_a_world_other_than_the_one_asked_for_is_refused(
 def test_an_unknown_trainer_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"no trainer is called 'dpp': there are .*ddp"):
         trainers.run("dpp")
+
+
+@pytest.mark.parametrize(("flags", "trains"), [(("--steps", "1"), True), (("--data", "nowhere"), False)])
+def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
+    flags: tuple[str, ...], trains: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from hpcjobs.trainers.core import train
+
+    loop, collecting, kept = train.run_loop, [], []
+
+    def watched(*given: Any) -> None:
+        collecting.append(gc.isenabled())
+        kept.append(gc.get_freeze_count())
+        loop(*given)
+
+    monkeypatch.setattr(train, "run_loop", watched)
+    monkeypatch.chdir(tmp_path)
+    code = trainers.run("ddp", ["--workload", "mnist", *flags])
+    assert (code == 0) is trains
+    assert collecting == [True] * trains
+    assert all(objects > 100_000 for objects in kept)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
