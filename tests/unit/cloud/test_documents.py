@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,9 @@ def test_the_shell_is_clean(provider: str, gpus: bool, tmp_path: Path) -> None:
     (tmp_path / "bootstrap.sh").write_text(files["bootstrap.sh"], encoding="utf-8")
     inner = files["bootstrap.sh"].split("<<'SCRIPT'\n")[1].split("\nSCRIPT\n")[0]
     (tmp_path / "hpcjobs-nodes").write_text(inner + "\n", encoding="utf-8")
-    done = subprocess.run(
-        ["shellcheck", "bootstrap.sh", "hpcjobs-nodes"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    scripts = ("bootstrap.sh", "hpcjobs-nodes")
+    done = subprocess.run([shellcheck, *scripts], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert ("install_driver" in files["bootstrap.sh"]) == gpus
 
