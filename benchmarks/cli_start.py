@@ -2,7 +2,8 @@
 
     python benchmarks/cli_start.py [--rounds 11]
 
-Peers are found on PATH (torchx, hpc-launcher, nemo, reportseff, torchrun); those missing are named and left out.
+Peers are found on PATH (torchrun, torchx, reportseff, nemo, and HPC-launcher as launch); those missing are named and
+left out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from harness import compete, cpu_ms, report
 
-PEERS = ("torchrun", "torchx", "reportseff", "nemo", "hydra", "hpc-launcher", "launch")
+PEERS = ("torchrun", "torchx", "reportseff", "nemo", "launch")
 FORBIDDEN = ("torch", "pandas", "submitit", "jinja2", "msgspec", "pydantic", "yaml", "rich")
 
 

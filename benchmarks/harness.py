@@ -106,7 +106,10 @@ def machine() -> str:
 def cpu_ms(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> float:
     """User plus system CPU time of ``argv`` and its children, in milliseconds; its failure is an error."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(list(argv), env=None if env is None else dict(env), cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+    told = None if env is None else dict(env)
+    done = subprocess.run(list(argv), env=told, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(argv)}: exit code {done.returncode}\n{done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
 

@@ -3,7 +3,8 @@
     python benchmarks/submit.py [--site tu-hpc] [--rounds 11]
 
 Needs a Slurm (``hpcjobs sandbox up --like tu-hpc``). Each contestant hands over a held job that does nothing;
-all jobs are cancelled at the end. Counts come first: submit RPCs per job, read from sdiag.
+all jobs are cancelled at the end. Counts come first: submit RPCs per job, read from sdiag. Peers are found on PATH, and
+those missing are named; torchx and HPC-launcher cannot hand over a held job, so they only show what they would.
 """
 
 from __future__ import annotations
@@ -11,15 +12,28 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from harness import compete, cpu_ms, report, wall_ms
 
 import hpcjobs
+
+BY_SUBMITIT = """
+import submitit
+executor = submitit.AutoExecutor("logs", cluster="slurm")
+executor.update_parameters(timeout_min=1, slurm_additional_parameters={"hold": True})
+executor.submit(print)
+"""
+DRY_RUNS = {
+    "torchx": ("run", "--dryrun", "--scheduler", "slurm", "utils.echo", "--msg", "hi"),
+    "launch": ("--dry-run", "--scheduler", "slurm", "-N", "1", "-n", "1", "--gpus-per-proc", "0", "true"),
+}
 
 
 def _submit_rpcs() -> int:
@@ -34,6 +48,13 @@ def _in_process(site: str, folder: Path) -> Callable[[], float]:
         return wall_ms(lambda: hpcjobs.submit(plan))
 
     return once
+
+
+def _dry_runs(folder: str) -> dict[str, Callable[[], float]]:
+    found = {peer: path for peer in DRY_RUNS if (path := shutil.which(peer))}
+    if missing := DRY_RUNS.keys() - found.keys():
+        print(f"not installed here, so not measured: {', '.join(sorted(missing))}")
+    return {f"{peer}, dry run": partial(cpu_ms, [path, *DRY_RUNS[peer]], cwd=folder) for peer, path in found.items()}
 
 
 def main() -> None:
@@ -62,6 +83,8 @@ def main() -> None:
                 "hpcjobs submit --dry-run": lambda: cpu_ms(
                     [cli, "submit", "-s", options.site, "--dry-run", "true"], cwd=name
                 ),
+                "submitit": lambda: cpu_ms([python, "-c", BY_SUBMITIT], cwd=name),
+                **_dry_runs(name),
             },
             rounds=options.rounds,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -49,6 +50,7 @@ def launch(
     stop = listen() if folder() is not None else None  # at once: a signal kills who does not listen yet
     collecting = gc.isenabled()
     gc.disable()  # loading torch makes 300,000 objects and no garbage; opened() turns it on again
+    atexit.register(gc.freeze)  # nor need they be looked through as the process ends
     try:
         config, chosen = _parse(trainer, about, flags, argv)
         call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ), stop)
@@ -66,8 +68,6 @@ def launch(
         gc.unfreeze()
         if "hpcjobs.trainers.core.group" in sys.modules:
             named("hpcjobs.trainers.core.group:let_go")()
-        if argv is None:
-            gc.freeze()  # the process ends: what it loaded need not be looked through then either
         if collecting:
             gc.enable()
     return ExitCode.OK
