@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long lint bench horovod lock clean drills soak notebooks
+.PHONY: help demo test long fresh lint bench horovod lock clean drills soak notebooks
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -24,6 +24,9 @@ long: ## The tests that take many minutes: thousands of cells, hundreds of train
 	@tools/image
 	@tools/code_server
 	$(BIN)/pytest -m long
+
+fresh: ## make demo and make test on an empty Debian 12 that is made for it (root; about 20 minutes)
+	@tools/fresh
 
 lint: ## ruff, mypy --strict, shellcheck
 	@tools/venv dev

@@ -3,6 +3,8 @@
 # over BASE that is thrown away), a host name, processes and an address 10.99.0.N on one bridge, without a way out.
 # All see WORK/shared as /shared. Runs until it is killed; WORK/pids/NAME holds what to enter, WORK/ready says it is up.
 set -euo pipefail
+# shellcheck source=tools/furnish.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../../../tools/furnish.sh"
 
 machine() { # machine WORK BASE NAME: runs inside the new namespaces
     local work=$1 base=$2 name=$3 layers=$1/layers/$3 root=$1/layers/$3/root
@@ -11,22 +13,9 @@ machine() { # machine WORK BASE NAME: runs inside the new namespaces
     mount -t tmpfs tmpfs "$layers"
     mkdir -p "$layers/upper" "$layers/work" "$root"
     mount -t overlay overlay -o "lowerdir=$base,upperdir=$layers/upper,workdir=$layers/work" "$root"
-    mount -t proc proc "$root/proc"
-    mount --rbind /sys "$root/sys"
-    mount -t tmpfs tmpfs "$root/run"
+    furnish "$root"
     mount -t tmpfs tmpfs "$root/tmp"
-    mkdir -p "$root/run/lock" "$root/run/sshd" "$root/shared"
-    mount -t tmpfs tmpfs "$root/dev"
-    local device
-    for device in null zero full random urandom tty; do
-        touch "$root/dev/$device"
-        mount --bind "/dev/$device" "$root/dev/$device"
-    done
-    mkdir "$root/dev/shm" "$root/dev/pts"
-    mount -t tmpfs tmpfs "$root/dev/shm"
-    mount -t devpts devpts "$root/dev/pts" -o newinstance,ptmxmode=0666,mode=620,gid=5
-    ln -s pts/ptmx "$root/dev/ptmx"
-    ln -s /proc/self/fd "$root/dev/fd"
+    mkdir -p "$root/shared"
     mount --bind "$work/shared" "$root/shared"
     printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
     : >"$root/etc/resolv.conf"
