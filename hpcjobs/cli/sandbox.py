@@ -86,8 +86,18 @@ def status(root: Root = None, as_json: Json = False) -> None:
 def down(root: Root = None) -> None:
     """Remove the sandbox with all it has: jobs, records, hosts. Harmless when there is none."""
     from hpcjobs import sandbox
+    from hpcjobs.errors import SchedulerError
+    from hpcjobs.run import farewell
 
+    found = sandbox.status(root=root)
+    if found.state == "up" and found.sandbox is not None:
+        try:
+            farewell.keep_accounts(found.sandbox.slurm_conf)
+        except SchedulerError as error:
+            _say(f"its jobs are known by what they wrote themselves: {error}")
     sandbox.down(root=root, say=_say)
+    if found.sandbox is not None:
+        farewell.end_all(found.sandbox.slurm_conf)
 
 
 @app.command()

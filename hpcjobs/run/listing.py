@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.run import index
-from hpcjobs.run.folder import ACCOUNTING
 from hpcjobs.run.history import current_id
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import Connect, closed, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import default_site, load_site
@@ -76,9 +75,9 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
 
     where = load_site(site or default_site())
     entries = [entry for entry in index.entries() if site is None or entry.site == where.name]
-    recent = [entry for entry in entries if entry.submitted >= since or not _closed(entry)]
+    recent = [entry for entry in entries if entry.submitted >= since or not closed(entry)]
     rows = [
-        Row(record, record.name or known.entry.name, known.entry.site, known.entry.run_dir)
+        Row(record, known.entry.name, known.entry.site, known.entry.run_dir)
         for known in statuses(recent, connect=once)
         for record in known.records
         if record.state is not State.UNKNOWN or Path(known.entry.run_dir).exists()
@@ -87,9 +86,3 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
     others = once(where.scheduler, where.slurm_conf).queue()
     rows += [Row(record, record.name, None, None) for record in others if record.job_id.split("_")[0] not in seen]
     return Listing(rows, [scheduler.error for scheduler in asked.values() if scheduler.error is not None])
-
-
-def _closed(entry: index.Entry) -> bool:
-    """Accounted for, or its run folder is gone."""
-    folder = Path(entry.run_dir)
-    return (folder / ACCOUNTING).exists() or not folder.exists()

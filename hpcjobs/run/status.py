@@ -113,6 +113,12 @@ def all_ended(entry: Entry) -> bool:
     return all(state is not None and state.state.ended for state in states)
 
 
+def closed(entry: Entry) -> bool:
+    """Accounted for, or its run folder is gone: there is nothing more to ask."""
+    folder = Path(entry.run_dir)
+    return (folder / ACCOUNTING).exists() or not folder.exists()
+
+
 def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     found: dict[str, list[JobRecord]] = {}
     for record in records:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from commandline import hpcjobs
 from shape import SHAPE
 from typer.testing import CliRunner
 from waiting import eventually
@@ -378,7 +379,12 @@ def test_a_gpu_site_gives_gpus_and_its_jobs_end_with_it(
     eventually(lambda: (workdir / "pid").exists() and (workdir / "pid").read_text().endswith("\n"))
     job = identity(int((workdir / "pid").read_text()))
     assert job is not None
+    for name, held in (("ended", ()), ("held", ("-o", "hold"))):
+        assert hpcjobs("submit", "--site", "gcp-t4", "-t", "5m", "--name", name, *held, "true").code == 0
+    assert hpcjobs("wait", "ended").code == 0
     os.kill(pid_of(str(nothing_up.root), "slurmctld"), signal.SIGKILL)
-    sandboxes.down()
+    assert CliRunner().invoke(app, ["down"]).exit_code == 0
     assert_nothing_is_left(nothing_up, hosts_before)
     assert identity(job[0]) != job
+    states = {name: hpcjobs("show", name, "--json").json["records"][0]["state"] for name in ("ended", "held")}
+    assert states == {"ended": "COMPLETED", "held": "CANCELLED"}

@@ -1,0 +1,39 @@
+"""A cluster that goes for good, as a sandbox does: what became of its jobs stays known."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from hpcjobs.run import index
+from hpcjobs.run.status import Connect, closed, keep_accounting, own_ids, own_records, statuses
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.connect import connect
+
+
+def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
+    """Ask the cluster, while it is there, about my jobs of which it has not yet told the end; one query of each kind.
+
+    Raises:
+        SchedulerError: it does not answer.
+    """
+    statuses(_open(slurm_conf), connect=connect)
+
+
+def end_all(slurm_conf: str) -> None:
+    """The cluster is gone: my jobs that were still open there have ended, as they themselves wrote or with it."""
+    for entry in _open(slurm_conf):
+        written = {record.job_id: record for record in own_records(entry)}
+        keep_accounting(entry, [_end(entry, task, written.get(task)) for task in own_ids(entry)])
+
+
+def _end(entry: index.Entry, task: str, written: JobRecord | None) -> JobRecord:
+    if written is not None and written.state.ended:
+        return written
+    begun = written or JobRecord(
+        job_id=task, state=State.PENDING, source="", name=entry.name, submitted=entry.submitted
+    )
+    return replace(begun, state=State.CANCELLED, source="sandbox", reason="its cluster was taken down")
+
+
+def _open(slurm_conf: str) -> list[index.Entry]:
+    return [entry for entry in index.entries() if entry.slurm_conf == slurm_conf and not closed(entry)]
