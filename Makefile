@@ -12,7 +12,7 @@ demo: ## Train on two ranks of this machine and show the result; needs no root, 
 
 test: ## Lint, types and all tests; as root on Debian also those on a real Slurm, which it installs
 	@tools/venv torch
-	@containers/install_horovod.sh --optional --wheel & tools/venv dev && wait $$!
+	@containers/install_horovod.sh --optional --wheel & tools/venv dev; made=$$?; wait $$! && exit $$made
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
 	@containers/install_apptainer.sh --optional
