@@ -81,7 +81,8 @@ class JobRecord(Frozen, frozen=True):
     """``123``, ``123_4`` (array task), ``123_[5-9]`` (array tasks still pending), ``L7`` (local)."""
     state: State
     source: str
-    """Who said so: ``squeue``, ``sacct``, ``scontrol``, ``job`` (its own state file) or ``local``."""
+    """Who said so: ``squeue``, ``sacct``, ``scontrol``, ``job`` (its own state file), ``local``,
+    or ``sandbox`` (which was taken down)."""
     name: str | None = None
     reason: str | None = None
     partition: str | None = None

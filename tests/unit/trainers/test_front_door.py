@@ -92,19 +92,26 @@ def test_an_unknown_trainer_is_refused_by_name() -> None:
 def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     flags: tuple[str, ...], trains: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from hpcjobs.trainers.core import train
+    from hpcjobs.trainers.core import launch, train
 
-    loop, collecting, kept = train.run_loop, [], []
+    loop, load = train.run_loop, launch.named
+    loading, collecting, kept = [], [], []
+
+    def loaded(dotted: str) -> Any:
+        loading.append(gc.isenabled())
+        return load(dotted)
 
     def watched(*given: Any) -> None:
         collecting.append(gc.isenabled())
         kept.append(gc.get_freeze_count())
         loop(*given)
 
+    monkeypatch.setattr(launch, "named", loaded)
     monkeypatch.setattr(train, "run_loop", watched)
     monkeypatch.chdir(tmp_path)
     code = trainers.run("ddp", ["--workload", "mnist", *flags])
     assert (code == 0) is trains
+    assert loading[:2] == [False, False]  # the loop and the strategy, which load torch
     assert collecting == [True] * trains
     assert all(objects > 100_000 for objects in kept)
     assert gc.isenabled()
