@@ -215,7 +215,7 @@ def run_days(folder: str) -> int:
         yield day.read_bytes().replace(OURS.encode(), said["--delimiter"].encode())
 
     sacct = Sacct(Question(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answered)
-    count = len(totals((derive(part, site) for part in sacct.incarnations(Doubts())), by="user"))
+    count = len(totals((derive(part, site) for part in sacct.attempts(Doubts())), by="user"))
     print(f"{sacct.asked} questions, {count} users", file=sys.stderr)
     return count
 

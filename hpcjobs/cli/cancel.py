@@ -19,7 +19,7 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Cancel jobs; one that has ended already is no error."""
-    from hpcjobs.run.history import current_id
+    from hpcjobs.run.attempts import current_id
     from hpcjobs.run.select import select
     from hpcjobs.run.status import own_ids
     from hpcjobs.scheduler.connect import connect

@@ -34,7 +34,10 @@ def _add(fault: str) -> None:
         ] = None,
         launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun …")] = None,
         time: Annotated[str | None, _opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
-        lead: Annotated[str | None, _opt("--lead", help="Told so long before the limit [timeout: 20s].")] = None,
+        signal_before: Annotated[
+            str | None,
+            _opt("--signal-before", help="Signal the program this long before its time limit [timeout: 20s]."),
+        ] = None,
         option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
         by: Annotated[
             str | None, _opt("--by", help="preempt: the partition of higher priority whose job takes the nodes of -p.")
@@ -52,7 +55,7 @@ def _add(fault: str) -> None:
         from hpcjobs.drills.drill import drill
 
         said = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,
-                "time": time, "lead": lead}  # fmt: skip
+                "time": time, "signal_before": signal_before}  # fmt: skip
         options = sbatch_options(option or []) | {key: value for key, value in said.items() if value is not None}
         verdict = drill(
             fault, program or (), site=site, by=by, at_step=at_step, tolerance=tolerance, say=note, options=options
@@ -73,7 +76,7 @@ def _told(verdict: Verdict) -> list[str]:
     lines = [
         f"drill {verdict.fault} on site {verdict.site}: {'PASSED' if verdict.passed else 'FAILED'}",
         f"  fault: {verdict.about}",
-        f"  incarnations: {verdict.incarnations}, {verdict.steps} steps, {verdict.lost} of them done twice",
+        f"  attempts: {verdict.attempts}, {verdict.steps} steps, {verdict.lost} of them done twice",
     ]
     if verdict.resumed_at is not None:
         lines.append(f"  the last one took up step {verdict.resumed_at}")

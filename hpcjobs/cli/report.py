@@ -127,7 +127,7 @@ def _cells(job: dict[str, Any]) -> list[str]:
         span(job["elapsed_s"]),
         percent(job["cpu_efficiency"]),
         percent(job["mem_efficiency"]),
-        percent(job["goodput"]) if job["incarnations"] and job["incarnations"] > 1 else "",
+        percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
         energy(job["energy_j"], job["energy_source"]),
         "-" if job["cost"] is None else f"{job['cost']:.2f} {job['currency']}",
     ]

@@ -40,11 +40,11 @@ def show(
         if record.max_rss_bytes:
             facts.append(f"peak memory {human_bytes(record.max_rss_bytes)}")
         print(f"  {record.job_id}: {', '.join(facts)}" + (f" ({record.reason})" if record.reason else ""))
-    for number, past in enumerate(told.incarnations, 1):
+    for number, past in enumerate(told.attempts, 1):
         lost = f", {past.lost} lost" if past.lost else ""
         print(
-            f"  incarnation {number}: {clock(past.started)} to {clock(past.ended)} on {past.nodes}, "
-            f"{past.why} at step {past.steps}{lost}; {past.decision}"
+            f"  attempt {number}: {clock(past.started)} to {clock(past.ended)} on {past.nodes}, "
+            f"{past.cause} at step {past.steps}{lost}; {past.decision}"
         )
     if told.first_failure is not None:
         first = told.first_failure

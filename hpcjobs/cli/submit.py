@@ -49,7 +49,9 @@ def submit(
     retries: Annotated[
         str | None, _opt("--retries", help="Start again after: timeout=∞,preempt=∞,node=3,error=0; on; off.")
     ] = None,
-    lead: Annotated[str | None, _opt("--lead", help="Tell the program to save so long before the time limit.")] = None,
+    signal_before: Annotated[
+        str | None, _opt("--signal-before", help="Signal the program this long before its time limit.")
+    ] = None,
     preflight: Annotated[
         bool, typer.Option("--preflight", help="Measure the nodes first; stop with the name of a bad one.")
     ] = False,
@@ -89,7 +91,7 @@ def submit(
         chdir=chdir,
         snapshot=snapshot or None,
         retries=retries,
-        lead=lead,
+        signal_before=signal_before,
         preflight=preflight or None,
         spare=spare,
         min_nodes=min_nodes,

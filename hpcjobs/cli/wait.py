@@ -66,8 +66,8 @@ class _Changes:
 def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
     from pathlib import Path
 
+    from hpcjobs.run.attempts import read_attempts
     from hpcjobs.run.folder import log_path, task_dir
-    from hpcjobs.run.history import incarnations
     from hpcjobs.run.status import read_state
 
     for record in records:
@@ -79,9 +79,9 @@ def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
         if own is not None and own.first_failure is not None:
             who = f"; first failure: rank {own.first_failure.rank} on {own.first_failure.host}"
         note(f"job {record.job_id} {record.state.value}{code}{who}")
-        past = incarnations(task_dir(Path(entry.run_dir), record.job_id))
+        past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
-            note(f"job {record.job_id} after {len(past)} incarnations {past[-1].decision}")
+            note(f"job {record.job_id} after {len(past)} attempts {past[-1].decision}")
         note(f"log {log_path(Path(entry.run_dir), entry.name, record.job_id)}")
 
 

@@ -37,10 +37,10 @@ class Verdict(NamedTuple):
     job_id: str
     passed: bool
     problems: tuple[str, ...]
-    incarnations: int
+    attempts: int
     steps: int
     resumed_at: int | None
-    """Step that the last incarnation took up; None: none had to."""
+    """Step that the last attempt took up; None: none had to."""
     lost: int
     """Steps that were done twice."""
     resume_s: float | None
@@ -81,7 +81,7 @@ def drill(
     if by is not None:
         chosen = taken_by(by, where)
     alone = hpcjobs.submit(hpcjobs.plan(words, site=where, name="drill-alone", made_by="hpcjobs drill", **asked))  # type: ignore[arg-type]
-    limit = {"time": "1m", "lead": "20s"} if chosen.inject is None else {}
+    limit = {"time": "1m", "signal_before": "20s"} if chosen.inject is None else {}
     said = {"retries": RETRIES, **limit, **asked, **({"exclusive": True} if by is not None else {})}
     job = hpcjobs.submit(hpcjobs.plan(words, site=where, name=f"drill-{fault}", made_by="hpcjobs drill", **said))  # type: ignore[arg-type]
     say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
@@ -97,7 +97,7 @@ def drill(
 
 
 def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say: Callable[[str], None]) -> float | None:
-    """Let it happen; seconds until the job made a step again, None where none of its incarnations ended."""
+    """Let it happen; seconds until the job made a step again, None where none of its attempts ended."""
 
     def until(condition: Callable[[], bool], what: str) -> None:
         while not condition():
@@ -114,19 +114,19 @@ def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say:
         if fault.heal is not None:
             time.sleep(FULL_S)
             fault.heal(target)
-    if not fault.why:
+    if not fault.causes:
         return None
-    until(lambda: bool(job.incarnations), "an incarnation ended")
-    first = job.incarnations[0]
+    until(lambda: bool(job.attempts), "an attempt ended")
+    first = job.attempts[0]
     ended = began if fault.inject is not None else first.ended or time.time()
-    say(f"job {job.id}: {first.why} at step {first.steps}, {first.lost} lost; {first.decision}")
-    place = job.run_dir / "survival" / STEPS
-    until(lambda: len(job.incarnations) > 1 or place.stat().st_mtime > (first.ended or ended) + 1, "it went on")
+    say(f"job {job.id}: {first.cause} at step {first.steps}, {first.lost} lost; {first.decision}")
+    place = job.run_dir / "control" / STEPS
+    until(lambda: len(job.attempts) > 1 or place.stat().st_mtime > (first.ended or ended) + 1, "it went on")
     return place.stat().st_mtime - ended
 
 
 def _step(job: JobHandle) -> int:
-    place = job.run_dir / "survival" / STEPS
+    place = job.run_dir / "control" / STEPS
     return int(place.read_text(encoding="ascii").strip() or 0) if place.exists() else 0
 
 
@@ -141,22 +141,22 @@ def _target(job: JobHandle) -> Target:
 def _judge(
     name: str, fault: Fault, job: JobHandle, alone: JobHandle, *, resume_s: float | None, tolerance: float
 ) -> Verdict:
-    past, summary = job.incarnations, job.summary() or {}
-    agreed, lost = compared(alone.run_dir, job.run_dir), sum(incarnation.lost for incarnation in past)
+    past, summary = job.attempts, job.summary() or {}
+    agreed, lost = compared(alone.run_dir, job.run_dir), sum(attempt.lost for attempt in past)
     resumed = summary.get("resumed_from_step")
     problems = []
     for handle, who in ((job, "the disturbed run"), (alone, "the run left alone")):
         if handle.state.value != "COMPLETED":
             problems.append(f"{who}, job {handle.id}, is {handle.state.value}")
-    if fault.why and len(past) < 2:
-        problems.append("no incarnation ended: the program was over before the fault; give it more steps")
-    if fault.why and past and past[0].why not in fault.why:
-        problems.append(f"the first incarnation ended of {past[0].why}, not of {' or '.join(fault.why)}")
+    if fault.causes and len(past) < 2:
+        problems.append("no attempt ended: the program was over before the fault; give it more steps")
+    if fault.causes and past and past[0].cause not in fault.causes:
+        problems.append(f"the first attempt ended of {past[0].cause}, not of {' or '.join(fault.causes)}")
     if len(past) > 1 and resumed != past[-2].saved:
         problems.append(f"resumed at step {resumed}, but {past[-2].saved} was saved")
     if fault.lossless and lost:
         problems.append(f"{lost} steps were lost, although the end was announced")
-    if not fault.why and "not written" not in job.logs():
+    if not fault.causes and "not written" not in job.logs():
         problems.append("no checkpoint was due while the disk was full: nothing was shown")
     if agreed.steps == 0 or agreed.difference > tolerance:
         problems.append(f"losses differ by up to {agreed.difference:.2g} over {agreed.steps} steps")
@@ -167,7 +167,7 @@ def _judge(
         job_id=job.id,
         passed=not problems,
         problems=tuple(problems),
-        incarnations=len(past),
+        attempts=len(past),
         steps=int(summary.get("steps") or 0),
         resumed_at=resumed,
         lost=lost,

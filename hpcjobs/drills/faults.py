@@ -39,8 +39,8 @@ class Fault(NamedTuple):
     inject: Callable[[Target], None] | None
     """None: the time limit does it."""
     heal: Callable[[Target], None] | None
-    why: tuple[str, ...]
-    """What the incarnation that it ends may have ended of; empty: none ends."""
+    causes: tuple[str, ...]
+    """What the attempt that it ends may have ended of; empty: none ends."""
     lossless: bool
     """It is announced: no step may be lost."""
 
@@ -77,35 +77,35 @@ FAULTS = {
         about="the time limit comes before the end of the program",
         inject=None,
         heal=None,
-        why=("timeout",),
+        causes=("timeout",),
         lossless=True,
     ),
     "preempt": Fault(
         about="SIGTERM to every step, as at the start of a preemption's grace time",
         inject=_tell,
         heal=None,
-        why=("preempt",),
+        causes=("preempt",),
         lossless=True,
     ),
     "kill-rank": Fault(
         about="SIGKILL to the last rank",
         inject=_last_rank,
         heal=None,
-        why=("node",),
+        causes=("node",),
         lossless=False,
     ),
     "kill-node": Fault(
         about="SIGKILL to every rank on the last node, at once",
         inject=lambda target: _on_node(target, target.nodes[-1], _KILL),
         heal=None,
-        why=("node", "preempt"),
+        causes=("node", "preempt"),
         lossless=False,
     ),
     "full-disk": Fault(
         about="no file of rank 0 can grow any more, as on a full disk; after a while it can again",
         inject=lambda target: _on_node(target, target.nodes[0], _LIMIT, "0", "0"),
         heal=lambda target: _on_node(target, target.nodes[0], _LIMIT, "0", "unlimited"),
-        why=(),
+        causes=(),
         lossless=True,
     ),
 }
@@ -138,4 +138,4 @@ def taken_by(partition: str, site: Site) -> Fault:
             ) from error
 
     about = f"a job of partition {partition} preempts it"
-    return Fault(about=about, inject=take, heal=None, why=("preempt",), lossless=True)
+    return Fault(about=about, inject=take, heal=None, causes=("preempt",), lossless=True)

@@ -33,8 +33,9 @@ def _asked(job: Job, field: str) -> str:
 def _request_problems(job: Job) -> Iterator[str]:
     if job.scheduler == "local":
         yield from _host_problems(job)
-    if job.lead_s and job.resources.time and job.lead_s >= walltime_s(job.resources.time):
-        yield f"lead={job.lead_s} s ({job.sources.get('lead', 'site')}): no shorter than {_asked(job, 'time')}"
+    if job.signal_before_s and job.resources.time and job.signal_before_s >= walltime_s(job.resources.time):
+        source = job.sources.get("signal_before", "site")
+        yield f"signal_before={job.signal_before_s} s ({source}): no shorter than {_asked(job, 'time')}"
     if job.retries is not None and job.launcher == "horovodrun":
         said = f"retries={job.retries} ({job.sources.get('retries', 'site')})"
         yield f"{said}: launcher horovodrun cannot tell its ranks to save; horovod-gloo and mpirun can"

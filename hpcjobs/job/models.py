@@ -25,7 +25,7 @@ class JobSpec(Frozen, frozen=True):
     snapshot: bool | None = None
     retries: str | None = None
     """How often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``; ``on``, ``off``."""
-    lead: str | None = None
+    signal_before: str | None = None
     """Ahead of the time limit by so much the program is told to save; None: from what it measures."""
     preflight: bool | None = None
     """Look at the nodes before the program starts, and stop with the name of a bad one."""
@@ -43,8 +43,8 @@ class JobSpec(Frozen, frozen=True):
             check_name(self.name, "job name")
         if self.retries is not None:
             parse_retries(self.retries)
-        if self.lead is not None:
-            walltime_s(self.lead)
+        if self.signal_before is not None:
+            walltime_s(self.signal_before)
         for field in ("spare", "min_nodes"):
             if (count := getattr(self, field)) is not None and count < 1:
                 raise ValueError(f"{field} must be positive, not {count}")
@@ -141,7 +141,7 @@ class Job(Frozen, frozen=True):
     """Absolute folder in which the run folder is made."""
     retries: Retries | None
     """None: whatever ends it ends it for good."""
-    lead_s: int | None
+    signal_before_s: int | None
     """Seconds ahead of the time limit at which the program is told; None: from what it measures."""
     left_out: dict[str, str]
     """Nodes excluded because a check found them bad, each with the reason."""

@@ -32,7 +32,7 @@ def plan(
     chdir: str | Path | None = None,
     snapshot: bool | None = None,
     retries: str | None = None,
-    lead: str | None = None,
+    signal_before: str | None = None,
     preflight: bool | None = None,
     spare: int | None = None,
     min_nodes: int | None = None,
@@ -50,7 +50,7 @@ def plan(
         chdir: folder the tasks start in; default the current one.
         snapshot: copy the code beside the job and run the copy.
         retries: how often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``, ``on``, ``off``.
-        lead: how long before the time limit the program is told to save (``5m``); default from what it measures.
+        signal_before: signals the program this long before its time limit (``5m``); default from what it measures.
         preflight: look at the nodes before the program starts, and stop with the name of a bad one.
         spare: ask for so many nodes more, and start on the best ones.
         min_nodes: go on with so few nodes while others have failed, within the allocation.
@@ -76,7 +76,7 @@ def plan(
         "chdir": None if chdir is None else str(chdir),
         "snapshot": snapshot,
         "retries": retries,
-        "lead": lead,
+        "signal_before": signal_before,
         "preflight": preflight,
         "spare": spare,
         "min_nodes": min_nodes,

@@ -11,7 +11,7 @@ _RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORL
 _SCRIPT = frozenset(
     (
         *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
-        *("asked", "budget", "clock", "deadline", "decision", "history", "launched", "saved", "steps", "survival"),
+        *("asked", "budget", "clock", "deadline", "decision", "history", "launched", "saved", "steps", "control"),
         *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
         *("again", "program", "ranks", "told"),  # of whoever hands signals on
         *("bound", "driver", "enter", "image", "seen", "stage", "HPCJOBS_IMAGE"),  # of containers
@@ -24,7 +24,7 @@ _SCRIPT = frozenset(
             "HPCJOBS_NNODES",
             "HPCJOBS_NTASKS",
             "HPCJOBS_RUN_DIR",
-            "HPCJOBS_SURVIVAL",
+            "HPCJOBS_CONTROL_DIR",
         ),
     )
 )

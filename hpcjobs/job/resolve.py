@@ -73,7 +73,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir)
     hosts = _hosts(settled, site)
-    retries, lead_s = _survival(spec, site, settled)
+    retries, signal_before_s = _fault_tolerance(spec, site, settled)
     _elastic(spec, settled, launcher=launcher, retries=retries)
     left_out = _leave_out(avoid or {}, settled, partition, spare=spec.spare or 0)
     job = Job(
@@ -106,7 +106,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         env=site.env | spec.env,
         run_root=str(run_root),
         retries=retries,
-        lead_s=lead_s,
+        signal_before_s=signal_before_s,
         left_out=left_out,
         preflight=_preflight(spec, site, settled, python=on_node, launcher=launcher),
         spare=spec.spare or 0,
@@ -181,15 +181,15 @@ def _launcher(asked: str | None, site: Site) -> str:
     return asked or allowed[0]
 
 
-def _survival(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | None, int | None]:
+def _fault_tolerance(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | None, int | None]:
     """Whether the job is started again, how long ahead of its limit it is told, and what Slurm must know of both."""
     retries = parse_retries(spec.retries or site.retries or "off")
-    lead = spec.lead or site.lead
-    lead_s = None if lead is None else walltime_s(lead)
+    signal_before = spec.signal_before or site.signal_before
+    signal_before_s = None if signal_before is None else walltime_s(signal_before)
     if retries is not None:
         settled.default("requeue", True, "retries")
-        settled.default("signal", f"B:USR1@{lead_s or WARNING_S}", "retries")
-    return retries, lead_s
+        settled.default("signal", f"B:USR1@{signal_before_s or WARNING_S}", "retries")
+    return retries, signal_before_s
 
 
 def _elastic(spec: JobSpec, settled: _Settled, *, launcher: str, retries: Retries | None) -> None:

@@ -12,7 +12,7 @@ _WORDS = ("∞", "inf", "unlimited")
 
 
 class Retries(Frozen, frozen=True):
-    """Budgets, counted over all incarnations of a job."""
+    """Budgets, counted over all attempts of a job."""
 
     timeout: int = UNLIMITED
     """It was saved ahead of its time limit."""

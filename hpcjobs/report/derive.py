@@ -1,4 +1,4 @@
-"""Efficiencies, energy and cost of incarnations, and their sum over a requeued job.
+"""Efficiencies, energy and cost of attempts, and their sum over a requeued job.
 
 - CPU efficiency: cpu_s / (cpus x elapsed_s), as Slurm's seff has it.
 - Energy, measured: ConsumedEnergyRaw counts whole nodes, so it is a job's own only when the job had all
@@ -21,7 +21,7 @@ MEASURED_J = "_counted_j"
 
 
 def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.DataFrame:
-    """All columns of `COLUMNS`, one row per incarnation; what it cannot know is null."""
+    """All columns of `COLUMNS`, one row per attempt; what it cannot know is null."""
     missing = {name: dtype for name, dtype in (SCHEMA | {MEASURED_J: pl.Int64()}).items() if name not in frame.columns}
     frame = frame.with_columns(pl.lit(None, dtype=dtype).alias(name) for name, dtype in missing.items())
     elapsed, cpus, mem = pl.col("elapsed_s"), pl.col("cpus"), pl.col("mem_requested_bytes")
@@ -31,7 +31,7 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
             mem_efficiency=pl.when(mem > 0).then(pl.col("mem_used_bytes") / mem),
             cost=_cost(site),
             currency=pl.lit(site.prices.currency if _has_prices(site) else None, dtype=pl.String),
-            incarnations=pl.lit(1, dtype=pl.Int64),
+            attempts=pl.lit(1, dtype=pl.Int64),
             elapsed_all_s=elapsed,
             lost_s=pl.when(pl.col("state").is_in(_REQUEUED)).then(elapsed).otherwise(0).cast(pl.Float64),
             site=pl.lit(site.name),
@@ -44,8 +44,8 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
     )
 
 
-def merge_incarnations(frame: pl.DataFrame) -> pl.DataFrame:
-    """One row per job: the last incarnation's, with energy, cost and elapsed time of all of them.
+def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
+    """One row per job: the last attempt's, with energy, cost and elapsed time of all of them.
 
     Ids are given out again after a reset of the counter: rows of one id with different names or users
     are different jobs.
@@ -57,10 +57,10 @@ def merge_incarnations(frame: pl.DataFrame) -> pl.DataFrame:
     again = frame.filter(several).sort("submitted", "started", nulls_last=True, maintain_order=True)
     first = pl.col("elapsed_s").fill_null(0)
     merged = again.group_by(key, maintain_order=True).agg(
-        pl.all().exclude("energy_j", "cost", "incarnations", "elapsed_all_s", "lost_s").last(),
+        pl.all().exclude("energy_j", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
         pl.col("energy_j").sum(),
         pl.col("cost").sum(),
-        incarnations=pl.col("started").count().cast(pl.Int64),
+        attempts=pl.col("started").count().cast(pl.Int64),
         elapsed_all_s=first.sum(),
         lost_s=(first.sum() - first.last()).cast(pl.Float64),
     )

@@ -1,7 +1,7 @@
-"""Rows of sacct (jobs, array tasks, components, steps) folded into one row per incarnation of a job.
+"""Rows of sacct (jobs, array tasks, components, steps) folded into one row per attempt of a job.
 
 sacct prints a job and then its steps. So steps belong to the job above them, which also tells the
-incarnations of a requeued job apart: they share every id.
+attempts of a requeued job apart: they share every id.
 
 Memory: a step's tasks peak at different moments and nobody records the peak of the whole, so figures are
 upper estimates: the sum of the tasks' peaks (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
@@ -34,7 +34,7 @@ _LARGEST_J = 10**13
 
 
 def fold(frames: Iterable[pl.DataFrame], doubts: Doubts) -> Iterator[pl.DataFrame]:
-    """Incarnations, a frame per frame; the last job of each waits for the next one, which may hold its steps."""
+    """Attempts, a frame per frame; the last job of each waits for the next one, which may hold its steps."""
     held: pl.DataFrame | None = None
     for part in frames:
         frame = part if held is None else pl.concat([held, part])

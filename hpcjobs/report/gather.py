@@ -13,7 +13,7 @@ import polars as pl
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.process import run
-from hpcjobs.report.derive import derive, merge_incarnations
+from hpcjobs.report.derive import derive, merge_attempts
 from hpcjobs.report.goodput import with_checkpoints
 from hpcjobs.report.records import as_frame
 from hpcjobs.report.rows import Doubt, Doubts
@@ -77,12 +77,12 @@ def gather(wanted: Wanted, *, site: str | Site | None = None) -> Gathered:
     own = {entry.job_id: entry.run_dir for entry in index.entries() if entry.site == where.name}
     parent = pl.col("job_id").str.extract(r"^([^_+]+)")
     folder = parent.replace_strict(own, default=None, return_dtype=pl.String)
-    jobs = restricted(merge_incarnations(jobs), wanted).with_columns(run_dir=pl.coalesce("run_dir", folder))
+    jobs = restricted(merge_attempts(jobs), wanted).with_columns(run_dir=pl.coalesce("run_dir", folder))
     return Gathered(with_monitor(with_checkpoints(jobs), where), doubts.told(), notes)
 
 
 def chunks(wanted: Wanted, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
-    """Incarnations by sacct, a day at a time: for sums over more jobs than fit into memory.
+    """Attempts by sacct, a day at a time: for sums over more jobs than fit into memory.
 
     Raises:
         SchedulerError: sacct does not answer.
@@ -90,7 +90,7 @@ def chunks(wanted: Wanted, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]
     until = time.time() if wanted.until is None else wanted.until
     conf = site.slurm_conf
     sacct = Sacct(Question(site.name, wanted.since, until, wanted.users, conf))
-    found = sacct.incarnations(doubts) if wanted.job_ids is None else sacct.of_jobs(wanted.job_ids, doubts)
+    found = sacct.attempts(doubts) if wanted.job_ids is None else sacct.of_jobs(wanted.job_ids, doubts)
     for frame in found:
         yield derive(frame, site)
 

@@ -2,7 +2,7 @@
 
 A resumed run cuts metrics.jsonl at the checkpoint it goes on from and opens a new part with a ``run`` line.
 So every part ends where its successor began to build on it, and its last ``time_s`` is the time that lasted.
-Parts are counted from the start of training, so the start-up of earlier incarnations is among the lost.
+Parts are counted from the start of training, so the start-up of earlier attempts is among the lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lasting_s(run_dir: Path) -> list[float] | None:
 
 def with_checkpoints(frame: pl.DataFrame) -> pl.DataFrame:
     """Lost seconds of requeued jobs by their metrics, where a run folder has some."""
-    requeued = frame.filter((pl.col("incarnations") > 1) & pl.col("run_dir").is_not_null())
+    requeued = frame.filter((pl.col("attempts") > 1) & pl.col("run_dir").is_not_null())
     found = {}
     for job_id, run_dir, lost in requeued.select("job_id", "run_dir", "lost_s").rows():
         parts = lasting_s(task_dir(Path(run_dir), job_id))

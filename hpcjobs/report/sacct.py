@@ -41,8 +41,8 @@ class Sacct:
         self.asked = 0
         """Windows that were asked for; the others were kept from an earlier call."""
 
-    def incarnations(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
-        """Ended incarnations by the day of their end, then those that have not ended.
+    def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
+        """Ended attempts by the day of their end, then those that have not ended.
 
         Raises:
             SchedulerError: sacct refused, or lacks a column. CommandMissingError: there is no sacct.
@@ -61,7 +61,7 @@ class Sacct:
             yield frame
 
     def of_jobs(self, job_ids: Sequence[str], doubts: Doubts) -> Iterator[pl.DataFrame]:
-        """Every incarnation of these jobs, whenever they ran."""
+        """Every attempt of these jobs, whenever they ran."""
         columns = self._columns()
         yield self._rows([f"--jobs={','.join(job_ids)}", "--starttime=1970-01-02"], columns, doubts)
 

@@ -26,7 +26,7 @@ def moment(since: str | float) -> float:
 
 
 def sums(wanted: Wanted, *, by: str, site: str | Site | None = None) -> Gathered:
-    """`totals.totals` of the jobs, by ``by``; incarnations of a requeued job count where they ended.
+    """`totals.totals` of the jobs, by ``by``; attempts of a requeued job count where they ended.
 
     Raises:
         RequestError: no such grouping. SchedulerError: nobody answers.

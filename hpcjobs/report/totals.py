@@ -30,7 +30,7 @@ _SUMS: Final = {
 def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataFrame:
     """One row per group (or one in all): jobs, hours, efficiencies weighted by time, mean wait, energy, cost.
 
-    Hours are CPU and GPU hours allocated; ``lost_h`` are hours of incarnations that were requeued.
+    Hours are CPU and GPU hours allocated; ``lost_h`` are hours of attempts that were requeued.
     """
     key = _key(by)
     parts = [frame.group_by(key.alias("group")).agg(**_SUMS) for frame in frames if len(frame)]

@@ -1,6 +1,6 @@
 """What the trainers' own monitor saw of a job's GPUs: better than the accounting, which few sites let sample GPUs.
 
-A monitor samples each second and starts anew with each incarnation, so its figures are of the last one. Energy is
+A monitor samples each second and starts anew with each attempt, so its figures are of the last one. Energy is
 the sum of power x time between samples, by NVML; the rest of the node stays modelled (``energy_source`` is ``nvml``).
 """
 
@@ -63,7 +63,7 @@ def with_monitor(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
     modelled_gpus = pl.col("gpus") * (site.watts.gpu or 0.0) * pl.col("elapsed_s")
     rest = (pl.col("energy_j") - modelled_gpus).clip(0).fill_null(0)
     ours = pl.col("_j").is_not_null() & (pl.col("energy_source") != "measured").fill_null(True)
-    ours &= pl.col("incarnations") == 1
+    ours &= pl.col("attempts") == 1
     return frame.join(told, on=["job_id", "run_dir"], how="left", maintain_order="left").select(
         *(pl.col(name) for name in frame.columns if name not in _CHANGED),
         gpu_utilization=pl.coalesce("_use", "gpu_utilization"),

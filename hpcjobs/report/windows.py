@@ -61,7 +61,7 @@ class Kept:
         self.folder = _kept() / digest
 
     def read(self, window: Window) -> pl.DataFrame | None:
-        """The day's incarnations, if they are kept (None: they are not)."""
+        """The day's attempts, if they are kept (None: they are not)."""
         path = self._path(window)
         if not window.closed or not path.exists():
             return None

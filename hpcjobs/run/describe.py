@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.folder import MANIFEST, task_dir
-from hpcjobs.run.history import Incarnation, incarnations
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import FirstFailure, own_ids, read_state, statuses
 from hpcjobs.scheduler.base import JobRecord
@@ -20,7 +20,7 @@ class Description(NamedTuple):
 
     entry: Entry
     records: list[JobRecord]
-    incarnations: list[Incarnation]
+    attempts: list[Attempt]
     first_failure: FirstFailure | None
     program: str
     settings: dict[str, tuple[str, str]]
@@ -40,7 +40,7 @@ def describe(entry: Entry) -> Description:
     return Description(
         entry=entry,
         records=statuses([entry])[0].records,
-        incarnations=incarnations(task_dir(Path(entry.run_dir), first_id)),
+        attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
         first_failure=state.first_failure if state else None,
         program=shlex.join(job.get("argv", [])),
         settings={

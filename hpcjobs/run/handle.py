@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.run import logs, status, wait
-from hpcjobs.run.history import Incarnation, current_id, incarnations
+from hpcjobs.run.attempts import Attempt, current_id, read_attempts
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
 from hpcjobs.scheduler.base import JobRecord, State
@@ -54,9 +54,9 @@ class JobHandle:
         return wait.exit_code(wait.wait([self.entry], timeout_s=timeout_s))
 
     @property
-    def incarnations(self) -> list[Incarnation]:
+    def attempts(self) -> list[Attempt]:
         """What ended each start of a job with ``retries``, and what came of it; oldest first."""
-        return incarnations(self.run_dir)
+        return read_attempts(self.run_dir)
 
     def cancel(self) -> None:
         """End the job; no error if it has ended."""

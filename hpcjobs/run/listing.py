@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.run import index
-from hpcjobs.run.history import current_id
+from hpcjobs.run.attempts import current_id
 from hpcjobs.run.status import Connect, closed, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect

@@ -16,8 +16,8 @@ import msgspec
 
 from hpcjobs.files import write_beside
 from hpcjobs.job.array import array_indices, task_ids
+from hpcjobs.run.attempts import current_id
 from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
-from hpcjobs.run.history import current_id
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
@@ -145,7 +145,7 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
 
 def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
     """For each task the word that counts: the queue's while it is alive there (a requeued job is, whatever
-    it wrote about its last incarnation), else the accounting's, else the job's own."""
+    it wrote about its last attempt), else the accounting's, else the job's own."""
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
     if not alive and all(record.state.ended for record in accounted) and _whole(entry, accounted):

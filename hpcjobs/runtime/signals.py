@@ -13,7 +13,7 @@ A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the ti
             save(step)
             signals.leave(step)        # exit code 85; the job goes back into the queue
 
-Without Python: what ``leave`` does is two files in the folder $HPCJOBS_SURVIVAL and an exit code. The
+Without Python: what ``leave`` does is two files in the folder $HPCJOBS_CONTROL_DIR and an exit code. The
 file ``progress`` holds a whole number that grows with what is saved; ``requeue`` the same number,
 written when all is saved and the program wants to be started again. docs/reliability.md has the rest.
 """
@@ -29,10 +29,10 @@ from typing import NoReturn
 
 from hpcjobs.runtime.exits import ExitCode
 
-FOLDER = "HPCJOBS_SURVIVAL"
+FOLDER = "HPCJOBS_CONTROL_DIR"
 DEADLINE = "HPCJOBS_DEADLINE"
 """When the time limit ends the job, in seconds since 1970; not set where there is none."""
-PROGRESS, STEPS, REQUEUE, LEAD, SUSPECTS = "progress", "steps", "requeue", "lead", "suspects"
+PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE, SUSPECTS = "progress", "steps", "requeue", "signal-before", "suspects"
 
 
 class Stop:

@@ -32,7 +32,7 @@ SlurmdTimeout=60
 # Seconds between SIGTERM and SIGKILL for a job at its end (30 where nobody changed it).
 KillWait=10
 # Longer than that: a step's end that is not answered in time is asked for again a minute later, and would then
-# hit the next incarnation of a requeued job.
+# hit the next attempt of a requeued job.
 MessageTimeout=30
 MinJobAge=300
 # No mail leaves a sandbox.

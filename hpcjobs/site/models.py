@@ -251,7 +251,7 @@ class Site(Frozen, frozen=True):
     login: str | None = None
     retries: str | None = None
     """How often jobs are started again here unless they say otherwise (``on``, ``node=5,error=1``)."""
-    lead: str | None = None
+    signal_before: str | None = None
     """How long before its time limit a job is told to save (``5m``); ``None``: from what it measures."""
     prices: Prices = Prices()
     watts: Watts = Watts()

@@ -102,11 +102,11 @@ def test_a_job_over_two_nodes_is_told_as_slurm_and_arithmetic_have_it(slurm: Cal
     assert Path(row["run_dir"]) == run_dir.absolute()
 
 
-def test_a_requeued_job_has_its_incarnations_and_what_was_really_lost(slurm: Callable[..., str]) -> None:
-    """Four seconds of the first incarnation last, three and its start-up are lost."""
+def test_a_requeued_job_has_its_attempts_and_what_was_really_lost(slurm: Callable[..., str]) -> None:
+    """Four seconds of the first attempt last, three and its start-up are lost."""
     Path("drill.py").write_text(REQUEUED)
     job_id = submit("-N", "1", "-o", "requeue", "drill.py")
-    row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["incarnations"] == 2)
+    row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["attempts"] == 2)
     spans = slurm("sacct", "-nPXDj", job_id, "-o", "ElapsedRaw").split()
     first, last = map(int, spans)
     assert (row["elapsed_all_s"], row["elapsed_s"]) == (first + last, last)

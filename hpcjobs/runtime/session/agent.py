@@ -106,7 +106,7 @@ class _Session:
     def run(self) -> int:
         home = self._run_dir / files.FOLDER
         home.mkdir(mode=0o700, exist_ok=True)
-        self._clear(home)  # of an incarnation that lost its node
+        self._clear(home)  # of an attempt that lost its node
         asked = servers.Asked(self._settings, self._place, self._token, self._run_dir, self._private)
         server = servers.build(asked)
         process = subprocess.Popen(

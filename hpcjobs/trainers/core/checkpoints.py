@@ -9,12 +9,12 @@ from pathlib import Path
 from hpcjobs.trainers.core import checkpoint, resume
 from hpcjobs.trainers.core.checkpoint import Moment, Together
 from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.fault_tolerance import FaultTolerance
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.core.plan import Plan
 from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.saver import Saver
 from hpcjobs.trainers.core.step import Stepper
-from hpcjobs.trainers.core.survival import Survival
 
 INSIST_S = 120.0
 """How long a run that ends, or is to stop, goes on trying to write its last checkpoint."""
@@ -48,13 +48,13 @@ class Checkpoints:
         run_dir: Path,
         stepper: Stepper,
         recorder: Recorder,
-        survival: Survival,
+        fault_tolerance: FaultTolerance,
         *,
         plan: Plan,
         group: Group,
     ) -> None:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
-        self.stepper, self.recorder, self.survival = stepper, recorder, survival
+        self.stepper, self.recorder, self.fault_tolerance = stepper, recorder, fault_tolerance
         folder = run_dir / checkpoint.FOLDER
         in_parts = stepper.strategy.in_parts
         self._writes = in_parts or group.rank == 0
@@ -62,7 +62,7 @@ class Checkpoints:
             folder,
             keep=config.checkpoint_keep,
             background=config.checkpoint_async,
-            written=survival.saved,
+            written=fault_tolerance.saved,
             together=writers(group) if in_parts else None,
             agreed=group.agreed if in_parts else lambda mine: mine,
         )
@@ -92,18 +92,18 @@ class Checkpoints:
             self._tell_times()
 
     def insist(self, step: int, epoch: int) -> None:
-        """A collective call: the last save of this incarnation, on disk before this returns.
+        """A collective call: the last save of this attempt, on disk before this returns.
 
         Raises StorageFault on rank 0 if the storage does not take it in time.
         """
         state = resume.capture(self.stepper, self.group)
         if self._writes:
-            self._saver.insist(self._moment(step, epoch), state, within_s=min(self.survival.left_s, INSIST_S))
+            self._saver.insist(self._moment(step, epoch), state, within_s=min(self.fault_tolerance.left_s, INSIST_S))
             self._tell_times()
 
     def _tell_times(self) -> None:
         if self.group.rank == 0:
-            self.survival.measured(self.recorder.meter.counted_steps, self._saver.write_s)
+            self.fault_tolerance.measured(self.recorder.meter.counted_steps, self._saver.write_s)
 
     def _moment(self, step: int, epoch: int) -> Moment:
         evaluation = self.recorder.evaluation
@@ -119,4 +119,4 @@ class Checkpoints:
     def finish(self) -> None:
         """Until the last checkpoint is on disk."""
         if self._writes:
-            self._saver.finish(within_s=min(self.survival.left_s, INSIST_S))
+            self._saver.finish(within_s=min(self.fault_tolerance.left_s, INSIST_S))

@@ -20,6 +20,7 @@ from hpcjobs.trainers.core.checkpoints import Checkpoints, take_up
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.cores import crowded, written
 from hpcjobs.trainers.core.evaluate import evaluate
+from hpcjobs.trainers.core.fault_tolerance import FaultTolerance
 from hpcjobs.trainers.core.group import Group, joined
 from hpcjobs.trainers.core.launch import Call
 from hpcjobs.trainers.core.monitor import Monitor
@@ -27,7 +28,6 @@ from hpcjobs.trainers.core.plan import Plan, plan_training
 from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.stage import staged
 from hpcjobs.trainers.core.step import Stepper
-from hpcjobs.trainers.core.survival import Survival
 from hpcjobs.trainers.core.watchdog import Watchdog
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads import load_workload
@@ -48,7 +48,7 @@ class Run:
     recorder: Recorder
     checkpoints: Checkpoints
     monitor: Monitor
-    survival: Survival
+    fault_tolerance: FaultTolerance
     watchdog: Watchdog
 
     @property
@@ -61,7 +61,7 @@ class Run:
 
     def end_step(self, step: int, epoch: int) -> None:
         """After every step: write its line and save where that is due, and stop where that was asked."""
-        self.survival.finished(step)
+        self.fault_tolerance.finished(step)
         self.watchdog.beat(step, "data")
         due = self.checkpoints.due(step)
         if due or step % self.config.log_every == 0:
@@ -72,11 +72,11 @@ class Run:
 
     def stop_if_asked(self, step: int, epoch: int) -> None:
         """A boundary: all ranks come by here equally often, and leave together."""
-        why = self.survival.agreed()
+        why = self.fault_tolerance.agreed()
         if why is not None:
             self.recorder.flush(step, epoch)
             self.checkpoints.insist(step, epoch)
-            self.survival.leave(step, why)
+            self.fault_tolerance.leave(step, why)
 
     def end_epoch(self, step: int, epoch: int) -> None:
         """Write what is left of the epoch's steps, and score the held-out part."""
@@ -139,8 +139,8 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
         resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
         with (
             Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
-            closing(Survival(group, call.stop)) as survival,
-            Checkpoints(config, run_dir, stepper, recorder, survival, plan=plan, group=group) as checkpoints,
+            closing(FaultTolerance(group, call.stop)) as fault_tolerance,
+            Checkpoints(config, run_dir, stepper, recorder, fault_tolerance, plan=plan, group=group) as checkpoints,
             Monitor(group, run_dir, on=config.monitor) as monitor,
             closing(watchdog_of(call, group, run_dir, recorder)) as watchdog,
         ):
@@ -157,7 +157,7 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
                 recorder,
                 checkpoints,
                 monitor,
-                survival,
+                fault_tolerance,
                 watchdog,
             )
 

@@ -36,7 +36,7 @@ SAVES = """
 import os, pathlib, time
 from hpcjobs.runtime import signals
 stop = signals.listen()
-again = (pathlib.Path(os.environ["HPCJOBS_SURVIVAL"]) / "progress").exists()
+again = (pathlib.Path(os.environ["HPCJOBS_CONTROL_DIR"]) / "progress").exists()
 (pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / "begun").touch()
 while not again:
     if stop.asked:
@@ -148,8 +148,8 @@ def test_an_ordinary_users_job_saves_when_told_and_goes_on_inside_its_image(
     subprocess.run([*ordinary, "scancel", "--batch", "--signal=USR1", job_id], check=True)
     until(lambda: '"state":"COMPLETED"' in (folder / "state.json").read_text(), told)
     assert f"the second time, as {pwd.getpwnam(USER).pw_uid}" in told()
-    first, last = map(json.loads, (folder / "incarnations.jsonl").read_text().splitlines())
-    assert (first["why"], first["decision"], first["saved"], last["why"]) == ("preempt", "requeued", 7, "completed")
+    first, last = map(json.loads, (folder / "attempts.jsonl").read_text().splitlines())
+    assert (first["cause"], first["decision"], first["saved"], last["cause"]) == ("preempt", "requeued", 7, "completed")
 
 
 @pytest.mark.timeout(600)

@@ -60,8 +60,8 @@ def test_a_job_that_meets_its_time_limit_goes_on_inside_the_image(site: str, wor
     ended = hpcjobs(*words, "--name", "long", "--wait", "ddp", *lm, timeout_s=1700)
     (folder,) = Path("runs").glob("long-2*")
     assert ended.code == 0, ended
-    told = list(map(json.loads, (folder / "incarnations.jsonl").read_text(encoding="utf-8").splitlines()))
-    assert [line["why"] for line in told[:-1]] == ["timeout"] * (len(told) - 1)
+    told = list(map(json.loads, (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()))
+    assert [line["cause"] for line in told[:-1]] == ["timeout"] * (len(told) - 1)
     assert len(told) > 1
     assert told[-1]["steps"] == 1500
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from login_node import Cluster, Submitted
-from test_incarnations import SLOW
+from test_attempts import SLOW
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
@@ -72,11 +72,11 @@ def mended(cluster: Cluster, sandbox: Sandbox) -> Iterator[None]:
 
 
 def history(job: Submitted) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (job.run_dir / "incarnations.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (job.run_dir / "attempts.jsonl").read_text().splitlines()]
 
 
 def count(job: Submitted) -> int:
-    place = job.run_dir / "survival" / "progress"
+    place = job.run_dir / "control" / "progress"
     return int(place.read_text()) if place.exists() else 0
 
 
@@ -99,9 +99,9 @@ def test_jobs_go_on_elsewhere_when_their_host_dies_is_declared_dead_or_loses_its
         first, last = history(job)[0], history(job)[-1]
         print(f"{fault}: {first}; {last}; after {time.monotonic() - began:.0f} s")
         assert answer.code == 0, (answer, job.log)
-        assert (last["why"], last["steps"]) == ("completed", 300)
+        assert (last["cause"], last["steps"]) == ("completed", 300)
         # What has lost its network may come to its end all the same; nobody hears of it, and it is started again.
-        assert first["why"] == "node" or fault == "network off"
+        assert first["cause"] == "node" or fault == "network off"
         assert first["saved"] >= 20
 
 
@@ -119,7 +119,7 @@ def test_a_world_that_loses_a_host_goes_on_with_those_that_are_left(cluster: Clu
     assert answer.code == 0, (answer, job.log)
     (only,) = history(job)
     print(f"a host killed: {only}; done {time.monotonic() - began:.0f} s later")
-    assert (only["why"], only["steps"]) == ("completed", 300)
+    assert (only["cause"], only["steps"]) == ("completed", 300)
     assert "hpcjobs: 3 ranks were asked for, 2 are left\n" in job.log
     summary = json.loads((job.run_dir / "summary.json").read_text())
     assert (summary["world_size"], summary["status"]) == (2, "completed")

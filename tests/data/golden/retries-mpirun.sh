@@ -31,10 +31,10 @@ write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
 }
 
 
-# --- survival: why an incarnation of this job ended, and whether another one follows (docs/reliability.md)
-survival=$run_dir/survival
-history=$run_dir/incarnations.jsonl
-mkdir -p -- "$survival"
+# --- further attempts: why an attempt of this job ended, and whether another one follows (docs/reliability.md)
+control=$run_dir/control
+history=$run_dir/attempts.jsonl
+mkdir -p -- "$control"
 touch -- "$history"
 declare -A budget=([timeout]=1000000000 [preempt]=1000000000 [node]=3 [error]=0)
 asked=''
@@ -45,9 +45,9 @@ number() { # FILE: the whole number that it holds, 0 without one
     [[ $word =~ ^[0-9]{1,18}$ ]] && echo "$((10#$word))" || echo 0
 }
 
-lead() { # seconds ahead of the time limit at which the step is told
+signal_before() { # seconds ahead of the time limit at which the step is told
     local told
-    told=$(number "$survival/lead") # by the program, from what it measured
+    told=$(number "$control/signal-before") # by the program, from what it measured
     [ "$told" -gt 0 ] || told=$(((deadline - started) / 4 < 300 ? (deadline - started) / 4 : 300))
     echo "$told"
 }
@@ -55,7 +55,7 @@ lead() { # seconds ahead of the time limit at which the step is told
 watch_the_clock() { # nobody else knows when it is time: Slurm's own warning is up to a minute early
     local left never
     exec {never}<> <(:) # to wait on without a process of its own, which would outlive this one
-    while left=$((deadline - $(date +%s) - $(lead))) && [ "$left" -gt 0 ]; do
+    while left=$((deadline - $(date +%s) - $(signal_before))) && [ "$left" -gt 0 ]; do
         read -rt "$((left < 15 ? left : 15))" -u "$never" _
     done
     kill -USR1 $$
@@ -63,7 +63,7 @@ watch_the_clock() { # nobody else knows when it is time: Slurm's own warning is 
 
 time_to_save() { # on USR1: from the clock, from Slurm ahead of the limit, or from Slurm ahead of a preemption
     local left=$((deadline - $(date +%s)))
-    if [ "$left" -le "$(lead)" ]; then
+    if [ "$left" -le "$(signal_before)" ]; then
         asked=timeout
     elif [ "$left" -le 365 ]; then
         return # Slurm's word about the limit: the clock's is to come
@@ -73,12 +73,12 @@ time_to_save() { # on USR1: from the clock, from Slurm ahead of the limit, or fr
     [ -z "${step:-}" ] || kill -USR1 "$step"
 }
 
-reason() { # EXIT_CODE: what ended this incarnation; empty: Slurm takes the job away, and knows why
+reason() { # EXIT_CODE: what ended this attempt; empty: Slurm takes the job away, and knows why
     local late=''
     [ "$(date +%s)" -lt "$((deadline - 2))" ] || late=yes
-    if [ -s "$survival/requeue" ]; then
+    if [ -s "$control/requeue" ]; then
         if [ "$asked" = timeout ] || [ -n "$late" ]; then echo timeout; elif [ -z "$caught" ]; then echo preempt; fi
-    elif [ "$1" -eq 0 ] && [ -e "$survival/completed" ]; then # a step that Slurm has ended gives 0 too
+    elif [ "$1" -eq 0 ] && [ -e "$control/completed" ]; then # a step that Slurm has ended gives 0 too
         echo completed
     elif [ "$1" -eq 0 ] || [ -n "$caught" ]; then
         [ -z "$late" ] || echo timeout
@@ -91,7 +91,7 @@ reason() { # EXIT_CODE: what ended this incarnation; empty: Slurm takes the job 
     fi
 }
 
-vanished() { # JOB_ID: what ended an incarnation that left no word of its own, as the accounting has it
+vanished() { # JOB_ID: what ended an attempt that left no word of its own, as the accounting has it
     local states
     states=$(sacct --allocations --duplicates --noheader --parsable2 --format=State --jobs="$1" 2>/dev/null)
     case $(grep -vE '^(RUNNING|PENDING|COMPLETING)' <<<"$states" | tail -n 1) in
@@ -101,9 +101,9 @@ vanished() { # JOB_ID: what ended an incarnation that left no word of its own, a
     esac
 }
 
-judge() { # WHY: sets `decision` to requeued, or to why no other incarnation follows
+judge() { # WHY: sets `decision` to requeued, or to why no other attempt follows
     local spent idle=0 patience=3 before=0 kept
-    spent=$(grep -c "\"why\":\"$1\"" "$history")
+    spent=$(grep -c "\"cause\":\"$1\"" "$history")
     while read -r kept; do
         [ "$kept" -gt "$before" ] && idle=0 || idle=$((idle + 1))
         before=$kept
@@ -121,22 +121,22 @@ judge() { # WHY: sets `decision` to requeued, or to why no other incarnation fol
 }
 
 remember() { # JOB_ID STARTED ENDED NODES EXIT_CODE WHY: one line of the history
-    printf '{"job_id":"%s","started":%s,"ended":%s,"nodes":"%s","exit_code":%s,"why":"%s","steps":%s,"saved":%s,"decision":"%s"}\n' \
+    printf '{"job_id":"%s","started":%s,"ended":%s,"nodes":"%s","exit_code":%s,"cause":"%s","steps":%s,"saved":%s,"decision":"%s"}\n' \
         "$1" "$2" "$3" "$4" "$5" "$6" "$steps" "$saved" "${decision//[\"\\]/}" >>"$history"
-    rm -f -- "$survival/running"
-    echo "hpcjobs: incarnation $(wc -l <"$history"): $6 at step $steps, saved up to $saved; $decision" >&2
+    rm -f -- "$control/running"
+    echo "hpcjobs: attempt $(wc -l <"$history"): $6 at step $steps, saved up to $saved; $decision" >&2
 }
 
 count_steps() {
-    saved=$(number "$survival/progress")
-    steps=$(number "$survival/steps")
+    saved=$(number "$control/progress")
+    steps=$(number "$control/steps")
     [ "$steps" -ge "$saved" ] || steps=$saved
 }
 
-judge_the_vanished() { # the incarnation before this one, if it left no word
+judge_the_vanished() { # the attempt before this one, if it left no word
     local earlier begun before why
-    [ -s "$survival/running" ] || return
-    read -r earlier begun before <"$survival/running"
+    [ -s "$control/running" ] || return
+    read -r earlier begun before <"$control/running"
     why=$(vanished "$earlier")
     count_steps
     judge "$why"
@@ -175,8 +175,8 @@ as_on_login() { # COMMAND...: without what Slurm has put into this job's environ
 do_without() { # sets `left_out` to the nodes that the next start avoids: what it avoids already, and who failed this one
     local suspects already
     left_out=''
-    [ -s "$survival/suspects" ] || return 0
-    suspects=$(cut -d . -f 1 -- "$survival/suspects" | sort -u | paste -sd ,)
+    [ -s "$control/suspects" ] || return 0
+    suspects=$(cut -d . -f 1 -- "$control/suspects" | sort -u | paste -sd ,)
     already=$(scontrol show job --oneliner "$job_id" | sed -n 's/.* ExcNodeList=\([^ ]*\).*/\1/p')
     [ "$already" = '(null)' ] || suspects="$already,$suspects"
     if as_on_login sbatch --test-only --exclude="$suspects" "$run_dir/job.sh" 2>/dev/null; then
@@ -203,7 +203,7 @@ put_back() { # the host's own shell does it: in a container there is no scontrol
         return 0 # said: a bare return within a trap gives the code that the script ended with
     elif said="$said; $(submit_again)"; then
         said=${said##*; }
-        echo "${said%%;*}" >"$survival/continued"
+        echo "${said%%;*}" >"$control/continued"
         sed -i "\$s/\"decision\":\"requeued\"/\"decision\":\"resubmitted as ${said%%;*}\"/" "$history"
         echo "hpcjobs: requeue is not allowed here; goes on as job ${said%%;*}" >&2
     else
@@ -255,12 +255,12 @@ await_step() { # PID: wait for it, handing TERM on; its exit code
 trap finish EXIT
 trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
-rm -f -- "$survival/requeue" "$survival/completed"
+rm -f -- "$control/requeue" "$control/completed"
 judge_the_vanished
-echo "$job_id $started $nodes" >"$survival/running"
+echo "$job_id $started $nodes" >"$control/running"
 deadline=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job_id" --format=%e | head -n 1)
 [[ $deadline =~ ^[0-9]+$ ]] && export HPCJOBS_DEADLINE=$deadline || deadline=$((started + 10 ** 9))
-export HPCJOBS_SURVIVAL=$survival
+export HPCJOBS_CONTROL_DIR=$control
 write_state RUNNING null null null
 
 # --- software of the site
@@ -306,7 +306,7 @@ if [ "$UID" -eq 0 ]; then # Open MPI 4 and 5 want this said twice
 fi
 export OMPI_MCA_btl_tcp_if_include=eth0
 forward=()
-for forwarded in PATH LD_LIBRARY_PATH PYTHONPATH MASTER_ADDR MASTER_PORT HPCJOBS_NNODES HPCJOBS_NTASKS HPCJOBS_JOB_ID HPCJOBS_RUN_DIR HPCJOBS_SURVIVAL HPCJOBS_DEADLINE HPCJOBS_IMAGE HPCJOBS_LAUNCHED_BY HPCJOBS_IFNAME GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME OMP_NUM_THREADS PYTHONUTF8; do
+for forwarded in PATH LD_LIBRARY_PATH PYTHONPATH MASTER_ADDR MASTER_PORT HPCJOBS_NNODES HPCJOBS_NTASKS HPCJOBS_JOB_ID HPCJOBS_RUN_DIR HPCJOBS_CONTROL_DIR HPCJOBS_DEADLINE HPCJOBS_IMAGE HPCJOBS_LAUNCHED_BY HPCJOBS_IFNAME GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME OMP_NUM_THREADS PYTHONUTF8; do
     [ -z "${!forwarded+x}" ] || forward+=(-x "$forwarded")
 done
 
@@ -350,12 +350,12 @@ await_program() { # PID: sets `code`
     fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
-    [ "$code" -ne 0 ] || [ "$RANK" -ne 0 ] || echo "$code" >"$HPCJOBS_SURVIVAL/completed"
+    [ "$code" -ne 0 ] || [ "$RANK" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
     # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
     [ "$code" -ne 85 ] || code=0
     [ "$code" -ne 0 ] || return 0
     (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
-    [ "$code" -ne 137 ] || hostname >>"$HPCJOBS_SURVIVAL/suspects"
+    [ "$code" -ne 137 ] || hostname >>"$HPCJOBS_CONTROL_DIR/suspects"
 }
 # A signal for the whole task must not take the one away who writes its last lines.
 # On a full disk it is begun anew: the program must not meet a broken pipe.

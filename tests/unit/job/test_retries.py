@@ -36,12 +36,12 @@ def test_other_words_are_refused_with_the_known_ones(text: str, here: Path) -> N
 
 
 def test_a_lead_beyond_the_limit_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"lead=600 s .flag.: no shorter than time=00:10:00"):
-        planned("sandbox", "srun", "true", retries="on", lead="10m", time="10m")
+    with pytest.raises(RequestError, match=r"signal_before=600 s .flag.: no shorter than time=00:10:00"):
+        planned("sandbox", "srun", "true", retries="on", signal_before="10m", time="10m")
 
 
 def test_slurm_is_asked_to_requeue_and_to_warn_the_script() -> None:
-    script = planned("sandbox", "srun", "true", retries="on", lead="2m").script
+    script = planned("sandbox", "srun", "true", retries="on", signal_before="2m").script
     assert "#SBATCH --requeue\n" in script
     assert "#SBATCH --signal=B:USR1@120\n" in script
     assert "--signal" not in planned("sandbox", "srun", "true").script
@@ -83,7 +83,7 @@ class Script:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run_dir / "incarnations.jsonl").read_text().splitlines()]
+        return [json.loads(line) for line in (self.run_dir / "attempts.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -97,22 +97,22 @@ def test_a_program_that_advances_is_requeued_and_one_that_has_done_nothing_more_
     for _ in range(4):
         done = script.start("7", "9")
     assert [line["decision"].split(":")[0] for line in script.history] == ["requeued"] * 3 + ["ended"]
-    assert [(line["why"], line["steps"], line["saved"]) for line in script.history] == [("preempt", 9, 7)] * 4
+    assert [(line["cause"], line["steps"], line["saved"]) for line in script.history] == [("preempt", 9, 7)] * 4
     assert (done.returncode, script.state) == (85, "FAILED")
     assert "no progress, 7 is still all that is saved" in done.stderr
 
 
 def test_a_program_that_fails_ends_with_its_code_and_one_that_is_killed_is_tried_again(script: Script) -> None:
     done = script.start(program="import os; os.kill(os.getpid(), 9)")
-    assert (script.state, script.history[-1]["why"]) == ("REQUEUED", "node"), done
+    assert (script.state, script.history[-1]["cause"]) == ("REQUEUED", "node"), done
     done = script.start(program="raise SystemExit(7)")
     assert (done.returncode, script.state) == (7, "FAILED")
     assert script.history[-1]["decision"] == "ended: the budget error=0 is spent"
 
 
-def test_an_incarnation_that_left_no_word_is_in_the_history_of_the_next_one(script: Script) -> None:
+def test_an_attempt_that_left_no_word_is_in_the_history_of_the_next_one(script: Script) -> None:
     script.start("7", "9")
-    (script.run_dir / "survival" / "running").write_text("7 1700000000 node[1-2]\n")
+    (script.run_dir / "control" / "running").write_text("7 1700000000 node[1-2]\n")
     script.start(program="pass")
     assert [line["decision"] for line in script.history] == ["requeued", "requeued by Slurm", "completed"]
     assert script.state == "COMPLETED"

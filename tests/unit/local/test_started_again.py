@@ -9,7 +9,7 @@ import pytest
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.run.history import Incarnation, incarnations
+from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.scheduler.base import State
 
 from .machines import Machine, until
@@ -39,14 +39,14 @@ if "SLURM_RESTART_COUNT" not in os.environ and os.environ["RANK"] == "1":
 """
 
 
-def history(machine: Machine, job: str) -> list[Incarnation]:
-    return incarnations(machine.plans[job].run_dir)
+def history(machine: Machine, job: str) -> list[Attempt]:
+    return read_attempts(machine.plans[job].run_dir)
 
 
 def test_a_program_that_saved_and_left_is_started_again_until_it_is_done(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", LEAVES, "2", retries="on")
     assert machine.end_of(job).state == State.COMPLETED, machine.log(job)
-    assert [(each.why, each.steps, each.saved, each.decision) for each in history(machine, job)] == [
+    assert [(each.cause, each.steps, each.saved, each.decision) for each in history(machine, job)] == [
         ("preempt", 10, 10, "requeued"),
         ("preempt", 20, 20, "requeued"),
         ("completed", 30, 20, "completed"),
@@ -64,10 +64,10 @@ def test_a_budget_that_is_spent_ends_the_job(machine: Machine) -> None:
 def test_ranks_are_told_ahead_of_the_time_limit_and_the_next_start_has_a_new_one(
     machine: Machine, launcher: str
 ) -> None:
-    layout = {"ntasks_per_node": 2, "launcher": launcher, "time": "30s", "lead": "20s"}
+    layout = {"ntasks_per_node": 2, "launcher": launcher, "time": "30s", "signal_before": "20s"}
     job = machine.submit(sys.executable, "-c", LISTENS, retries="on", **layout)
     assert machine.end_of(job).state == State.COMPLETED, machine.log(job)
-    assert [each.why for each in history(machine, job)] == ["timeout", "completed"]
+    assert [each.cause for each in history(machine, job)] == ["timeout", "completed"]
     listened = {path.name for path in machine.here.glob("listens*")}
     assert listened == {"listens0.0", "listens0.1", "listens1.0", "listens1.1"}
 
@@ -75,7 +75,7 @@ def test_ranks_are_told_ahead_of_the_time_limit_and_the_next_start_has_a_new_one
 def test_a_rank_that_was_killed_costs_one_start(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", KILLED, retries="on", ntasks_per_node=2)
     assert machine.end_of(job).state == State.COMPLETED, machine.log(job)
-    assert [(each.why, each.decision) for each in history(machine, job)] == [
+    assert [(each.cause, each.decision) for each in history(machine, job)] == [
         ("node", "requeued"),
         ("completed", "completed"),
     ]

@@ -13,7 +13,7 @@ from versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 from hpcjobs.errors import SchedulerError
 from hpcjobs.report.accounts import as_pandas
 from hpcjobs.report.columns import COLUMNS, SACCT_COLUMNS, choose, order
-from hpcjobs.report.derive import derive, merge_incarnations
+from hpcjobs.report.derive import derive, merge_attempts
 from hpcjobs.report.fold import fold
 from hpcjobs.report.rows import Doubts, frames
 from hpcjobs.report.sacct import Question, Sacct
@@ -33,7 +33,7 @@ def jobs_of(blocks: Iterable[bytes], columns: Iterable[str] = SACCT_COLUMNS, *, 
     """Job id -> row, and kind of doubt -> how many."""
     doubts = Doubts()
     parts = list(fold(frames(blocks, tuple(columns), separator=separator, doubts=doubts), doubts))
-    frame = merge_incarnations(derive(pl.concat(parts), site)) if parts else pl.DataFrame()
+    frame = merge_attempts(derive(pl.concat(parts), site)) if parts else pl.DataFrame()
     return {one["job_id"]: one for one in frame.to_dicts()}, {d.kind: d.rows for d in doubts.told()}
 
 
@@ -73,10 +73,10 @@ def test_the_recorded_job_on_two_nodes_has_the_memory_of_all_its_tasks() -> None
     assert (job["nodes"], job["cpus"], job["tasks"], job["cpu_s"]) == (2, 4, 4, 4.922)
 
 
-def test_the_recorded_requeue_is_one_job_of_two_incarnations() -> None:
+def test_the_recorded_requeue_is_one_job_of_two_attempts() -> None:
     """Six seconds, requeued, then four: the first six are lost."""
     job = recorded()[0]["2"]
-    assert (job["incarnations"], job["elapsed_all_s"], job["elapsed_s"], job["lost_s"]) == (2, 10, 4, 6.0)
+    assert (job["attempts"], job["elapsed_all_s"], job["elapsed_s"], job["lost_s"]) == (2, 10, 4, 6.0)
     assert job["goodput"] == pytest.approx(0.4)
 
 
@@ -98,7 +98,7 @@ def test_other_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> No
     }  # fmt: skip
     assert [job["exit_code"] for job in named["arr"]] == [0, 1, 2, 3]
     assert named["Unknown"][0]["signal"] == 9
-    assert (named["rq"][0]["incarnations"], named["rq"][0]["lost_s"] > 0) == (2, True)
+    assert (named["rq"][0]["attempts"], named["rq"][0]["lost_s"] > 0) == (2, True)
     assert 60 <= named["None"][0]["elapsed_s"] < 120
     if steps == "COMPLETED":
         assert (named["bad"][0]["exit_code"], named["bad"][0]["nodes"], named["bad"][0]["tasks"]) == (7, 2, 4)
@@ -221,7 +221,7 @@ def test_a_version_without_what_no_report_can_do_without_is_refused_by_name() ->
 
 def asked(fake: FakeSacct, *, since: float = BEGUN, until: float = BEGUN + 4000) -> pl.DataFrame:
     question = Question("uni", since, until, users=("ana",))
-    return pl.concat(list(Sacct(question, runner=fake.run, streamer=fake.stream).incarnations(Doubts())))
+    return pl.concat(list(Sacct(question, runner=fake.run, streamer=fake.stream).attempts(Doubts())))
 
 
 def test_closed_days_are_asked_for_once(here: Path) -> None:

@@ -24,7 +24,7 @@ GIB = 1 << 30
 def job(**values: Any) -> dict[str, Any]:
     usual = {"job_id": "1", "state": "COMPLETED", "nodes": 1, "cpus": 8, "tasks": 8, "gpus": 0, "elapsed_s": 3600,
              "mem_requested_bytes": 64 * GIB, "mem_per_node_bytes": 3 * GIB, "time_limit_s": 7200,
-             "cpu_efficiency": 0.95, "incarnations": 1, "elapsed_all_s": 3600}  # fmt: skip
+             "cpu_efficiency": 0.95, "attempts": 1, "elapsed_all_s": 3600}  # fmt: skip
     return {**dict.fromkeys(SCHEMA), **usual, **values}
 
 
@@ -53,13 +53,13 @@ def test_nothing_is_advised_from_what_says_nothing(values: dict[str, Any]) -> No
     assert advise(job(**values)) == []
 
 
-def test_what_a_later_incarnation_built_on_is_not_lost(here: Path) -> None:
+def test_what_a_later_attempt_built_on_is_not_lost(here: Path) -> None:
     """100 s until it was requeued, of which it went on from second 70: 30 are lost."""
     lines = [{"kind": "run", "time_s": 0.1}, {"kind": "step", "time_s": 70.0}, {"kind": "run", "time_s": 0.1},
              {"kind": "end", "time_s": 50.0}]  # fmt: skip
     (here / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
     assert lasting_s(here) == [70.0, 50.0]
-    row = job(incarnations=2, elapsed_all_s=160, elapsed_s=60, lost_s=100.0, goodput=0.375, run_dir=str(here))
+    row = job(attempts=2, elapsed_all_s=160, elapsed_s=60, lost_s=100.0, goodput=0.375, run_dir=str(here))
     told = with_checkpoints(pl.DataFrame([row], schema=SCHEMA, orient="row")).to_dicts()[0]
     assert (told["lost_s"], told["goodput_source"]) == (30.0, "checkpoints")
     assert told["goodput"] == pytest.approx(130 / 160)

@@ -38,7 +38,7 @@ def busy(percent: float, memory: float = GIB, watts: float | None = 500.0) -> Lo
 
 
 def told(run_dir: Path, **values: Any) -> dict[str, Any]:
-    usual = {"job_id": "7", "gpus": 2, "elapsed_s": 10, "incarnations": 1, "energy_j": 10_000.0}
+    usual = {"job_id": "7", "gpus": 2, "elapsed_s": 10, "attempts": 1, "energy_j": 10_000.0}
     row = dict.fromkeys(SCHEMA) | usual | {"energy_source": "modelled", "run_dir": str(run_dir)} | values
     return with_monitor(pl.DataFrame([row], schema=SCHEMA, orient="row"), SITE).to_dicts()[0]
 
@@ -52,9 +52,9 @@ def test_the_monitor_of_every_node_comes_before_the_accounting(here: Path) -> No
     assert (row["energy_j"], row["energy_source"]) == (4 * 500 + 10_000 - 2 * 300 * 10, "nvml")
 
 
-def test_a_measured_energy_and_that_of_several_incarnations_stay(here: Path) -> None:
+def test_a_measured_energy_and_that_of_several_attempts_stay(here: Path) -> None:
     monitored(here, 0, busy(90))
-    for kept in ({"energy_source": "measured"}, {"incarnations": 2}):
+    for kept in ({"energy_source": "measured"}, {"attempts": 2}):
         assert told(here, **kept)["energy_j"] == 10_000.0
 
 

@@ -1,4 +1,4 @@
-"""The incarnations of a job that is started again, as its own script wrote them down."""
+"""The attempts of a job that is started again, as its own script wrote them down."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 from hpcjobs.run.index import Entry
 
-HISTORY, CONTINUED = "incarnations.jsonl", Path("survival", "continued")
+HISTORY, CONTINUED = "attempts.jsonl", Path("control", "continued")
 
 
-class Incarnation(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True):
     """One start of a job and its end. Times are seconds since 1970; None: nobody could tell."""
 
     job_id: str
@@ -19,22 +19,22 @@ class Incarnation(msgspec.Struct, frozen=True):
     ended: float | None
     nodes: str
     exit_code: int | None
-    why: str
+    cause: str
     """``completed``, ``timeout``, ``preempt``, ``node`` or ``error``."""
     steps: int
     """Steps done since the very first start."""
     saved: int
-    """Of these, what a next incarnation would take up."""
+    """Of these, what a next attempt would take up."""
     decision: str
     """``requeued``, ``requeued by Slurm``, ``resubmitted as ID``, ``completed``, or ``ended:`` and the reason."""
 
     @property
     def lost(self) -> int:
         """Steps that were, or would have to be, done again."""
-        return 0 if self.why == "completed" else self.steps - self.saved
+        return 0 if self.cause == "completed" else self.steps - self.saved
 
 
-def incarnations(run_dir: Path) -> list[Incarnation]:
+def read_attempts(run_dir: Path) -> list[Attempt]:
     """Oldest first; none for a job without ``--retries``. A line that the job was killed over is left out."""
     try:
         lines = (run_dir / HISTORY).read_bytes().splitlines()
@@ -43,9 +43,9 @@ def incarnations(run_dir: Path) -> list[Incarnation]:
     return [found for found in map(_read, lines) if found is not None]
 
 
-def _read(line: bytes) -> Incarnation | None:
+def _read(line: bytes) -> Attempt | None:
     try:
-        return msgspec.json.decode(line, type=Incarnation)
+        return msgspec.json.decode(line, type=Attempt)
     except msgspec.MsgspecError:
         return None
 

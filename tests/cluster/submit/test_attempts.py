@@ -91,7 +91,7 @@ def begun(cluster: Cluster) -> Begun:
         preempted=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, count),
         told=cluster.submit("--retries", "on", "-N", "2", count),
         forbidden=cluster.submit("--retries", "on", count),
-        stuck=cluster.submit("--retries", "on", "-t", "1m", "--lead", "55s", stuck),
+        stuck=cluster.submit("--retries", "on", "-t", "1m", "--signal-before", "55s", stuck),
         killed=cluster.submit("--retries", "on", killed),
         trained=cluster.submit("--retries", "on", *TRAINING),
         undisturbed=cluster.submit(*TRAINING),
@@ -116,12 +116,12 @@ def begun(cluster: Cluster) -> Begun:
 
 
 def steps(job: Submitted) -> int:
-    place = job.run_dir / "survival" / "steps"
+    place = job.run_dir / "control" / "steps"
     return int(place.read_text() or 0) if place.exists() else 0
 
 
 def history(job: Submitted) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (job.run_dir / "incarnations.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (job.run_dir / "attempts.jsonl").read_text().splitlines()]
 
 
 def losses(run_dir: Path) -> list[tuple[int, float]]:
@@ -133,8 +133,8 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
     answer = begun.told.wait()
     assert answer.code == 0, (answer, begun.told.log)
     first, last = history(begun.told)
-    assert (first["why"], first["decision"], first["steps"] - first["saved"]) == ("preempt", "requeued", 0)
-    assert (last["why"], last["steps"]) == ("completed", 200)
+    assert (first["cause"], first["decision"], first["steps"] - first["saved"]) == ("preempt", "requeued", 0)
+    assert (last["cause"], last["steps"]) == ("completed", 200)
     assert f"0: begins at {(begun.told.run_dir / 'count-0').read_text()}\n" in begun.told.log
     shown = cluster.hpcjobs("show", begun.told.id).out
     assert f"preempt at step {first['steps']}; requeued\n" in shown
@@ -147,12 +147,12 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
 
     begun.preempted.done()
     first, last = history(begun.preempted)
-    assert (first["why"], first["steps"] - first["saved"], last["steps"]) == ("preempt", 0, 200)
+    assert (first["cause"], first["steps"] - first["saved"], last["steps"]) == ("preempt", 0, 200)
     assert first["steps"] >= 10
 
     begun.killed.done()
     first, last = history(begun.killed)
-    assert (first["why"], first["exit_code"], last["why"]) == ("node", 137, "completed")
+    assert (first["cause"], first["exit_code"], last["cause"]) == ("node", 137, "completed")
     bad, other = (begun.killed.run_dir / "hosts").read_text().split()
     assert bad != other
     assert f"the next start does without {bad}\n" in begun.killed.log
@@ -165,5 +165,5 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
 
     answer = begun.stuck.wait()
     assert answer.code == 85
-    assert "after 2 incarnations ended: no progress" in answer.err
-    assert [line["why"] for line in history(begun.stuck)] == ["timeout", "timeout"]
+    assert "after 2 attempts ended: no progress" in answer.err
+    assert [line["cause"] for line in history(begun.stuck)] == ["timeout", "timeout"]

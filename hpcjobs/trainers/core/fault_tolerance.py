@@ -23,7 +23,7 @@ KILL_WAIT_S = 5.0
 """Before the deadline: nothing that is begun later is sure to be written."""
 
 
-class Survival:
+class FaultTolerance:
     """One rank's side. Does nothing at all where no job script would start the run again."""
 
     def __init__(self, group: Group, stop: signals.Stop | None) -> None:
@@ -78,7 +78,7 @@ class Survival:
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)
         if self._stop is not None and step is not None and write is not None:
             with suppress(OSError):  # storage that fails is the checkpoints' to tell; the script keeps what it knew
-                signals.tell(signals.LEAD, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
+                signals.tell(signals.SIGNAL_BEFORE, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
 
     def leave(self, step: int, why: str) -> None:
         """Everything is saved, on all ranks' behalf: ask to be started again."""

@@ -17,8 +17,8 @@ FLAGS = ("--workload", "faulty:asked", "--log-every", "1", "--steps", "60")
 
 def surviving(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a job that would be started again."""
-    (folder / "survival").mkdir(parents=True, exist_ok=True)
-    return {"PYTHONPATH": worlds_path(), "HPCJOBS_SURVIVAL": str(folder / "survival"), **more}
+    (folder / "control").mkdir(parents=True, exist_ok=True)
+    return {"PYTHONPATH": worlds_path(), "HPCJOBS_CONTROL_DIR": str(folder / "control"), **more}
 
 
 @pytest.mark.parametrize(("trainer", "signal"), [("ddp", "SIGUSR1"), ("lightning", "SIGTERM")])
@@ -31,10 +31,10 @@ def test_one_rank_is_told_all_save_at_the_same_step_and_the_next_start_has_the_l
     assert stopped.codes == [85, 85], stopped.err
     assert stopped.complaints == []
     (saved,) = checkpoint.steps(stopped.run_dir / checkpoint.FOLDER)
-    survival = tmp_path / "told" / "survival"
-    step = int((survival / "requeue").read_text())
+    control = tmp_path / "told" / "control"
+    step = int((control / "requeue").read_text())
     assert 20 <= step <= 27
-    assert (saved.name, int((survival / "steps").read_text())) == (f"step-{step:08d}", step)
+    assert (saved.name, int((control / "steps").read_text())) == (f"step-{step:08d}", step)
     ended = world(2, trainer, *FLAGS, env=surviving(tmp_path / "told"), run_dir="told")
     assert ended.codes == [0, 0], ended.err
     assert ended.summary.resumed_from_step == step
