@@ -103,7 +103,7 @@ class Checkpoints:
 
     def _tell_times(self) -> None:
         if self.group.rank == 0:
-            self.fault_tolerance.measured(self.recorder.meter.counted_steps, self._saver.write_s)
+            self.fault_tolerance.measured(self.recorder.meter.recent_steps, self._saver.write_s)
 
     def _moment(self, step: int, epoch: int) -> Moment:
         evaluation = self.recorder.evaluation

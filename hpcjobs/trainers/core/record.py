@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -142,7 +143,7 @@ class Recorder:
             summary.write(self.run_dir)
         return summary
 
-    def _rate(self, step_s: list[float]) -> float:
+    def _rate(self, step_s: Sequence[float]) -> float:
         """Units per second of all ranks; a short last batch of an epoch counts as a full one."""
         units = len(step_s) * self.plan.global_batch_size * self.workload.units_per_sample
         return units / sum(step_s) if step_s else 0.0

@@ -66,6 +66,7 @@ class Run:
         due = self.checkpoints.due(step)
         if due or step % self.config.log_every == 0:
             self.recorder.flush(step, epoch)
+            self.watchdog.update_limit()
         if due:
             self.checkpoints.save(step, epoch)
         self.stop_if_asked(step, epoch)

@@ -58,6 +58,8 @@ class Watchdog:
     def __init__(self, group: Group, run_dir: Path, meter: Meter, *, after_s: float | None, on: bool) -> None:
         self.group, self.folder, self.meter, self.after_s = group, run_dir / FOLDER, meter, after_s
         self._step, self._phase, self._when = 0, "data", time.monotonic()
+        self.limit_s = FIRST_S if after_s is None else after_s
+        """A rank may stand still for this long."""
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True) if on else None
@@ -70,15 +72,11 @@ class Watchdog:
     def close(self) -> None:
         self._over.set()
 
-    @property
-    def limit_s(self) -> float:
-        """So long a rank may stand still."""
-        if self.after_s is not None:
-            return self.after_s
-        if len(self.meter.step_s) < KNOWN_STEPS:
-            return FIRST_S
-        steps = Quantiles.of(self.meter.counted_steps)
-        return LEAST_S if steps is None else max(LEAST_S, FACTOR * steps.p95)
+    def update_limit(self) -> None:
+        """Derives the limit from the newest steps; called when a line of metrics is written, not while watching."""
+        if self.after_s is None and len(self.meter.step_s) >= KNOWN_STEPS:
+            steps = Quantiles.of(self.meter.recent_steps)
+            self.limit_s = LEAST_S if steps is None else max(LEAST_S, FACTOR * steps.p95)
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
