@@ -49,7 +49,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "gpus": ("whole", "allocated"),
     "node_list": ("text", "in Slurm's notation"),
     "mem_requested_bytes": ("whole", "allocated on all nodes together"),
-    "mem_used_bytes": ("whole", "widest step plus batch script, all tasks together (sum of the tasks' peaks)"),
+    "mem_used_bytes": ("whole", "widest step plus batch script, without Slurm's extern step (sum of the tasks' peaks)"),
     "mem_per_node_bytes": ("whole", "estimate for the fullest node: largest task x tasks per node, plus batch script"),
     "max_rss_bytes": ("whole", "of the largest task"),
     "mem_efficiency": ("real", "mem_used / mem_requested"),

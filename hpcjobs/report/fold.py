@@ -5,7 +5,7 @@ attempts of a requeued job apart: they share every id.
 
 Memory: a step's tasks peak at different moments and nobody records the peak of the whole, so figures are
 upper estimates: the sum of the tasks' peaks (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
-it), of the widest step, plus the batch script that runs beside it.
+it), of the widest step, plus the batch script that runs beside it. What Slurm's own extern step used is left out.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def _typed(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -> pl.Da
 def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
     """What the steps of each job add up to; their CPU time only where a job does not tell its own."""
     beside = pl.col("JobID").str.contains(_BESIDE)
+    extern = pl.col("JobID").str.ends_with(".extern")
     tasks = pl.col("NTasks").fill_null(1).clip(1)
     per_node = ((tasks - 1) // pl.col("NNodes").fill_null(1).clip(1)) + 1
-    largest = pl.col("MaxRSS")
+    largest = pl.when(~extern).then(pl.col("MaxRSS"))
     sampled = steps["TRESUsageInTot"]
     told = steps.with_columns(
         usage(sampled, "mem").alias("_used"),
@@ -97,7 +98,7 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
         _node=largest * per_node,
         _gpu=steps["TRESUsageInAve"].str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False),
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
-    ).with_columns(_used=pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks))
+    ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
     if told["_gpu"].null_count() < len(told):
         told = told.with_columns(usage(sampled, "gres/gpumem").alias("_gpu_mem"))
     else:
@@ -106,7 +107,7 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
     return told.group_by("_group", maintain_order=True).agg(
         steps=pl.len(),
         tasks=pl.col("NTasks").filter(~pl.col("_beside")).max(),
-        max_rss_bytes=pl.col("MaxRSS").max(),
+        max_rss_bytes=largest.max(),
         mem_used_bytes=_widest_and_beside("_used"),
         mem_per_node_bytes=_widest_and_beside("_node"),
         _step_cpu=pl.col("_cpu").sum(),
@@ -117,7 +118,7 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
 
 
 def _widest_and_beside(column: str) -> pl.Expr:
-    """The largest numbered step plus batch and extern, which run beside it; null where nothing was sampled."""
+    """The largest numbered step plus batch and interactive, which run beside it; null where nothing was sampled."""
     total = pl.col(column).filter(~pl.col("_beside")).max().fill_null(0)
     total = total + pl.col(column).filter(pl.col("_beside")).sum()
     return pl.when(pl.col(column).count() > 0).then(total)
@@ -185,11 +186,11 @@ def _words(jobs: pl.DataFrame) -> list[pl.Series]:
 
 
 def _asked(jobs: pl.DataFrame) -> pl.Series:
-    """ReqMem of all nodes: per CPU (``4000Mc``) or node (``4Gn``) before Slurm 21.08, per node later."""
+    """ReqMem of all nodes: per CPU (``4000Mc``) or node (``4Gn``) before Slurm 21.08, the job's total later."""
     each = by_word(jobs["ReqMem"], lambda word: bytes_of(word.rstrip("cn")), pl.Int64)
-    per_cpu = jobs["ReqMem"].str.ends_with("c").fill_null(False)
-    asked: pl.Series = each * jobs["NCPUS"].zip_with(per_cpu, jobs["NNodes"])
-    return asked
+    per_cpu, per_node = (jobs["ReqMem"].str.ends_with(unit).fill_null(False) for unit in ("c", "n"))
+    parts = pl.select(pl.when(per_cpu).then(jobs["NCPUS"]).when(per_node).then(jobs["NNodes"]).otherwise(1)).to_series()
+    return each * parts
 
 
 def _believed(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcjobs.runtime.exits import UsageError, WorldMismatch
+from hpcjobs.runtime.hostlist import hosts_of
 
 DYNAMIC_PORTS = range(20000, 32000)  # below Linux's ephemeral range, above the registered services
 
@@ -69,9 +70,11 @@ class DistEnv:
         """Read the place of this process, or raise UsageError/WorldMismatch naming variables."""
         for names in SOURCES:
             if names.rank in env and names.world_size in env:
-                found = _read(names, env)
-                _refuse_frozen_rank(found, env)
-                return found
+                position = _read(names, env)
+                _refuse_frozen_rank(position, env)
+                if position.launcher == "srun" and position.world_size == 1:
+                    _refuse_lonely_slurm_task(env)  # the shell of salloc is a step of one task
+                return position
         _refuse_lonely_slurm_task(env)
         return cls(0, 0, 1, 1, 0, "127.0.0.1", None, "none")
 
@@ -85,6 +88,8 @@ class DistEnv:
 def _read(names: Names, env: Mapping[str, str]) -> DistEnv:
     rank, world = _number(env, names.rank), _number(env, names.world_size)
     _refuse_outside(names.rank, rank, names.world_size, world)
+    if not _is_started_by_step(names.launcher, env, rank, world):
+        env = _without_step(env)
     local = _optional(env, names.local_rank)
     local_world = _optional(env, names.local_world_size)
     if local_world is None:
@@ -103,10 +108,25 @@ def _read(names: Names, env: Mapping[str, str]) -> DistEnv:
         world_size=world,
         local_world_size=local_world,
         node_rank=rank // local_world if node is None else node,
-        master_addr=_master_addr(env, world, local_world),
+        master_addr=_master_addr(names, env, world, local_world),
         master_port=_master_port(env, world, local_world),
         launcher=names.launcher,
     )
+
+
+def _is_started_by_step(launcher: str, env: Mapping[str, str], rank: int, world: int) -> bool:
+    """Whether the Slurm step in the environment is the one that started the ranks.
+
+    mpirun's daemons run in a step of their own, which has one task per node and leaves out the first node.
+    """
+    if launcher in ("mpirun", "horovod"):
+        return False
+    return env.get("SLURM_PROCID") == str(rank) and env.get("SLURM_STEP_NUM_TASKS") == str(world)
+
+
+def _without_step(env: Mapping[str, str]) -> dict[str, str]:
+    of_task = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES", "SLURM_NODELIST")
+    return {name: value for name, value in env.items() if not (name.startswith("SLURM_STEP_") or name in of_task)}
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
@@ -143,21 +163,29 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int | None:
 
 
 def _one_node(env: Mapping[str, str]) -> bool:
-    return env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")) == "1"
+    nodes = env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or env.get("SLURM_JOB_NUM_NODES", "1")
+    return nodes == "1"
 
 
-def _master_addr(env: Mapping[str, str], world: int, local_world: int) -> str:
+def _master_addr(names: Names, env: Mapping[str, str], world: int, local_world: int) -> str:
     if env.get("MASTER_ADDR"):
         return env["MASTER_ADDR"]
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    # The first node of the job is where rank 0 runs if Slurm or torchrun placed it; mpirun has its own order.
+    of_job = env.get("SLURM_JOB_NODELIST") if names.launcher in ("torchrun", "srun") else None
+    nodes = env.get("SLURM_STEP_NODELIST") or of_job
     if nodes:
         return first_host(nodes)
-    if world == local_world:
+    if world == 1 or (world == local_world and _says_tasks_per_node(names, env)):
         return "127.0.0.1"
     raise UsageError(
         f"{world} processes on several hosts, and MASTER_ADDR is not set",
         hint="give every process the first host's name: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 …",
     )
+
+
+def _says_tasks_per_node(names: Names, env: Mapping[str, str]) -> bool:
+    """False: PMI alone, which numbers the ranks of all hosts and need not say how many share one."""
+    return names.launcher != "pmi" or names.local_world_size in env or env.get("SLURM_JOB_NUM_NODES") == "1"
 
 
 def _master_port(env: Mapping[str, str], world: int, local_world: int) -> int | None:
@@ -185,11 +213,11 @@ def _launch_identity(env: Mapping[str, str]) -> str | None:
 
 
 def first_host(nodelist: str) -> str:
-    """First name of a Slurm host list: `n[003-007,9],x1` -> `n003`."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodelist)
-    if match is None:
-        raise UsageError(f"the host list {nodelist!r} names no host")
-    return "".join(part or "" for part in match.groups())
+    """First name of a Slurm host list, in Slurm's order: `n[003-007,9],x1` -> `n003`."""
+    try:
+        return hosts_of(nodelist)[0]
+    except (IndexError, ValueError) as error:
+        raise UsageError(f"the host list {nodelist!r} names no host") from error
 
 
 def _refuse_frozen_rank(found: DistEnv, env: Mapping[str, str]) -> None:

@@ -143,7 +143,7 @@ def await_gone(pids: Iterable[int], timeout_s: float) -> None:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
-        except OSError:  # Linux before 5.3 has nothing to wait on
+        except (OSError, AttributeError):  # Linux before 5.3, or a Python built against its headers (conda's)
             while _read(pid) is not None and time.monotonic() < until:
                 time.sleep(0.02)
             continue

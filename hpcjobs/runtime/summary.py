@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from hpcjobs.runtime.streams import print_error
 
 SUMMARY_SCHEMA = "hpcjobs.summary/1"
 METRICS_SCHEMA = "hpcjobs.metrics/1"
@@ -178,8 +179,18 @@ class MetricsLog:
     """Appends one JSON object per line, and flushes each, so that a killed run keeps its lines."""
 
     def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
-        """`keep_bytes` of an existing file stay: those written before the resumed checkpoint."""
+        """`keep_bytes` of an existing file stay: those written before the resumed checkpoint.
+
+        A file that a crash cut short keeps its complete lines: to grow it would fill the hole with zero bytes.
+        """
         self._file = path.open("ab", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        if size < keep_bytes:
+            print_error(
+                f"warning: {path} has {size} bytes, and had {keep_bytes} bytes when the checkpoint was written: "
+                "the lines between are lost"
+            )
+            keep_bytes = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(keep_bytes)
         self._kept = b""
         self.failure: OSError | None = None
@@ -194,7 +205,7 @@ class MetricsLog:
             self.failure = None
         except OSError as error:
             if self.failure is None:
-                print(f"warning: {self._file.name} can't be written: {error.strerror}", file=sys.stderr, flush=True)
+                print_error(f"warning: {self._file.name} can't be written: {error.strerror}")
             self.failure = error
 
     def tell(self) -> int:

@@ -6,6 +6,7 @@ their descendants: a job's processes, slurmstepd, and daemons whose record was n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -124,6 +125,11 @@ def _pids() -> Iterator[int]:
 
 def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
     """Signal that very process: the descriptor pins it before its start time is compared."""
+    if not hasattr(os, "pidfd_open"):  # a Python built against old headers, as conda's
+        if start_ticks(pid) == ticks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

@@ -52,5 +52,5 @@ def _tree(path: Path, text: str) -> Any:
     newest = dict([*kept.items(), (str(path), (text, tree))][-_KEPT:])
     with suppress(OSError, ValueError):  # a home that cannot be written, or a date: it costs time, not the job
         memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_beside(memory, marshal.dumps(newest))
+        write_beside(memory, marshal.dumps(newest), durable=False)
     return tree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 import time
 from datetime import timedelta
 
@@ -14,6 +13,7 @@ from torch._C._distributed_c10d import Store
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, OutOfMemory, PeerLost, StorageFault, TrainerError
+from hpcjobs.runtime.streams import print_error
 
 PEER_SPEAKS_S = 3.0  # a rank whose peer went away waits so long for the peer's own words
 CLAIM_LINGERS_S = 1.0
@@ -61,7 +61,7 @@ def elected(error: TrainerError, env: DistEnv, store: Store) -> TrainerError:
             return AlreadyReported(error.code, str(error))
     error.elected = True
     if env.rank == 0 and env.world_size > 1:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_error(f"error: {error}")
         time.sleep(CLAIM_LINGERS_S)  # the store ends with this process: let the others read the claim
         return AlreadyReported(error.code, str(error))
     return error

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, WorldMismatch
 from hpcjobs.runtime.signals import Stop, folder, ignore, listen
+from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.flags import Parser, add_flags, parse_all, read_flags
@@ -70,6 +71,7 @@ def launch(
             named("hpcjobs.trainers.core.group:let_go")()
         if collecting:
             gc.enable()
+        flush()
     return ExitCode.OK
 
 
@@ -104,7 +106,7 @@ def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
     try:
         summary.write(Path(run_dir))
     except OSError as full:  # the error itself is still to be told
-        print(f"warning: no summary in {run_dir}: {full}", file=sys.stderr, flush=True)
+        print_error(f"warning: no summary in {run_dir}: {full}")
 
 
 def report(error: TrainerError) -> int:
@@ -112,7 +114,7 @@ def report(error: TrainerError) -> int:
     if isinstance(error, AlreadyReported):
         return error.code
     if error.elected or own_rank() == "0":
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_error(f"error: {error}")
     else:
         time.sleep(SILENT_RANKS_WAIT_S)  # a launcher kills all ranks when the first one leaves
     return error.code

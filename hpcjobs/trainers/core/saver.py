@@ -8,7 +8,6 @@ stays, the failure is said, and later saves try again, ever less often.
 from __future__ import annotations
 
 import errno
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime.exits import StorageFault
+from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.core import checkpoint, parts
 from hpcjobs.trainers.core.checkpoint import Moment, Together
 
@@ -138,11 +138,9 @@ class Saver:
         news = self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != moment.step
         if news and self._first:
             last = "none before it" if before is None else f"the last good one is {before.name}"
-            print(
+            print_error(
                 f"warning: checkpoint of step {moment.step} not written: {why}; {last}; the run goes on, "
-                f"saves are tried again after {self._pause_s:.0f} s",
-                file=sys.stderr,
-                flush=True,
+                f"saves are tried again after {self._pause_s:.0f} s"
             )
         self._unwritten = moment, state, why
         self._not_before = time.monotonic() + self._pause_s

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.exits import ExitCode
+from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.summary import Quantiles
 from hpcjobs.trainers.core.flight import Collective, begun, collectives
 from hpcjobs.trainers.core.group import Group
@@ -91,7 +92,7 @@ class Watchdog:
         everyone = reports(self.folder, since=time.time() - GATHER_S - stood_s)
         if mine.rank == min(everyone, default=mine.rank):
             words, late = verdict(everyone, self.group.hosts)
-            print(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}", file=sys.stderr, flush=True)
+            print_error(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}")
             for host in late:
                 signals.suspect(host)
         else:
@@ -114,7 +115,7 @@ class Watchdog:
                 file.writelines(f"collective {call}\n" for call in calls[-SHOWN_COLLECTIVES:])
             beside.replace(self.folder / f"rank-{mine.rank}.txt")
         except OSError as error:  # the folder may be what the ranks wait for: the log is told instead
-            print(f"rank {mine.rank} can't write its report: {error}; {mine}", file=sys.stderr, flush=True)
+            print_error(f"rank {mine.rank} can't write its report: {error}; {mine}")
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 

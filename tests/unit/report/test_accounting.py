@@ -138,6 +138,19 @@ def test_memory_per_cpu_of_20_11_is_of_all_cpus() -> None:
     assert one(row(ReqMem="4Gn", NNodes=2, **old))["mem_requested_bytes"] == 8 * GIB
 
 
+def test_memory_without_a_suffix_is_of_the_whole_job() -> None:
+    """Since 21.08; 4 nodes with 312.5G together."""
+    asked = one(row(ReqMem="320000M", NNodes=4, AllocTRES="", ReqTRES=""))["mem_requested_bytes"]
+    assert asked == 320000 << 20
+
+
+def test_memory_leaves_out_what_slurms_own_extern_step_used() -> None:
+    job = row()
+    extern = step(job, "extern", NTasks=1, TRESUsageInTot=f"mem={GIB // 2}", MaxRSS=8 * GIB)
+    found = one(job, step(job, "batch", NTasks=1, TRESUsageInTot=f"mem={GIB}"), extern, step(job))
+    assert (found["mem_used_bytes"], found["mem_per_node_bytes"], found["max_rss_bytes"]) == (5 * GIB, 5 * GIB, GIB)
+
+
 def test_a_version_that_samples_no_totals_gives_the_same_memory() -> None:
     """AveRSS x tasks, then MaxRSS x tasks; sizes with units are read too."""
     assert one(row(), step(row(), TRESUsageInTot=""))["mem_used_bytes"] == 4 * GIB

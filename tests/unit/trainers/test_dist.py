@@ -60,6 +60,65 @@ def test_mpirun_on_several_hosts_without_a_master_is_refused_with_the_flag_that_
         DistEnv.from_environ({f"OMPI_COMM_WORLD_{key}": value for key, value in names.items()})
 
 
+ORTED = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NODELIST": "n2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "PMIX_NAMESPACE": "123@1",
+}
+"""What the daemon that mpirun starts on the second node has of the step it runs in."""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {f"OMPI_COMM_WORLD_{key}": value for key, value in
+         {"RANK": "2", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}.items()},
+        {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
+        {"PMI_RANK": "2", "PMI_SIZE": "4"},
+    ],
+)  # fmt: skip
+def test_the_step_of_the_daemon_that_mpirun_starts_says_nothing_about_the_ranks(place: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="MASTER_ADDR is not set"):
+        DistEnv.from_environ({**ORTED, **place})
+    first = {**place, **{key: value.replace("2", "0") for key, value in place.items() if key.endswith("_RANK")}}
+    meeting = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+    both = [DistEnv.from_environ({**meeting, **first}), DistEnv.from_environ({**meeting, **ORTED, **place})]
+    assert [(env.rank, env.world_size) for env in both] == [(0, 4), (2, 4)]
+
+
+def test_all_ranks_of_an_mpirun_agree_on_the_port_whatever_step_their_daemon_runs_in() -> None:
+    names = {"RANK": "0", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    place = {f"OMPI_COMM_WORLD_{key}": value for key, value in names.items()}
+    head = {"SLURM_JOB_ID": "77", "PMIX_NAMESPACE": "123@1", "MASTER_ADDR": "n1"}
+    ports = [DistEnv.from_environ({**place, **outside, "MASTER_ADDR": "n1"}).master_port for outside in (head, ORTED)]
+    assert ports[0] == ports[1]
+
+
+def test_ranks_that_srun_started_by_pmi_meet_on_the_first_node_of_their_step() -> None:
+    env = DistEnv.from_environ({**SRUN, "PMI_RANK": "3", "PMI_SIZE": "5"})
+    assert (env.master_addr, env.local_rank, env.local_world_size, env.node_rank) == ("c07", 0, 2, 1)
+    assert env.master_port == DistEnv.from_environ(SRUN).master_port
+
+
+def test_a_program_started_by_hand_in_the_shell_of_salloc_does_not_train_alone() -> None:
+    interactive = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}
+    with pytest.raises(WorldMismatch, match=r"SLURM_NTASKS=8.*srun"):
+        DistEnv.from_environ(interactive)
+
+
+def test_a_step_of_one_task_within_a_larger_job_is_a_world_of_one() -> None:
+    env = DistEnv.from_environ({**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"})
+    assert (env.rank, env.world_size) == (0, 1)
+
+
 def test_horovod_variables_are_read() -> None:
     names = {"RANK": "2", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_RANK": "1"}
     place = {f"HOROVOD_{key}": value for key, value in names.items()}
@@ -115,7 +174,14 @@ def test_the_device_is_the_local_rank_among_those_the_task_can_see() -> None:
 
 @pytest.mark.parametrize(
     ("nodelist", "first"),
-    [("n[003-007,9],x1", "n003"), ("gpu-1,gpu-2", "gpu-1"), ("a[1,3]-ib", "a1-ib"), ("solo", "solo")],
+    [
+        ("n[003-007,9],x1", "n003"),
+        ("gpu-1,gpu-2", "gpu-1"),
+        ("a[1,3]-ib", "a1-ib"),
+        ("solo", "solo"),
+        ("rack[1-2]-gpu[01-02]", "rack1-gpu01"),
+        ("rack[2,1]-gpu[04-05]-ib", "rack2-gpu04-ib"),
+    ],
 )
 def test_the_first_host_of_a_slurm_list_is_found(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first

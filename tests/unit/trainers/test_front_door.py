@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,20 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     assert all(objects > 100_000 for objects in kept)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "closed"),
+    [(["--lr", "fast"], "stdout"), (["--lr", "fast"], "both"), (["--workload", "nobodys"], "stderr")],
+)
+def test_the_exit_code_says_why_a_rank_failed_also_where_nobody_reads_what_it_prints(
+    tmp_path: Path, flags: list[str], closed: str
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = f"print('held back'); from hpcjobs import trainers; import sys; sys.exit(trainers.run('ddp', {flags!r}))"
+    env = {**clean_environment(), "PYTHONUNBUFFERED": ""}
+    streams = {name: write if closed in (name, "both") else subprocess.DEVNULL for name in ("stdout", "stderr")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, **streams, check=False)
+    os.close(write)
+    assert done.returncode == 2

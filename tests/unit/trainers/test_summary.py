@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from hpcjobs.runtime.summary import Evaluation, MetricsLog, Quantiles, RunSummary, Throughput
 
@@ -60,3 +63,20 @@ def test_metrics_of_steps_after_a_checkpoint_are_cut_off_on_resume(tmp_path: Pat
         {"kind": "step", "step": 1},
         {"kind": "step", "step": 2, "again": True},
     ]
+
+
+@pytest.mark.parametrize("lost", [1, 20, 10_000])
+def test_a_metrics_file_that_a_crash_cut_short_goes_on_behind_its_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with closing(MetricsLog(path)) as log:
+        for step in (1, 2, 3):
+            log.write("step", step=step)
+        position = log.tell()
+    os.truncate(path, max(0, position - lost))
+    with closing(MetricsLog(path, keep_bytes=position)) as log:
+        log.write("step", step=4)
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert steps == {1: [1, 2, 4], 20: [1, 2, 4], 10_000: [4]}[lost]
+    assert f"{position} bytes" in capsys.readouterr().err
