@@ -20,7 +20,9 @@ LEAKING_NAMES = frozenset(
 KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 """Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `KEPT`."""
 
-_OF_SLURM = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
+_SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
+# Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
+_USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
 
 
 class Result(NamedTuple):
@@ -53,6 +55,14 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
+def command_env(program: str) -> dict[str, str]:
+    """The environment of a program that hpcjobs starts; Slurm's commands do without the user's defaults for them."""
+    env = clean_env()
+    if os.path.basename(program) not in _SLURM_COMMANDS:
+        return env
+    return {name: value for name, value in env.items() if not name.startswith(_USER_DEFAULTS)}
+
+
 def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
     """Run ``argv`` (never through a shell) and wait for it; ``env`` is added to the clean environment.
 
@@ -63,7 +73,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
         done = subprocess.run(
             list(argv),
             cwd=cwd,
-            env=clean_env() | dict(env or {}),
+            env=command_env(argv[0]) | dict(env or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -90,7 +100,7 @@ def run_following(
         process = subprocess.Popen(
             list(argv),
             cwd=cwd,
-            env=clean_env() | dict(env or {}),
+            env=command_env(argv[0]) | dict(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -113,5 +123,5 @@ def _on_path(program: str, cwd: str | None) -> Iterator[None]:
     except FileNotFoundError as error:
         if cwd is not None and not os.path.isdir(cwd):
             raise
-        hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _OF_SLURM else None
+        hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
         raise CommandMissingError(f"{program}: not found on PATH", hint=hint) from error

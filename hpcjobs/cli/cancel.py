@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -19,18 +18,17 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Cancel jobs; one that has ended already is no error."""
-    from hpcjobs.run.attempts import current_id
+    from hpcjobs.errors import UnknownJobError
+    from hpcjobs.run.cancel import cancel
     from hpcjobs.run.select import select
-    from hpcjobs.run.status import own_ids
-    from hpcjobs.scheduler.connect import connect
 
-    entries = sorted(select(jobs, site=site), key=lambda entry: (entry.scheduler, entry.slurm_conf or ""))
-    cancelled = []
-    for (kind, conf), group in groupby(entries, key=lambda entry: (entry.scheduler, entry.slurm_conf)):
-        ids = [own_ids(entry)[0] if entry.task is not None else current_id(entry) for entry in group]
-        connect(kind, conf).cancel(ids)
-        cancelled += ids
+    outcome = cancel(select(jobs, site=site))
     if as_json:
-        print_json({"cancelled": cancelled})
+        print_json({"cancelled": outcome.cancelled, "ended": outcome.ended, "unknown": outcome.unknown})
     else:
-        print("cancelled " + " ".join(cancelled))
+        if outcome.cancelled:
+            print("cancelled " + " ".join(outcome.cancelled))
+        for job_id, state in outcome.ended.items():
+            print(f"job {job_id} had ended before: {state.value}")
+    if outcome.unknown:
+        raise UnknownJobError(f"nothing cancelled: the scheduler does not know job {', '.join(outcome.unknown)}")

@@ -26,7 +26,7 @@ def logs(
     from hpcjobs.run.select import newest, select
 
     entry = select([job], site=site)[0] if job else newest(site=site)
-    source = job_logs.follow(entry, rank=rank) if follow else job_logs.lines(entry, rank=rank)
+    source = job_logs.follow(entry, rank=rank, report=note) if follow else job_logs.lines(entry, rank=rank)
     if as_json:
         print_json({"job_id": entry.job_id, "files": [str(p) for p in job_logs.paths(entry)], "lines": list(source)})
         return

@@ -153,7 +153,7 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
 
 def _wait(sweep: Sweep) -> int:
     """Wait with one line that changes (on a terminal) or a line per change; 0 if every cell succeeded."""
-    counts = sweep.wait(progress=_Bar())
+    counts = sweep.wait(progress=_Bar(), report=note)
     if sys.stderr.isatty():
         sys.stderr.write("\n")
     return 0 if set(+counts) <= {"COMPLETED"} else 1

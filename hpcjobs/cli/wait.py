@@ -37,7 +37,7 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
     from hpcjobs.run.wait import exit_code, wait
 
     try:
-        known = wait(entries, timeout_s=timeout_s, progress=_Changes())
+        known = wait(entries, timeout_s=timeout_s, progress=_Changes(), report=note)
     except TimeoutError as error:
         raise HpcJobsError(str(error)) from error
     records = [record for job in known for record in job.records]
@@ -89,6 +89,6 @@ def follow_to_end(handle: JobHandle) -> int:
     """Print the log as it comes; the job's exit code."""
     from hpcjobs.run.logs import follow
 
-    for line in follow(handle.entry):
+    for line in follow(handle.entry, report=note):
         print(line, end="", flush=True)
     return wait_for([handle.entry])

@@ -23,6 +23,7 @@ from hpcjobs.runtime.session.files import Connection, Settings
 from hpcjobs.runtime.session.tunnel import Tunnel, local_port, page, tunnel
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.outage import Outage
 
 _LOOK_S = 0.3
 _ASK_S = 10.0
@@ -99,7 +100,7 @@ def await_answer(
     Raises:
         HpcJobsError: the job ended first, with the last lines of its log.
     """
-    due = clock() + _FIRST_ASK_S
+    due, outage = clock() + _FIRST_ASK_S, Outage()
     while True:
         own = own_record(entry, entry.job_id)
         if own is not None and own.state.ended:
@@ -108,10 +109,12 @@ def await_answer(
             return _session(entry, own or look(entry, connect=connect).record)
         if clock() >= due:
             due = clock() + _ASK_S
-            record = statuses([entry], connect=connect)[0].records[0]
-            if record.state.ended:
+            known = outage.ask(lambda: statuses([entry], connect=connect))
+            record = known[0].records[0] if known else None
+            if record is not None and record.state.ended:
                 raise _ended(entry, record)
-            progress(record)
+            if record is not None:
+                progress(record)
         pause(_LOOK_S)
 
 

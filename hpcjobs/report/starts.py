@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Final, NamedTuple
 from hpcjobs.process import Runner, run
 from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.folder import MANIFEST
+from hpcjobs.scheduler.slurm_output import parse_test_only
 from hpcjobs.units import human_duration
 
-_STARTS: Final = re.compile(r"to start at (\S+)")
 _AT_ONCE_S: Final = 60
 
 
@@ -46,18 +45,7 @@ def _expected(run_dir: Path, options: Sequence[str], runner: Runner) -> float | 
     env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": plan.job.slurm_conf} if plan.job.slurm_conf else {})
     argv = ["sbatch", "--test-only", *options, str(run_dir / "job.sh")]
     answer = runner(argv, cwd=plan.job.chdir if Path(plan.job.chdir).is_dir() else None, env=env)
-    match = _STARTS.search(answer.err + answer.out)
-    return _seconds(match[1]) if answer.code == 0 and match else None
-
-
-def _seconds(text: str) -> float | None:
-    """Seconds, or local time where a version does not heed SLURM_TIME_FORMAT."""
-    if text.isdigit():
-        return float(text)
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
+    return parse_test_only(f"{answer.err}\n{answer.out}") if answer.code == 0 else None
 
 
 def _from_now(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError, SchedulerError
-from hpcjobs.process import clean_env
+from hpcjobs.process import command_env
 
 
 class Streamer(Protocol):
@@ -28,7 +28,7 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_b
         try:
             process = subprocess.Popen(
                 list(argv),
-                env=clean_env() | dict(env or {}),
+                env=command_env(argv[0]) | dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=said,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.run import logs, status, wait
-from hpcjobs.run.attempts import Attempt, current_id, read_attempts
+from hpcjobs.run.attempts import Attempt, read_attempts
+from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.connect import connect
 
 
 class JobHandle:
@@ -60,7 +60,7 @@ class JobHandle:
 
     def cancel(self) -> None:
         """End the job; no error if it has ended."""
-        connect(self.entry.scheduler, self.entry.slurm_conf).cancel([current_id(self.entry)])
+        cancel([self.entry])
 
     def logs(self, *, rank: int | None = None) -> str:
         """What the job has printed so far, or what one rank has."""

@@ -12,6 +12,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect, own_ids
 from hpcjobs.run.wait import PER_FILE_S, Watch
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.outage import Report, discard
 
 _LABEL = re.compile(r" *0*(\d+): ?")
 _POLL_S = 0.2
@@ -37,9 +38,10 @@ def follow(
     connect: Connect = connect,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    report: Report = discard,
 ) -> Iterator[str]:
     """Lines as they come, until the job has ended; of an array all tasks', each line behind its task's number."""
-    watch = Watch([entry], connect=connect, clock=clock)
+    watch = Watch([entry], connect=connect, clock=clock, report=report)
     ids, tails = own_ids(entry), [_Tail(path) for path in paths(entry)]
     labels = [f"[{job_id.partition('_')[2]}] " if len(ids) > 1 else "" for job_id in ids]
     while True:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from hpcjobs.errors import SchedulerDownError
+from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect, Known, all_ended, own_ids, own_record, own_records, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.outage import Outage, Report, discard
 
 POLL_S = 0.5
 """Between looks at the state files, when there are few."""
 PER_FILE_S = 0.005  # at most 200 files are looked at in a second: the file system is shared with everybody
 QUEUE_S = 60.0
 """Between looks at the queue, for ends that no trap can write (a node's power, SIGKILL)."""
+OUTAGE_S = 10.0
+"""Between questions about the end of jobs while the scheduler does not answer."""
 _ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
 
 Progress = Callable[[list[JobRecord]], None]
@@ -33,6 +36,7 @@ class Watch:
         progress: Progress | None = None,
         connect: Connect = connect,
         clock: Callable[[], float] = time.monotonic,
+        report: Report = discard,
     ) -> None:
         self._entries = list(entries)
         self._waiting = {job_id: entry for entry in self._entries for job_id in own_ids(entry)}
@@ -40,7 +44,7 @@ class Watch:
         self._connect = connect
         self._clock = clock
         self._asked = clock() - QUEUE_S  # the first look asks: a job may be gone that never wrote a word
-        self._answered = False
+        self.outage = Outage(report)
         self._stale: set[tuple[str, float | None]] = set()
 
     def look(self) -> list[str]:
@@ -48,19 +52,9 @@ class Watch:
         own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
         self._note([r for r in own if r is not None and (r.job_id, r.ended) not in self._stale])
         if asked := self._due():
-            self._note([r for known in self._statuses(asked) for r in known.records])
+            known = self.outage.ask(lambda: statuses(asked, connect=self._connect)) or []
+            self._note([record for one in known for record in one.records])
         return sorted(self._waiting)
-
-    def _statuses(self, asked: list[Entry]) -> list[Known]:
-        """A scheduler that answered once and is silent now will be back: the jobs' own files go on telling."""
-        try:
-            found = statuses(asked, connect=self._connect)
-        except SchedulerDownError:
-            if not self._answered:
-                raise
-            return []
-        self._answered = True
-        return found
 
     def again(self, known: Iterable[Known]) -> None:
         """Watch on: these were requeued, so what they wrote about their last end is out of date."""
@@ -96,27 +90,38 @@ def wait(
     connect: Connect = connect,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    report: Report = discard,
 ) -> list[Known]:
     """Block until every one of ``entries`` has ended, and give their final records.
 
     Costs one squeue a minute in all while they run, and one sacct at the end (asked again for a few
-    seconds while the accounting lags behind).
+    seconds while the accounting lags behind). Errors of a scheduler that has answered before are
+    passed to ``report`` and survived.
 
     Raises:
+        SchedulerError: the scheduler does not answer the first question.
         TimeoutError: ``timeout_s`` seconds have passed.
     """
     wanted = list(entries)
-    watch = Watch(wanted, progress=progress, connect=connect, clock=clock)
+    watch = Watch(wanted, progress=progress, connect=connect, clock=clock, report=report)
     begun = clock()
+
+    def check_timeout(waiting: Iterable[str]) -> None:
+        if timeout_s is not None and clock() - begun >= timeout_s:
+            raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
+
     while True:
         while waiting := watch.look():
-            if timeout_s is not None and clock() - begun >= timeout_s:
-                raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
+            check_timeout(waiting)
             pause(max(POLL_S, len(waiting) * PER_FILE_S))
-        known = _final(wanted, connect=connect, pause=pause)
-        if all(_over(record) for _, records in known for record in records):
+        known = _final(wanted, watch.outage, connect=connect, pause=pause)
+        if known is None:  # only the scheduler knows how the jobs ended
+            check_timeout(entry.job_id for entry in wanted)
+            pause(OUTAGE_S)
+        elif all(_over(record) for _, records in known for record in records):
             return known
-        watch.again(known)
+        else:
+            watch.again(known)
 
 
 def _over(record: JobRecord) -> bool:
@@ -124,22 +129,27 @@ def _over(record: JobRecord) -> bool:
     return record.state.ended or (record.state is State.UNKNOWN and record.source == "nobody")
 
 
-def _final(wanted: list[Entry], *, connect: Connect, pause: Callable[[float], None]) -> list[Known]:
-    """The scheduler's word, waited for briefly: accounting arrives a moment after the job's end.
+def _final(
+    wanted: list[Entry], outage: Outage, *, connect: Connect, pause: Callable[[float], None]
+) -> list[Known] | None:
+    """The scheduler's records, waited for briefly: accounting arrives a moment after the job's end.
 
-    Where the scheduler is silent, the jobs' own word, if each of them has written its end.
+    While the scheduler does not answer, what the jobs wrote, if each of them has written its end; else None.
     """
-    for delay in _ACCOUNTING_DELAYS_S:
+    for delay in (*_ACCOUNTING_DELAYS_S, None):
         try:
-            now = statuses(wanted, connect=connect)
-        except SchedulerDownError:
-            if all(all_ended(entry) for entry in wanted):
-                return [Known(entry, own_records(entry)) for entry in wanted]
-            raise
-        if all(_over(record) and record.source != "job" for _, records in now for record in records):
+            now = outage.ask(lambda: statuses(wanted, connect=connect))
+        except SchedulerError:
+            now = None
+            if not all(all_ended(entry) for entry in wanted):
+                raise
+        if now is None:
+            ended = all(all_ended(entry) for entry in wanted)
+            return [Known(entry, own_records(entry)) for entry in wanted] if ended else None
+        if delay is None or all(_over(record) and record.source != "job" for _, records in now for record in records):
             return now
         pause(delay)
-    return statuses(wanted, connect=connect)
+    raise AssertionError("unreachable: the last delay is None")
 
 
 def exit_code(known: Iterable[Known]) -> int:

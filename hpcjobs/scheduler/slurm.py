@@ -18,6 +18,7 @@ from hpcjobs.scheduler.slurm_output import (
     parse_sacct,
     parse_scontrol,
     parse_squeue,
+    parse_submitted,
 )
 
 # The controller is restarting or overloaded: asking again may help. Anything else Slurm says is final.
@@ -28,12 +29,18 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 # The question may have arrived and only the answer been lost.
-_PERHAPS_HEARD = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
+_ANSWER_LOST = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
 _PAUSES_S = (1.0, 2.0, 4.0)
 
 
 # Times as seconds; the indices of pending array tasks in full, not cut to 64 characters.
 _SPELLING = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+_SQUEUE = ("squeue", "--me", "--all", "--noheader")  # --all: jobs in hidden partitions too
+_SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
+_SHOWN_ONE_BY_ONE = 16
+"""Jobs asked for by id where there is no sacct; more of them are cheaper in one answer about all jobs."""
 
 
 class Slurm:
@@ -53,34 +60,35 @@ class Slurm:
     def submit(self, plan: Plan) -> Submitted:
         """Run the plan's sbatch from the job's working folder.
 
-        An sbatch that timed out may have been heard all the same: before asking again, and before giving
-        up, the queue is searched for a job that runs this very script; a second one is cancelled.
+        An sbatch whose answer was lost (a timeout, a wrapper that swallows the id) may have submitted all the
+        same: before another try, and before giving up, the queue is searched for a job that runs this very
+        script; a second one is cancelled.
 
         Raises:
-            SchedulerDownError: nobody answered. SchedulerError: Slurm refused; its words are quoted.
+            SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
-        heard = False
+        maybe_taken = False
         for pause in (*_PAUSES_S, None):
             result = self._run(plan.command, cwd=plan.job.chdir)
-            if result.code == 0:
-                job_id, _, cluster = result.out.strip().splitlines()[-1].partition(";")
-                taken = Submitted(job_id=job_id, cluster=cluster or None)
-                return (self._only_one(plan.command[-1]) if heard else None) or taken
-            heard = heard or bool(_PERHAPS_HEARD.search(result.err))
+            printed = parse_submitted(result.out)
+            if result.code == 0 and printed is not None:
+                taken = Submitted(job_id=printed[0], cluster=printed[1])
+                return (self._only_one(plan.command[-1]) if maybe_taken else None) or taken
+            maybe_taken = maybe_taken or _maybe_taken(result)
             again = self._worth_another_try(result, pause)
             if again:
                 self._pause(pause or 0)
-            if heard and (found := self._only_one(plan.command[-1])):
+            if maybe_taken and (found := self._only_one(plan.command[-1])):
                 return found
             if not again:
-                raise self._error(plan.command, result, maybe_taken=heard)
+                raise self._error(plan.command, result, maybe_taken=maybe_taken)
         raise AssertionError("unreachable: the last pause is None")
 
     def _only_one(self, script: str) -> Submitted | None:
         """My first job that runs ``script``, if there is one; later ones, asked for twice, are cancelled."""
         try:
             ids = {record.job_id.split("_")[0] for record in self.queue() if record.command == script}
-        except SchedulerDownError as error:
+        except SchedulerError as error:
             raise SchedulerDownError(error.message, hint=error.hint, maybe_taken=True) from error
         if not ids:
             return None
@@ -90,10 +98,10 @@ class Slurm:
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
-        return parse_squeue(self._ask(["squeue", "--me", "--noheader", f"--format={SQUEUE_FORMAT}"]).out)
+        return parse_squeue(self._ask([*_SQUEUE, f"--format={SQUEUE_FORMAT}"]).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        """Ended jobs as the accounting has them: one sacct; where there is none or it does not answer, one scontrol.
+        """Ended jobs as the accounting has them: one sacct; where there is none or it does not answer, scontrol.
 
         slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
         """
@@ -105,10 +113,24 @@ class Slurm:
         try:
             out = self._ask([*argv, f"--format={columns}", f"--jobs={','.join(ids)}"]).out
         except SchedulerError:
-            shown = self._ask(["scontrol", "--oneliner", "show", "job"]).out
-            wanted = {job_id.split("_")[0] for job_id in ids}
-            return [record for record in parse_scontrol(shown) if record.job_id.split("_")[0] in wanted]
+            return self._shown({job_id.split("_")[0] for job_id in ids})
         return parse_sacct(out)
+
+    def _shown(self, ids: set[str]) -> list[JobRecord]:
+        """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
+        if len(ids) > _SHOWN_ONE_BY_ONE:
+            records = parse_scontrol(self._ask(_SHOW_JOB).out)
+        else:
+            records = [record for job_id in sorted(ids, key=int) for record in self._shown_one(job_id)]
+        return [record for record in records if record.job_id.split("_")[0] in ids]
+
+    def _shown_one(self, job_id: str) -> list[JobRecord]:
+        try:
+            return parse_scontrol(self._ask([*_SHOW_JOB, job_id]).out)
+        except SchedulerError as error:
+            if "invalid job id" in error.message.lower():
+                return []
+            raise
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel; a job that has ended already is no error."""
@@ -154,7 +176,19 @@ class Slurm:
                 hint=f"is the controller up? `scontrol ping` asks it; configuration read from {conf}",
                 maybe_taken=maybe_taken,
             )
+        if maybe_taken:
+            return SchedulerDownError(
+                f"{argv[0]} ended with exit code {result.code} and no job id, and the queue has no job with this script: "
+                f"{said}",
+                hint="it may have taken the job all the same: look with `hpcjobs ps`",
+                maybe_taken=True,
+            )
         return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {said}", hint=_hint(said))
+
+
+def _maybe_taken(result: Result) -> bool:
+    """Whether an sbatch that gave no usable answer may have submitted: no refusal, or its answer was lost."""
+    return result.code == 0 or parse_submitted(result.out) is not None or bool(_ANSWER_LOST.search(result.err))
 
 
 def _hint(said: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What squeue, sacct and scontrol print, parsed into `JobRecord`.
+"""What Slurm's commands print: sbatch's job id and estimates, and records of squeue, sacct and scontrol.
 
 Columns are asked for by name and separated by a character that job names cannot hold; a line of
 another shape (a name with a newline in it) is skipped rather than misread.
@@ -7,6 +7,7 @@ another shape (a name with a newline in it) is skipped rather than misread.
 from __future__ import annotations
 
 import re
+import time
 from typing import Final
 
 from hpcjobs.scheduler.base import JobRecord, State
@@ -20,6 +21,32 @@ _SQUEUE_FIELDS = ("i", "j", "T", "r", "P", "N", "D", "V", "S", "M", "o")
 SQUEUE_FORMAT: Final = SEPARATOR.join(f"%{field}" for field in _SQUEUE_FIELDS)
 
 _NOTHING = frozenset(("", "N/A", "None", "Unknown", "NONE", "None assigned", "(null)"))
+
+
+_JOB_ID = re.compile(r"^([0-9]+)(?:;(.*))?$", re.MULTILINE)
+_EXPECTED_START = re.compile(r"\bstart(?:s|ing)?(?: ?time)?(?:[:=]| at| is)\s*(\S+?)[,.;]?(?:\s|$)", re.IGNORECASE)
+
+
+def parse_submitted(out: str) -> tuple[str, str | None] | None:
+    """Job id and cluster that ``sbatch --parsable`` printed among a site's banners; None: no line is an id."""
+    lines = _JOB_ID.findall(out.replace("\r", ""))
+    return (lines[-1][0], lines[-1][1].strip() or None) if lines else None
+
+
+def parse_test_only(text: str) -> float | None:
+    """When ``sbatch --test-only`` expects the job to start (seconds since 1970); None: it does not tell.
+
+    The line is ``sbatch: Job 7 to start at TIME using ...`` on standard error. TIME is in seconds with
+    SLURM_TIME_FORMAT=%s, local time where a version ignores that.
+    """
+    for expected in _EXPECTED_START.findall(text):
+        if expected.isdigit():
+            return float(expected)
+        try:
+            return time.mktime(time.strptime(expected, "%Y-%m-%dT%H:%M:%S"))
+        except ValueError:
+            continue
+    return None
 
 
 def _text(value: str) -> str | None:

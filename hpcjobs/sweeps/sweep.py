@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from hpcjobs.errors import UnknownJobError
+from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps import index, submit
 from hpcjobs.sweeps.folder import Definition, SweepFolder
@@ -77,14 +78,16 @@ class Sweep:
         """How many cells are in each state; MISSING: nobody runs them, ``resume`` would."""
         return Counter(state_word(standing) for standing in self.standings())
 
-    def wait(self, *, timeout_s: float | None = None, progress: Progress | None = None) -> Counter[str]:
+    def wait(
+        self, *, timeout_s: float | None = None, progress: Progress | None = None, report: Report = discard
+    ) -> Counter[str]:
         """Block until no cell is queued or running; how many ended in which state.
 
         Raises:
             TimeoutError: ``timeout_s`` seconds have passed.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wait_for_cells(self.folder, self.standings, deadline=deadline, progress=progress)
+        wait_for_cells(self.folder, self.standings, deadline=deadline, progress=progress, report=report)
         return self.status()
 
     def table(self) -> Results:

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from hpcjobs.run.wait import POLL_S, QUEUE_S
+from hpcjobs.run.wait import OUTAGE_S, POLL_S, QUEUE_S
+from hpcjobs.scheduler.outage import Outage, Report, discard
 from hpcjobs.sweeps.folder import SweepFolder
 from hpcjobs.sweeps.results import state_word
 from hpcjobs.sweeps.standing import Standing, read_cell_state
@@ -49,24 +50,31 @@ def wait_for_cells(
     deadline: float | None = None,
     progress: Callable[[Counter[str]], None] | None = None,
     pause: Callable[[float], None] = time.sleep,
+    report: Report = discard,
 ) -> None:
     """Return when no cell is queued, running or waiting to be submitted.
 
+    Errors of a scheduler that has answered before are passed to ``report`` and survived.
+
     Raises:
+        SchedulerError: the scheduler does not answer the first question.
         TimeoutError: ``deadline`` (of the monotonic clock) has passed.
     """
-    watch = CellWatch(folder, standings())
-    asked, told = time.monotonic(), None
+    outage = Outage(report)
+    watch = CellWatch(folder, outage.ask(standings) or [])
+    due, told = time.monotonic() + QUEUE_S, None
     while True:
         more = watch.look()
         if progress is not None and watch.counts != told:
             told = watch.counts.copy()
             progress(told)
-        if not more or time.monotonic() - asked >= QUEUE_S:
-            watch.renew(standings())
-            asked = time.monotonic()
-            if not watch.look():
-                return
+        if time.monotonic() >= due or not (more or outage.lasts):
+            now = outage.ask(standings)
+            due = time.monotonic() + (QUEUE_S if now is not None else OUTAGE_S)
+            if now is not None:
+                watch.renew(now)
+                if not watch.look():
+                    return
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError(f"not ended in time: {dict(+watch.counts)}")
         pause(POLL_S)

@@ -243,6 +243,24 @@ def test_what_slurm_refuses_is_quoted_and_leaves_no_run_folder(cluster: Path, he
     assert list((here / "runs").glob("true-*")) == []
 
 
+def test_cancel_tells_which_jobs_had_ended_before(cluster: Path) -> None:
+    ok("submit", "true")
+    assert ok("cancel", "42").out == "cancelled 42\n"
+    ended(cluster, 3)
+    assert ok("cancel", "42").out == "job 42 had ended before: FAILED\n"
+    assert ok("cancel", "42", "--json").json == {"cancelled": [], "ended": {"42": "FAILED"}, "unknown": []}
+    assert (cluster / "scancel.asked").read_text() == "--quiet 42\n"
+
+
+def test_cancel_does_not_claim_to_have_cancelled_what_the_scheduler_does_not_know(cluster: Path) -> None:
+    ok("submit", "true")
+    answer(cluster, "squeue", ":")
+    answer(cluster, "scontrol", ":")
+    answered = within("cancel", "42")
+    assert (answered.code, answered.out) == (6, "")
+    assert "the scheduler does not know job 42" in answered.err
+
+
 def test_without_slurm_the_missing_command_is_named(here: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     answered = within("submit", "true")

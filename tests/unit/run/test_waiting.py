@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.errors import SchedulerDownError
+from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.run.index import Entry
 from hpcjobs.run.logs import follow, paths
@@ -26,6 +26,8 @@ class Cluster:
         self.queue_asked: list[float] = []
         self.account_asked: list[float] = []
         self.down_after: float | None = None
+        self.up_again: float | None = None
+        self.error: SchedulerError = SchedulerDownError("no answer")
         self.codes: dict[str, int] = {}
         self.late: dict[str, float] = {}
         """When the accounting hears of a job, if later than its end."""
@@ -61,7 +63,8 @@ class Cluster:
     def queue(self) -> list[JobRecord]:
         self.queue_asked.append(self.now)
         if self.down_after is not None and self.now >= self.down_after:
-            raise SchedulerDownError("no answer")
+            if self.up_again is None or self.now < self.up_again:
+                raise self.error
         return [
             JobRecord(job_id=j, state=State.RUNNING, source="squeue") for j, end in self._ends.items() if end > self.now
         ]
@@ -142,6 +145,30 @@ def test_a_scheduler_that_falls_silent_does_not_end_the_waiting(tmp_path: Path) 
     cluster.codes = {"1": 3}
     cluster.down_after = 50.0
     assert cluster.wait() == 3
+
+
+@pytest.mark.parametrize("traps", [True, False])
+def test_any_error_of_a_scheduler_that_has_answered_is_survived_and_reported_once(tmp_path: Path, traps: bool) -> None:
+    cluster = Cluster(tmp_path, {"1": 300.0}, traps=traps)
+    cluster.codes = {"1": 3}
+    cluster.error = SchedulerError("squeue refused (exit code 1): Protocol authentication error")
+    cluster.down_after, cluster.up_again = 50.0, 1000.0
+    reports: list[str] = []
+    known = wait(
+        cluster.entries, connect=cluster.connect, clock=cluster.clock, pause=cluster.pause, report=reports.append
+    )
+    assert exit_code(known) == 3
+    assert (cluster.now > 1000) is not traps
+    (silent, *answers) = reports
+    assert "Protocol authentication error" in silent
+    assert answers == ([] if traps else ["the scheduler answers again"])
+
+
+def test_waiting_on_a_silent_scheduler_still_gives_up_in_time(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 300.0}, traps=False)
+    cluster.down_after = 50.0
+    with pytest.raises(TimeoutError, match="not ended after 900 s: 1"):
+        cluster.wait(timeout_s=900)
 
 
 def test_a_scheduler_silent_from_the_start_is_an_error(tmp_path: Path) -> None:

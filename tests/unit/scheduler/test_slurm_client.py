@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.errors import CommandMissingError, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
-from hpcjobs.process import Result, clean_env
+from hpcjobs.process import Result, clean_env, run
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.slurm import Slurm
 from hpcjobs.scheduler.slurm_output import SEPARATOR
@@ -27,12 +27,14 @@ class Recorded:
     def __init__(self, **answers: list[Result]) -> None:
         self.answers = answers
         self.asked: list[str] = []
+        self.commands: list[list[str]] = []
         self.env: Mapping[str, str] = {}
         self.cwd: str | None = None
         self.paused: list[float] = []
 
     def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         self.asked.append(argv[0])
+        self.commands.append(list(argv))
         self.env, self.cwd = env or {}, cwd
         left = self.answers[argv[0]]
         return left.pop(0) if len(left) > 1 else left[0]
@@ -52,7 +54,13 @@ def queued(plan: Plan, *ids: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("said", "job_id", "cluster"), [("12\n", "12", None), ("12;east\n", "12", "east"), ("note\n7\n", "7", None)]
+    ("said", "job_id", "cluster"), [
+        ("12\n", "12", None),
+        ("12;east\n", "12", "east"),
+        ("note\n7\n", "7", None),
+        ("7\nThank you, project 1234 has 10 hours left.\n\n", "7", None),
+        ("----\r\n12;east\r\n2026 quotas: see the wiki\r\n", "12", "east"),
+    ],
 )
 def test_a_submission_is_one_sbatch_from_the_jobs_folder(
     plan: Plan, said: str, job_id: str, cluster: str | None, tmp_path: Path
@@ -63,6 +71,21 @@ def test_a_submission_is_one_sbatch_from_the_jobs_folder(
     assert (taken.job_id, taken.cluster) == (job_id, cluster)
     assert (recorded.asked, recorded.cwd) == (["sbatch"], plan.job.chdir)
     assert recorded.env["SLURM_CONF"] == str(other)
+
+
+def test_an_sbatch_that_prints_a_banner_and_no_id_is_looked_for_in_the_queue(plan: Plan) -> None:
+    banner = Result(0, "Welcome! 3 jobs of yours wait.\n", "")
+    assert Recorded(sbatch=[banner], squeue=[queued(plan, "41")]).slurm().submit(plan).job_id == "41"
+    with pytest.raises(SchedulerDownError, match="no job id") as caught:
+        submit(plan, scheduler=Recorded(sbatch=[banner], squeue=[NOBODY]).slurm())
+    assert caught.value.maybe_taken
+    assert plan.run_dir.exists()
+
+
+def test_an_id_of_a_wrapper_that_fails_afterwards_is_looked_for_in_the_queue(plan: Plan) -> None:
+    recorded = Recorded(sbatch=[Result(1, "41\n", "quota: command not found\n")], squeue=[queued(plan, "41")])
+    assert recorded.slurm().submit(plan).job_id == "41"
+    assert recorded.asked == ["sbatch", "squeue"]
 
 
 def test_a_cluster_whose_configuration_is_gone_is_not_waited_for(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +166,36 @@ def test_a_cluster_without_accounting_is_asked_through_its_controller() -> None:
         recorded = Recorded(sacct=[refusal], scontrol=[Result(0, shown, "")])
         (record,) = recorded.slurm().account(["9"])
         assert (record.job_id, record.exit_code, record.source) == ("9", 4, "scontrol")
+
+
+def test_without_accounting_only_the_jobs_in_question_are_shown() -> None:
+    forgotten = Result(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+    known = Result(0, "JobId=9 JobName=a JobState=FAILED ExitCode=4:0\n", "")
+    recorded = Recorded(sacct=[Result(1, "", "Slurm accounting storage is disabled\n")], scontrol=[forgotten, known])
+    (record,) = recorded.slurm().account(["8", "9_0", "9_1"])
+    assert record.job_id == "9"
+    shown = [argv[-3:] for argv in recorded.commands if argv[0] == "scontrol"]
+    assert shown == [["show", "job", "8"], ["show", "job", "9"]]
+
+
+def test_jobs_in_hidden_partitions_are_asked_for_too() -> None:
+    recorded = Recorded(squeue=[NOBODY], sacct=[REFUSED_CONNECTION], scontrol=[NOBODY])
+    recorded.slurm().queue()
+    recorded.slurm().account(["9"])
+    assert all("--all" in argv for argv in recorded.commands if argv[0] != "sacct")
+
+
+def test_a_users_defaults_for_slurms_commands_do_not_reach_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCANCEL_STATE=PENDING would leave a running job alone, SQUEUE_PARTITION would hide it."""
+    defaults = {"SQUEUE_PARTITION": "x", "SACCT_FORMAT": "x", "SCANCEL_STATE": "PENDING", "SINFO_FORMAT": "x"}
+    for name, value in defaults.items():
+        monkeypatch.setenv(name, value)
+    for command in ("squeue", "git"):
+        (tmp_path / command).write_text("#!/bin/sh\nenv\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert not defaults.keys() & {line.split("=")[0] for line in run(["squeue"]).out.splitlines()}
+    assert defaults.keys() <= {line.split("=")[0] for line in run(["git"]).out.splitlines()}
 
 
 def test_asking_about_no_jobs_asks_nobody() -> None:

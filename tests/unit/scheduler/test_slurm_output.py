@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm_output import SACCT_COLUMNS, SEPARATOR, parse_sacct, parse_scontrol, parse_squeue
+from hpcjobs.scheduler.slurm_output import SACCT_COLUMNS, SEPARATOR, parse_sacct, parse_scontrol, parse_squeue, parse_test_only
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
 
@@ -124,3 +124,22 @@ def test_values_that_nobody_knows_are_none() -> None:
     nothing = (record.name, record.reason, record.node_list, record.submitted, record.started, record.ended)
     assert nothing == (None,) * 6
     assert (record.exit_code, record.signal, record.elapsed_s) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sbatch: Job 9 to start at 1795437265 using 4 processors on nodes n[1-2] in partition p",
+        "sbatch: Job 9 to start at 1795437265 using 4 processors on n1",
+        "sbatch: lua: welcome\nsbatch: Job 9 to start at 1795437265 using 4 processors on nodes n1 in partition p\n",
+        "Job 9 would start at 1795437265, as the queue stands.",
+        "sbatch: JobId=9 StartTime=1795437265 Nodes=n1",
+        "sbatch: Job 9 expected start time: 1795437265",
+    ],
+)
+def test_an_estimated_start_is_read_in_several_wordings(text: str) -> None:
+    assert parse_test_only(text) == 1795437265
+
+
+def test_a_text_without_an_estimate_gives_none() -> None:
+    assert parse_test_only("sbatch: jobs start at night\nallocation failure: Requested node is busy") is None

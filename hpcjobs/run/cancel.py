@@ -1,0 +1,60 @@
+"""Cancelling jobs, and which of them had ended before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import NamedTuple
+
+from hpcjobs.run.attempts import current_id
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import Connect, Known, own_ids, statuses
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.connect import connect
+
+
+class Cancelled(NamedTuple):
+    """What became of the jobs that were to be cancelled: each is in one of the three."""
+
+    cancelled: list[str]
+    """Scheduler's ids of jobs that were alive."""
+    ended: dict[str, State]
+    """Jobs that had ended before, and how."""
+    unknown: list[str]
+    """Jobs that the scheduler does not know (any more)."""
+
+
+def cancel(entries: Iterable[Entry], *, connect: Connect = connect) -> Cancelled:
+    """End those of ``entries`` that have not ended; one queue query and one cancelling command per scheduler.
+
+    Raises:
+        SchedulerError: it does not answer, or refuses.
+    """
+    outcome = Cancelled([], {}, [])
+    wanted = sorted(entries, key=_where)
+    for (kind, conf), group in groupby(statuses(wanted, connect=connect), key=lambda known: _where(known.entry)):
+        alive = [_id(known.entry) for known in group if _alive(known, outcome)]
+        if alive:
+            connect(kind, conf or None).cancel(alive)
+            outcome.cancelled.extend(alive)
+    return outcome
+
+
+def _where(entry: Entry) -> tuple[str, str]:
+    return entry.scheduler, entry.slurm_conf or ""
+
+
+def _id(entry: Entry) -> str:
+    return own_ids(entry)[0] if entry.task is not None else current_id(entry)
+
+
+def _alive(known: Known, outcome: Cancelled) -> bool:
+    """Whether there is something to cancel; if not, the reason is added to ``outcome``."""
+    states = [record.state for record in known.records]
+    if any(not state.ended and state is not State.UNKNOWN for state in states):
+        return True
+    if all(state.ended for state in states):
+        outcome.ended[_id(known.entry)] = next((s for s in states if s is not State.COMPLETED), State.COMPLETED)
+    else:
+        outcome.unknown.append(_id(known.entry))
+    return False
