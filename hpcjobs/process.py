@@ -123,5 +123,7 @@ def _on_path(program: str, cwd: str | None) -> Iterator[None]:
     except FileNotFoundError as error:
         if cwd is not None and not os.path.isdir(cwd):
             raise
-        hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
+        hint = (
+            "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
+        )
         raise CommandMissingError(f"{program}: not found on PATH", hint=hint) from error

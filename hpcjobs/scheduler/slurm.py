@@ -178,8 +178,8 @@ class Slurm:
             )
         if maybe_taken:
             return SchedulerDownError(
-                f"{argv[0]} ended with exit code {result.code} and no job id, and the queue has no job with this script: "
-                f"{said}",
+                f"{argv[0]} ended with exit code {result.code} and no job id, "
+                f"and the queue has no job with this script: {said}",
                 hint="it may have taken the job all the same: look with `hpcjobs ps`",
                 maybe_taken=True,
             )

@@ -62,9 +62,8 @@ class Cluster:
 
     def queue(self) -> list[JobRecord]:
         self.queue_asked.append(self.now)
-        if self.down_after is not None and self.now >= self.down_after:
-            if self.up_again is None or self.now < self.up_again:
-                raise self.error
+        if self.down_after is not None and self.down_after <= self.now < (self.up_again or self.now + 1):
+            raise self.error
         return [
             JobRecord(job_id=j, state=State.RUNNING, source="squeue") for j, end in self._ends.items() if end > self.now
         ]

@@ -54,7 +54,8 @@ def queued(plan: Plan, *ids: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("said", "job_id", "cluster"), [
+    ("said", "job_id", "cluster"),
+    [
         ("12\n", "12", None),
         ("12;east\n", "12", "east"),
         ("note\n7\n", "7", None),
@@ -185,7 +186,9 @@ def test_jobs_in_hidden_partitions_are_asked_for_too() -> None:
     assert all("--all" in argv for argv in recorded.commands if argv[0] != "sacct")
 
 
-def test_a_users_defaults_for_slurms_commands_do_not_reach_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_defaults_for_slurms_commands_do_not_reach_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SCANCEL_STATE=PENDING would leave a running job alone, SQUEUE_PARTITION would hide it."""
     defaults = {"SQUEUE_PARTITION": "x", "SACCT_FORMAT": "x", "SCANCEL_STATE": "PENDING", "SINFO_FORMAT": "x"}
     for name, value in defaults.items():

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm_output import SACCT_COLUMNS, SEPARATOR, parse_sacct, parse_scontrol, parse_squeue, parse_test_only
+from hpcjobs.scheduler.slurm_output import (
+    SACCT_COLUMNS,
+    SEPARATOR,
+    parse_sacct,
+    parse_scontrol,
+    parse_squeue,
+    parse_test_only,
+)
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
 
