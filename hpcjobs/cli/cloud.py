@@ -25,6 +25,10 @@ Folder = Annotated[
     Path | None,
     typer.Option("--dir", help="The cluster's folder [~/.local/state/hpcjobs/cloud/SITE].", show_default=False),
 ]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", "-N", help="Worker nodes to have [as many as there are; at first the site's nodes.min]."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -53,22 +57,30 @@ def render(
     cluster = _cluster(site)
     files = rendering.render(cluster, cast(rendering.Kind, kind))
     folder = out or Path(cluster.name if kind == "vms" else f"{cluster.name}-{kind}")
-    rendering.write(files, folder)
-    for name in files:
+    wheel = rendering.wheel_of(cluster) if kind == "vms" else None
+    rendering.write(files, folder, wheel)
+    for name in (*files, *([wheel.name] if wheel else [])):
         print(folder / name)
 
 
 @app.command()
-def check(site: SiteName = None, folder: Folder = None, as_json: Json = False) -> None:
+def check(
+    site: SiteName = None,
+    folder: Folder = None,
+    kind: Annotated[str, typer.Option(help="What is meant to be rendered: vms, toolkit or soperator.")] = "vms",
+    as_json: Json = False,
+) -> None:
     """Say what is wrong, risky or unsaid, and what it would cost; asks nobody. Exit code 4 on errors."""
+    from typing import cast
+
+    from hpcjobs.cloud import render as rendering
     from hpcjobs.cloud.check import check as checked
-    from hpcjobs.cloud.render import render as rendered
 
     cluster = _cluster(site)
-    files = rendered(cluster)
+    files = rendering.render(cluster, cast(rendering.Kind, kind))
     if folder is not None:
         files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.tf*") if path.is_file()}
-    report = checked(cluster, files)
+    report = checked(cluster, files, cast(rendering.Kind, kind))
     if as_json:
         print_json(report)
     else:
@@ -83,20 +95,39 @@ def check(site: SiteName = None, folder: Folder = None, as_json: Json = False) -
 
 
 @app.command()
-def plan(site: SiteName = None, folder: Folder = None) -> None:
+def plan(site: SiteName = None, folder: Folder = None, nodes: Nodes = None) -> None:
     """Show what `up` would build or change."""
     from hpcjobs.cloud import lifecycle
 
-    note(f"planned in {lifecycle.plan(_cluster(site), folder)}; hpcjobs cloud up builds it")
+    note(f"planned in {lifecycle.plan(_cluster(site), folder, nodes=nodes)}; hpcjobs cloud up builds it")
 
 
 @app.command()
-def up(site: SiteName = None, folder: Folder = None, yes: Yes = False) -> None:
+def up(
+    site: SiteName = None,
+    folder: Folder = None,
+    nodes: Nodes = None,
+    yes: Yes = False,
+    first: Annotated[
+        str | None,
+        typer.Option("--run", metavar="COMMAND", help="Run `hpcjobs COMMAND` there when it is ready: 'submit ddp'."),
+    ] = None,
+) -> None:
     """Build the cluster, or change it to what the site says now; your copy of the site learns its address."""
-    from hpcjobs.cloud import lifecycle
+    import shlex
 
-    built = lifecycle.up(_cluster(site), folder, confirmed=yes)
-    lifecycle.say_what_is_next(built, note)
+    from hpcjobs.cloud import lifecycle
+    from hpcjobs.cloud.head import Head
+    from hpcjobs.cloud.render import wheel_of
+
+    cluster = _cluster(site)
+    built = lifecycle.up(cluster, folder, nodes=nodes, confirmed=yes)
+    head = Head(built.ssh, built.folder)
+    if (wheel := wheel_of(cluster)) is not None:
+        head.deliver(wheel, note)
+    lifecycle.print_next_steps(built, note)
+    if first is not None:
+        raise typer.Exit(head.run_when_ready(["hpcjobs", *shlex.split(first)], note))
 
 
 @app.command()

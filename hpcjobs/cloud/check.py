@@ -10,8 +10,8 @@ import msgspec
 
 from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.estimate import Estimate, estimate
+from hpcjobs.cloud.render import Kind
 from hpcjobs.cloud.schema import problems, provider_schema
-from hpcjobs.cloud.section import ANYWHERE
 from hpcjobs.cloud.values import gib
 
 Level = Literal["error", "warning", "note"]
@@ -45,12 +45,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return any(finding.level == "error" for finding in self.findings)
 
 
-def check(cluster: Cluster, files: Mapping[str, str]) -> Report:
-    """Hold ``files`` (as rendered, or as somebody changed them) and the cluster against everything known here."""
+def check(cluster: Cluster, files: Mapping[str, str], kind: Kind = "vms") -> Report:
+    """Hold ``files`` (as rendered for ``kind``, or as somebody changed them) and the cluster against what is known."""
     schema = provider_schema(cluster.cloud.provider)
     priced = estimate(cluster)
     found = [Finding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
-    found += [*_secrets(files), *_quota(cluster), *_money(cluster, priced), *_security(cluster), *_unsaid(cluster)]
+    found += [
+        *_secrets(files),
+        *_quota(cluster),
+        *_money(cluster, priced),
+        *_security(cluster, kind),
+        *_unsaid(cluster),
+    ]
     return Report(
         site=cluster.name,
         provider=cluster.cloud.provider,
@@ -98,10 +104,12 @@ def _money(cluster: Cluster, priced: Estimate) -> Iterator[Finding]:
         yield Finding("note", "budget", "none said: the cluster costs until `hpcjobs cloud down`")
 
 
-def _security(cluster: Cluster) -> Iterator[Finding]:
+def _security(cluster: Cluster, kind: Kind) -> Iterator[Finding]:
     cloud = cluster.cloud
-    if ANYWHERE & set(cloud.network.ssh_from):
-        yield Finding("warning", "ssh", "the whole world may try (open_to_world was said); keys only, no passwords")
+    if kind == "soperator":
+        yield Finding("warning", "ssh", "Soperator's login node may be tried from anywhere: its recipe has no ssh_from")
+    elif cloud.network.is_open:
+        yield Finding("warning", "ssh", "a large part of the world may try (open_to_world is set); keys only")
     else:
         yield Finding("note", "ssh", f"to the head alone, from {', '.join(cloud.network.ssh_from) or 'nowhere yet'}")
     key = cloud.disk.encryption_key

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.cloud.machines import MACHINES, Machine
-from hpcjobs.cloud.section import PUBLIC_KEY, Cloud
+from hpcjobs.cloud.section import DEFAULT_FILESTORE_TIER, PUBLIC_KEY, Cloud
 from hpcjobs.errors import ConfigError, nearest
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.site.yaml_text import line_of
 from hpcjobs.units import memory_bytes
 
-_FILESTORE_LEAST_GIB = {"BASIC_HDD": 1024, "BASIC_SSD": 2560, "ZONAL": 1024, "REGIONAL": 1024}
+_FILESTORE_LEAST_GIB = {"BASIC_HDD": 1024, "BASIC_SSD": 2560, "ZONAL": 1024, "REGIONAL": 1024, "ENTERPRISE": 1024}
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _RESERVED_ADDRESSES = 16
 """Of a subnet: the provider's own few, the head, the filesystem."""
@@ -157,12 +157,18 @@ def _wrong_storage(site: Site, cloud: Cloud) -> Iterator[_Problem]:
     if not f"{site.run_root}/".startswith(f"{shared.mount}/"):
         yield _Problem("run_root", f"{site.run_root} is not on the shared filesystem, {shared.mount}")
     if shared.kind == "filestore":
-        tier = shared.tier or "BASIC_HDD"
+        tier = shared.tier or DEFAULT_FILESTORE_TIER
         if tier not in _FILESTORE_LEAST_GIB:
             yield _Problem("cloud.shared.tier", f"no tier {tier!r}", nearest(tier, _FILESTORE_LEAST_GIB))
         least = _FILESTORE_LEAST_GIB[tier]
         if memory_bytes(shared.size) < least << 30:
             yield _Problem("cloud.shared.size", f"a {tier} filestore has at least {least}G, not {shared.size}")
+        if tier.startswith("BASIC_") and cloud.disk.encryption_key is not None:
+            yield _Problem(
+                "cloud.disk.encryption_key",
+                f"a {tier} filestore cannot be encrypted with a key of yours",
+                "use tier ZONAL, REGIONAL or ENTERPRISE, or leave encryption_key out",
+            )
 
 
 def _wrong_network(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:

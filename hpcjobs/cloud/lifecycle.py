@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from hpcjobs.cloud import terraform
 from hpcjobs.cloud.check import Report, check
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.render import default_folder, render, write
+from hpcjobs.cloud.head import Head
+from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import write_beside
-from hpcjobs.process import Runner, run
 from hpcjobs.site.library import config_dir
 
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
@@ -45,34 +45,47 @@ def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]
         wrong = "\n".join(f"  {f.about}: {f.text}" for f in report.findings if f.level == "error")
         raise ConfigError(f"{cluster.site.path}: cluster {cluster.name} cannot be built as it is:\n{wrong}")
     out = folder or default_folder(cluster.name)
-    write(files, out)
+    write(files, out, wheel_of(cluster))
     return out, report
 
 
-def plan(cluster: Cluster, folder: Path | None = None) -> Path:
+def plan(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None) -> Path:
     """Show what Terraform would do; nothing is built. Returns the folder."""
     out, _ = prepare(cluster, folder)
-    _initialised(out)
-    terraform.stream(out, "plan")
+    _init(out)
+    terraform.stream(out, "plan", *variables(cluster, out, nodes))
     return out
 
 
-def up(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = False) -> Built:
+def up(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None, confirmed: bool = False) -> Built:
     """Build the cluster, or change it to what the site says now; Terraform asks before it does unless ``confirmed``.
+
+    ``nodes``: how many worker nodes to have; None: as many as there are, and at first the site's ``nodes.min``.
 
     Raises:
         ConfigError: the check found errors, or the site leaves open what is needed.
-        HpcJobsError: Terraform failed or was told no.
+        HpcJobsError: Terraform failed or was told no, or the head cannot be reached.
     """
     out, _ = prepare(cluster, folder)
-    _initialised(out)
+    _init(out)
+    answers = ["-auto-approve", "-input=false"] if confirmed else []
     try:
-        terraform.stream(out, "apply", *(["-auto-approve", "-input=false"] if confirmed else []))
+        terraform.stream(out, "apply", *variables(cluster, out, nodes), *answers)
     finally:
         terraform.secure_state(out)
-    told = terraform.outputs(out)
-    site_file = remember_login(cluster, f"{cluster.cloud.ssh.user}@{told['head_address']}")
-    return Built(out, site_file, told["head_address"], told["nodes"], told["ssh"], told["submit"])
+    values = terraform.outputs(out)
+    site_file = remember_login(cluster, f"{cluster.cloud.ssh.user}@{values['head_address']}")
+    return Built(out, site_file, values["head_address"], values["nodes"], values["ssh"], values["submit"])
+
+
+def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
+    """What is decided at each call, and not by the site file."""
+    built = len(terraform.outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
+    count = nodes if nodes is not None else built or cluster.cloud.nodes.min
+    words = ["-var", f"nodes={count}"]
+    if cluster.cloud.provider == "nebius" and "NB_SA_ID" in os.environ and "NEBIUS_IAM_TOKEN" not in os.environ:
+        words += ["-var", "service_account=true"]
+    return words
 
 
 def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = False, force: bool = False) -> None:
@@ -85,30 +98,29 @@ def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = Fals
     out = folder or default_folder(cluster.name)
     if not (out / "terraform.tfstate").is_file():
         raise HpcJobsError(f"nothing of {cluster.name} is built: no state in {out}", hint="--dir says another folder")
-    if not force:
-        refuse_while_jobs_run(terraform.outputs(out).get("ssh"))
+    if not force and (ssh := terraform.outputs(out).get("ssh")) is not None:
+        refuse_while_jobs_run(Head(ssh, out))
     try:
-        terraform.stream(out, "destroy", *(["-auto-approve", "-input=false"] if confirmed else []))
+        terraform.stream(
+            out, "destroy", *variables(cluster, out, None), *(["-auto-approve", "-input=false"] if confirmed else [])
+        )
     finally:
         terraform.secure_state(out)
 
 
-def refuse_while_jobs_run(ssh: str | None, runner: Runner = run) -> None:
-    """Ask the cluster's own queue, over ``ssh`` (the command that logs in; None: nothing was ever built).
+def refuse_while_jobs_run(head: Head) -> None:
+    """Ask the cluster's own queue.
 
     Raises:
         RequestError: jobs are in the queue, or it cannot be asked.
     """
-    if ssh is None:
-        return
-    words = [*shlex.split(ssh), "squeue", "--noheader", "--format=%i_%T_%u_%j"]
-    done = runner([words[0], "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", *words[1:]])
-    if done.code:
+    result = head.run("squeue", "--noheader", "--format=%i_%T_%u_%j")
+    if result.code:
         raise RequestError(
-            f"the queue cannot be asked, so jobs may run: {ssh}: {done.err.strip() or done.code}",
+            f"the queue cannot be asked, so jobs may run: {head.ssh}: {result.err.strip() or result.code}",
             hint="--force takes the cluster down all the same",
         )
-    if jobs := done.out.split():
+    if jobs := result.out.split():
         listed = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise RequestError(
             f"{len(jobs)} jobs are in the queue: {listed}",
@@ -132,7 +144,7 @@ def remember_login(cluster: Cluster, login: str) -> Path:
     return own
 
 
-def say_what_is_next(built: Built, say: Callable[[str], None]) -> None:
+def print_next_steps(built: Built, say: Callable[[str], None]) -> None:
     """The lines a person needs after ``up``."""
     say(f"head {built.head_address}, {len(built.nodes)} nodes: {', '.join(built.nodes)}")
     say(f"state and files: {built.folder}")
@@ -141,5 +153,5 @@ def say_what_is_next(built: Built, say: Callable[[str], None]) -> None:
     say(f"first job: {built.submit}")
 
 
-def _initialised(folder: Path) -> None:
+def _init(folder: Path) -> None:
     terraform.stream(folder, "init", "-input=false")

@@ -12,8 +12,9 @@ import jinja2
 from hpcjobs import __version__
 from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.hcl import assignments, literal
-from hpcjobs.cloud.slurm_files import gres_conf, slurm_conf
+from hpcjobs.cloud.slurm_files import CGROUP_CONF, gres_conf, slurm_conf
 from hpcjobs.cloud.values import gib, terraform_values
+from hpcjobs.cloud.wheel import Wheel, build_wheel
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import write_beside
@@ -49,6 +50,12 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
     if kind not in KINDS[cluster.cloud.provider]:
         allowed = " or ".join(KINDS[cluster.cloud.provider])
         raise RequestError(f"no {kind} for {cluster.cloud.provider}", hint=f"say {allowed}")
+    if kind == "soperator" and cluster.cloud.network.ssh_from and not cluster.cloud.network.open_to_world:
+        raise RequestError(
+            f"{cluster.site.path}: network.ssh_from cannot be kept by Soperator: its login node has a public address "
+            "that anybody may try",
+            hint="set network.open_to_world: true if that is acceptable, or use --kind vms",
+        )
     folder = shipped("templates") / "cloud"
     environment = _environment(folder)
     context = _context(cluster)
@@ -90,10 +97,13 @@ def _context(cluster: Cluster) -> dict[str, object]:
         "packages": [*_BASE, *(p for p in PACKAGES if p not in _HEAD_ONLY + _WORKER_ONLY)],
         "head_packages": [*_HEAD_ONLY, *(["nfs-kernel-server"] if cloud.shared.kind == "nfs" else [])],
         "worker_packages": list(_WORKER_ONLY),
-        "python_packages": cloud.packages or (f"hpcjobs[train,digits]=={__version__}",),
+        "python_packages": cloud.packages or (),
+        "wheel": wheel_of(cluster),
+        "wheel_extras": f"[train,digits,mpi{',gpu' if cluster.gpus else ''}]",
         "site_text": text,
         "slurm_conf": slurm_conf(cluster),
         "gres_conf": gres_conf(cluster),
+        "cgroup_conf": CGROUP_CONF,
         "values": terraform_values(cluster),
         "shared_gb": gib(cloud.shared.size),
         "boot_disk_gb": gib(cloud.disk.size),
@@ -107,8 +117,13 @@ def default_folder(name: str) -> Path:
     return state / "hpcjobs" / "cloud" / name
 
 
-def write(files: Mapping[str, str], out: Path) -> None:
-    """Write ``files`` into ``out`` (0700), each in one step; what else is there, the state above all, stays.
+def wheel_of(cluster: Cluster) -> Wheel | None:
+    """The wheel that the machines wait for; None where the site names its own packages."""
+    return build_wheel() if cluster.cloud.packages is None else None
+
+
+def write(files: Mapping[str, str], out: Path, wheel: Wheel | None = None) -> None:
+    """Write ``files`` and ``wheel`` into ``out`` (0700), each in one step; what else is there, the state, stays.
 
     Raises:
         HpcJobsError: the folder cannot be written.
@@ -117,5 +132,7 @@ def write(files: Mapping[str, str], out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, text in files.items():
             write_beside(out / name, text, mode=0o700 if name.endswith(".sh") else 0o600)
+        if wheel is not None:
+            write_beside(out / wheel.name, wheel.content)
     except OSError as error:
         raise HpcJobsError(f"{out}: cannot be written: {error}") from error

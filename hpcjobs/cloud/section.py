@@ -15,7 +15,7 @@ from hpcjobs.units import memory_bytes
 
 Provider = Literal["gcp", "nebius"]
 
-ANYWHERE = frozenset(("0.0.0.0/0", "::/0"))
+DEFAULT_FILESTORE_TIER = "ZONAL"
 PUBLIC_KEY = r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d+|sk-ssh-ed25519@openssh\.com) [A-Za-z0-9+/]+=* ?[\w@.: +-]*"
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
@@ -44,7 +44,7 @@ class Gpu(Frozen, frozen=True, kw_only=True):
 
 
 class NodeCount(Frozen, frozen=True, kw_only=True):
-    """How many nodes the cluster may have; it starts with ``max``."""
+    """How many nodes the cluster may have; ``hpcjobs cloud up`` rents ``min`` of them unless it is told a number."""
 
     max: int
     min: int = 1
@@ -92,7 +92,7 @@ class Shared(Frozen, frozen=True, kw_only=True):
     mount: str
     size: str
     tier: str | None = None
-    """Filestore's tier; ``None``: BASIC_HDD."""
+    """Filestore's tier; ``None``: ZONAL, the cheapest that speaks NFSv4.1, whose file locks hold between nodes."""
 
     def __post_init__(self) -> None:
         _check_size("size", self.size)
@@ -113,14 +113,25 @@ class Network(Frozen, frozen=True, kw_only=True):
     ssh_from: tuple[str, ...] = ()
     """Networks that may reach the head by ssh; none: said when it is built."""
     open_to_world: bool = False
-    """Allows ``ssh_from`` to hold 0.0.0.0/0."""
+    """Allows ``ssh_from`` to hold more than 2^24 addresses (IPv4), 0.0.0.0/0 included."""
 
     def __post_init__(self) -> None:
         _check_network("cidr", self.cidr)
         for network in self.ssh_from:
             _check_network("ssh_from", network)
-        if ANYWHERE & set(self.ssh_from) and not self.open_to_world:
-            raise ValueError("ssh_from lets the whole world try; name your networks, or say open_to_world: true")
+        if self.is_open and not self.open_to_world:
+            raise ValueError(
+                f"ssh_from {', '.join(self.ssh_from)} lets a large part of the world try: networks of at most "
+                "2^24 addresses (IPv6: /32) are allowed; name yours, or say open_to_world: true"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``ssh_from`` holds more addresses than one organisation has."""
+        networks = [ipaddress.ip_network(text) for text in self.ssh_from]
+        v4 = ipaddress.collapse_addresses(n for n in networks if isinstance(n, ipaddress.IPv4Network))
+        v6 = ipaddress.collapse_addresses(n for n in networks if isinstance(n, ipaddress.IPv6Network))
+        return sum(n.num_addresses for n in v4) > 1 << 24 or sum(n.num_addresses for n in v6) > 1 << 96
 
 
 def _check_network(field: str, value: str) -> None:
@@ -196,7 +207,9 @@ class Cloud(Frozen, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ("logging.write", "monitoring.write")
     """GCP: what programs on the nodes may do in your project's name."""
     packages: tuple[str, ...] | None = None
-    """What pip installs on the nodes; ``None``: this hpcjobs with what its trainers need."""
+    """What pip installs on the nodes; ``None``: the hpcjobs that builds the cluster, with what its trainers need."""
+    horovod: bool = False
+    """Whether each node builds Horovod for its torch and MPI, after Slurm has started."""
     labels: dict[str, str] = {}
     quota: Quota = Quota()
     budget: Budget | None = None

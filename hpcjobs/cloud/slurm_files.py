@@ -18,20 +18,20 @@ SlurmctldLogFile=/var/log/slurmctld.log
 SlurmdLogFile=/var/log/slurmd.log
 StateSaveLocation=/var/spool/slurmctld
 SlurmdSpoolDir=/var/spool/slurmd
-# srun listens in the range that the firewall opens inside the cluster.
-SrunPortRange=32768-60999
 # A node that was taken away, or is still starting, comes back by itself.
 ReturnToService=2
 ResumeTimeout=1800
 SlurmdTimeout=120
 # What the machine type promises, not what is left of it beside the system.
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+# Each job has the cores, memory and GPUs that it asked for, and no more: cgroup.conf.
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup,task/affinity
+PrologFlags=Contain
 MpiDefault={mpi}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherType=jobacct_gather/cgroup
 JobAcctGatherFrequency=10
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={name}-head
@@ -39,6 +39,15 @@ AccountingStorageEnforce=associations
 JobRequeue=1
 EnforcePartLimits=ALL
 """
+
+CGROUP_CONF = """\
+# cgroup v2 on the images that are rented; v1 where a kernel has only that.
+CgroupPlugin=autodetect
+ConstrainCores=yes
+ConstrainDevices=yes
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=yes
+AllowedSwapSpace=0"""
 
 
 def worker_names(cluster: Cluster) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.hcl import Value
 from hpcjobs.cloud.machines import GCP_ACCELERATORS
+from hpcjobs.cloud.section import DEFAULT_FILESTORE_TIER
 from hpcjobs.units import memory_bytes
 
 _GCP_UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
@@ -32,8 +33,8 @@ def _common(cluster: Cluster) -> dict[str, Value]:
         "name": cluster.name,
         **{name: value for name, value in said.items() if value is not None},
         "ssh_user": cloud.ssh.user,
-        "first_job": f"-N {cloud.nodes.min if cloud.nodes.max < 2 else 2} ddp --workload mnist",
-        "nodes": cloud.nodes.max,
+        "first_job": f"-N {cloud.nodes.min} ddp --workload mnist",
+        "nodes": cloud.nodes.min,
         "nodes_min": cloud.nodes.min,
         "nodes_max": cloud.nodes.max,
         "boot_disk_gb": gib(cloud.disk.size),
@@ -59,7 +60,7 @@ def _gcp(cluster: Cluster) -> dict[str, Value]:
         "head_image": cloud.head.image or _GCP_UBUNTU,
         "boot_disk_type": cloud.disk.type or "pd-balanced",
         "kms_key": cloud.disk.encryption_key,
-        "shared_tier": cloud.shared.tier or "BASIC_HDD",
+        "shared_tier": cloud.shared.tier or DEFAULT_FILESTORE_TIER,
         "cidr": cloud.network.cidr,
         "secure_boot": cloud.secure_boot,
         "scopes": list(cloud.scopes),

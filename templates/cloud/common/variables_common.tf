@@ -55,8 +55,8 @@ variable "ssh_from" {
   }
 
   validation {
-    condition     = var.open_to_world || length(setintersection(var.ssh_from, ["0.0.0.0/0", "::/0"])) == 0
-    error_message = "This lets the whole world try. Name your networks, or set open_to_world."
+    condition     = var.open_to_world || alltrue([for network in var.ssh_from : tonumber(split("/", network)[1]) >= (strcontains(network, ":") ? 32 : 8)])
+    error_message = "This lets a large part of the world try. Name your networks, or set open_to_world."
   }
 }
 

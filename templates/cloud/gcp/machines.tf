@@ -3,6 +3,7 @@ locals {
 
   # What a start-up script is told besides what it holds: no secrets, for all of it stands in the state.
   told = {
+    HPCJOBS_NFS      = var.shared_kind == "filestore" && local.shared_protocol == "NFS_V3" ? "3" : "4.1"
     HPCJOBS_SHARED   = var.shared_kind == "filestore" ? "${google_filestore_instance.shared[0].networks[0].ip_addresses[0]}:/shared" : ""
     HPCJOBS_SSH_KEYS = join("\n", var.ssh_keys)
     HPCJOBS_USER     = var.ssh_user

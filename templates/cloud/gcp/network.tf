@@ -33,14 +33,13 @@ resource "google_compute_firewall" "ssh" {
 
 resource "google_compute_firewall" "inside" {
   name        = "${var.name}-inside"
-  description = "Machines of the cluster among themselves: ssh, NFS, Slurm, and the ports that MPI, NCCL and srun choose"
+  description = "All TCP between machines of the cluster: the rendezvous of a job, MPI, NCCL, Gloo and srun choose ports at run time"
   network     = google_compute_network.cluster.id
   source_tags = [var.name]
   target_tags = [var.name]
 
   allow {
     protocol = "tcp"
-    ports    = ["22", "2049", "6817-6819", "32768-60999"]
   }
 
   allow {

@@ -1,5 +1,10 @@
 # The filesystem that all machines see: a disk which the head exports, or a filestore.
 
+locals {
+  # The BASIC tiers speak NFSv3 alone.
+  shared_protocol = startswith(var.shared_tier, "BASIC_") ? "NFS_V3" : "NFS_V4_1"
+}
+
 resource "google_compute_disk" "shared" {
   count  = var.shared_kind == "nfs" ? 1 : 0
   name   = "${var.name}-shared"
@@ -19,8 +24,9 @@ resource "google_compute_disk" "shared" {
 resource "google_filestore_instance" "shared" {
   count        = var.shared_kind == "filestore" ? 1 : 0
   name         = "${var.name}-shared"
-  location     = var.zone
+  location     = contains(["REGIONAL", "ENTERPRISE"], var.shared_tier) ? var.region : var.zone
   tier         = var.shared_tier
+  protocol     = local.shared_protocol
   labels       = local.labels
   kms_key_name = var.kms_key
 

@@ -74,9 +74,9 @@ variable "shared_kind" {
 }
 
 variable "shared_tier" {
-  description = "Service tier of a filestore."
+  description = "Service tier of a filestore: BASIC_HDD, BASIC_SSD, ZONAL, REGIONAL or ENTERPRISE."
   type        = string
-  default     = "BASIC_HDD"
+  default     = "ZONAL"
 }
 
 variable "cidr" {

@@ -72,3 +72,9 @@ variable "reservation" {
   type        = string
   default     = null
 }
+
+variable "service_account" {
+  description = "Whether the credentials are a service account's (NB_SA_ID and the others) and not NEBIUS_IAM_TOKEN."
+  type        = bool
+  default     = false
+}

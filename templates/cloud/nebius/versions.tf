@@ -9,6 +9,12 @@ terraform {
   }
 }
 
-# Credentials come from the environment: NEBIUS_IAM_TOKEN.
+# Credentials come from the environment: NEBIUS_IAM_TOKEN, or a service account's NB_AUTHKEY_PRIVATE_PATH (a file),
+# NB_AUTHKEY_PUBLIC_ID and NB_SA_ID.
 provider "nebius" {
+  service_account = !var.service_account ? null : {
+    private_key_file_env = "NB_AUTHKEY_PRIVATE_PATH"
+    public_key_id_env    = "NB_AUTHKEY_PUBLIC_ID"
+    account_id_env       = "NB_SA_ID"
+  }
 }

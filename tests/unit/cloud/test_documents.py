@@ -5,12 +5,14 @@ GOLDEN=write writes the folders anew: read the difference before it is committed
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ import pytest
 import yaml
 from sites import KEY, PROVIDERS, saved, sized, tree
 
-from hpcjobs import __version__
+from hpcjobs import __version__, plan
 from hpcjobs.cloud.cluster import settle
 from hpcjobs.cloud.machines import MACHINES
-from hpcjobs.cloud.render import KINDS, Kind, render, write
+from hpcjobs.cloud.render import KINDS, Kind, render, wheel_of, write
+from hpcjobs.cloud.wheel import build_wheel
 from hpcjobs.data import shipped
 from hpcjobs.errors import RequestError
 from hpcjobs.site.library import load_site
@@ -36,7 +39,12 @@ FOLDERS: list[tuple[str, Kind]] = [
 def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
     """Without the module's own files, which are the same for every site and stand in templates/cloud."""
     files = render(settle(load_site(name)), kind)
-    written = {n: t.replace(__version__, "VERSION") for n, t in files.items() if not n.endswith((".tf", ".gitignore"))}
+    wheel = build_wheel()
+    written = {
+        n: t.replace(__version__, "VERSION").replace(wheel.sha256, "SHA256-OF-THE-WHEEL")
+        for n, t in files.items()
+        if not n.endswith((".tf", ".gitignore"))
+    }
     golden = GOLDEN / f"{name}-{kind}"
     if os.environ.get("GOLDEN") == "write":
         shutil.rmtree(golden, ignore_errors=True)
@@ -110,6 +118,86 @@ def test_a_kind_of_another_provider_is_refused() -> None:
     assert set(KINDS) == set(PROVIDERS) == {machine.provider for machine in MACHINES.values()}
 
 
+def test_ssh_from_is_refused_where_it_cannot_be_kept_and_passed_on_where_it_can() -> None:
+    """Soperator's login node takes a connection from anywhere; Google's toolkit takes a list of networks."""
+    with pytest.raises(RequestError, match=r"ssh_from cannot be kept by Soperator"):
+        render(settle(saved(tree("nebius"))), "soperator")
+    settings = blueprint(sized("gcp", nodes=2))["network"]["settings"]
+    assert settings == {"allowed_ssh_ip_ranges": ["203.0.113.0/24"]}
+
+
+@pytest.mark.parametrize("first_id", [1, 2, 999_983, 4_294_967_295])
+def test_every_port_that_a_job_script_chooses_is_open_inside_the_cluster(first_id: int) -> None:
+    """MASTER_PORT of `job.sh`, read from the script that would be sent, and what else listens between nodes."""
+    site = saved(sized("gcp", nodes=2))
+    script = plan(["python", "train.py"], site=site, nodes=2).script
+    expression = re.search(r"MASTER_PORT=\$\(free_port \$\(\((.*?)\)\)\)", script)
+    assert expression is not None
+    shell = (
+        f"job_id={first_id}; for UID_ in 0 1000 65535; do echo $(({expression.group(1).replace('UID', 'UID_')})); done"
+    )
+    chosen = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.split()
+    # Open MPI, NCCL, Gloo and srun take ports from 1024 on or the kernel's ephemeral range; NFS, Slurm and ssh below.
+    listening = {*map(int, chosen), 22, 1024, 2049, 6817, 6818, 6819, 32768, 60999, 65535}
+    assert {port for port in listening if not is_open_inside(render(settle(site))["network.tf"], port)} == set()
+
+
+def is_open_inside(network: str, port: int) -> bool:
+    """Whether the firewall between machines of the cluster, as rendered, lets TCP to ``port`` pass."""
+    hcl2 = pytest.importorskip("hcl2")
+    rules = [block for block in hcl2.loads(network)["resource"] if '"google_compute_firewall"' in str(block)]
+    (inside,) = [body for rule in rules for kind in rule.values() for name, body in kind.items() if "inside" in name]
+    for allow in inside["allow"]:
+        if allow["protocol"].strip('"') != "tcp":
+            continue
+        ranges = [text.strip('"').partition("-") for text in allow.get("ports", ["0-65535"])]
+        if any(int(low) <= port <= int(high or low) for low, _, high in ranges):
+            return True
+    return False
+
+
+def test_jobs_of_a_rented_cluster_are_confined_to_what_they_asked_for() -> None:
+    script = render(settle(saved(sized("gcp", nodes=2))))["bootstrap.sh"]
+    for line in (
+        "ProctrackType=proctrack/cgroup",
+        "TaskPlugin=task/cgroup,task/affinity",
+        *(f"Constrain{what}=yes" for what in ("Cores", "RAMSpace", "Devices")),
+    ):
+        assert f"\n{line}\n" in script
+
+
+def test_slurmd_waits_for_the_shared_filesystem_after_a_restart_of_the_machine() -> None:
+    script = render(settle(saved(sized("gcp", nodes=2))))["bootstrap.sh"]
+    assert "slurmd.service.d/hpcjobs.conf" in script
+    assert "RequiresMountsFor=$mount" in script
+    assert "/etc/fstab" in script
+
+
+def test_the_wheel_that_nodes_install_is_the_one_that_a_build_makes(tmp_path: Path) -> None:
+    """File by file, but for what names the tool that packed it."""
+    repository = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(repository)]
+    subprocess.run(command, check=True, capture_output=True)
+    (built,) = tmp_path.glob("*.whl")
+    wheel = build_wheel()
+    assert wheel.name == built.name
+    with zipfile.ZipFile(built) as expected, zipfile.ZipFile(io.BytesIO(wheel.content)) as packed:
+        own = {"WHEEL", "RECORD", "METADATA", "LICENSE"}
+        names = [{n for n in archive.namelist() if Path(n).name not in own} for archive in (expected, packed)]
+        assert names[0] == names[1]
+        assert {n for n in names[0] if expected.read(n) != packed.read(n)} == set()
+
+
+def test_nodes_install_hpcjobs_by_content_and_never_by_name_from_an_index(tmp_path: Path) -> None:
+    cluster = settle(saved(sized("gcp", nodes=2)))
+    files = render(cluster)
+    write(files, tmp_path / "out", wheel_of(cluster))
+    wheel = build_wheel()
+    assert (tmp_path / "out" / wheel.name).read_bytes() == wheel.content
+    assert f"wheel_sha256={wheel.sha256}" in files["bootstrap.sh"]
+    assert "hpcjobs==" not in files["bootstrap.sh"]
+
+
 def blueprint(site: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Module id -> module of the Cluster Toolkit blueprint for ``site``."""
     text = render(settle(saved(site)), "toolkit")["blueprint.yaml"]
@@ -137,12 +225,13 @@ def test_a_blueprint_without_gpus_or_with_a_filestore() -> None:
     site["cloud"]["shared"] = {"kind": "filestore", "mount": "/shared", "size": "2T"}
     modules = blueprint(site)
     assert "guest_accelerator" not in modules["t4_nodes"]["settings"]
-    assert modules["shared"]["settings"] == {"filestore_tier": "BASIC_HDD", "local_mount": "/shared", "size_gb": 2048}
+    assert modules["shared"]["settings"] == {"filestore_tier": "ZONAL", "local_mount": "/shared", "size_gb": 2048}
 
 
 def test_soperators_values_are_what_the_site_says() -> None:
     hcl2 = pytest.importorskip("hcl2")
     site = sized("nebius", nodes=16, capacity="reserved")
+    site["cloud"]["network"]["open_to_world"] = True
     values = hcl2.loads(render(settle(saved(site)), "soperator")["hpcjobs.auto.tfvars"])
     (workers,) = values["slurm_nodeset_workers"]
     assert workers["size"] == 16

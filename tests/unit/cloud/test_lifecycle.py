@@ -17,8 +17,10 @@ from sites import saved, sized
 from stub_provider import serving
 
 from hpcjobs.cloud.cluster import settle
-from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login
+from hpcjobs.cloud.head import Head
+from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login, variables
 from hpcjobs.cloud.schema import provider_schema
+from hpcjobs.cloud.wheel import Wheel
 from hpcjobs.errors import RequestError
 from hpcjobs.process import Result
 from hpcjobs.site.library import load_site
@@ -66,8 +68,16 @@ def test_a_cluster_is_built_remembered_and_taken_down(person: Person, here: Path
     folder = here.parent / "home" / ".local" / "state" / "hpcjobs" / "cloud" / "rented"
     assert "Plan: " in person.types("plan", "--site", "rented")
     assert not (folder / "terraform.tfstate").exists()
-    told = person.types("up", "--site", "rented", "--yes")
+    person.has("scp", 'echo "$@" >copied')
+    person.has("ssh", 'echo "$@" >>connected')
+    told = person.types("up", "--site", "rented", "--yes", "--nodes", "2", "--run", "submit --wait 'a b' ddp")
     assert "Apply complete!" in told
+    connections = Path("connected").read_text(encoding="utf-8").splitlines()
+    assert connections[-1].endswith(r"hpcjobs submit --wait 'a b' ddp")
+    assert f'UserKnownHostsFile="{folder}/known_hosts"' in connections[0]
+    assert f"{folder}/hpcjobs-" in Path("copied").read_text(encoding="utf-8")
+    assert "2 nodes: rented-1, rented-2" in told
+    assert "2 nodes: " in person.types("up", "--site", "rented", "--yes"), "a change of the site takes no node away"
     login = load_site("rented").login
     assert login is not None
     assert f"first job: ssh {login} hpcjobs submit --site rented --wait" in told
@@ -111,6 +121,17 @@ def test_what_the_check_calls_an_error_is_not_built(person: Person) -> None:
     assert person.types("check", "--site", "rented", code=4).lstrip().startswith("ABOUT")
 
 
+@needs_terraform
+def test_at_first_the_fewest_nodes_are_rented_unless_a_number_is_given(person: Person) -> None:
+    output = person.types("plan", "--site", "rented")
+    assert "worker[0]" in output
+    assert "worker[1]" not in output
+    assert "worker[1]" in person.types("plan", "--site", "rented", "-N", "2")
+    assert "nodes is 3: the site allows 1 to 2" in " ".join(
+        person.types("plan", "--site", "rented", "-N", "3", code=3).replace("│", " ").split()
+    )
+
+
 def test_a_folder_is_rendered_where_it_was_asked_for(person: Person) -> None:
     told = person.types("render", "--site", "rented", "--out", "there")
     assert set(told.split()) == {str(path) for path in Path("there").iterdir()}
@@ -141,17 +162,43 @@ def test_the_login_is_written_into_the_users_own_copy_with_all_that_stands_there
     assert load_site("gcp-t4").login == "hpc@198.51.100.8"
 
 
-def test_the_queue_is_asked_without_questions_and_once() -> None:
-    asked: list[Sequence[str]] = []
+def recorded(answers: list[Result]) -> tuple[Head, list[Sequence[str]]]:
+    """A head whose ssh and scp give ``answers`` in turn, and the commands that were run."""
+    commands: list[Sequence[str]] = []
 
     def answer(argv: Sequence[str], **_: object) -> Result:
-        asked.append(argv)
-        return Result(0, "1_PENDING_a_x\n2_RUNNING_b_y\n", "")
+        commands.append(argv)
+        return answers.pop(0)
 
+    return Head("ssh hpc@198.51.100.7", Path("a folder"), runner=answer, pause=lambda _: None), commands
+
+
+def test_the_queue_is_asked_without_questions_also_of_a_host_nobody_knows() -> None:
+    head, commands = recorded([Result(0, "1_PENDING_a_x\n2_RUNNING_b_y\n", "")])
     with pytest.raises(RequestError, match="2 jobs are in the queue"):
-        refuse_while_jobs_run("ssh hpc@198.51.100.7", answer)
-    (argv,) = asked
+        refuse_while_jobs_run(head)
+    (argv,) = commands
     assert argv[:3] == ["ssh", "-o", "BatchMode=yes"]
-    assert argv[-3:] == ["squeue", "--noheader", "--format=%i_%T_%u_%j"]
-    refuse_while_jobs_run(None, answer)
-    assert len(asked) == 1
+    assert "StrictHostKeyChecking=accept-new" in argv
+    assert f'UserKnownHostsFile="{Path("a folder").absolute()}/known_hosts"' in argv
+    assert argv[-4:] == ["hpc@198.51.100.7", "squeue", "--noheader", "--format=%i_%T_%u_%j"]
+
+
+def test_the_wheel_is_copied_as_soon_as_the_head_lets_somebody_in() -> None:
+    refused = Result(255, "", "ssh: connect to host 198.51.100.7 port 22: Connection refused")
+    head, commands = recorded([refused, refused, Result(0, "", ""), Result(0, "", "")])
+    head.deliver(Wheel("hpcjobs-1-py3-none-any.whl", b"", ""), lambda _: None)
+    assert [argv[0] for argv in commands] == ["scp", "scp", "scp", "ssh"]
+    assert commands[2][-1] == "hpc@198.51.100.7:.hpcjobs-1-py3-none-any.whl.part"
+    assert commands[3][-3:] == ["mv", ".hpcjobs-1-py3-none-any.whl.part", "hpcjobs-1-py3-none-any.whl"]
+
+
+def test_credentials_of_a_service_account_are_taken_from_the_environment(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = settle(saved(sized("nebius", nodes=2)))
+    assert "service_account=true" not in variables(cluster, here, None)
+    monkeypatch.setenv("NB_SA_ID", "serviceaccount-e00")
+    assert "service_account=true" in variables(cluster, here, None)
+    monkeypatch.setenv("NEBIUS_IAM_TOKEN", "of a person")
+    assert "service_account=true" not in variables(cluster, here, None)

@@ -6,17 +6,20 @@
 #   HPCJOBS_USER      the cluster's one user
 #   HPCJOBS_SSH_KEYS  public keys of those who may log in, one a line
 #   HPCJOBS_SHARED    what is mounted as /shared: HOST:/PATH, or the tag of a virtiofs; empty: a disk of this machine
+#   HPCJOBS_NFS       version of NFS that HOST speaks: 4.1 (the default), or 3
 set -euo pipefail
 umask 022
 
 readonly role=${HPCJOBS_ROLE:?head or worker} user=${HPCJOBS_USER:?} keys=${HPCJOBS_SSH_KEYS?} source=${HPCJOBS_SHARED?}
+readonly nfs=${HPCJOBS_NFS:-4.1}
 readonly cluster=gcp-t4 mount=/shared venv=/opt/hpcjobs/venv slots=1
 readonly patience_s=1800 # the head may need its time: it is what workers wait for
 readonly inside=$mount/.cluster home=$mount/home/$user uid=2000
+readonly wheel=hpcjobs-VERSION-py3-none-any.whl wheel_sha256=SHA256-OF-THE-WHEEL wheel_extras='[train,digits,mpi,gpu]'
 packages=(ca-certificates curl gcc libopenmpi-dev nfs-common openmpi-bin openssh-client openssh-server procps python3-dev python3-venv slurm-client sudo slurm-client slurm-wlm-basic-plugins munge libpmix2 libpmix-dev iproute2)
 worker_packages=(slurmd)
 head_packages=(slurmctld slurmdbd slurm-wlm-mysql-plugin mariadb-server nfs-kernel-server)
-python_packages=('hpcjobs[train,digits]==VERSION')
+python_packages=()
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
 
 say() { printf '%s %s: %s\n' "$(date -u +%FT%TZ)" "$(hostname -s)" "$*"; }
@@ -88,18 +91,32 @@ install_driver() {
     nvidia-smi || die "no GPU driver: use an image that has one"
 }
 
-# Homes, run folders and what the machines tell each other.
+# Homes, run folders and what the machines tell each other. By fstab, so that it is there at every start of the machine,
+# and slurmd waits for it.
 mount_shared() {
     mkdir -p "$mount"
-    mountpoint -q "$mount" && return 0
     if [[ -z $source ]]; then
         export_disk
-    elif [[ $source == *:* ]]; then
-        await "$patience_s" "$source" mount -t nfs4 -o hard,noatime,nconnect=4 "$source" "$mount"
+    elif [[ $source != *:* ]]; then
+        write_fstab "$source" "$mount" virtiofs defaults,nofail
+    elif [[ $nfs == 3 ]]; then # its locks need a service that calls back from outside the cluster: they stay local
+        write_fstab "$source" "$mount" nfs vers=3,nolock,hard,noatime,_netdev,nofail
     else
-        await "$patience_s" "virtiofs $source" mount -t virtiofs "$source" "$mount"
+        write_fstab "$source" "$mount" nfs "vers=$nfs,hard,noatime,nconnect=4,_netdev,nofail"
     fi
+    await "$patience_s" "${source:-the disk}" mount_listed "$mount"
+    put /etc/systemd/system/slurmd.service.d/hpcjobs.conf 644 <<TEXT
+[Unit]
+RequiresMountsFor=$mount
+TEXT
+    ! with_systemd || systemctl daemon-reload
     say "mounted $mount"
+}
+
+mount_listed() { mountpoint -q "$1" || mount "$1"; } # mount_listed FOLDER: as fstab says
+
+write_fstab() { # write_fstab WHAT FOLDER TYPE OPTIONS: the folder's one line
+    { awk -v folder="$2" '$2 != folder' /etc/fstab && printf '%s %s %s %s 0 0\n' "$@"; } | put /etc/fstab 644
 }
 
 export_disk() { # only the head has the disk
@@ -107,8 +124,9 @@ export_disk() { # only the head has the disk
     disk=$(compgen -G '/dev/disk/by-id/*-shared' | head -n 1) || die "no disk for $mount"
     blkid "$disk" >/dev/null || mkfs.ext4 -q -L shared "$disk"
     mkdir -p /srv/shared
-    mountpoint -q /srv/shared || mount "$disk" /srv/shared
-    mount --bind /srv/shared "$mount"
+    write_fstab "$disk" /srv/shared ext4 defaults,nofail
+    write_fstab /srv/shared "$mount" none bind,nofail,x-systemd.requires-mounts-for=/srv/shared
+    mount_listed /srv/shared
     # Only machines of the cluster reach the port. root is root, for munge's key; all of them are one person's.
     put /etc/exports.d/hpcjobs.exports 644 <<<"/srv *(ro,fsid=0,no_subtree_check) /srv/shared *(rw,no_root_squash,no_subtree_check)"
     serve nfs-kernel-server
@@ -194,17 +212,54 @@ TEXT
     systemctl enable --quiet --now hpcjobs-nodes.timer
 }
 
+# hpcjobs comes as the wheel that the cluster was made with, and from nowhere else: its name on a package index may be
+# anybody's. Who made the cluster copies it into the user's home, or beside this script.
+find_wheel() { # into the folder that only root reads; fails until it is there with the right content
+    local path
+    for path in "$inside/$wheel" "$home/$wheel" "$(dirname "${BASH_SOURCE[0]}")/$wheel"; do
+        [[ -e $path ]] || continue
+        if [[ $path != "$inside/$wheel" ]]; then
+            mkdir -p "$inside"
+            put "$inside/$wheel" 644 <"$path"
+        fi
+        if printf '%s  %s\n' "$wheel_sha256" "$inside/$wheel" | sha256sum --check --status; then
+            return
+        fi
+        say "$path is not the wheel that this cluster was made with: it is left out"
+        rm -f -- "$inside/$wheel"
+    done
+    return 1
+}
+
 install_python() {
-    local done="$venv/.installed" list="${python_packages[*]}"
+    local done="$venv/.installed" list="${python_packages[*]} $wheel_sha256" pip=("$venv/bin/pip" install --quiet --disable-pip-version-check)
     if [[ $venv == "$mount"/* ]] && ! is_head; then # one for all: the head makes it
         await "$patience_s" "$done" grep -qsxF "$list" "$done"
         return
     fi
     [[ $(cat "$done" 2>/dev/null) != "$list" ]] || return 0
-    say "installing $list into $venv"
+    [[ -z $wheel ]] || await "$patience_s" "$wheel: copy it into the home of $user on $cluster-head" find_wheel
+    say "installing $wheel ${python_packages[*]} into $venv"
     python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --upgrade "${python_packages[@]}"
+    if [[ -n $wheel ]]; then
+        "${pip[@]}" --force-reinstall --no-deps "$inside/$wheel"
+        "${pip[@]}" "$inside/$wheel$wheel_extras"
+    fi
+    [[ -z ${python_packages[*]} ]] || "${pip[@]}" --upgrade "${python_packages[@]}"
     printf '%s\n' "$list" >"$done"
+}
+
+# Minutes of compiling: jobs that need no Horovod run meanwhile. The first node builds a wheel, the others install it.
+install_horovod() {
+    local script
+    if [[ $venv == "$mount"/* ]]; then
+        [[ $(hostname -s) == "$cluster-1" ]] || return 0 # one environment for all
+    else
+        ! is_head || return 0
+    fi
+    script=$(compgen -G "$venv/lib/python3*/site-packages/hpcjobs/_data/containers/install_horovod.sh") ||
+        die "hpcjobs is not in $venv: no Horovod"
+    HPCJOBS_WHEELS=$inside/wheels bash "$script" "$venv/bin/python"
 }
 
 # The user's copy of the site, with the network interface that this machine really has.
@@ -247,8 +302,13 @@ cloud:
   head: {machine: e2-standard-4, hour: 0.13}
   disk: {size: 100G}
   shared: {kind: nfs, mount: /shared, size: 200G}
+  horovod: true
 SITE
         put "$home/.config/hpcjobs/site_configs/$cluster.yaml" 644 "$user:$user"
+}
+
+write_cgroup_setting() { # for a Slurm with cgroup v2 where no systemd is asked for a cgroup
+    with_systemd || [[ ! -e /sys/fs/cgroup/cgroup.controllers ]] || echo IgnoreSystemd=yes
 }
 
 write_slurm() {
@@ -264,20 +324,20 @@ SlurmctldLogFile=/var/log/slurmctld.log
 SlurmdLogFile=/var/log/slurmd.log
 StateSaveLocation=/var/spool/slurmctld
 SlurmdSpoolDir=/var/spool/slurmd
-# srun listens in the range that the firewall opens inside the cluster.
-SrunPortRange=32768-60999
 # A node that was taken away, or is still starting, comes back by itself.
 ReturnToService=2
 ResumeTimeout=1800
 SlurmdTimeout=120
 # What the machine type promises, not what is left of it beside the system.
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+# Each job has the cores, memory and GPUs that it asked for, and no more: cgroup.conf.
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup,task/affinity
+PrologFlags=Contain
 MpiDefault=pmix
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherType=jobacct_gather/cgroup
 JobAcctGatherFrequency=10
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=gcp-t4-head
@@ -289,6 +349,15 @@ AccountingStorageTRES=gres/gpu
 NodeName=gcp-t4-1 NodeAddr=gcp-t4-1 NodeHostname=gcp-t4-1 Sockets=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=28672 TmpDisk=20480 State=UNKNOWN Gres=gpu:t4:1
 NodeName=gcp-t4-2 NodeAddr=gcp-t4-2 NodeHostname=gcp-t4-2 Sockets=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=28672 TmpDisk=20480 State=UNKNOWN Gres=gpu:t4:1
 PartitionName=t4 Nodes=gcp-t4-1,gcp-t4-2 State=UP Default=YES MaxTime=1-00:00:00 DefMemPerCPU=3584
+TEXT
+    { cat <<'TEXT' && write_cgroup_setting; } | put /etc/slurm/cgroup.conf 644
+# cgroup v2 on the images that are rented; v1 where a kernel has only that.
+CgroupPlugin=autodetect
+ConstrainCores=yes
+ConstrainDevices=yes
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=yes
+AllowedSwapSpace=0
 TEXT
     put /etc/slurm/gres.conf 644 <<'TEXT'
 NodeName=gcp-t4-1,gcp-t4-2 Name=gpu Type=t4 File=/dev/nvidia0
@@ -365,6 +434,10 @@ main() {
     ! is_head || write_site
     write_slurm
     start_slurm
+    ! is_head || install -m 644 -o "$user" -g "$user" /dev/null "$home/.cluster-ready"
+    # Not in an `if`: errors end the function only outside of one.
+    (install_horovod) &
+    wait $! || say "error: no Horovod on this machine; jobs that need none run"
     say "ready"
 }
 

@@ -1,7 +1,7 @@
 name              = "nebius-h100"
 ssh_user          = "hpc"
-first_job         = "-N 2 ddp --workload mnist"
-nodes             = 4
+first_job         = "-N 1 ddp --workload mnist"
+nodes             = 1
 nodes_min         = 1
 nodes_max         = 4
 boot_disk_gb      = 256
