@@ -1,4 +1,4 @@
-"""The wheel of the hpcjobs that runs now: what a rented cluster installs, whatever a package index has under the name."""
+"""The running hpcjobs as a wheel: rented clusters install it, whatever an index has under the name."""
 
 from __future__ import annotations
 
