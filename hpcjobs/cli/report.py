@@ -26,7 +26,7 @@ def report() -> None:
 
     from hpcjobs.errors import HpcJobsError
 
-    if missing := [name for name in ("polars", "matplotlib") if find_spec(name) is None]:
+    if missing := [name for name in ("polars", "matplotlib", "scipy") if find_spec(name) is None]:
         raise HpcJobsError(f"reports need {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
 
 
@@ -111,7 +111,7 @@ def _print_jobs(frame: pl.DataFrame) -> None:
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
-    from hpcjobs.report.told import energy
+    from hpcjobs.report.tables import energy
     from hpcjobs.units import human_duration
 
     def span(value: float | None) -> str:
@@ -172,14 +172,14 @@ def _print_totals(frame: pl.DataFrame, by: str) -> None:
 def scaling(
     study: Annotated[str, typer.Argument(help="Name or file of the study.")],
     output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
-    target: Annotated[float, typer.Option(help="Efficiency that the knee is about.")] = 0.8,
+    target: Annotated[float, typer.Option(help="Efficiency of the knee, between 0 and 1.")] = 0.8,
     baseline: Annotated[str | None, _opt("--baseline", help="Another study to compare with.")] = None,
     check: Annotated[Path | None, _opt("--check", help="YAML file of bounds; exit code 1 when one is missed.")] = None,
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Also over different code or nodes.")] = False,
     as_json: Json = False,
 ) -> None:
     """Did more nodes pay off? Table, fits, pictures; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
-    from hpcjobs.report import compare, page, points, told
+    from hpcjobs.report import compare, page, points, tables
     from hpcjobs.report.scaling import analyse
     from hpcjobs.report.study import path_of, read
 
@@ -194,16 +194,16 @@ def scaling(
     folder = output or Path(f"{asked.name}-report")
     page.write(asked, found, runs, folder, baseline=baseline, comparison=rows)
     if as_json:
-        fits = [{"law": fit.law.name, "rms": fit.rms, "believed": fit is found.believed, "x1": fit.x1,
+        fits = [{"law": fit.law.name, "rms": fit.rms, "chosen": fit is found.chosen, "x1": fit.x1,
                  "parameters": fit.parameters} for fit in found.fits]  # fmt: skip
-        print_json({"groups": [group._asdict() for group in found.groups], "words": found.words, "fits": fits,
+        print_json({"groups": [group._asdict() for group in found.groups], "summary": found.summary, "fits": fits,
                     "knee": found.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
     else:
-        for line in told.warnings(found):
+        for line in tables.warnings(found):
             note(line)
-        print_table(*told.sizes(found))
-        print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], told.fit_rows(found))
-        for line in found.words:
+        print_table(*tables.sizes(found))
+        print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], tables.fit_rows(found))
+        for line in found.summary:
             print(line)
         if rows:
             print_table(rows[0], rows[1:])
@@ -230,19 +230,22 @@ def sweep(
 ) -> None:
     """Which parameters did best? A page with pictures to pass on (HTML, CSV, Parquet, PNG, SVG)."""
     from hpcjobs.report import sweep_page
+    from hpcjobs.report.sweep_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
 
     found = find_sweep(name)
     table, called = found.table(), found.definition.name
     metric = least or most or next((m for m in ("evaluation.loss", "loss") if m in table.measured), "loss")
-    best = table.best(metric, largest=most is not None)
+    ranked = table.ranked(metric, largest=most is not None)
+    best = ranked[0] if ranked else None
     folder = output or Path(f"{called}-report")
-    sweep_page.write(called, table.rows, table.params, folder, metric=metric, largest=most is not None)
+    sweep_page.write(called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None)
     if as_json:
         print_json({"best": best, "page": str(folder / "index.html")})
         return
     if best is not None:
-        print_table([*table.params, metric, "JOB"], [[*(best[p] for p in table.params), best[metric], best["job_id"]]])
+        columns = [*table.params, metric, "job_id"]
+        print_table([*table.params, metric, "JOB"], [[cell(best.get(name)) for name in columns]])
     print(f"page {folder / 'index.html'}")
 
 

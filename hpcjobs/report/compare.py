@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
+from hpcjobs.report.choice import p_text
+from hpcjobs.report.intervals import mean_ratio
 from hpcjobs.report.scaling import Analysis, Group
-from hpcjobs.report.told import rate_style
+from hpcjobs.report.tables import interval, rate_style
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
 
@@ -56,17 +58,19 @@ def compare(found: Analysis, baseline: Analysis) -> list[list[str]]:
     shared = [(group, before[group.n]) for group in found.groups if group.n in before]
     if not shared:
         raise RequestError("the studies share no size")
-    headers = [found.per, found.unit, "baseline", "ratio", "efficiency", "baseline", "told apart"]
+    headers = [found.per, found.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
     return [headers, *(_row(group, old) for group, old in shared)]
 
 
 def _row(group: Group, old: Group) -> list[str]:
     now, then = group.throughput, old.throughput
-    apart = "yes" if now.low > then.high or now.high < then.low else "no" if now.low == now.low else "single runs"
+    ratio, p_value = mean_ratio(group.measured, old.measured)
+    significant = "single runs" if p_value is None else "yes" if p_value < 0.05 else "no"
+    if p_value is not None:
+        significant += f" ({p_text(p_value)})"
     return [
         str(group.n), f"{now.value:{rate_style(now.value)}}", f"{then.value:{rate_style(then.value)}}",
-        f"{now.value / then.value:.2f}",
-        f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", apart,
+        interval(ratio, ".2f"), f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", significant,
     ]  # fmt: skip
 
 

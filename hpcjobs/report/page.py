@@ -9,17 +9,17 @@ import jinja2
 import polars as pl
 
 from hpcjobs import __version__
-from hpcjobs.report import pictures, told
+from hpcjobs.report import canvas, pictures, tables
 from hpcjobs.report.scaling import Analysis
 from hpcjobs.report.study import Study
 
 
-def html(template: str, **told: object) -> str:
-    """One of the pages that lie beside this module, whole in itself; what it tells is escaped."""
+def html(template: str, **content: object) -> str:
+    """One of the pages that lie beside this module, which needs no other file; its content is escaped."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     footer = f"hpcjobs {__version__}; every figure comes from the run folders and the accounting named above."
-    return environment.get_template(f"{template}.html.j2").render(footer=footer, **told)
+    return environment.get_template(f"{template}.html.j2").render(footer=footer, **content)
 
 
 def write(
@@ -34,9 +34,9 @@ def write(
     """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     made = pictures.figures(found, runs)
-    written = pictures.save(made, folder)
+    written = canvas.save(made, folder)
     html, markdown = folder / "index.html", folder / "report.md"
-    inline = [(told.CAPTIONS[name], pictures.svg(figure)) for name, figure in made.items()]
+    inline = [(tables.CAPTIONS[name], canvas.svg(figure)) for name, figure in made.items()]
     html.write_text(_html(study, found, runs, inline, baseline, comparison), encoding="utf-8")
     markdown.write_text(_markdown(study, found, runs, list(made), baseline, comparison), encoding="utf-8")
     runs.write_csv(folder / "runs.csv")
@@ -56,22 +56,22 @@ def _html(
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
-    headers, rows = told.sizes(found)
+    headers, rows = tables.sizes(found)
     return html(
         "page",
         title=f"Scaling study {study.name}",
         lead=_lead(study),
-        warnings=told.warnings(found),
-        words=found.words,
+        warnings=tables.warnings(found),
+        words=found.summary,
         headers=headers,
         rows=rows,
-        table_note=told.TABLE_NOTE,
+        table_note=tables.TABLE_NOTE,
         pictures=inline,
-        fits=told.fit_rows(found),
+        fits=tables.fit_rows(found),
         baseline=baseline,
         comparison=comparison,
-        run_headers=told.RUN_HEADERS,
-        runs=told.run_rows(runs),
+        run_headers=tables.RUN_HEADERS,
+        runs=tables.run_rows(runs),
     )
 
 
@@ -84,21 +84,21 @@ def _markdown(
     comparison: list[list[str]] | None,
 ) -> str:
     parts = [f"# Scaling study {study.name}", _lead(study)]
-    parts += [f"> **{line}**" for line in told.warnings(found)]
-    parts.append("\n".join(f"- {line}" for line in found.words))
+    parts += [f"> **{line}**" for line in tables.warnings(found)]
+    parts.append("\n".join(f"- {line}" for line in found.summary))
     parts += [
         "## Sizes",
-        _table(*told.sizes(found)),
-        told.TABLE_NOTE,
+        _table(*tables.sizes(found)),
+        tables.TABLE_NOTE,
     ]
-    parts += ["## Pictures", *(f"![{told.CAPTIONS[name]}]({name}.svg)" for name in names)]
+    parts += ["## Pictures", *(f"![{tables.CAPTIONS[name]}]({name}.svg)" for name in names)]
     parts += [
         "## Fits",
-        _table(["law", "parameter", "value", "95 % interval", "residuals"], told.fit_rows(found)),
+        _table(["law", "parameter", "value", "95 % interval", "residuals"], tables.fit_rows(found)),
     ]
     if comparison:
         parts += [f"## Against {baseline}", _table(comparison[0], comparison[1:])]
-    parts += ["## Runs", _table(list(told.RUN_HEADERS), told.run_rows(runs))]
+    parts += ["## Runs", _table(list(tables.RUN_HEADERS), tables.run_rows(runs))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.report.gather import Wanted, gather
-from hpcjobs.report.study import Point, Study
+from hpcjobs.report.study import Mode, Point, Study
 from hpcjobs.report.versions import code_of, image_of
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, RunSummary
 
@@ -38,8 +38,10 @@ _FROM_ACCOUNTING = (
 
 
 def points(study: Study) -> pl.DataFrame:
-    """One row per run, also of runs that have not ended. A program that leaves no summary.json is measured by
-    the time its job took (unit ``runs/h``).
+    """One row per run, also of runs that have not ended.
+
+    A program that leaves no summary.json is measured by the time its job took: in ``runs/h``, or, as a run of a weak
+    study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h).
 
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
@@ -50,11 +52,11 @@ def points(study: Study) -> pl.DataFrame:
     ids = tuple(dict.fromkeys(job_id.partition("_")[0] for _, job_id in known))
     jobs = gather(Wanted(since=0, job_ids=ids), site=study.site).jobs
     by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
-    rows = [_row(point, by_id.get(job_id, {})) for point, job_id in known]
+    rows = [_row(point, by_id.get(job_id, {}), mode=study.mode) for point, job_id in known]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat")
 
 
-def _row(point: Point, job: dict[str, Any]) -> dict[str, Any]:
+def _row(point: Point, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
     folder = Path(point.run_dir)
     row: dict[str, Any] = dict.fromkeys(_COLUMNS)
     row.update({name: job.get(name) for name in _FROM_ACCOUNTING})
@@ -71,7 +73,8 @@ def _row(point: Point, job: dict[str, Any]) -> dict[str, Any]:
     if (folder / SUMMARY_FILE).exists():
         row.update(_measured(RunSummary.read(folder)))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
-        row.update(throughput=3600 / job["elapsed_s"], unit="runs/h")
+        work, unit = (point.size.ranks, "rank-runs/h") if mode == "weak" else (1, "runs/h")
+        row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
 
 

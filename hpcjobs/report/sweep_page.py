@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from hpcjobs.report import pictures, sweep_pictures
+from hpcjobs.report import canvas, sweep_pictures
 from hpcjobs.report.page import html
 
 _CAPTIONS = {
@@ -21,19 +21,23 @@ _MOST_ROWS = 2000
 
 
 def write(
-    name: str, rows: Sequence[dict[str, Any]], params: Sequence[str], folder: Path, *, metric: str, largest: bool
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    params: Sequence[str],
+    folder: Path,
+    *,
+    compared: Sequence[dict[str, Any]],
+    metric: str,
+    largest: bool,
 ) -> list[Path]:
     """index.html, results.csv, results.parquet and the pictures (PNG, SVG) in ``folder``; rows as `Results` has them.
 
-    Only COMPLETED cells with a number for ``metric`` are compared; the others are counted.
+    Args:
+        compared: those of ``rows`` that have a rank by ``metric``, best first; the others are counted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    compared = sorted(
-        (row for row in rows if row["state"] == "COMPLETED" and isinstance(row.get(metric), int | float)),
-        key=lambda row: row[metric], reverse=largest,
-    )  # fmt: skip
     made = sweep_pictures.figures(compared, params, metric, best=compared[0]) if compared else {}
-    written = pictures.save(made, folder)
+    written = canvas.save(made, folder)
     columns = [*params, metric, "state", "elapsed_s", "nodes", "job_id", "folder"]
     page = html(
         "sweep",
@@ -41,10 +45,10 @@ def write(
         lead=f"{len(rows)} cells over {', '.join(params)}; {'largest' if largest else 'smallest'} {metric} is best",
         warnings=_warnings(rows, compared, metric),
         words=_words(compared, params, metric),
-        pictures=[(_CAPTIONS[kind], pictures.svg(figure)) for kind, figure in made.items()],
+        pictures=[(_CAPTIONS[kind], canvas.svg(figure)) for kind, figure in made.items()],
         metric=metric,
         headers=columns,
-        rows=[[_cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]],
+        rows=[[cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]],
     )
     (folder / "index.html").write_text(page, encoding="utf-8")
     every = list(dict.fromkeys(key for row in rows for key in row))
@@ -65,7 +69,7 @@ def _warnings(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
     if others:
         found.append("not compared: " + ", ".join(f"{count} {state}" for state, count in others.most_common()))
     if silent := len(rows) - len(compared) - others.total():
-        found.append(f"{silent} completed without a number for {metric}")
+        found.append(f"{silent} completed without a finite number for {metric}")
     if len(rows) > _MOST_ROWS:
         found.append(f"the table below has the first {_MOST_ROWS} of {len(rows)} cells; results.csv has all")
     return found
@@ -73,16 +77,17 @@ def _warnings(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
 
 def _words(compared: Sequence[dict[str, Any]], params: Sequence[str], metric: str) -> list[str]:
     if not compared:
-        return [f"No completed cell has a number for {metric}."]
+        return [f"No completed cell has a finite number for {metric}."]
     best, last = compared[0], compared[-1]
-    told = ", ".join(f"{name} {_cell(best.get(name))}" for name in params)
+    told = ", ".join(f"{name} {cell(best.get(name))}" for name in params)
     return [
-        f"Best: {metric} {_cell(best[metric])} with {told} (job {best['job_id']}).",
-        f"The {len(compared)} cells compared lie between that and {_cell(last[metric])}.",
+        f"Best: {metric} {cell(best[metric])} with {told} (job {best['job_id']}).",
+        f"The {len(compared)} cells compared lie between that and {cell(last[metric])}.",
     ]
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A parameter or a metric as text."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from hpcjobs.report import pictures as shared
+from hpcjobs.report.canvas import blank, literal, spaced
 
 Row = dict[str, Any]
 _MAP: Final = "viridis_r"
@@ -54,10 +54,12 @@ class _Scale:
         return self.values.index(value) / max(1, len(self.values) - 1)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Place and words of each value, or of some where there are too many to read."""
+        """Place and label of each value, or of some where there are too many to read."""
         shown = self.values
         if len(shown) > _MOST_TICKS:
             shown = [self.values[round(n)] for n in np.linspace(0, len(self.values) - 1, 5)]
+        if len(shown) > 1:
+            shown = [shown[index] for index in spaced([self.place(value) for value in shown], gap=0.05)]
         return [(self.place(value), _short(value)) for value in shown]
 
     def colour(self, value: Any) -> Any:
@@ -69,24 +71,24 @@ class _Scale:
 
 def _short(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 18 else f"{text[:17]}…"
+    return literal(text if len(text) <= 18 else f"{text[:17]}…")
 
 
 def _effect(rows: Sequence[Row], param: str, metric: str, best: Row) -> Figure:
-    figure, axes = shared.blank()
+    figure, axes = blank()
     scale = _Scale(rows, param)
     axes.plot([scale.place(row.get(param)) for row in rows], [row[metric] for row in rows], "o", alpha=0.7)
     axes.plot(scale.place(best.get(param)), best[metric], "o", ms=11, mfc="none", mec="#c2571a", mew=2, label="best")
     axes.set_xticks(*map(list, zip(*scale.ticks(), strict=True)))
-    axes.set_xlabel(param)
-    axes.set_ylabel(metric)
+    axes.set_xlabel(literal(param))
+    axes.set_ylabel(literal(metric))
     axes.legend(frameon=False)
     return figure
 
 
 def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
     """The mean over cells that share both values; white where there is none."""
-    figure, axes = shared.blank()
+    figure, axes = blank()
     across, down = (_Scale(rows, name) for name in pair)
     colours = _Scale(rows, metric)
     cells: dict[tuple[int, int], list[float]] = {}
@@ -105,15 +107,15 @@ def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
                 axes.text(x, y, f"{value:.3g}", ha="center", va="center", fontsize=8, color=ink)
     axes.set_xticks(range(len(across.values)), [_short(value) for value in across.values])
     axes.set_yticks(range(len(down.values)), [_short(value) for value in down.values])
-    axes.set_xlabel(pair[0])
-    axes.set_ylabel(pair[1])
-    figure.colorbar(colours.mappable(), ax=axes, label=metric)
+    axes.set_xlabel(literal(pair[0]))
+    axes.set_ylabel(literal(pair[1]))
+    figure.colorbar(colours.mappable(), ax=axes, label=literal(metric))
     return figure
 
 
 def _parallel(rows: Sequence[Row], names: Sequence[str], metric: str, best: Row) -> Figure:
     """One line per cell over one axis per parameter, the metric last and in colour."""
-    figure, axes = shared.blank(width=max(6.4, 1.6 * len(names)))
+    figure, axes = blank(width=max(6.4, 1.6 * len(names)))
     scales = [_Scale(rows, name) for name in names]
     for row in rows:
         heights = [scale.place(row.get(name)) for scale, name in zip(scales, names, strict=True)]
@@ -130,7 +132,7 @@ def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_yticks([])
-    axes.set_xticks(range(len(names)), list(names))
+    axes.set_xticks(range(len(names)), [literal(name) for name in names])
     axes.set_xlim(-0.2, len(names) - 0.6)
     for where, scale in enumerate(scales):
         axes.axvline(where, color="#8a8f98", linewidth=1, zorder=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -40,10 +41,18 @@ class Results(NamedTuple):
         Raises:
             RequestError: no cell measured that.
         """
+        return next(iter(self.ranked(metric, largest=largest)), None)
+
+    def ranked(self, metric: str, *, largest: bool = False) -> list[dict[str, Any]]:
+        """The completed cells with a finite number for ``metric``, best first: NaN and infinity have no rank.
+
+        Raises:
+            RequestError: no cell measured that.
+        """
         if metric not in self.measured and metric not in _FACTS:
             raise RequestError(f"no cell has {metric!r}", hint=nearest(metric, self.measured))
-        rows = [r for r in self.rows if r["state"] == "COMPLETED" and _is_number(r.get(metric))]
-        return (max if largest else min)(rows, key=lambda row: float(row[metric]), default=None)
+        compared = [row for row in self.rows if row["state"] == "COMPLETED" and _is_finite(row.get(metric))]
+        return sorted(compared, key=lambda row: float(row[metric]), reverse=largest)
 
     def write_csv(self, file: TextIO) -> None:
         """The rows as CSV; what was not measured is empty."""
@@ -80,8 +89,8 @@ class Results(NamedTuple):
         polars.DataFrame(columns, strict=False).write_parquet(path)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def results_of(folder: SweepFolder, standings: Sequence[Standing]) -> Results:

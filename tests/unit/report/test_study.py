@@ -13,7 +13,8 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.report import measure, points, study
 from hpcjobs.report.measure import missing
-from hpcjobs.report.study import Point, Size, Study
+from hpcjobs.report.scaling import analyse
+from hpcjobs.report.study import Mode, Point, Size, Study
 from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import entries
@@ -83,6 +84,22 @@ def test_a_submitter_that_is_killed_leaves_a_study_that_goes_on_where_it_was(
     done = measure.measure(ASKED, FILE)
     assert len(entries()) == 2
     assert [point.job_id for point in done.points] == [f"{e.job_id}_{n}" for e in entries() for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "program", "efficiency"),
+    [("weak", "sleep 4", (0.7, 1.4)), ("strong", "sleep $((4 / {ranks}))", (0.6, 1.4))],
+)
+def test_a_program_without_a_summary_is_measured_by_its_time(
+    mode: Mode, program: str, efficiency: tuple[float, float]
+) -> None:
+    """Perfect weak scaling takes as long at every size: its efficiency is T(1) / T(N)."""
+    done = measure.measure(replace(ASKED, mode=mode, program=("sh", "-c", program), repeats=1), FILE)
+    wait(entries(), timeout_s=120)
+    found = analyse(points.points(done), mode=mode)
+    least, most = efficiency
+    assert least <= found.groups[1].efficiency.value <= most
+    assert found.unit == ("rank-runs/h" if mode == "weak" else "runs/h")
 
 
 def test_a_run_that_failed_is_measured_again_and_the_others_stay() -> None:

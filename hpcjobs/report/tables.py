@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import polars as pl
 
-from hpcjobs.report.fits import Interval
+from hpcjobs.report.intervals import Interval
 from hpcjobs.report.scaling import Analysis, Group
 from hpcjobs.units import human_duration
 
 TABLE_NOTE: Final = (
-    "Median and 95 % bootstrap interval over runs. Shares of a step: communication is what waits for other ranks"
-    " (exposed), data the wait for a batch; checkpoint is of the whole run. ~ is modelled from the site's watts."
+    "Throughput is the geometric mean over runs, with its 95 % interval (Student's t on logarithms); step times, shares"
+    " and waits are medians. Shares of a step: communication is what waits for other ranks (exposed), data the wait for"
+    " a batch; checkpoint is of the complete run. ~ is modelled from the site's watts."
 )
 CAPTIONS: Final = {
-    "speedup": "Speed-up against the smallest size; the band is the 95 % interval of the fit to go by.",
+    "speedup": "Speed-up against the smallest size; the band is the 95 % interval of the law that is used.",
     "efficiency": "Efficiency: speed-up over the ideal one.",
     "breakdown": "Where a step's time goes.",
-    "spread": "Each run against the median of its size, by the nodes it ran on.",
+    "spread": "Each run against the median of its size, by the hosts it ran on, slowest first;"
+    " a host that no fast run had is marked.",
 }
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
 
@@ -60,7 +61,7 @@ def rate_style(value: float) -> str:
 
 
 def energy(joules: float | None, source: str | None) -> str:
-    """In Wh below one kWh; ``~`` where it is modelled, wholly or in part."""
+    """In Wh below one kWh; ``~`` where it is modelled, in full or in part."""
     if joules is None:
         return "-"
     hours = joules / 3600
@@ -73,7 +74,7 @@ def share(value: float | None) -> str:
 
 def interval(value: Interval, style: str) -> str:
     """``3.61 (3.5 to 3.7)``; the value alone where there is no interval or no width to it."""
-    if math.isnan(value.low) or value.low == value.high:
+    if value.low is None or value.high is None or value.low == value.high:
         return f"{value.value:{style}}"
     return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
 
@@ -81,11 +82,13 @@ def interval(value: Interval, style: str) -> str:
 def fit_rows(found: Analysis) -> list[list[str]]:
     rows = []
     for fitted in found.fits:
-        name = fitted.law.name + (" (to go by)" if fitted is found.believed else "")
+        name = fitted.law.name + (" (used)" if fitted is found.chosen else "")
         values = {f"X(1), {found.unit}": fitted.x1, **fitted.parameters}
         for parameter, value in values.items():
             style = rate_style(value.value) if parameter.startswith("X(1)") else ".4g"
-            width = "-" if math.isnan(value.low) else f"{value.low:{style}} to {value.high:{style}}"
+            width = "-"  # of a law that does not hold, an interval would say nothing
+            if fitted is found.chosen and value.low is not None and value.high is not None:
+                width = f"{value.low:{style}} to {value.high:{style}}"
             rows.append([name, parameter, f"{value.value:{style}}", width, f"{fitted.rms:.1%}"])
     return rows
 
@@ -102,7 +105,7 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
 
 
 def warnings(found: Analysis) -> list[str]:
-    told = [f"This study mixes {what}. Its figures do not compare like with like." for what in found.mixed]
+    lines = [f"This study mixes {what}. Its figures do not compare like with like." for what in found.mixed]
     if found.left_out:
-        told.append(f"{len(found.left_out)} runs have no figure: {'; '.join(found.left_out)}.")
-    return told
+        lines.append(f"{len(found.left_out)} runs have no figure: {'; '.join(found.left_out)}.")
+    return lines

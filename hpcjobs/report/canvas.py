@@ -1,0 +1,60 @@
+"""What all pictures share: style, labels that do not run into each other, files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+mpl.rcParams["svg.fonttype"] = "none"  # text stays text: smaller files, and a page can be searched
+mpl.rcParams["svg.hashsalt"] = "hpcjobs"  # the same study gives the same file
+_NO_METADATA: Final = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+def blank(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
+    """An empty figure in the style of the reports; ``width`` and ``height`` in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def literal(text: str) -> str:
+    """``text`` as matplotlib prints it: what stands between two ``$`` would be read as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def spaced(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
+    """Indices of the ascending ``places`` to label, so that labels stand ``gap`` of the axis apart; the last is one."""
+    least = gap * (places[-1] - places[0])
+    chosen = [len(places) - 1]
+    for index in range(len(places) - 2, -1, -1):
+        if places[chosen[-1]] - places[index] >= least:
+            chosen.append(index)
+    return chosen[::-1]
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an ``<svg>`` element."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def save(made: dict[str, Figure], folder: Path) -> list[Path]:
+    """NAME.png and NAME.svg of each."""
+    written = []
+    for name, figure in made.items():
+        for kind in ("png", "svg"):
+            path = folder / f"{name}.{kind}"
+            figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None)
+            written.append(path)
+    return written
