@@ -7,7 +7,6 @@ smallest size has 1 by definition.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -187,7 +186,7 @@ def _outlook(knee: Knee, doubling: Interval | None, groups: list[Group], per: st
         far = value >= largest * _FURTHEST
         reach = "" if low is None else f" (95 %: {low:.3g} to {high:.3g})" if high else f" (95 %: {low:.3g} or more)"
         beyond = f", which is an extrapolation beyond the {largest} measured" if knee.beyond else ""
-        where = f"at least {largest * _FURTHEST} {per}" if far else _count(math.floor(value + 1e-6), per)
+        where = f"at least {largest * _FURTHEST} {per}" if far else f"{value:.3g} {per}"
         lines.append(f"By the law the knee is at {where}{reach}{beyond}.")
     if doubling is not None:
         value, low, high = doubling
