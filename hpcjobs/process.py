@@ -17,6 +17,12 @@ LEAKING_NAMES = frozenset(
         *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     )
 )
+_SETTINGS = ("OMPI_MCA_", "PMIX_MCA_")
+"""What users and modules set for Open MPI; inside a task of mpirun it sets those of `_OF_MPIRUN` itself."""
+_OF_MPIRUN = (
+    *("OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir", "OMPI_MCA_mpi_oversubscribe"),
+    *("OMPI_MCA_shmem_RUNTIME_QUERY_hint", "PMIX_MCA_mca_base_component_show_load_errors"),
+)
 KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 """Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `KEPT`."""
 
@@ -45,14 +51,20 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without what an enclosing job left in it.
 
     A submission from inside a job or a salloc shell would otherwise hand its task layout, CPU
-    binding and rank to the new job; SLURM_CONF and SLURM_CLUSTERS say which cluster, and stay.
+    binding and rank to the new job; SLURM_CONF and SLURM_CLUSTERS say which cluster, and stay. So do
+    the settings of Open MPI; those of sbatch (SBATCH_ACCOUNT) are read into the job (`job/settings.py`).
     """
     source = os.environ if environ is None else environ
-    return {
-        name: value
-        for name, value in source.items()
-        if name in KEPT or not (name in LEAKING_NAMES or name.startswith(LEAKING))
-    }
+    of_launchers = _OF_MPIRUN if "OMPI_COMM_WORLD_RANK" in source else ()
+
+    def leaks(name: str) -> bool:
+        if name in KEPT:
+            return False
+        if name.startswith(_SETTINGS):
+            return name.startswith(of_launchers)
+        return name in LEAKING_NAMES or name.startswith(LEAKING)
+
+    return {name: value for name, value in source.items() if not leaks(name)}
 
 
 def command_env(program: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
+from hpcjobs.job.settings import user_settings
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Resources, Site
 from hpcjobs.site.yaml_file import read_yaml
@@ -84,7 +85,8 @@ def plan(
         "stage_image": stage_image,
     }
     avoid = avoided_on(where.name) if where.scheduler == "slurm" else {}
-    job = resolve([*layers, Layer("flag", _spec(fields))], where, avoid=avoid)
+    settings = user_settings(os.environ) if where.scheduler == "slurm" else ()
+    job = resolve([*settings, *layers, Layer("flag", _spec(fields))], where, avoid=avoid)
     return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
 
 

@@ -28,6 +28,8 @@ def prologue(site: Site, *, environment: bool = True) -> tuple[str, ...]:
 def _module_lines(site: Site) -> Iterator[str]:
     if not site.modules:
         return
+    yield "# What was loaded at login is here in part only; while it counts as loaded, module load does nothing."
+    yield 'unset LOADEDMODULES _LMFILES_ "${!_ModuleTable@}" "${!__MODULES_LM@}"'
     if site.module_init:
         yield f"command -v module >/dev/null || . {shlex.quote(site.module_init)}"
     else:

@@ -17,7 +17,7 @@ from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError, nearest
 from hpcjobs.files import cache_dir
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.launch import Raw, command_line, launch, launched_by
+from hpcjobs.job.launch import Raw, command_line, gpus_per_task, launch, launched_by
 from hpcjobs.job.models import Job
 from hpcjobs.job.retries import WARNING_S
 from hpcjobs.runtime.exits import ExitCode
@@ -57,7 +57,7 @@ def setup_text(job: Job, run_dir: Path, *, made_by: str) -> str:
         context = _context(job, run_dir, made_by=made_by, template=job.template) | {"launched_by": made_by}
         return "".join(
             text
-            for name in ("die", "prologue", "told")
+            for name in ("die", "steps", "prologue", "told")
             for text in template.blocks[name](template.new_context(context))
         )
 
@@ -76,6 +76,7 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
         "container_code": int(ExitCode.CONTAINER),
         "inside": None if inside is None or inside.runtime == "pyxis" else inside,
         "first_words": command_line(_first_words(job)),
+        "gpus_of_node": gpus_per_task(job, 1),
         "launch": started,
         "launched_by": launched_by(job),
         "launch_line": command_line(started.command),

@@ -10,11 +10,21 @@ from __future__ import annotations
 from hpcjobs.job.launch.base import Launch, Launcher, Raw, command_line
 from hpcjobs.job.launch.horovod import horovod_gloo, horovodrun
 from hpcjobs.job.launch.mpi import mpirun
-from hpcjobs.job.launch.slurm import srun, srun_args
+from hpcjobs.job.launch.slurm import gpus_per_task, srun, srun_args
 from hpcjobs.job.launch.torch import spawn, torchrun
 from hpcjobs.job.models import Job
 
-__all__ = ["LAUNCHERS", "Launch", "Launcher", "Raw", "command_line", "launch", "launched_by", "srun_args"]
+__all__ = [
+    "LAUNCHERS",
+    "Launch",
+    "Launcher",
+    "Raw",
+    "command_line",
+    "gpus_per_task",
+    "launch",
+    "launched_by",
+    "srun_args",
+]
 
 LAUNCHERS = {
     "srun": Launcher(srun, ("slurm",)),

@@ -28,7 +28,7 @@ LEFT_BEHIND = {
     "SLURM_DISTRIBUTION": "cyclic",
     "SLURM_EXPORT_ENV": "NONE",
     "SBATCH_EXPORT": "NONE",
-    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_CPUS_PER_TASK": "9",
     "SRUN_CPUS_PER_TASK": "9",
     "RANK": "63",
     "LOCAL_RANK": "63",

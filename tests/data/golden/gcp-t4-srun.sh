@@ -64,6 +64,10 @@ trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
 write_state RUNNING null null null
 
+# --- what srun reads from the environment
+# After --export=NONE it would start tasks without this script's environment.
+export SLURM_EXPORT_ENV=ALL
+
 # --- software of the site
 if [ -r /opt/hpcjobs/venv/bin/activate ]; then . /opt/hpcjobs/venv/bin/activate; else die 'no virtual environment at /opt/hpcjobs/venv'; fi
 

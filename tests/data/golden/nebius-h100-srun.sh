@@ -65,6 +65,10 @@ trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
 write_state RUNNING null null null
 
+# --- what srun reads from the environment
+# After --export=NONE it would start tasks without this script's environment.
+export SLURM_EXPORT_ENV=ALL
+
 # --- software of the site
 if [ -r /mnt/shared/hpcjobs/venv/bin/activate ]; then . /mnt/shared/hpcjobs/venv/bin/activate; else die 'no virtual environment at /mnt/shared/hpcjobs/venv'; fi
 

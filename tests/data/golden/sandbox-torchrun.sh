@@ -63,6 +63,10 @@ trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
 write_state RUNNING null null null
 
+# --- what srun reads from the environment
+# After --export=NONE it would start tasks without this script's environment.
+export SLURM_EXPORT_ENV=ALL
+
 # --- software of the site
 
 # --- what every task is told

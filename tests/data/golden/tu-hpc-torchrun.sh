@@ -64,7 +64,13 @@ trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
 write_state RUNNING null null null
 
+# --- what srun reads from the environment
+# After --export=NONE it would start tasks without this script's environment.
+export SLURM_EXPORT_ENV=ALL
+
 # --- software of the site
+# What was loaded at login is here in part only; while it counts as loaded, module load does nothing.
+unset LOADEDMODULES _LMFILES_ "${!_ModuleTable@}" "${!__MODULES_LM@}"
 for init in /etc/profile.d/lmod.sh /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/bash /usr/share/modules/init/bash; do
     if ! command -v module >/dev/null && [ -r "$init" ]; then . "$init"; fi
 done

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -98,6 +99,23 @@ def test_the_script_records_the_first_failure_and_ends_with_its_code(launcher: s
     state = json.loads((tmp_path / "run folder" / "state.json").read_text())
     assert (state["state"], state["exit_code"], state["first_failure"]["rank"]) == ("FAILED", 7, 1)
     assert "hpcjobs: first failure: rank 1 on " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("launcher", "asks"),
+    [("srun", "--gpus-per-task=h100:2"), ("torchrun", "--gpus-per-task=h100:8"), ("mpirun", None)],
+)
+def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
+    launcher: str, asks: str | None, here: Path, tmp_path: Path
+) -> None:
+    """torchrun's agent and mpirun's daemon start the ranks; Slurm would give them the GPUs of one rank."""
+    site = replace(hpcjobs.load_site("nebius-h100"), gpu_request="gpus-per-task", launchers=None)
+    said: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 4, "gpus_per_node": 8, "launcher": launcher}
+    script = hpcjobs.plan(["true"], site=site, **said).script
+    assert "#SBATCH --gpus-per-task=h100:2" in script
+    assert "export SLURM_GPUS_PER_TASK=h100:8\n" in script
+    (started,) = [line for line in script.splitlines() if line.startswith((f"{launcher} ", "srun "))]
+    assert [word for word in started.split() if "gpus" in word] == ([] if asks is None else [asks])
 
 
 def test_a_module_that_does_not_load_ends_the_job_by_name(here: Path, tmp_path: Path) -> None:

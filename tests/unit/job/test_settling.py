@@ -207,3 +207,31 @@ def test_no_run_folder_is_made_where_each_node_has_its_own(here: Path) -> None:
     (here / "site.yaml").write_text(SITE + f"node_local: [{here}]\n")
     with pytest.raises(RequestError, match="which every node of site site has for itself"):
         hpcjobs.plan(["true"], site="./site.yaml")
+
+
+def test_a_users_own_settings_of_sbatch_win_over_the_site_and_lose_to_what_the_job_says(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"ACCOUNT": "mine", "PARTITION": "big", "QOS": "other", "TIMELIMIT": "90"}.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    job = settled(site, spec="resources: {qos: normal}\n", time="50m")
+    values = {
+        name: (getattr(job.resources, name), job.sources[name]) for name in ("account", "partition", "qos", "time")
+    }
+    assert values == {
+        "account": ("mine", "SBATCH_ACCOUNT"),
+        "partition": ("big", "SBATCH_PARTITION"),
+        "qos": ("normal", "job.yaml"),
+        "time": ("00:50:00", "flag"),
+    }
+    assert settled(site).resources.time == "01:30:00"
+
+
+@pytest.mark.parametrize(("name", "value"), [("SBATCH_PARTITION", "nobodys"), ("SBATCH_TIMELIMIT", "soon")])
+def test_a_setting_of_sbatch_that_cannot_be_is_refused_by_the_variables_name(
+    site: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = refused(site)
+    assert name in found
+    assert value in found

@@ -28,7 +28,7 @@ def until(question: Callable[[], T | None], *, within_s: float = 90) -> T:
 
 def make_plan(*program: str, **asked: Any) -> Plan:
     """A plan whose run folder is there."""
-    made = plan(program, site="local", **asked)
+    made = plan(program, **({"site": "local"} | asked))
     (made.run_dir / "logs").mkdir(mode=0o700, parents=True)
     (made.run_dir / "job.sh").write_text(made.script)
     (made.run_dir / "job.sh").chmod(0o700)

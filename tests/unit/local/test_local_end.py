@@ -344,6 +344,26 @@ def test_what_an_enclosing_job_left_in_the_environment_stays_outside(
     assert machine.log(job) == f":0:kept:{job}:hello\n"
 
 
+MODULE = """() {
+    case ":$LOADEDMODULES:" in *":$2:"*) return 0 ;; esac
+    export LOADEDMODULES=$LOADEDMODULES:$2 OF_THE_MODULE=yes
+}"""
+"""As the real one: what counts as loaded is not loaded again."""
+
+
+def test_a_module_that_was_loaded_at_login_is_loaded_again_in_the_job(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine.here / "site_configs").mkdir()
+    (machine.here / "site_configs" / "modules.yaml").write_text("scheduler: local\nmodules: [openmpi/4]\n")
+    monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    monkeypatch.setenv("LOADEDMODULES", "gcc/12:openmpi/4")
+    monkeypatch.setenv("_LMFILES_", "/modules/gcc/12:/modules/openmpi/4")
+    job = machine.submit("bash", "-c", 'echo "$OF_THE_MODULE"', site="modules", launcher="spawn")
+    assert machine.end_of(job).state == State.COMPLETED
+    assert machine.log(job) == "yes\n"
+
+
 def test_what_is_kept_about_jobs_is_nobody_elses(machine: Machine) -> None:
     machine.end_of(machine.submit("true"))
     state = Path(os.environ["HOME"]) / ".local" / "state" / "hpcjobs"

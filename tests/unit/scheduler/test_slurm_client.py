@@ -225,3 +225,15 @@ def test_commands_run_without_what_an_enclosing_job_left() -> None:
     }
     kept = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "east", "PATH": "/bin", "RANKING": "1", "MASTER": "m"}
     assert clean_env(left | kept) == kept
+
+
+def test_settings_of_open_mpi_reach_the_job_but_not_what_mpirun_gave_an_enclosing_one() -> None:
+    settings = {"OMPI_MCA_btl": "tcp,self", "PMIX_MCA_psec": "native", "OMPI_MCA_plm_rsh_agent": "ssh"}
+    assert clean_env(settings) == settings
+    task = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://node",
+        "OMPI_MCA_ess_base_jobid": "1",
+        "PMIX_NAMESPACE": "1",
+    }
+    assert clean_env(settings | task) == settings

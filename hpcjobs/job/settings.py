@@ -1,0 +1,41 @@
+"""A user's own settings of sbatch, in environment variables: they win over the site, and lose to what a job says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import JobSpec, Layer
+from hpcjobs.site.models import Resources
+
+VARIABLES = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time",
+    "SBATCH_WCKEY": "wckey",
+}
+"""What users set for all their jobs. sbatch does not get the variables: there they would win over the script."""
+
+
+def user_settings(environ: Mapping[str, str]) -> Iterator[Layer]:
+    """One layer per variable that is set.
+
+    Raises:
+        RequestError: a value that the option cannot have.
+    """
+    for variable, field in VARIABLES.items():
+        value = environ.get(variable)
+        if not value:
+            continue
+        try:
+            # Slurm's bare numbers are minutes.
+            minutes = f"{value}m" if field == "time" and value.isdecimal() else value
+            resources = msgspec.convert({field: minutes}, Resources)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{variable}={value!r} (environment): {error}", hint=f"unset {variable}") from error
+        yield Layer(variable, JobSpec(resources=resources))

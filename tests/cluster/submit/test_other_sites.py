@@ -1,0 +1,74 @@
+"""What other clusters do differently, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from login_node import Cluster
+
+from hpcjobs.runtime.exits import ExitCode
+
+SITE = {
+    "partitions": {"compute": {"nodes": 4, "node": {"cpus": 16}}},
+    "defaults": {"time": "10m"},
+    "interface": "eth0",
+}
+
+
+def site_of(cluster: Cluster, **more: object) -> str:
+    """A site file for the sandbox's cluster; its path."""
+    path = cluster.folder / "other.yaml"
+    path.write_text(json.dumps({**SITE, "slurm_conf": cluster.record.slurm_conf, **more}), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_tasks_have_the_scripts_environment_where_jobs_are_submitted_with_export_none(
+    cluster: Cluster, launcher: str
+) -> None:
+    site = site_of(cluster, extra_directives=["export=NONE"], env={"OF_THE_SITE": "yes"})
+    words = ("-N", "2", "--ntasks-per-node", "1", "--launcher", launcher, "bash", "-c", 'echo "has $OF_THE_SITE"')
+    answer = cluster.hpcjobs("submit", "--site", site, "--json", *words)
+    assert answer.code == 0, answer
+    job = cluster.took(answer.out).done()
+    assert sorted(line for line in job.log.splitlines() if "has" in line) == ["0: has yes", "1: has yes"]
+
+
+TRAIN = (sys.executable, "-m", "hpcjobs.trainers.ddp", "--steps", "2", "--no-probe", "--device", "cpu")
+
+
+def test_a_trainer_started_by_hand_in_the_shell_of_salloc_is_refused(cluster: Cluster) -> None:
+    """The shell is what salloc starts where LaunchParameters has use_interactive_step."""
+    step = ["srun", "--interactive", "--preserve-env", *TRAIN]
+    shell = f"{' '.join(step)}; echo code=$?"
+    out = cluster.slurm("salloc", "-Q", "-N", "2", "-n", "4", "bash", "-c", shell)
+    assert f"code={int(ExitCode.WORLD_MISMATCH)}" in out
+
+
+PLACE = """
+import os, sys
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import UsageError
+try:
+    env = DistEnv.from_environ(os.environ)
+except UsageError as error:
+    sys.exit(f"refused: {error}")
+print("rank", env.rank, "of", env.world_size, "meets at", env.master_addr, env.master_port, flush=True)
+"""
+
+
+def test_ranks_that_mpirun_starts_on_two_hosts_are_refused_without_a_master_and_agree_on_one(cluster: Cluster) -> None:
+    """On the second host they run in a step of mpirun's daemon, whose node list and number are not theirs."""
+    program = cluster.program("place.py", PLACE)
+    mpirun = "mpirun --allow-run-as-root -np 2 --map-by ppr:1:node"
+    python = f"{sys.executable} {program}"
+    script = f"{mpirun} {python}; export MASTER_ADDR=tu01; {mpirun} -x MASTER_ADDR {python}"
+    log = cluster.folder / "mpi.out"
+    cluster.slurm("sbatch", "--wait", "-N", "2", "--ntasks-per-node=1", f"--output={log}", "--wrap", script)
+    said = log.read_text().splitlines()
+    assert len([line for line in said if line.startswith("refused: 2 processes on several hosts")]) >= 1, said
+    met = sorted(line for line in said if "meets at" in line)
+    assert [line.split()[1] for line in met] == ["0", "1"], said
+    assert len({line.partition("meets at")[2] for line in met}) == 1, said
