@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.array import array_indices
+from hpcjobs.job.array import check_array
 from hpcjobs.job.models import Job
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.units import memory_bytes, walltime_s
@@ -41,7 +41,7 @@ def _request_problems(job: Job) -> Iterator[str]:
         yield f"{said}: launcher horovodrun cannot tell its ranks to save; horovod-gloo and mpirun can"
     if job.resources.array:
         try:
-            array_indices(job.resources.array)
+            check_array(job.resources.array)
         except ValueError as error:
             yield f"{_asked(job, 'array')}: {error}"
     if len([m for m in (job.resources.mem, job.resources.mem_per_cpu, job.resources.mem_per_gpu) if m]) > 1:

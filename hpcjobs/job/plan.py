@@ -63,10 +63,6 @@ def plan(
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site.
     """
-    where = site if isinstance(site, Site) else load_site(site or default_site())
-    layers = (
-        [] if spec is None else [spec if isinstance(spec, Layer) else Layer(str(spec), read_yaml(Path(spec), JobSpec))]
-    )
     fields: dict[str, object] = {
         "program": tuple(program),
         "resources": resources,
@@ -84,10 +80,25 @@ def plan(
         "container": container,
         "stage_image": stage_image,
     }
+    job = resolve_fields(fields, site=site, spec=spec)
+    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
+
+
+def resolve_fields(
+    fields: Mapping[str, object], *, site: str | Site | None = None, spec: str | Path | Layer | None = None
+) -> Job:
+    """The job that `plan` would render, from the fields of a `JobSpec` (None: not said); nothing is rendered.
+
+    Raises:
+        ConfigError: a file is wrong. RequestError: the job does not fit the site.
+    """
+    where = site if isinstance(site, Site) else load_site(site or default_site())
+    layers = (
+        [] if spec is None else [spec if isinstance(spec, Layer) else Layer(str(spec), read_yaml(Path(spec), JobSpec))]
+    )
     avoid = avoided_on(where.name) if where.scheduler == "slurm" else {}
     settings = user_settings(os.environ) if where.scheduler == "slurm" else ()
-    job = resolve([*settings, *layers, Layer("flag", _spec(fields))], where, avoid=avoid)
-    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
+    return resolve([*settings, *layers, Layer("flag", _spec(fields))], where, avoid=avoid)
 
 
 def plan_of(job: Job, run_dir: Path, *, made_by: str) -> Plan:
@@ -95,7 +106,7 @@ def plan_of(job: Job, run_dir: Path, *, made_by: str) -> Plan:
     return Plan(job, render(job, run_dir, made_by=made_by), run_dir, _command(job, run_dir), made_by)
 
 
-def _spec(fields: dict[str, object]) -> JobSpec:
+def _spec(fields: Mapping[str, object]) -> JobSpec:
     try:
         return msgspec.convert(fields, JobSpec, strict=False)
     except msgspec.ValidationError as error:

@@ -44,6 +44,7 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
     with _explained(job):
         template = _environment().get_template(f"{job.template}{SUFFIX}")
         context = _context(job, run_dir, made_by=made_by, template=template.filename or job.template)
+        context["directives"] = _directive_lines(job, run_dir)
         return template.render(context)
 
 
@@ -68,7 +69,6 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
     return {
         "job": job,
         "header": _header(job, made_by, template),
-        "directives": _directive_lines(job, run_dir),
         "run_dir": str(run_dir),
         "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
         "warning_s": job.signal_before_s or WARNING_S,

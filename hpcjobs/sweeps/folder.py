@@ -8,7 +8,7 @@
       chunks/0001/         one array: a run folder like any other, and
         cells.sh           line N gives the batch script its cell N
         chunk.json         the ids of those lines; written last: a chunk without it was never whole
-        owner              the array whose tasks may run this chunk: whoever links the name first has it
+        owner              the array whose tasks may run this chunk: whoever creates the file first (O_EXCL) has it
         7/                 task 7 of the array: its state
 
 A chunk is prepared, then submitted, then recorded (submitted.json), so a crash at any point leaves either
@@ -35,6 +35,7 @@ from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
 
 NOBODY = "nobody"
+_TAIL = "tail.json"
 
 
 class Definition(Frozen, frozen=True):
@@ -47,7 +48,7 @@ class Definition(Frozen, frozen=True):
     passing: Passing | None = None
     max_parallel: int | None = None
     max_submit_jobs: int | None = None
-    """What the site file says about the queue."""
+    """Jobs that the queue takes: what the site file says, or what a refusal has shown."""
     pack: int = 1
     """Cells per array task."""
     pack_parallel: int = 1
@@ -74,6 +75,7 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._locked = False
 
     @property
     def definition(self) -> Definition:
@@ -103,9 +105,35 @@ class SweepFolder:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            self._locked = True
             yield
         finally:
+            self._locked = False
             os.close(descriptor)
+
+    def being_submitted(self) -> bool:
+        """Whether a process, this one included, submits for this sweep at the moment."""
+        if self._locked:  # closing a second descriptor of the file would drop the lock
+            return True
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def tail(self) -> Entry | None:
+        """The job that submits what the queue had no room for; None: there never was one."""
+        try:
+            return msgspec.json.decode((self.path / _TAIL).read_bytes(), type=Entry)
+        except FileNotFoundError:
+            return None
+
+    def write_tail(self, entry: Entry) -> None:
+        """Record the job that submits what the queue had no room for."""
+        write_beside(self.path / _TAIL, msgspec.json.encode(entry))
 
     def cell_dir(self, cell_id: str) -> Path:
         """The run folder of a cell; there once the cell has started."""
@@ -145,21 +173,18 @@ class SweepFolder:
             return None
 
     def owner(self, chunk: Chunk) -> str | None:
-        """The array that runs the chunk, by its own word; `NOBODY`: given up; None: no task has started."""
+        """The array that runs the chunk, as one of its tasks wrote it; `NOBODY`: given up; None: no task has started,
+        or one is about to write it."""
         try:
-            return (self.chunk_dir(chunk.number) / "owner").read_text().strip()
+            return (self.chunk_dir(chunk.number) / "owner").read_text().strip() or None
         except FileNotFoundError:
             return None
 
-    def give_up(self, chunk: Chunk) -> str:
-        """Let nobody run the chunk, unless somebody does already; who has it now."""
-        folder = self.chunk_dir(chunk.number)
-        mine = folder / f".owner.{os.getpid()}"
-        mine.write_text(NOBODY + "\n")
+    def give_up(self, chunk: Chunk) -> str | None:
+        """Let no array run the chunk, unless one does already; the owner."""
         try:
-            os.link(mine, folder / "owner")
+            with (self.chunk_dir(chunk.number) / "owner").open("x") as file:
+                file.write(NOBODY + "\n")
         except FileExistsError:
-            return self.owner(chunk) or NOBODY
-        finally:
-            mine.unlink()
+            return self.owner(chunk)
         return NOBODY

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.errors import RequestError
+from hpcjobs.job.array import MAX_TASKS
 
 Point = Mapping[str, Any]
 """The parameters of one cell, by name."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)\Z", re.ASCII)
+_DIGITS = 18
+"""Digits of a number in ``0..9``."""
 
 
 def grid(**axes: Iterable[Any]) -> list[Point]:
@@ -29,8 +32,34 @@ def grid(**axes: Iterable[Any]) -> list[Point]:
 
 def grid_of(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
     """`grid` for names that Python has no keyword for."""
-    values = {name: list(axis) for name, axis in axes.items()}
+    values = {name: _values(axis) for name, axis in axes.items()}
+    check_count(*map(len, values.values()))
     return checked([dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())])
+
+
+def _values(axis: Iterable[Any]) -> list[Any]:
+    """The values of an axis, which may be a range or a generator of any length.
+
+    Raises:
+        RequestError: more than a sweep may have cells.
+    """
+    values = list(itertools.islice(axis, MAX_TASKS + 1))
+    check_count(len(values))
+    return values
+
+
+def check_count(*factors: int) -> None:
+    """Check the number of cells, the product of ``factors``, before they are made.
+
+    Raises:
+        RequestError: more than a sweep may have.
+    """
+    if (cells := math.prod(factors)) > MAX_TASKS:
+        product = " x ".join(map(str, factors)) + " = " if len(factors) > 1 else ""
+        raise RequestError(
+            f"a sweep has at most {MAX_TASKS} cells; these are {product}{cells} or more",
+            hint="fewer values per axis, a random sample of them (sample:), or several sweeps",
+        )
 
 
 def zip_(**axes: Iterable[Any]) -> list[Point]:
@@ -39,7 +68,7 @@ def zip_(**axes: Iterable[Any]) -> list[Point]:
     Raises:
         RequestError: axes of different lengths.
     """
-    values = {name: list(axis) for name, axis in axes.items()}
+    values = {name: _values(axis) for name, axis in axes.items()}
     lengths = {name: len(axis) for name, axis in values.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -53,6 +82,7 @@ def sample(
     """``n`` random points: a list is chosen from, ``(low, high)`` is uniform (whole numbers if both are),
     ``(low, high, "log")`` is uniform in the logarithm. The same seed gives the same points; more of them
     begin with the same ones."""
+    check_count(n)
     draw = random.Random(seed)
     return checked([{name: _drawn(draw, axis) for name, axis in space.items()} for _ in range(n)])
 
@@ -78,7 +108,7 @@ def from_csv(path: str | Path) -> list[Point]:
     """
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, strict=True))
+            rows = _values(csv.DictReader(file, strict=True))
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         raise RequestError(f"{path}: cannot be read: {error}") from error
     ragged = next((n for n, row in enumerate(rows) if None in row or None in row.values()), None)
@@ -99,10 +129,17 @@ def axis_of(word: str) -> tuple[str, list[str]]:
     if not equals:
         raise RequestError(f"--set {word}: say NAME=VALUE,VALUE")
     if match := _RANGE.match(text):
-        return name, [str(number) for number in range(int(match[1]), int(match[2]) + 1)]
+        return name, _whole_numbers(match[1], match[2])
     if text.startswith("["):
         return name, _json_list(word, text)
     return name, text.split(",")
+
+
+def _whole_numbers(first: str, last: str) -> list[str]:
+    if max(len(first), len(last)) > _DIGITS:
+        raise RequestError(f"{first[:40]}..{last[:40]}: a number has at most {_DIGITS} digits")
+    check_count(int(last) - int(first) + 1)
+    return [str(number) for number in range(int(first), int(last) + 1)]
 
 
 def _json_list(word: str, text: str) -> list[str]:

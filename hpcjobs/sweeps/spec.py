@@ -17,7 +17,7 @@ from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.sweeps.cells import Passing, cell_of
 from hpcjobs.sweeps.folder import Definition
 from hpcjobs.sweeps.plans import identity
-from hpcjobs.sweeps.points import Point, axis_of, checked, from_csv, grid_of, sample, zip_
+from hpcjobs.sweeps.points import Point, axis_of, check_count, checked, from_csv, grid_of, sample, zip_
 
 TEMPLATE = "sweep"
 
@@ -84,6 +84,7 @@ def points_of(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None 
         parts.append(list(spec.cells))
     if not parts:
         raise RequestError("no parameters to sweep", hint="--set lr=0.1,0.01, or grid: in the --sweep file")
+    check_count(*map(len, parts))
     crossed: list[Point] = [{}]
     for part in parts:
         crossed = [{**left, **right} for left in crossed for right in part]

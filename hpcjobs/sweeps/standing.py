@@ -70,8 +70,9 @@ class _Attempt(NamedTuple):
 def standings(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = False) -> list[Standing]:
     """Where every wanted cell stands. ``certain``: ask the scheduler also about cells that say they failed
     (a requeued task does, until it starts again)."""
+    scheduler = scheduler if isinstance(scheduler, OneLook) else OneLook(scheduler)
     cells = folder.definition.cells
-    attempts = _attempts(folder, scheduler)
+    attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is asked after it is known
     started = folder.started()
     own = {cell.id: _own(folder, cell, attempts.get(cell.id)) if cell.id in started else None for cell in cells}
     asked = {
@@ -85,19 +86,37 @@ def standings(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = Fals
     return [_standing(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
 
 
+def tail_is_queued(folder: SweepFolder, scheduler: Scheduler) -> bool:
+    """Whether the job that submits the rest of the sweep is in the queue, or has just submitted its successor."""
+    tail = folder.tail()
+    return tail is not None and _queued(tail, folder, scheduler)
+
+
+def _queued(tail: Entry, folder: SweepFolder, scheduler: Scheduler) -> bool:
+    return any(record.job_id == tail.job_id for record in scheduler.queue()) or folder.tail() != tail
+
+
 def _settled(own: StateFile | None, *, certain: bool) -> bool:
     return own is not None and (own.state is State.COMPLETED or (own.state.ended and not certain))
 
 
-def _attempts(folder: SweepFolder, scheduler: Scheduler) -> dict[str, _Attempt]:
-    """The latest attempt of every cell that was ever put into a chunk, given up ones left out."""
+def _attempts(folder: SweepFolder, scheduler: Scheduler, tail: Entry | None) -> dict[str, _Attempt]:
+    """The latest attempt of every cell that was ever put into a chunk; chunks that nobody will submit are left out."""
     found: dict[str, _Attempt] = {}
     for chunk in folder.chunks():
         entry = folder.entry(chunk) or adopted(folder, chunk, scheduler)
-        if entry is None and folder.owner(chunk) == NOBODY:
+        if entry is None and not _will_be_submitted(folder, chunk, scheduler, tail):
             continue
         found |= {cell: _Attempt(chunk, entry, line // chunk.pack) for line, cell in enumerate(chunk.cells)}
     return found
+
+
+def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, tail: Entry | None) -> bool:
+    """Whether somebody is at it: a process that holds the sweep's lock, or the job that submits the rest."""
+    if folder.owner(chunk) == NOBODY:
+        return False
+    served = folder.being_submitted() or (tail is not None and _queued(tail, folder, scheduler))
+    return served or folder.entry(chunk) is not None
 
 
 def adopted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | None:

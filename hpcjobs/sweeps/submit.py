@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.files import write_beside
-from hpcjobs.job.array import task_ids
+from hpcjobs.job.array import count_tasks
+from hpcjobs.job.models import Plan
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.index import Entry
@@ -22,11 +22,12 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Limits, limits_of
 from hpcjobs.sweeps.plans import following, prepare, tail_plan
-from hpcjobs.sweeps.standing import OneLook, Standing, adopted, standings
+from hpcjobs.sweeps.room import largest_array, may_be_full, names_the_count
+from hpcjobs.sweeps.standing import OneLook, Standing, adopted, standings, tail_is_queued
 
-_QUEUE_IS_FULL = re.compile(r"MaxSubmit|job submit limit|MaxJobCount|temporarily unable to accept job", re.IGNORECASE)
-_TAIL = "tail.json"
 _LATER = "now+5minutes"
+_LEAST_ROOM = 2
+"""Jobs: one array task, and the job that submits the next."""
 
 
 class Outcome(NamedTuple):
@@ -80,7 +81,7 @@ def cancel(folder: SweepFolder) -> list[str]:
         entries = [folder.entry(chunk) or adopted(folder, chunk, scheduler) for chunk in folder.chunks()]
         for chunk in _unsubmitted(folder):
             folder.give_up(chunk)
-        ids = [entry.job_id for entry in [*entries, _tail(folder)] if entry is not None and entry.job_id in live]
+        ids = [entry.job_id for entry in [*entries, folder.tail()] if entry is not None and entry.job_id in live]
         scheduler.cancel(ids)
         return ids
 
@@ -95,12 +96,11 @@ def _limits(definition: Definition) -> Limits:
 
 
 def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: Scheduler) -> Outcome:
-    now = standings(folder, scheduler, certain=True)
-    if not _tail_alive(folder, scheduler):
+    if not tail_is_queued(folder, scheduler):
         for chunk in _unsubmitted(folder):
-            if folder.give_up(chunk) != NOBODY:
+            if adopted(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
                 adopted(folder, chunk, scheduler)
-        now = [_forgotten(standing, folder) for standing in now]
+    now = standings(folder, scheduler, certain=True)
     wanted = [standing.cell for standing in now if standing.state is None or not (standing.open or _done(standing))]
     if not wanted:
         return _outcome([], folder, now)
@@ -113,50 +113,119 @@ def _done(standing: Standing) -> bool:
     return standing.state is not None and standing.state.value == "COMPLETED"
 
 
-def _forgotten(standing: Standing, folder: SweepFolder) -> Standing:
-    """A cell whose chunk has just been given up is nobody's again."""
-    given_up = standing.chunk is not None and standing.job_id is None and folder.owner(standing.chunk) == NOBODY
-    return standing._replace(state=None) if given_up and not _done(standing) else standing
-
-
 def _unsubmitted(folder: SweepFolder) -> list[Chunk]:
     return [chunk for chunk in folder.chunks() if folder.entry(chunk) is None and folder.owner(chunk) != NOBODY]
+
+
+class _Stop(NamedTuple):
+    """The first chunk that was not submitted."""
+
+    chunk: Chunk
+    room: int
+    """Jobs that the queue takes, as far as the known limit says; meaningless after a refusal."""
+    refusal: SchedulerError | None
 
 
 def _hand_over_waiting(
     folder: SweepFolder, definition: Definition, scheduler: Scheduler, limits: Limits
 ) -> list[tuple[Chunk, Entry]]:
-    """Submit the prepared chunks in order while there is room, then the job that will submit the rest."""
-    waiting = _unsubmitted(folder)
-    room = _room(limits, scheduler, sum(chunk.tasks for chunk in waiting))
-    taken: list[tuple[Chunk, Entry]] = []
-    for chunk in waiting:
-        last = chunk is waiting[-1]
-        if room is not None and chunk.tasks + (0 if last else 1) > room:
-            break
-        try:
-            taken.append((chunk, _hand_over(folder, chunk, taken, scheduler)))
-        except SchedulerError as error:
-            if not _QUEUE_IS_FULL.search(error.message):
-                raise
-            break
-        room = None if room is None else room - chunk.tasks
-    if len(taken) < len(waiting):
+    """Submit the prepared chunks in order while there is room, then the job that will submit the rest.
+
+    Raises:
+        SchedulerError: Slurm refused for another reason than the number of jobs in the queue.
+        RequestError: the queue is too small for this sweep, or full.
+    """
+    room = _room(limits, scheduler, sum(chunk.tasks for chunk in _unsubmitted(folder)))
+    taken, stop = _hand_over_in_order(folder, scheduler, room)
+    if stop is not None and not taken and not _alive(folder, scheduler):
+        # No array of this sweep will end and make room for the next one. A smaller one may fit.
+        jobs = stop.room if stop.refusal is None else largest_array(_plan(folder, stop.chunk), stop.chunk.tasks)
+        if jobs < _LEAST_ROOM:
+            _check_that_waiting_helps(folder, definition, scheduler, stop, jobs)
+        elif stop.chunk.tasks > 1:
+            _remember_limit(folder, definition, jobs + _queued_tasks(scheduler))
+            _cut_again(folder, definition, limits._replace(jobs=jobs))
+            taken, stop = _hand_over_in_order(folder, scheduler, jobs)
+    if stop is not None:
         _submit_tail(folder, definition, scheduler, [entry.job_id for _, entry in taken])
     return taken
 
 
-def _hand_over(folder: SweepFolder, chunk: Chunk, taken: Sequence[tuple[Chunk, Entry]], scheduler: Scheduler) -> Entry:
-    plan = plan_in(folder.chunk_dir(chunk.number))
-    before = [entry.job_id for earlier, entry in taken if earlier.number == chunk.after]
-    return hand_over(following(plan, before), scheduler).entry
+def _hand_over_in_order(
+    folder: SweepFolder, scheduler: Scheduler, room: int | None
+) -> tuple[list[tuple[Chunk, Entry]], _Stop | None]:
+    """Submit the prepared chunks one after the other, up to the first that the queue has no room for.
+
+    ``room``: jobs that the queue takes; None: not known.
+    """
+    waiting = _unsubmitted(folder)
+    taken: list[tuple[Chunk, Entry]] = []
+    for chunk in waiting:
+        last = chunk is waiting[-1]
+        if room is not None and chunk.tasks + (0 if last else 1) > room:
+            return taken, _Stop(chunk, room, None)
+        before = [entry.job_id for earlier, entry in taken if earlier.number == chunk.after]
+        try:
+            taken.append((chunk, hand_over(following(_plan(folder, chunk), before), scheduler).entry))
+        except SchedulerError as error:
+            if not may_be_full(error.message):
+                raise
+            return taken, _Stop(chunk, 0, error)
+        room = None if room is None else room - chunk.tasks
+    return taken, None
+
+
+def _check_that_waiting_helps(
+    folder: SweepFolder, definition: Definition, scheduler: Scheduler, stop: _Stop, jobs: int
+) -> None:
+    """Raise unless room in the queue will come when other jobs end."""
+    unclear = jobs == 0 and stop.refusal is not None and not names_the_count(stop.refusal.message)
+    # Where the text does not name the limit, a small job shows whether the queue is full.
+    if stop.refusal is not None and unclear and _takes_a_small_job(folder, definition):
+        raise stop.refusal
+    tail = folder.tail()
+    if all(tail is not None and record.job_id == tail.job_id for record in scheduler.queue()):
+        said = f": {stop.refusal.message}" if stop.refusal is not None else ""
+        raise RequestError(
+            f"sweep {definition.name}: the queue takes {jobs} of your jobs although no other job of yours is there,"
+            f" and a sweep needs {_LEAST_ROOM}: an array task, and the job that submits the next array{said}",
+            hint=f"hpcjobs sweep resume {definition.name} once the account may have more jobs (MaxSubmitJobs)",
+        )
+
+
+def _takes_a_small_job(folder: SweepFolder, definition: Definition) -> bool:
+    probe = tail_plan(folder, definition, folder.path / "probe", begin=_LATER)
+    run_folder.create(probe, None)
+    try:
+        return largest_array(probe, 1) == 1
+    finally:
+        run_folder.remove(probe)
+
+
+def _cut_again(folder: SweepFolder, definition: Definition, limits: Limits) -> None:
+    """Replace the prepared chunks by smaller ones."""
+    waiting = {cell for chunk in _unsubmitted(folder) if folder.give_up(chunk) == NOBODY for cell in chunk.cells}
+    prepare(folder, definition, [cell for cell in definition.cells if cell.id in waiting], limits)
+
+
+def _plan(folder: SweepFolder, chunk: Chunk) -> Plan:
+    return plan_in(folder.chunk_dir(chunk.number))
 
 
 def _room(limits: Limits, scheduler: Scheduler, wanted: int) -> int | None:
     """How many more jobs the queue takes; asked only when it could be too few."""
     if limits.jobs is None or wanted < limits.jobs // 2:
         return None
-    return limits.jobs - sum(len(task_ids(record.job_id)) for record in scheduler.queue())
+    return limits.jobs - _queued_tasks(scheduler)
+
+
+def _queued_tasks(scheduler: Scheduler) -> int:
+    return sum(count_tasks(record.job_id) for record in scheduler.queue())
+
+
+def _remember_limit(folder: SweepFolder, definition: Definition, jobs: int) -> None:
+    """Keep the number of jobs that fitted: the job that submits the rest must leave room for its successor."""
+    folder.define(replace(definition, max_submit_jobs=jobs))
 
 
 def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Scheduler, after: Sequence[str]) -> None:
@@ -173,7 +242,7 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Schedul
             f"the queue is full, also for the job that would submit the rest of {definition.name}: {error.message}",
             hint=f"hpcjobs sweep resume {definition.name} later; max_submit_jobs in the site file leaves room in time",
         ) from error
-    write_beside(folder.path / _TAIL, msgspec.json.encode(entry))
+    folder.write_tail(entry)
 
 
 def _alive(folder: SweepFolder, scheduler: Scheduler) -> list[str]:
@@ -182,18 +251,6 @@ def _alive(folder: SweepFolder, scheduler: Scheduler) -> list[str]:
     ours = {entry.job_id for entry in entries if entry is not None}
     queued = {record.job_id.split("_")[0] for record in scheduler.queue()}
     return sorted(ours & queued)
-
-
-def _tail_alive(folder: SweepFolder, scheduler: Scheduler) -> bool:
-    tail = _tail(folder)
-    return tail is not None and any(record.job_id == tail.job_id for record in scheduler.queue())
-
-
-def _tail(folder: SweepFolder) -> Entry | None:
-    try:
-        return msgspec.json.decode((folder.path / _TAIL).read_bytes(), type=Entry)
-    except FileNotFoundError:
-        return None
 
 
 def _outcome(taken: Sequence[tuple[Chunk, Entry]], folder: SweepFolder, before: Sequence[Standing]) -> Outcome:

@@ -58,9 +58,8 @@ class Sweep:
             SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
         """
         definition = self.definition
-        outcome = submit.start(self.folder, definition, function=self.function)
-        index.remember(definition.name, self.folder)
-        return outcome
+        index.remember(definition.name, self.folder)  # first: what is refused or killed half-way can be resumed by name
+        return submit.start(self.folder, definition, function=self.function)
 
     def resume(self) -> Outcome:
         """Submit the cells that failed or are missing, with the identity they had."""

@@ -10,7 +10,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,47 @@ def test_what_the_queue_has_no_room_for_is_submitted_by_the_sweep_itself(folder:
     assert begun["cells"] + begun["waiting"] == 10
     eventually(lambda: states("tail") == {"COMPLETED": 10})
     assert sorted((folder / "ran").read_text().split(), key=int) == [str(i) for i in range(10)]
+
+
+@pytest.fixture
+def manage() -> Iterator[Callable[..., None]]:
+    """Sets limits of root's accounts (``sacctmgr``), and takes them back."""
+    touched: list[str] = []
+
+    def change(name: str, value: int) -> None:
+        slurm("sacctmgr", "--immediate", "--quiet", "modify", "user", "root", "set", f"{name}={value}")
+        touched.append(name)
+
+    yield change
+    for name in touched:
+        change(name, -1)
+
+
+def test_a_sweep_larger_than_an_account_may_submit_is_cut_until_it_fits_and_runs_to_its_end(
+    folder: Path, manage: Callable[..., None]
+) -> None:
+    """No file names the limit: Slurm's refusal does, and an array of the size it takes follows."""
+    manage("MaxSubmitJobs", 6)
+    begun = sweep(*SITE, "--name", "fit", "--set", "i=0..9", "--json", "./count.sh").json
+    assert 0 < begun["cells"] < 10
+    assert begun["cells"] + begun["waiting"] == 10
+    eventually(lambda: states("fit") == {"COMPLETED": 10})
+    assert sorted((folder / "ran").read_text().split()) == [str(i) for i in range(10)]
+
+
+def test_a_sweep_that_its_account_refuses_for_its_size_ends_with_slurms_words(
+    folder: Path, manage: Callable[..., None]
+) -> None:
+    """Slurm has one text for all limits of an account; this one no waiting would change."""
+    slurm("sacctmgr", "--immediate", "--quiet", "modify", "qos", "normal", "set", "MaxTRESPerJob=cpu=1")
+    slurm("sacctmgr", "--immediate", "--quiet", "modify", "qos", "normal", "set", "Flags=DenyOnLimit")
+    try:
+        answer = sweep(*SITE, "--name", "long", "--set", "i=0..9", "-c", "2", "./count.sh", code=7)
+    finally:
+        slurm("sacctmgr", "--immediate", "--quiet", "modify", "qos", "normal", "set", "MaxTRESPerJob=cpu=-1")
+    assert "QOSMaxCpuPerJobLimit" in answer.err
+    assert not slurm("squeue", "--me", "-h").strip()
+    assert states("long") == {"MISSING": 10}
 
 
 def test_killing_the_submitter_anywhere_loses_no_cell_and_runs_none_twice(folder: Path) -> None:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import stub_slurm
 from msgspec.structs import replace
 from submitit.slurm.slurm import _make_sbatch_string
 
@@ -63,6 +64,20 @@ def test_both_routes_prepare_the_node_and_tell_the_tasks_the_same(site: str, her
     theirs = [line for line in script.splitlines() if line and "HPCJOBS_LAUNCHED_BY" not in line]
     start = theirs.index(mine[0])
     assert theirs[start : start + len(mine)] == mine
+
+
+def test_a_folder_that_no_sbatch_line_of_ours_could_hold_is_submitits_to_take(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitit quotes the paths of its own lines: the executor renders none."""
+    folder = here / "back\\slash"
+    shared = replace(hpcjobs.load_site("tu-hpc"), node_local=(), run_root=str(folder))
+    stub_slurm.install(monkeypatch, here / "stubs", limit=9)
+    executor = hpcjobs.executor(site=shared)
+    assert Path(executor.folder) == folder / "submitit-submitit"
+    where = replace(hpcjobs.load_site("local"), run_root=str(folder))
+    job = hpcjobs.executor(site=where).submit(int, "3")
+    assert job.result() == 3
 
 
 def test_a_local_site_gives_an_executor_that_runs_here(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.sweeps.cells import cell_of, command, program_of, shell_line
 from hpcjobs.sweeps.points import axis_of, from_csv, grid, sample, zip_
-from hpcjobs.sweeps.spec import SweepSpec, points_of
+from hpcjobs.sweeps.spec import Sampling, SweepSpec, points_of
 
 HOSTILE = [
     "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline\n", "a,b", "{lr}", "--flag",
@@ -75,6 +76,33 @@ def test_parts_of_a_sweep_are_crossed_and_flags_add_to_the_files_axes() -> None:
     assert points[1] == {"a": 1, "d": "7", "b": 4, "c": 6}
     with pytest.raises(RequestError, match="no parameters"):
         points_of(SweepSpec())
+
+
+@pytest.mark.parametrize("word", ["a=0..99999999999", "a=-5..100000", f"a=0..{'9' * 5000}"])
+def test_a_range_of_more_numbers_than_a_sweep_may_have_is_refused_before_it_is_counted_out(word: str) -> None:
+    with pytest.raises(RequestError, match="at most"):
+        axis_of(word)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SweepSpec(sample=Sampling(n=10**9, space={"a": [1, 2]})),
+        SweepSpec(grid={name: list(range(100)) for name in "abcdef"}),
+        SweepSpec(grid={"a": list(range(1000))}, cells=[{"b": n} for n in range(1000)]),
+    ],
+    ids=["sample", "grid", "crossed"],
+)
+def test_more_cells_than_a_sweep_may_have_are_refused_before_they_are_made(spec: SweepSpec) -> None:
+    with pytest.raises(RequestError, match="a sweep has at most 100000 cells"):
+        points_of(spec)
+
+
+def test_an_endless_axis_is_refused(here: Path) -> None:
+    with pytest.raises(RequestError, match="at most"):
+        grid(a=itertools.count())
+    with pytest.raises(RequestError, match="at most"):
+        zip_(a=itertools.count(), b=[1])
 
 
 @pytest.mark.parametrize("names", [{"a b": [1]}, {"-x": [1]}, {"lr": [1], "LR": [2]}, {"a.b": [1], "a_b": [2]}])

@@ -1,0 +1,119 @@
+"""What a sweep does when the queue refuses its arrays: it waits only where waiting helps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Answer, within
+from stub_slurm import StubSlurm, install
+
+SITE = {
+    "partitions": {"compute": {"nodes": 4, "node": {"cpus": 16}}},
+    "defaults": {"time": "10m"},
+    "run_root": "runs",
+}
+
+
+@pytest.fixture(autouse=True)
+def site(here: Path) -> Path:
+    path = here / "stub.yaml"
+    path.write_text(json.dumps(SITE))
+    return path
+
+
+@pytest.fixture(params=[True, False], ids=["limit named", "generic text"])
+def named(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def sweep(cells: int) -> Answer:
+    answer = within("sweep", "--site", "./stub.yaml", "--name", "s", "--set", f"i=1..{cells}", "--json", "true")
+    print(answer)
+    return answer
+
+
+def status() -> dict[str, Any]:
+    found: dict[str, Any] = within("sweep", "status", "s", "--json").json["states"]
+    return found
+
+
+@pytest.mark.parametrize("limit_name", ["QOSMaxWallDurationPerJobLimit", ""])
+def test_a_sweep_that_is_too_long_for_its_account_is_refused_and_does_not_wait_for_room(
+    here: Path, monkeypatch: pytest.MonkeyPatch, limit_name: str
+) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=100)
+    stub.refuse(limit_name)
+    stub.add_foreign_job()
+    answer = sweep(4)
+    assert answer.code == 7
+    assert "time limits" in answer.err
+    assert stub.queue() == {"7": 1}
+    assert status() == {"MISSING": 4}
+
+
+def test_a_sweep_larger_than_the_account_may_submit_is_cut_until_it_fits(
+    here: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Ten cells, six jobs at once; nobody said so in the site file."""
+    stub = install(monkeypatch, here / "stubs", limit=6, name_the_limit=named)
+    begun = sweep(10).json
+    assert 0 < begun["cells"] < 10
+    assert begun["cells"] + begun["waiting"] == 10
+    _run_to_the_end(stub)
+
+
+def _run_to_the_end(stub: StubSlurm) -> None:
+    """End what is queued, and let the job that submits the rest do it, as Slurm would: a running job still counts."""
+    for _ in range(10):
+        *arrays, last = stub.queue()
+        for array in arrays:
+            stub.end(array)
+        if not Path(f"runs/sweep-s/next-{_ + 1:03d}").exists():
+            stub.end(last)
+            break
+        assert within("sweep", "continue", "runs/sweep-s").code == 0
+        stub.end(last)
+    chunks = [json.loads(path.read_text()) for path in Path("runs/sweep-s/chunks").glob("*/chunk.json")]
+    submitted = [
+        chunk for chunk in chunks if Path(f"runs/sweep-s/chunks/{chunk['number']:04d}/submitted.json").exists()
+    ]
+    assert len({cell for chunk in submitted for cell in chunk["cells"]}) == 10
+    assert sum(len(chunk["cells"]) for chunk in submitted) == 10
+
+
+def test_a_queue_that_never_has_room_for_a_sweep_is_an_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=1, name_the_limit=named)
+    answer = sweep(3)
+    assert answer.code == 5
+    assert "takes 1 of your jobs" in answer.err
+    assert stub.queue() == {}
+    assert status() == {"MISSING": 3}
+
+
+def test_cells_wait_while_other_jobs_of_mine_fill_the_queue(
+    here: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=2, name_the_limit=named)
+    stub.add_foreign_job()
+    assert sweep(3).json["waiting"] == 3
+    assert len(stub.queue()) == 2
+    assert status() == {"PENDING": 3}
+
+
+def test_cells_whose_submitting_job_was_cancelled_are_missing_and_resume_submits_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = install(monkeypatch, here / "stubs", limit=6)
+    begun = sweep(10).json
+    for job in stub.queue():
+        if job not in begun["arrays"]:
+            stub.end(job)
+    assert status() == {"PENDING": begun["cells"], "MISSING": begun["waiting"]}
+    for job in stub.queue():
+        stub.end(job)
+    assert within("sweep", "resume", "s", "--json").json["cells"] > 0

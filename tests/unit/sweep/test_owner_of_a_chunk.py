@@ -1,0 +1,91 @@
+"""Which array runs a chunk of cells: the first to create the file `owner`, on every file system."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from commandline import within
+from stub_slurm import install
+
+from hpcjobs.sweeps.folder import NOBODY, SweepFolder
+
+
+@pytest.fixture
+def chunk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A submitted chunk of two cells. Its tasks are run by hand, without srun since they are packed.
+
+    `ln` fails as on a file system without hard links, and nothing sleeps.
+    """
+    stubs = here / "stubs"
+    install(monkeypatch, stubs, limit=100)
+    for name, text in (("ln", "#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n"), ("sleep", "#!/bin/sh\n")):
+        (stubs / name).write_text(text)
+        (stubs / name).chmod(0o755)
+    partitions = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
+    (here / "stub.yaml").write_text(json.dumps({"partitions": partitions, "run_root": "runs"}))
+    (here / "count.sh").write_text('#!/bin/sh\necho "$HPCJOBS_PARAM_I" >>ran\n')
+    (here / "count.sh").chmod(0o755)
+    words = ("--site", "./stub.yaml", "--name", "s", "-t", "5m", "--set", "i=1,2", "--pack", "2", "./count.sh")
+    answer = within("sweep", *words)
+    assert answer.code == 0, answer
+    return here / "runs/sweep-s/chunks/0001"
+
+
+def run_task(chunk: Path, array: str) -> subprocess.CompletedProcess[str]:
+    ids = {
+        "SLURM_JOB_ID": array,
+        "SLURM_ARRAY_JOB_ID": array,
+        "SLURM_ARRAY_TASK_ID": "0",
+        "SLURM_ARRAY_TASK_COUNT": "1",
+    }
+    host = {"SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURMD_NODENAME": "a"}
+    return subprocess.run(
+        ["bash", chunk / "job.sh"], env={**os.environ, **ids, **host}, capture_output=True, text=True, check=False
+    )
+
+
+def ran() -> list[str]:
+    path = Path("ran")
+    return path.read_text().split() if path.exists() else []
+
+
+def test_the_cells_run_where_hard_links_fail(chunk: Path) -> None:
+    done = run_task(chunk, "101")
+    assert (done.returncode, sorted(ran())) == (0, ["1", "2"]), done
+    assert (chunk / "owner").read_text() == "101\n"
+
+
+def test_a_second_array_for_the_same_cells_leaves_and_runs_none(chunk: Path) -> None:
+    (chunk / "owner").write_text("100\n")
+    done = run_task(chunk, "101")
+    assert (done.returncode, ran()) == (0, []), done
+    assert "these cells belong to 100" in done.stderr
+
+
+def test_an_owner_that_stays_empty_is_an_error(chunk: Path) -> None:
+    """As a quota leaves it: nothing was run, so nothing may say COMPLETED."""
+    (chunk / "owner").touch()
+    done = run_task(chunk, "101")
+    assert (done.returncode, ran()) == (1, []), done
+    assert "is empty" in done.stderr
+    assert json.loads((chunk / "0/state.json").read_text())["state"] == "FAILED"
+
+
+def test_a_chunk_is_given_up_where_hard_links_fail_and_only_if_no_array_has_it(
+    chunk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*paths: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    folder = SweepFolder(chunk.parents[1])
+    (only,) = folder.chunks()
+    assert folder.give_up(only) == NOBODY
+    assert run_task(chunk, "101").returncode == 0
+    assert ran() == []
+    (chunk / "owner").write_text("101\n")
+    assert folder.give_up(only) == "101"
