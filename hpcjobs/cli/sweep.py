@@ -181,11 +181,12 @@ class _Bar:
 @app.command()
 def status(name: Name, as_json: Json = False) -> None:
     """How many cells are in which state, and which ones failed."""
+    from hpcjobs.sweeps.results import results_of, state_word
     from hpcjobs.sweeps.sweep import find_sweep
 
     sweep = find_sweep(name)
-    table = sweep.table()
-    counts = Counter(row["state"] for row in table.rows)
+    standings = sweep.standings()
+    counts = Counter(map(state_word, standings))
     if as_json:
         print_json(
             {"name": sweep.definition.name, "folder": str(sweep.path), "states": counts, "total": counts.total()}
@@ -194,10 +195,10 @@ def status(name: Name, as_json: Json = False) -> None:
     print(f"sweep {sweep.definition.name}: {counts.total()} cells in {sweep.path}")
     for state, count in counts.most_common():
         print(f"  {count} {state}")
-    bad = [r for r in table.rows if r["state"] not in ("COMPLETED", "PENDING", "RUNNING", "CONFIGURING", "COMPLETING")]
+    bad = [standing for standing in standings if standing.to_run_again]
     if bad:
-        columns = [*table.params, "state", "exit_code", "job_id", "log"]
-        _print_rows(columns, bad[:20])
+        table = results_of(sweep.folder, bad[:20])
+        _print_rows([*table.params, "state", "exit_code", "job_id", "log"], table.rows)
         print(f"{len(bad)} to run again: hpcjobs sweep resume {sweep.definition.name}")
 
 

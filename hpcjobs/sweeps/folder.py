@@ -4,6 +4,7 @@
       sweep.json           the definition: job, cells, throttle
       function.pkl         of a sweep over a Python function
       lock                 held while something is submitted
+      completed.json       state files of completed cells, so that `status` reads each once
       cells/ID/            one cell: state.json, metrics.jsonl, summary.json, checkpoints/ ... (its run folder)
       chunks/0001/         one array: a run folder like any other, and
         cells.sh           line N gives the batch script its cell N

@@ -7,10 +7,7 @@ one squeue covers all arrays, and one sacct those that have ended and were never
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.adopt import plan_in, queued_as
@@ -19,6 +16,7 @@ from hpcjobs.run.status import StateFile, statuses
 from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell
+from hpcjobs.sweeps.completed import read_states
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
 
 
@@ -39,6 +37,11 @@ class Standing(NamedTuple):
     def open(self) -> bool:
         """Queued, running, or waiting to be submitted."""
         return self.state is not None and not self.state.ended
+
+    @property
+    def to_run_again(self) -> bool:
+        """Failed or missing: ``resume`` submits it."""
+        return not self.open and self.state is not State.COMPLETED
 
 
 class OneLook:
@@ -73,8 +76,8 @@ def standings(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = Fals
     scheduler = scheduler if isinstance(scheduler, OneLook) else OneLook(scheduler)
     cells = folder.definition.cells
     attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is asked after it is known
-    started = folder.started()
-    own = {cell.id: _own(folder, cell, attempts.get(cell.id)) if cell.id in started else None for cell in cells}
+    states = read_states(folder)
+    own = {cell.id: _own(states.get(cell.id), attempts.get(cell.id)) for cell in cells}
     asked = {
         attempt.entry.job_id: attempt.entry
         for cell in cells
@@ -129,19 +132,10 @@ def adopted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | 
     return None if job_id is None else remember(plan, Submitted(job_id=job_id)).entry
 
 
-def _own(folder: SweepFolder, cell: Cell, attempt: _Attempt | None) -> StateFile | None:
+def _own(state: StateFile | None, attempt: _Attempt | None) -> StateFile | None:
     """The cell's state file, if it is about its latest attempt or a success."""
-    state = read_cell_state(folder.cell_dir(cell.id))
     latest = attempt is not None and state is not None and state.job_id == attempt.job_id
     return state if state is not None and (latest or state.state is State.COMPLETED) else None
-
-
-def read_cell_state(cell_dir: Path) -> StateFile | None:
-    """What a cell last wrote; None before it started."""
-    try:
-        return msgspec.json.decode((cell_dir / "state.json").read_bytes(), type=StateFile)
-    except FileNotFoundError:
-        return None
 
 
 def _records(entries: Iterable[Entry], scheduler: Scheduler) -> dict[str, JobRecord]:

@@ -101,7 +101,7 @@ def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: Sche
             if adopted(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
                 adopted(folder, chunk, scheduler)
     now = standings(folder, scheduler, certain=True)
-    wanted = [standing.cell for standing in now if standing.state is None or not (standing.open or _done(standing))]
+    wanted = [standing.cell for standing in now if standing.to_run_again]
     if not wanted:
         return _outcome([], folder, now)
     limits = _limits(definition)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from hpcjobs.run.wait import OUTAGE_S, POLL_S, QUEUE_S
 from hpcjobs.scheduler.outage import Outage, Report, discard
+from hpcjobs.sweeps.completed import read_cell_state
 from hpcjobs.sweeps.folder import SweepFolder
 from hpcjobs.sweeps.results import state_word
-from hpcjobs.sweeps.standing import Standing, read_cell_state
+from hpcjobs.sweeps.standing import Standing
 
 
 class CellWatch:
@@ -31,7 +32,7 @@ class CellWatch:
     def look(self) -> bool:
         """Read what is new; False once no cell is left to wait for."""
         for cell in self._folder.started() & self._waiting.keys():
-            state = read_cell_state(self._folder.cell_dir(cell))
+            state = read_cell_state(self._folder, cell)
             attempt = self._waiting[cell].job_id
             if state is None or (attempt is not None and state.job_id != attempt and state.state.value != "COMPLETED"):
                 continue

@@ -234,14 +234,14 @@ def test_what_the_queue_has_no_room_for_is_submitted_by_the_sweep_itself(folder:
 @pytest.fixture
 def manage() -> Iterator[Callable[..., None]]:
     """Sets limits of root's accounts (``sacctmgr``), and takes them back."""
-    touched: list[str] = []
+    touched: set[str] = set()
 
     def change(name: str, value: int) -> None:
+        touched.add(name)
         slurm("sacctmgr", "--immediate", "--quiet", "modify", "user", "root", "set", f"{name}={value}")
-        touched.append(name)
 
     yield change
-    for name in touched:
+    for name in sorted(touched):
         change(name, -1)
 
 

@@ -1,0 +1,42 @@
+"""The state files of completed cells, kept in one file: a completed cell does not change, so it is read once."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from hpcjobs.files import write_beside
+from hpcjobs.run.status import StateFile
+from hpcjobs.scheduler.base import State
+from hpcjobs.sweeps.folder import SweepFolder
+
+_FILE = "completed.json"
+
+
+def read_states(folder: SweepFolder) -> dict[str, StateFile]:
+    """What each started cell last wrote, by id. Cells that were completed before are not read again."""
+    started = folder.started()
+    known = {cell: state for cell, state in _kept(folder).items() if cell in started}
+    read = {cell: read_cell_state(folder, cell) for cell in started - known.keys()}
+    new = {cell: state for cell, state in read.items() if state is not None}
+    completed = {cell: state for cell, state in new.items() if state.state is State.COMPLETED}
+    if completed:
+        with contextlib.suppress(OSError):  # a folder of somebody else's, a full disk: the next call reads them again
+            write_beside(folder.path / _FILE, msgspec.json.encode(known | completed))
+    return known | new
+
+
+def _kept(folder: SweepFolder) -> dict[str, StateFile]:
+    try:
+        return msgspec.json.decode((folder.path / _FILE).read_bytes(), type=dict[str, StateFile])
+    except (FileNotFoundError, msgspec.MsgspecError):  # none yet, or of another version
+        return {}
+
+
+def read_cell_state(folder: SweepFolder, cell: str) -> StateFile | None:
+    """What a cell last wrote; None before it started."""
+    try:
+        return msgspec.json.decode((folder.cell_dir(cell) / "state.json").read_bytes(), type=StateFile)
+    except FileNotFoundError:
+        return None
