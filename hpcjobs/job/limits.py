@@ -27,7 +27,7 @@ def check_limits(job: Job, site: Site, partition: Partition | None) -> None:
 
 
 def _asked(job: Job, field: str) -> str:
-    return f"{field}={getattr(job.resources, field)} ({job.sources.get(field, 'default')})"
+    return job.asked(field)
 
 
 def _request_problems(job: Job) -> Iterator[str]:

@@ -154,6 +154,10 @@ class Job(Frozen, frozen=True):
     container: Inside | None
     """None: the program runs on the node as it is."""
 
+    def asked(self, field: str) -> str:
+        """An option for messages: its value, and where that was said."""
+        return f"{field}={getattr(self.resources, field)} ({self.sources.get(field, 'default')})"
+
     @property
     def ntasks(self) -> int:
         """Tasks over all nodes: the world size."""

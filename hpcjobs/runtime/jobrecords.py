@@ -40,14 +40,16 @@ class Request(NamedTuple):
     array: tuple[int, ...] | None = None
     throttle: int | None = None
     """Tasks of the array that may run at once."""
+    gpu_names: tuple[str, ...] | None = None
+    """The machine's GPUs as CUDA_VISIBLE_DEVICES names them; None: numbered from 0."""
 
 
 class Started(NamedTuple):
     """Written when the job gets its slots, and again when its script runs."""
 
     started: float
-    gpus: tuple[int, ...] = ()
-    """Indices of the devices that are the job's."""
+    gpus: tuple[str, ...] = ()
+    """Names of the devices that are the job's, as CUDA_VISIBLE_DEVICES has them."""
     leader: Leader | None = None
 
 
@@ -89,4 +91,6 @@ def read(kind: type[Record], path: str) -> Record | None:
             values[name] = EarlySignal(**value)
         elif isinstance(value, list):
             values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    if kind is Started:
+        values["gpus"] = tuple(str(gpu) for gpu in values.get("gpus", ()))  # earlier versions wrote numbers
     return kind(**values)

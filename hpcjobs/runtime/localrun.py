@@ -187,9 +187,9 @@ def _environment(job: LocalJob, request: Request, started: Started) -> dict[str,
     added = {"HPCJOBS_JOB_ID": job.job_id, processes.MARK: job.folder, "HPCJOBS_AGAIN": job.path(AGAIN)}
     if request.time_limit_s is not None:
         added["HPCJOBS_DEADLINE"] = str(int(time.time() + request.time_limit_s))
-    if request.machine_gpus:
-        # Empty for a job without GPUs: it must not see those that others were given.
-        added["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in started.gpus)
+    if request.gpus or (request.machine_gpus and "CUDA_VISIBLE_DEVICES" not in os.environ):
+        # Empty for a job without GPUs: it must not see those that others were given, unless its user says so.
+        added["CUDA_VISIBLE_DEVICES"] = ",".join(started.gpus)
     if job.element is not None and request.array is not None:
         added["SLURM_ARRAY_TASK_ID"] = str(job.element)
         added["SLURM_ARRAY_JOB_ID"] = job.whole.job_id

@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 class Start(NamedTuple):
     """It may start, with these GPUs; of an array: its first waiting task."""
 
-    gpus: tuple[int, ...]
+    gpus: tuple[str, ...]
 
 
 class Wait(NamedTuple):
@@ -52,18 +52,19 @@ class _Machine:
 
     def __init__(self, running: Iterable[Entry]) -> None:
         self.cpus = 0
-        self.gpus: set[int] = set()
+        self.gpus: set[str] = set()
         for entry in running:
             if entry.started is not None:
                 self.take(entry.request, entry.started.gpus)
 
-    def take(self, request: Request, gpus: Iterable[int]) -> None:
+    def take(self, request: Request, gpus: Iterable[str]) -> None:
         self.cpus += _slots(request)
         self.gpus.update(gpus)
 
-    def fit(self, request: Request) -> tuple[int, ...] | None:
+    def fit(self, request: Request) -> tuple[str, ...] | None:
         """The GPUs it would get; None: it does not fit."""
-        free = [index for index in range(request.machine_gpus) if index not in self.gpus]
+        names = request.gpu_names if request.gpu_names is not None else map(str, range(request.machine_gpus))
+        free = [name for name in names if name not in self.gpus]
         if self.cpus + _slots(request) > request.machine_cpus or len(free) < request.gpus:
             return None
         return tuple(free[: request.gpus])
@@ -103,7 +104,7 @@ def decide(entries: Iterable[Entry], outcome: Outcome) -> dict[str, Verdict]:
     return verdicts
 
 
-def _take_turn(entry: Entry, gpus: tuple[int, ...], machine: _Machine, entries: Iterable[Entry]) -> bool:
+def _take_turn(entry: Entry, gpus: tuple[str, ...], machine: _Machine, entries: Iterable[Entry]) -> bool:
     """Give an entry its slots, an array one for each task it may run; False: a task finds none left."""
     machine.take(entry.request, gpus)
     tasks = len(entry.waiting or (0,))

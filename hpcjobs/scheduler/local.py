@@ -137,14 +137,18 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
     """Returns when it has put itself into the background.
 
     It is started without the user's site-packages and PYTHON variables, which it passes on to the job,
-    and with an empty mark: what an enclosing job's processes carry must not make it one of them.
+    and with an empty mark: what an enclosing job's processes carry must not make it one of them. Nor are the
+    GPUs of an enclosing job its own.
     """
+    environment = clean_env() | {MARK: ""}
+    if os.environ.get(MARK):
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
     with open(job.path("supervisor.log"), "xb") as log:
         command = [sys.executable, "-ESm", "hpcjobs.runtime.supervisor", job.folder, str(alive)]
         code = subprocess.Popen(
             command,
             cwd=_PACKAGE_ROOT,
-            env=clean_env() | {MARK: ""},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -7,19 +7,21 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.models import Plan
+from hpcjobs.job.models import Job, Plan
 from hpcjobs.runtime.jobrecords import Dependency, EarlySignal, Request
+from hpcjobs.runtime.processes import MARK
 from hpcjobs.runtime.turns import DEPENDENCY_KINDS
-from hpcjobs.units import walltime_s
+from hpcjobs.units import human_bytes, memory_bytes, walltime_s
 
 REFUSED = ("begin", "deadline", "hold", "clusters", "gres", "licenses", "bb", "bbf")
 """Options that would change when or where the job runs, and that one machine cannot honour.
 
-All others that are not read below (memory, partition, account, qos, constraint, mail …) describe a
-cluster this machine is not, and are ignored, so that the same spec runs here.
+All others that are not read below (partition, account, qos, constraint, mail …) describe a cluster this
+machine is not, and are ignored, so that the same spec runs here.
 """
 GRACE_S = 30.0
 _MAX_TASKS = 10_000
@@ -51,9 +53,8 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
     script = plan.run_dir / "job.sh"
     if not script.is_file():
         raise RequestError(f"no script to run at {script}")
-    cpus, gpus = machine_cpus(), machine_gpus()
-    if (asked.gpus_per_node or 0) > gpus:
-        raise RequestError(f"gpus_per_node={asked.gpus_per_node}: this machine has {gpus}")
+    cpus, gpus = machine_cpus(), visible_gpus()
+    _refuse_larger(job, cpus, gpus)
     array, throttle = _array(asked.array) if asked.array else (None, None)
     return Request(
         job_id="",
@@ -65,7 +66,8 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         cpus=cpus if asked.exclusive else job.ntasks_per_node * (asked.cpus_per_task or 1),
         gpus=asked.gpus_per_node or 0,
         machine_cpus=cpus,
-        machine_gpus=gpus,
+        machine_gpus=len(gpus),
+        gpu_names=gpus,
         grace_s=float(os.environ.get("HPCJOBS_GRACE_S") or GRACE_S),
         time_limit_s=walltime_s(asked.time) if asked.time else None,
         early_signal=_early_signal(asked.signal) if asked.signal else None,
@@ -81,10 +83,45 @@ def machine_cpus() -> int:
     return int(said) if said else len(os.sched_getaffinity(0))
 
 
-def machine_gpus() -> int:
-    """GPUs to share out: HPCJOBS_LOCAL_GPUS, or the NVIDIA devices there are."""
+def machine_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Names of the GPUs to share out: HPCJOBS_LOCAL_GPUS, or the NVIDIA devices there are.
+
+    CUDA_VISIBLE_DEVICES of the user chooses among them, and their order; that of an enclosing local job is no choice.
+    """
     said = os.environ.get("HPCJOBS_LOCAL_GPUS")
-    return int(said) if said else len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()])
+    devices = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
+    names = tuple(str(index) for index in (range(int(said)) if said else devices))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or os.environ.get(MARK):
+        return names
+    return tuple(dict.fromkeys(takewhile(lambda name: _names_gpu(name, names), map(str.strip, chosen.split(",")))))
+
+
+def _names_gpu(name: str, names: tuple[str, ...]) -> bool:
+    """As CUDA reads the list: by index or UUID, and the first name that is neither ends it."""
+    return name in names or (bool(names) and name.startswith(("GPU-", "MIG-")))
+
+
+def _refuse_larger(job: Job, cpus: int, gpus: tuple[str, ...]) -> None:
+    """Refuse what this machine does not have. More tasks than CPUs are allowed: they share them."""
+    asked, memory = job.resources, machine_memory()
+    if (asked.gpus_per_node or 0) > len(gpus):
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        why = "" if chosen is None else f", chosen by CUDA_VISIBLE_DEVICES={chosen}"
+        raise RequestError(f"{job.asked('gpus_per_node')}: this machine has {len(gpus)}{why}")
+    if (asked.cpus_per_task or 1) > cpus:
+        raise RequestError(f"{job.asked('cpus_per_task')}: this machine has {cpus}")
+    per_cpu = job.ntasks_per_node * (asked.cpus_per_task or 1)
+    for field, times in (("mem", 1), ("mem_per_cpu", per_cpu), ("mem_per_gpu", asked.gpus_per_node or 0)):
+        value = getattr(asked, field)
+        if value and memory_bytes(value) * times > memory:
+            of_all = f" x {times}" if times > 1 else ""
+            raise RequestError(f"{job.asked(field)}{of_all}: this machine has {human_bytes(memory)}")
 
 
 def _array(text: str) -> tuple[tuple[int, ...], int | None]:

@@ -26,10 +26,11 @@ __all__ = [
     "srun_args",
 ]
 
+# The first of its scheduler's is what a site uses that names none: those that need nothing installed come first.
 LAUNCHERS = {
     "srun": Launcher(srun, ("slurm",)),
-    "torchrun": Launcher(torchrun, ("slurm", "local")),
     "spawn": Launcher(spawn, ("local",)),
+    "torchrun": Launcher(torchrun, ("slurm", "local")),
     "mpirun": Launcher(mpirun, ("slurm", "local")),
     "horovod-gloo": Launcher(horovod_gloo, ("slurm", "local")),
     "horovodrun": Launcher(horovodrun, ("slurm", "local")),

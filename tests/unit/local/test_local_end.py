@@ -344,6 +344,14 @@ def test_what_an_enclosing_job_left_in_the_environment_stays_outside(
     assert machine.log(job) == f":0:kept:{job}:hello\n"
 
 
+def test_a_site_file_of_one_line_needs_no_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.here / "site_configs").mkdir()
+    (machine.here / "site_configs" / "mine.yaml").write_text("scheduler: local\npython: /no/python/has/torch\n")
+    job = machine.submit("bash", "-c", 'echo "$RANK of $WORLD_SIZE"', site="mine", ntasks_per_node=2)
+    assert machine.end_of(job).state == State.COMPLETED, machine.log(job)
+    assert sorted(machine.log(job).splitlines()) == ["0: 0 of 2", "1: 1 of 2"]
+
+
 MODULE = """() {
     case ":$LOADEDMODULES:" in *":$2:"*) return 0 ;; esac
     export LOADEDMODULES=$LOADEDMODULES:$2 OF_THE_MODULE=yes

@@ -56,13 +56,29 @@ def test_a_small_job_does_not_overtake_a_large_one_that_waits(machine: Machine) 
     machine.let_go("late")
 
 
-def test_a_job_larger_than_the_machine_runs_alone(machine: Machine) -> None:
-    machine.held("large", cpus_per_task=64)
-    machine.wait_for("large")
-    other = machine.submit("true")
-    assert machine.queue()[other] == ("PENDING", "Resources")
-    machine.let_go("large")
-    assert machine.end_of(other).state == State.COMPLETED
+def test_a_job_of_more_tasks_than_cpus_shares_them_and_runs_alone(machine: Machine) -> None:
+    machine.held("small")
+    machine.wait_for("small")
+    large = machine.submit("true", ntasks_per_node=3)
+    assert machine.queue()[large] == ("PENDING", "Resources")
+    machine.let_go("small")
+    assert machine.end_of(large).state == State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"cpus_per_task": 64}, r"cpus_per_task=64 \(flag\): this machine has 2"),
+        ({"mem": "900T"}, r"mem=900T \(flag\): this machine has \d"),
+        ({"mem_per_cpu": "450T", "cpus_per_task": 2}, r"mem_per_cpu=450T \(flag\) x 2: this machine has \d"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_refused_with_both_numbers(
+    machine: Machine, asked: dict[str, object], said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        machine.submit("true", **asked)
+    assert machine.queue() == {}
 
 
 def test_an_exclusive_job_has_all_cpus(machine: Machine) -> None:
@@ -96,7 +112,39 @@ def test_more_gpus_than_there_are_is_refused_with_both_numbers(
     monkeypatch.setenv("HPCJOBS_LOCAL_GPUS", "3")
     with pytest.raises(RequestError, match=r"gpus_per_node=4.*has 3"):
         machine.submit("true", gpus_per_node=4, ntasks_per_node=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    with pytest.raises(RequestError, match=r"gpus_per_node=3.*has 1, chosen by CUDA_VISIBLE_DEVICES=2"):
+        machine.submit("true", gpus_per_node=3, ntasks_per_node=1)
     assert machine.queue() == {}
+
+
+def test_a_job_gets_none_but_the_gpus_that_its_user_chose(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_LOCAL_GPUS", "4")
+    monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "9")
+    seen = {}
+    for name, chosen, gpus in (("a", "3,1", 1), ("b", "1,3", 1), ("none", "2", 0), ("uuid", "GPU-8932f937,7,0", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        machine.held(name, gpus_per_node=gpus, ntasks_per_node=1)
+        machine.wait_for(name)
+        seen[name] = (machine.here / f"{name}.runs").read_text().split()[1:]
+    assert seen == {"a": ["3"], "b": ["1"], "none": ["2"], "uuid": ["GPU-8932f937"]}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    waits = machine.submit("true", gpus_per_node=1, ntasks_per_node=1)
+    assert machine.queue()[waits] == ("PENDING", "Resources")
+    for name in seen:
+        machine.let_go(name)
+
+
+def test_a_job_that_a_job_submits_may_have_any_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_LOCAL_GPUS", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("HPCJOBS_LOCAL_JOB", "/of/an/enclosing/job")
+    for name, gpus in (("first", 2), ("none", 0)):
+        machine.held(name, gpus_per_node=gpus, ntasks_per_node=1)
+        machine.wait_for(name)
+        machine.let_go(name)
+    seen = {name: (machine.here / f"{name}.runs").read_text().split()[1:] for name in ("first", "none")}
+    assert seen == {"first": ["0,1"], "none": []}
 
 
 @pytest.mark.parametrize("asked", [{"begin": "now+1hour"}, {"hold": True}, {"gres": "gpu:1"}, {"licenses": "x"}])
@@ -106,7 +154,7 @@ def test_what_one_machine_cannot_honour_is_refused_by_name(machine: Machine, ask
 
 
 def test_options_that_describe_a_cluster_are_ignored(machine: Machine) -> None:
-    job = machine.submit("true", mem="64G", account="physics", qos="long", constraint="avx512", mail_user="me")
+    job = machine.submit("true", mem="1M", account="physics", qos="long", constraint="avx512", mail_user="me")
     assert machine.end_of(job).state == State.COMPLETED
 
 
