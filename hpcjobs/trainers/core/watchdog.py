@@ -3,6 +3,9 @@
 Every rank watches its own steps. Where they stop on one rank they soon stop on all, since each step has a
 collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads and its
 last collectives included, and all end with code 19. A rank that writes nothing is stopped, or its node is gone.
+
+Only time in which this process ran counts, not that for which Slurm had suspended the job; and a rank that goes on
+while the reports are gathered withdraws its own.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
 """No step for so many times the p95 step, and for so long at least; longer before the first steps (compilation)."""
 KNOWN_STEPS = 5
 LOOK_S = 0.5
+MOST_BETWEEN_LOOKS_S = 2.0
+"""More than this between two looks was no time of this process: it was stopped (`scontrol suspend`, a debugger)."""
 GATHER_S = 5.0
 SHOWN_COLLECTIVES = 20
 PHASES = ("data", "probe", "evaluation", "step")
@@ -58,7 +63,8 @@ class Watchdog:
 
     def __init__(self, group: Group, run_dir: Path, meter: Meter, *, after_s: float | None, on: bool) -> None:
         self.group, self.folder, self.meter, self.after_s = group, run_dir / FOLDER, meter, after_s
-        self._step, self._phase, self._when = 0, "data", time.monotonic()
+        self._ran_s = 0.0
+        self._step, self._phase, self._when = 0, "data", self._ran_s
         self.limit_s = FIRST_S if after_s is None else after_s
         """A rank may stand still for this long."""
         self._over = threading.Event()
@@ -68,7 +74,7 @@ class Watchdog:
             self._thread.start()
 
     def beat(self, step: int, phase: str) -> None:
-        self._step, self._phase, self._when = step, phase, time.monotonic()
+        self._step, self._phase, self._when = step, phase, self._ran_s
 
     def close(self) -> None:
         self._over.set()
@@ -80,15 +86,24 @@ class Watchdog:
             self.limit_s = LEAST_S if steps is None else max(LEAST_S, FACTOR * steps.p95)
 
     def _watch(self) -> None:
+        looked = time.monotonic()
         while not self._over.wait(LOOK_S):
-            if time.monotonic() - self._when > self.limit_s:
-                self._end(time.monotonic() - self._when)
+            now = time.monotonic()
+            self._ran_s += min(now - looked, MOST_BETWEEN_LOOKS_S)
+            looked = now
+            if self._ran_s - self._when > self.limit_s:
+                self._end_if_confirmed(self._ran_s - self._when)
+                looked = time.monotonic()
 
-    def _end(self, stood_s: float) -> None:
-        calls = collectives()
+    def _end_if_confirmed(self, stood_s: float) -> None:
+        """End this process, unless it has gone on by the time the other ranks have reported."""
+        calls, last_beat = collectives(), self._when
         mine = self._place(begun(calls))
         self._report(mine, calls)
-        time.sleep(GATHER_S)  # the others have stood as long as this one, give or take a step
+        over = self._over.wait(GATHER_S)  # the others have stood as long as this one, give or take a step
+        if over or self._when != last_beat:
+            self._withdraw(mine)
+            return
         everyone = reports(self.folder, since=time.time() - GATHER_S - stood_s)
         if mine.rank == min(everyone, default=mine.rank):
             words, late = verdict(everyone, self.group.hosts)
@@ -117,6 +132,12 @@ class Watchdog:
         except OSError as error:  # the folder may be what the ranks wait for: the log is told instead
             print_error(f"rank {mine.rank} can't write its report: {error}; {mine}")
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
+
+    def _withdraw(self, mine: Place) -> None:
+        try:
+            (self.folder / f"rank-{mine.rank}.txt").unlink(missing_ok=True)
+        except OSError as error:
+            print_error(f"rank {mine.rank} goes on, and can't remove its report: {error}")
 
 
 def reports(folder: Path, *, since: float) -> dict[int, Place]:

@@ -49,6 +49,15 @@ def stuck(config: Config) -> Workload:
     return _at_each_step(config, happens)
 
 
+def paced(config: Config) -> Workload:
+    """A step takes 50 ms, the twelfth SLOW_S seconds."""
+
+    def happens(step: int) -> None:
+        time.sleep(float(os.environ.get("SLOW_S", "0.05")) if step == 12 else 0.05)
+
+    return _at_each_step(config, happens)
+
+
 class Hanging(Points):
     """Its data does not come any more, on rank 1."""
 

@@ -34,6 +34,10 @@ class Rank:
     def kill(self) -> None:
         self._process.kill()
 
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode

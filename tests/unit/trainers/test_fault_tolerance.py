@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from hpcjobs.trainers.core import checkpoint
 
-from .conftest import World
+from .conftest import World, await_step, free_port, start_rank
+from .ranks import Rank
 from .test_world import worlds_path
 
 FLAGS = ("--workload", "faulty:asked", "--log-every", "1", "--steps", "60")
@@ -53,6 +56,42 @@ def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wa
     assert reports.keys() == {"rank-0.txt", "rank-1.txt"}
     assert json.loads(reports["rank-1.txt"].splitlines()[0])["phase"] == "data"
     assert 'faulty.py", line' in reports["rank-1.txt"], "the stack shows where"
+
+
+PACED = ("--workload", "faulty:paced", "--log-every", "1", "--steps", "140")
+
+
+def test_a_run_that_was_suspended_for_longer_than_it_may_stand_still_goes_on(tmp_path: Path) -> None:
+    """As `scontrol suspend` does it: all processes of the job are stopped."""
+    env = {
+        "PYTHONPATH": worlds_path(),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "HPCJOBS_RUN_DIR": str(tmp_path),
+    }
+    argv = ["hpcjobs.trainers.ddp", *PACED, "--stall-after", "3"]
+    ranks = [start_rank(rank, 2, argv, env, tmp_path) for rank in range(2)]
+    try:
+        first = ranks[0]
+        assert isinstance(first, Rank)
+        await_step(20, first)
+        for rank in ranks:
+            rank.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+
+
+def test_a_rank_that_goes_on_while_reports_are_gathered_does_not_end_the_run(world: World) -> None:
+    ended = world(2, "ddp", *PACED, "--stall-after", "2", env={"PYTHONPATH": worlds_path(), "SLOW_S": "4"})
+    assert ended.codes == [0, 0], ended.err
+    assert ended.complaints == []
+    assert list((ended.run_dir / "stalled").iterdir()) == []
 
 
 def test_of_two_ranks_in_the_same_step_the_one_that_began_fewer_collectives_is_behind(world: World) -> None:
