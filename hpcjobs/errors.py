@@ -8,13 +8,17 @@
         ├── SchedulerDownError   8   the scheduler could not be reached, after retries
         └── CommandMissingError  9   a program hpcjobs needs is not installed
 
-Exit code 2 is a usage error (unknown option), 130 an interrupted command. ``hpcjobs wait`` and
+Exit code 2 is a usage error (unknown option), 70 an error that hpcjobs did not foresee, 130 an
+interrupted command. ``hpcjobs wait`` and
 ``hpcjobs submit --wait`` end with the job's own exit code instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+UNFORESEEN = 70
+"""Exit code of the command line after an error that is none of these."""
 
 
 class HpcJobsError(Exception):

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
+import traceback
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -74,25 +77,59 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _enable_debugging(asked: bool) -> None:
+    if asked:
+        from hpcjobs.cli.unforeseen import DEBUG_VARIABLE
+
+        os.environ[DEBUG_VARIABLE] = "1"
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=_enable_debugging, is_eager=True, help="Show tracebacks of errors.")
     ] = False,
 ) -> None:
     """One site config, one command: distributed training on any Slurm cluster, or on this machine."""
 
 
 def main() -> None:
-    """Run the command line; the one place where an error of ours becomes a message and an exit code."""
+    """Run the command line; the one place where an error becomes a message and an exit code."""
     gc.set_threshold(100_000)  # a command's imports are no garbage: looking for some is a tenth of its time,
     atexit.register(gc.freeze)  # also as it ends
-    from hpcjobs.errors import HpcJobsError
+    from hpcjobs.errors import UNFORESEEN, HpcJobsError
 
+    _use_utf8()
     try:
         app(prog_name="hpcjobs")
     except HpcJobsError as error:
+        from hpcjobs.cli.unforeseen import debugging
+
+        if debugging():
+            traceback.print_exception(error)
         print(f"hpcjobs: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        from hpcjobs.cli.unforeseen import current_folder_is_gone, explain
+
+        if current_folder_is_gone():
+            print("hpcjobs: the current folder does not exist any more: change to another one", file=sys.stderr)
+            sys.exit(HpcJobsError.exit_code)
+        print(f"hpcjobs: {explain(error)}", file=sys.stderr)
+        sys.exit(UNFORESEEN)
+
+
+def _use_utf8() -> None:
+    """Take names and texts as UTF-8 in every locale, as the files of jobs are; what cannot be printed is escaped."""
+    if sys.getfilesystemencoding() != "utf-8":
+        words = (sys.executable, "-X", "utf8", *sys.orig_argv[1:])
+        os.execv(sys.executable, [os.fsencode(word) for word in words])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")

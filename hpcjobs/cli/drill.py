@@ -56,7 +56,7 @@ def _add(fault: str) -> None:
 
         said = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,
                 "time": time, "signal_before": signal_before}  # fmt: skip
-        options = sbatch_options(option or []) | {key: value for key, value in said.items() if value is not None}
+        options = sbatch_options(option or [], said)
         verdict = drill(
             fault, program or (), site=site, by=by, at_step=at_step, tolerance=tolerance, say=note, options=options
         )

@@ -51,11 +51,9 @@ def fabric(
     from hpcjobs.run import fabric as checks
 
     said = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
-    asked: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
+    asked: dict[str, Any] = sbatch_options(option or [], said)
     words = shlex.join(["hpcjobs", *sys.argv[1:]])
-    plan = checks.check_plan(
-        site, tolerance=tolerance, quick=quick, made_by=words, **sbatch_options(option or []), **asked
-    )
+    plan = checks.check_plan(site, tolerance=tolerance, quick=quick, made_by=words, **asked)
     code = _run(plan, dry_run=dry_run, quiet=as_json)
     if as_json and not dry_run:
         print_json(checks.read_report(plan.run_dir))

@@ -63,7 +63,7 @@ def jupyter(
         raise typer.BadParameter("say one of --lab, --notebook, --code")
     if connect:
         raise typer.Exit(_from_laptop(site))
-    from hpcjobs.cli.submit import environment, say_left_out, sbatch_options
+    from hpcjobs.cli.submit import environment, print_notes, sbatch_options
     from hpcjobs.jupyter import session
     from hpcjobs.jupyter.request import private_token, request
 
@@ -80,10 +80,9 @@ def jupyter(
         token=private_token(token_file) if token_file else None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
         env=environment(env or []),
-        **sbatch_options(option or []),
-        **{key: value for key, value in said.items() if value is not None},
+        **sbatch_options(option or [], said),
     )
-    say_left_out(asked.plan)
+    print_notes(asked.plan)
     if dry_run:
         _print_request(asked, as_json=as_json)
         return

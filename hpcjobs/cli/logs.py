@@ -25,7 +25,7 @@ def logs(
     from hpcjobs.run import logs as job_logs
     from hpcjobs.run.select import newest, select
 
-    entry = select([job], site=site)[0] if job else newest(site=site)
+    entry = select([job], site=site)[0] if job is not None else newest(site=site)
     source = job_logs.follow(entry, rank=rank, report=note) if follow else job_logs.lines(entry, rank=rank)
     if as_json:
         print_json({"job_id": entry.job_id, "files": [str(p) for p in job_logs.paths(entry)], "lines": list(source)})

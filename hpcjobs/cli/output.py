@@ -30,11 +30,23 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    width = int(os.environ.get("COLUMNS") or 0) or (shutil.get_terminal_size().columns if sys.stdout.isatty() else 400)
+    columns = os.environ.get("COLUMNS", "")
+    width = (
+        int(columns)
+        if columns.isdecimal() and int(columns) > 0
+        else (shutil.get_terminal_size().columns if sys.stdout.isatty() else 400)
+    )
     table = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for row in rows:
         table.add_row(*row)
     Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+
+
+def cell(value: object) -> str:
+    """A value as a cell of a table; ``-`` for None."""
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def clock(seconds: float | None) -> str:

@@ -48,7 +48,7 @@ def scale(
 
     said = {"time": time, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node, "container": container}
     called = name or PurePath(program[0]).stem.replace(".", "-")
-    options: dict[str, Any] = {**sbatch_options(option or []), **{k: v for k, v in said.items() if v is not None}}
+    options: dict[str, Any] = sbatch_options(option or [], said)
     asked = study.Study(
         name=called,
         site=site or default_site(),

@@ -23,7 +23,7 @@ def show(
     from hpcjobs.run.select import newest, select
     from hpcjobs.units import human_bytes, human_duration
 
-    told = describe(select([job], site=site)[0] if job else newest(site=site))
+    told = describe(select([job], site=site)[0] if job is not None else newest(site=site))
     if as_json:
         print_json(told._asdict())
         return

@@ -14,6 +14,8 @@ import typer
 from hpcjobs.cli.output import Json, SiteName, note, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpcjobs.job.models import Plan
     from hpcjobs.run.handle import JobHandle
 
@@ -76,7 +78,7 @@ def submit(
     """Submit PROGRAM. Options stand before it; everything after it belongs to it."""
     import hpcjobs
 
-    said = {
+    said: dict[str, object] = {
         "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
         "gpus_per_node": gpus_per_node, "mem": mem, "time": time, "account": account, "qos": qos, "array": array,
     }  # fmt: skip
@@ -98,11 +100,9 @@ def submit(
         container=container,
         stage_image=stage_image or None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        **sbatch_options(option or []),
-        **_after(after or [], site),
-        **{key: value for key, value in said.items() if value is not None},
+        **sbatch_options(option or [], said | _after(after or [], site)),
     )
-    say_left_out(plan)
+    print_notes(plan)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
         _print_sources(plan, as_json=as_json)
     if dry_run or explain:
@@ -119,20 +119,49 @@ def submit(
         raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
 
 
-def say_left_out(plan: "Plan") -> None:
-    """A node that is left out is never left out in silence."""
-    for node, why in plan.job.left_out.items():
-        note(f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it")
+def print_notes(plan: "Plan") -> None:
+    """Print what the user should know of the plan."""
+    from hpcjobs.job.notes import notes
+
+    for line in notes(plan.job):
+        note(line)
 
 
-def sbatch_options(words: list[str]) -> dict[str, object]:
-    """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores."""
-    found: dict[str, object] = {}
+# sbatch's own names of what has a flag, or is not to be changed.
+_NOT_BY_O = {
+    "job_name": "say --name",
+    "name": "say --name",
+    "chdir": "say --chdir",
+    "output": "hpcjobs logs shows the output, which lies in the run folder",
+    "error": "hpcjobs logs shows the output, which lies in the run folder",
+    "export": "say --env",
+    "wait": "say --wait",
+}
+
+
+def sbatch_options(words: list[str], flags: "Mapping[str, object] | None" = None) -> dict[str, object]:
+    """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores.
+
+    ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
+
+    Raises:
+        RequestError: no such option, or it was given by its own flag too.
+    """
+    from hpcjobs.errors import RequestError, nearest
+    from hpcjobs.site.models import Resources
+
+    options = {name: value for name, value in (flags or {}).items() if value is not None}
+    by_o: dict[str, object] = {}
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
-        known = key.replace("-", "_")
-        found[known] = (value or None) if equals else True
-    return found
+        name = key.replace("-", "_")
+        if name not in Resources.__struct_fields__:
+            hint = _NOT_BY_O.get(name) or nearest(name, Resources.__struct_fields__)
+            raise RequestError(f"-o {word}: no sbatch option that -o can set", hint=hint)
+        if name in options:
+            raise RequestError(f"-o {word}: {name} has been given by its own flag too", hint="leave one of them out")
+        by_o[name] = (value or None) if equals else True
+    return options | by_o
 
 
 def _after(words: list[str], site: str | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, cell, note, print_json, print_table
 from hpcjobs.cli.submit import environment, sbatch_options
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def run(
         env=environment(env or []),
         chdir=chdir,
         snapshot=snapshot or None,
-        **sbatch_options(option or []),
-        **{key: value for key, value in said.items() if value is not None},
+        **sbatch_options(option or [], said),
     )
     sweep = of_definition(definition)
     if dry_run:
@@ -264,13 +263,7 @@ def _shown(table: Results) -> list[str]:
 
 
 def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    print_table([column.upper() for column in columns], ([_cell(row.get(c)) for c in columns] for row in rows))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    print_table([column.upper() for column in columns], ([cell(row.get(c)) for c in columns] for row in rows))
 
 
 @app.command()

@@ -76,7 +76,7 @@ def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
         own = read_state(entry, record.job_id)
         code = "" if record.exit_code is None else f", exit code {record.exit_code}"
         who = ""
-        if own is not None and own.first_failure is not None:
+        if own is not None and own.first_failure is not None and record.state.value != "CANCELLED":
             who = f"; first failure: rank {own.first_failure.rank} on {own.first_failure.host}"
         note(f"job {record.job_id} {record.state.value}{code}{who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))

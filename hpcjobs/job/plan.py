@@ -13,6 +13,7 @@ import msgspec
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
+from hpcjobs.job.program import program_words
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
 from hpcjobs.job.settings import user_settings
@@ -22,7 +23,7 @@ from hpcjobs.site.yaml_file import read_yaml
 
 
 def plan(
-    program: Sequence[str] = (),
+    program: str | Sequence[str] = (),
     *,
     site: str | Site | None = None,
     spec: str | Path | Layer | None = None,
@@ -45,7 +46,8 @@ def plan(
     """What submitting ``program`` to ``site`` would write and run.
 
     Args:
-        program: a bundled trainer's name, a dotted module, a ``.py`` file or an executable, then its arguments.
+        program: a bundled trainer's name, a dotted module, a ``.py`` file or an executable, then its arguments;
+            one text is split like a shell line.
         site: a site, its name, or the path of its file; default HPCJOBS_SITE, then the user's config, then ``local``.
         spec: a `JobSpec`, in a YAML file or as a layer; what is said here wins over it.
         chdir: folder the tasks start in; default the current one.
@@ -63,8 +65,9 @@ def plan(
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site.
     """
+    words = program_words(program)
     fields: dict[str, object] = {
-        "program": tuple(program),
+        "program": words,
         "resources": resources,
         "name": name,
         "launcher": launcher,
@@ -81,7 +84,7 @@ def plan(
         "stage_image": stage_image,
     }
     job = resolve_fields(fields, site=site, spec=spec)
-    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *program]))
+    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *words]))
 
 
 def resolve_fields(
@@ -109,6 +112,8 @@ def plan_of(job: Job, run_dir: Path, *, made_by: str) -> Plan:
 def _spec(fields: Mapping[str, object]) -> JobSpec:
     try:
         return msgspec.convert(fields, JobSpec, strict=False)
+    except UnicodeEncodeError as error:  # of msgspec, about to quote a value
+        raise RequestError(f"{error.object!r} is not UTF-8 text") from error
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
         field = where.rstrip("`").removeprefix("resources").lstrip(".")

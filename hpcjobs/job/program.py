@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpcjobs.errors import RequestError, nearest
+from hpcjobs.errors import RequestError
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
@@ -16,6 +19,20 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
 def trainers() -> list[str]:
     """Names of the bundled trainers: the modules directly in ``hpcjobs/trainers``."""
     return sorted(path.stem for path in _TRAINERS.glob("*.py") if not path.stem.startswith("_"))
+
+
+def program_words(program: str | Sequence[str]) -> tuple[str, ...]:
+    """The words of ``program``; a text is split like a shell line: ``train.py --lr 1``.
+
+    Raises:
+        RequestError: a quotation that is not closed.
+    """
+    if not isinstance(program, str):
+        return tuple(program)
+    try:
+        return tuple(shlex.split(program))
+    except ValueError as error:
+        raise RequestError(f"program {program!r}: {error}", hint="a list of words needs no quoting") from error
 
 
 def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple[str, ...]:
@@ -35,29 +52,30 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
     if first in trainers():
         return (python, "-u", "-m", f"hpcjobs.trainers.{first}", *args)
     if first.endswith(".py"):
-        if not (chdir / first).is_file():
+        if not os.path.isfile(chdir / first):
             raise RequestError(f"program {first}: no such file in {chdir}")
         return (python, "-u", first, *args)
     if "/" in first:
-        if not (chdir / first).is_file():
+        if not os.path.isfile(chdir / first):
             raise RequestError(f"program {first}: no such file in {chdir}")
         return (first, *args)
-    if (chdir / first).is_file():
+    if os.path.isfile(chdir / first):
         raise RequestError(
             f"program {first}: found in {chdir}, but the shell would not look there", hint=f"say ./{first}"
         )
     if _MODULE.match(first):
         return (python, "-u", "-m", first, *args)
-    _refuse_misspelt_trainer(first)
     return (first, *args)
 
 
-def _refuse_misspelt_trainer(first: str) -> None:
-    """A command that is not on PATH here may be on the node's; one letter off a trainer it hardly is."""
-    if shutil.which(first) is None and difflib.get_close_matches(first, trainers(), n=1, cutoff=0.6):
-        raise RequestError(
-            f"program {first!r}: no such trainer, and no such command here", hint=nearest(first, trainers())
-        )
+def misspelt_trainer(program: str) -> str | None:
+    """The trainer that ``program`` may have been meant to name: a command that is not on PATH here.
+
+    It is no error: the nodes may have a command of that name.
+    """
+    if "/" in program or "." in program or program in trainers() or shutil.which(program) is not None:
+        return None
+    return next(iter(difflib.get_close_matches(program, trainers(), n=1, cutoff=0.6)), None)
 
 
 def default_name(program: tuple[str, ...]) -> str:

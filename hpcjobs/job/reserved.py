@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hpcjobs.errors import RequestError
@@ -33,8 +34,19 @@ _BASH = frozenset(
     (
         *("_", "BASHOPTS", "BASHPID", "BASH_ENV", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME"),
         *("GROUPS", "HISTCMD", "IFS", "LINENO", "OLDPWD", "OPTIND", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PWD"),
+        *("BASH_ALIASES", "BASH_ARGC", "BASH_ARGV", "BASH_CMDS", "BASH_COMMAND", "BASH_COMPAT", "BASH_LINENO"),
+        *("BASH_REMATCH", "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "BASH_VERSION", "BASH_XTRACEFD"),
+        *("EXECIGNORE", "FUNCNEST", "GLOBIGNORE", "OPTARG", "OPTERR", "TMOUT"),
         *("RANDOM", "REPLY", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID"),
     )
+)
+
+# What Slurm and MPI tell each task about its job: tasks that were told otherwise would not meet. SLURM_* that
+# set srun's behaviour (SLURM_CPU_BIND, SLURM_HINT) are the user's.
+_LAUNCHERS = re.compile(
+    r"SLURMD_|SLURM_(JOB|STEP|ARRAY|TASK|NODE|NNODES|NTASKS|NPROCS|PROCID|LOCALID|GTIDS|CPUS_|MEM_PER|HET|SUBMIT"
+    r"|RESTART_COUNT|CLUSTER_NAME|EXPORT_ENV|LAUNCH_NODE|SRUN_COMM|PRIO_PROCESS|UMASK)"
+    r"|PMIX_(?!MCA_)|PMI_|OMPI_COMM_WORLD_|TORCHELASTIC_"
 )
 
 
@@ -55,4 +67,6 @@ def _owner(name: str) -> str | None:
         return "each task's launch"
     if name in _SCRIPT:
         return "job.sh"
+    if _LAUNCHERS.match(name):
+        return "Slurm, or the launcher of the tasks,"
     return "bash" if name in _BASH else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from hpcjobs.job.reserved import check_env
 from hpcjobs.job.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.units import walltime_s
+from hpcjobs.user import user_name
 
 
 class _Settled:
@@ -65,9 +65,14 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     launcher = _launcher(spec.launcher, site)
     said.setdefault("launcher", f"site {site.name}")
     chdir = Path(spec.chdir or ".").expanduser().absolute()
-    if not chdir.is_dir():
+    if not os.path.isdir(chdir):
         raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
     run_root = _run_root(site, chdir)
+    for folder in (chdir, run_root):
+        if any("\ud800" <= char <= "\udfff" for char in str(folder)):
+            raise RequestError(
+                f"the name of folder {str(folder)!r} is not UTF-8 text", hint="choose or make another one"
+            )
     inside = _container(spec, said, site, settled, launcher=launcher, folders=(chdir, run_root))
     on_node = _python(site)
     python = on_node if inside is None else site.containers.python
@@ -269,7 +274,7 @@ def _python(site: Site) -> str:
 
 def _run_root(site: Site, chdir: Path) -> Path:
     # Cron and containers often leave USER out.
-    variables = {"USER": pwd.getpwuid(os.getuid()).pw_name, **os.environ}
+    variables = {"USER": user_name(), **os.environ}
     text = Template(os.path.expanduser(site.run_root)).safe_substitute(variables)
     if "$" in text:
         raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")

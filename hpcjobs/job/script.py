@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hpcjobs import __version__
 from hpcjobs.data import shipped
-from hpcjobs.errors import ConfigError, RequestError, nearest
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest
 from hpcjobs.files import cache_dir
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, gpus_per_task, launch, launched_by
@@ -107,6 +107,13 @@ def _explained(job: Job) -> Iterator[None]:
             f"template {_where(error) or job.template} extends itself",
             hint=f"the shipped one is reached as shipped/job{SUFFIX}",
         ) from error
+    except HpcJobsError:
+        raise
+    except Exception as error:  # a template may raise anything: 1/0, len(1), range(10**9)
+        where = _where(error)
+        if where is None:
+            raise
+        raise ConfigError(f"template {where}: {type(error).__name__}: {error}") from error
 
 
 def _where(error: Exception) -> str | None:
@@ -125,7 +132,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _bytecode_cache() -> jinja2.BytecodeCache | None:
-    folder = cache_dir() / "templates"
+    folder = cache_dir() / "sandboxed-templates"  # compiled for no other environment
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shlex
 import shutil
@@ -24,6 +23,7 @@ from hpcjobs.runtime.session.files import PRIVATE, Kernel, Settings
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
+from hpcjobs.user import user_name
 
 Kind = Literal["lab", "notebook", "code"]
 WARN_S = 300
@@ -83,7 +83,7 @@ def request(
 
 
 def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str | None) -> Settings:
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = user_name()
     quiet = site.jupyter.idle if idle is None else None if idle == "never" else idle
     slurm = site.scheduler == "slurm"
     return Settings(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -27,6 +25,7 @@ from hpcjobs.scheduler.slurm import Slurm
 from hpcjobs.scheduler.slurm_output import parse_scontrol
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
+from hpcjobs.user import user_name
 
 
 class Wanted(NamedTuple):
@@ -54,7 +53,7 @@ class Gathered(NamedTuple):
 
 def me() -> str:
     """The user's name."""
-    return pwd.getpwuid(os.getuid()).pw_name
+    return user_name()
 
 
 def gather(wanted: Wanted, *, site: str | Site | None = None) -> Gathered:

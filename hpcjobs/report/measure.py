@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def measure(asked: Study, path: Path, *, allow_mixed: bool = False, say: Say = l
         RequestError: the file holds another study, the program cannot be divided, or the code has changed since
             earlier runs. SchedulerError: refused.
     """
-    known = studies.read(path) if path.exists() else asked
+    known = studies.read(path) if os.path.exists(path) else asked
     if not known.asked_the_same(asked):
         raise RequestError(
             f"{path} holds another study: {shlex.join(known.program)} on {known.site} ({known.mode})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ def right_size(words: list[str], *, site: str | None = None) -> dict[str, RightS
     """
     told: dict[str, RightSize] = {}
     for word in words:
-        if study.path_of(word).is_file():
+        if os.path.isfile(study.path_of(word)):
             asked = study.read(study.path_of(word))
             found = analyse(points.points(asked), mode=asked.mode, allow_mixed=True)
             told[asked.name] = RightSize(of_study(found), _starts_of_study(asked, found))

@@ -12,7 +12,7 @@ from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.folder import MANIFEST, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import FirstFailure, own_ids, read_state, statuses
-from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.scheduler.base import JobRecord, State
 
 
 class Description(NamedTuple):
@@ -37,11 +37,13 @@ def describe(entry: Entry) -> Description:
     job = manifest.get("job", {})
     state = read_state(entry, first_id)
     summary = _read(task_dir(Path(entry.run_dir), first_id) / "summary.json")
+    records = statuses([entry])[0].records
+    cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)
     return Description(
         entry=entry,
-        records=statuses([entry])[0].records,
+        records=records,
         attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
-        first_failure=state.first_failure if state else None,
+        first_failure=state.first_failure if state and not cancelled else None,
         program=shlex.join(job.get("argv", [])),
         settings={
             key: (str(value), job["sources"].get(key, "default"))

@@ -17,7 +17,6 @@ Tasks of a job array have the part below ``logs/`` in a folder of their own, nam
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.run.provenance import CodeState
 from hpcjobs.run.snapshot import copy_code
+from hpcjobs.user import user_name
 
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 
@@ -52,6 +52,13 @@ def create(plan: Plan, code: CodeState | None) -> None:
         ) from error
     try:
         _fill(plan, code)
+    except OSError as error:
+        remove(plan)
+        where = f" ({error.filename2 or error.filename})" if error.filename else ""
+        raise RequestError(
+            f"run folder {plan.run_dir} cannot be filled: {error.strerror}{where}",
+            hint="is the disk full, or the quota used up? run_root of the site file says where run folders lie",
+        ) from error
     except BaseException:
         remove(plan)
         raise
@@ -85,7 +92,7 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
         "schema": 1,
         "hpcjobs": __version__,
         "created": time.time(),
-        "user": pwd.getpwuid(os.getuid()).pw_name,
+        "user": user_name(),
         "host": os.uname().nodename,
         "command_line": plan.made_by,
         "command": plan.command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def _one(word: str, known: list[Entry]) -> list[Entry]:
         return [_by_id(f"{match[1]}{match[2]}", match[3], known)]
     if match := _RANGE.match(word):
         return _by_range(word, match[1], int(match[2]), int(match[3]), known)
-    if "/" in word or Path(word, SUBMITTED).is_file():
+    if "/" in word or os.path.isfile(os.path.join(word, SUBMITTED)):
         return [_by_folder(Path(word))]
     named = [entry for entry in known if entry.name == word]
     if not named:
@@ -89,5 +90,5 @@ def _by_folder(folder: Path) -> Entry:
     path = folder / SUBMITTED
     try:
         return msgspec.json.decode(path.read_bytes(), type=Entry)
-    except FileNotFoundError as error:
-        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})") from error
+    except (OSError, ValueError) as error:
+        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED}): {error}") from error

@@ -12,6 +12,7 @@ import msgspec
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, nearest
 from hpcjobs.site import rehearsal
+from hpcjobs.site.login_node import slurm_is_here
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
 
@@ -58,13 +59,33 @@ def _site_files() -> Iterator[Path]:
 
 
 def default_site() -> str:
-    """HPCJOBS_SITE, else the user's config, else ``local``."""
+    """HPCJOBS_SITE, else the user's config; else ``local``, or on a machine with a Slurm the site it must be.
+
+    That is the sandbox's while SLURM_CONF names the sandbox, or the only Slurm site that the user has a file for.
+
+    Raises:
+        ConfigError: this is a login node, and nobody says of which site: a training has no place here.
+    """
     if name := os.environ.get("HPCJOBS_SITE"):
         return name
     config = config_dir() / "config.yaml"
     if config.is_file() and (name := read_yaml(config, UserConfig).site):
         return name
-    return "local"
+    if not slurm_is_here():
+        return "local"
+    if os.environ.get("SLURM_CONF") and (sandbox := rehearsal.current()) is not None:
+        return sandbox.site
+    own = [
+        entry for entry in list_sites() if not entry.shadowed and entry.path.parent != shipped("site_configs").resolve()
+    ]
+    clusters = [entry for entry in own if read_yaml(entry.path, Site).scheduler == "slurm"]
+    if len(clusters) == 1:
+        return str(clusters[0].path)
+    raise ConfigError(
+        "this machine has a Slurm cluster, and no site is named",
+        hint="say --site NAME, set HPCJOBS_SITE, or write `site: NAME` to "
+        f"{config}; `hpcjobs sites` lists the sites, --site local runs on this machine itself",
+    )
 
 
 def load_site(name: str) -> Site:
@@ -87,12 +108,12 @@ def load_site(name: str) -> Site:
 def _path_of(name: str) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name).expanduser().absolute()
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ConfigError(f"site file {path} does not exist")
         return path
     for folder in search_path():
         path = folder / f"{name}.yaml"
-        if path.is_file():
+        if os.path.isfile(path):
             return path
     known = {entry.name for entry in list_sites()}
     looked = ", ".join(str(folder) for folder in search_path())

@@ -26,7 +26,7 @@ def read_yaml(path: Path, kind: type[T]) -> T:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     tree = _tree(path, text)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -43,7 +44,7 @@ def find(word: str) -> SweepFolder:
     Raises:
         UnknownJobError: there is none.
     """
-    if "/" in word or Path(word, "sweep.json").is_file():
+    if "/" in word or os.path.isfile(os.path.join(word, "sweep.json")):
         return SweepFolder(Path(word).absolute())
     known = all_known()
     named = [Path(sweep.path) for sweep in known if sweep.name == word and Path(sweep.path).is_dir()]

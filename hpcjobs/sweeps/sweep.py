@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from hpcjobs.errors import UnknownJobError
+from hpcjobs.job.program import program_words
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps import index, submit
@@ -105,7 +107,7 @@ def find_sweep(word: str) -> Sweep:
         UnknownJobError: there is none.
     """
     folder = index.find(word)
-    if not (folder.path / "sweep.json").is_file():
+    if not os.path.isfile(folder.path / "sweep.json"):
         raise UnknownJobError(f"{folder.path} is no sweep (no sweep.json)")
     return Sweep(folder)
 
@@ -132,7 +134,7 @@ def sweep(
     said |= {"site": site, "name": name, "max_parallel": max_parallel, "pack": pack}
     said["pack_parallel"] = pack_parallel
     if not callable(what):
-        return of_definition(define([what] if isinstance(what, str) else list(what), points, **said))
+        return of_definition(define(program_words(what), points, **said))
     from hpcjobs.sweeps import functions
 
     said["name"] = name or functions.name_of(what)

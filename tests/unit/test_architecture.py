@@ -14,12 +14,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "process", "data", "templating"}
+GROUND = {"errors", "units", "files", "process", "data", "templating", "user"}
 ALLOWED = {
     "errors": set[str](),
     "units": set[str](),
     "data": set[str](),
     "templating": set[str](),
+    "user": set[str](),
     "files": {"errors"},
     "process": {"errors"},
     "runtime": set[str](),

@@ -174,7 +174,6 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
         (("gone.py",), "program gone.py: no such file in "),
         (("./gone",), "program ./gone: no such file in "),
         (("here-only",), "say ./here-only"),
-        (("dpd",), "did you mean 'ddp'?"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused_at_once(

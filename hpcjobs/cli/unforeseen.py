@@ -1,0 +1,73 @@
+"""Errors that no part of hpcjobs foresaw: one line on the screen, the details in a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+DEBUG_VARIABLE = "HPCJOBS_DEBUG"
+
+
+def debugging() -> bool:
+    """Whether tracebacks are to be shown: ``hpcjobs --debug VERB``, or HPCJOBS_DEBUG=1."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def explain(error: Exception) -> str:
+    """One line for ``error``; its traceback goes to the screen when debugging, else to a file that the line names."""
+    details = "".join(traceback.format_exception(error))
+    if debugging():
+        sys.stderr.write(details)
+        return _summary(error)
+    place = _write(details)
+    where = f"details in {place}" if place is not None else "details: hpcjobs --debug VERB ..."
+    return f"{_summary(error)} ({where})"
+
+
+def current_folder_is_gone() -> bool:
+    """Whether somebody has removed the folder that this process is in."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
+
+
+def _summary(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        return ": ".join([error.strerror, " and ".join(names)]) if names else error.strerror
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"unexpected {type(error).__name__}: {first_line}"
+
+
+def _write(details: str) -> Path | None:
+    """The file with ``details``, in the user's state folder or, where that cannot be written, in the temporary one."""
+    from hpcjobs import __version__
+
+    context = [
+        f"hpcjobs {__version__}, Python {sys.version.split()[0]}, {time.strftime('%F %T %z')}",
+        f"command: {sys.argv!r}",
+        f"encoding of files: {sys.getfilesystemencoding()}, of the terminal: {getattr(sys.stdout, 'encoding', None)}",
+    ]
+    text = "\n".join([*context, "", details])
+    for folder in (_state_folder, tempfile.gettempdir):
+        try:
+            path = Path(folder()) / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except (OSError, RuntimeError):  # a full disk, or a user without a home
+            continue
+        return path
+    return None
+
+
+def _state_folder() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return str(Path(state).absolute() / "hpcjobs" / "errors")

@@ -1,0 +1,90 @@
+"""What a program may be called, and which variables and templates a job takes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+import hpcjobs
+from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.job.notes import notes
+
+
+@pytest.fixture
+def site(here: Path) -> str:
+    (here / "site.yaml").write_text(
+        "{partitions: {main: {nodes: 2, node: {cpus: 4}, default: true}, gpu: {nodes: 2, node: {cpus: 4}}}, "
+        "defaults: {account: ours, time: 1h}}\n"
+    )
+    return "./site.yaml"
+
+
+def test_a_program_in_one_text_is_split_like_a_shell_line(site: str, here: Path) -> None:
+    (here / "train.py").touch()
+    plan = hpcjobs.plan("train.py --name 'two words' --lr 1", site=site)
+    assert plan.job.argv[-5:] == ("train.py", "--name", "two words", "--lr", "1")
+    assert hpcjobs.sweep("train.py --lr 1", [{"seed": 1}], site=site).definition.job.argv[-3:] == (
+        "train.py",
+        "--lr",
+        "1",
+    )
+    with pytest.raises(RequestError, match="No closing quotation"):
+        hpcjobs.plan("train.py 'two", site=site)
+
+
+@pytest.mark.parametrize("command", ["dp", "fsd", "dpd"])
+def test_a_command_of_the_nodes_may_resemble_a_trainer_and_the_user_is_told(site: str, command: str) -> None:
+    plan = hpcjobs.plan([command], site=site)
+    assert plan.job.argv == (command,)
+    assert any(f"no command '{command}' here" in line for line in notes(plan.job))
+
+
+@pytest.mark.parametrize(
+    "name", ["BASH_VERSINFO", "FUNCNEST", "EXECIGNORE", "TMOUT", "SLURM_JOB_ID", "SLURM_NNODES", "PMIX_RANK"]
+)
+def test_variables_that_bash_or_slurm_set_are_refused(site: str, name: str) -> None:
+    with pytest.raises(RequestError, match=f"env {name} "):
+        hpcjobs.plan(["true"], site=site, env={name: "1"})
+    hpcjobs.plan(["true"], site=site, env={"SLURM_CPU_BIND": "none", "PMIX_MCA_psec": "native"})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ job.__class__.__mro__ }}", "unsafe"),
+        ("{{ launch_line_of.__globals__ }}", "unsafe"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ job.nodes.nothing }}", "nothing"),
+    ],
+)
+def test_a_template_of_the_folder_cannot_run_python_nor_raise_a_traceback(
+    site: str, here: Path, text: str, said: str
+) -> None:
+    (here / "templates").mkdir()
+    (here / "templates" / "own.sh.j2").write_text(f"#!/bin/bash\n{text}\n")
+    with pytest.raises(ConfigError, match=said) as caught:
+        hpcjobs.plan(["true"], site=site, template="own")
+    assert "own.sh.j2:2" in caught.value.message
+
+
+def test_a_template_that_takes_the_place_of_a_shipped_one_is_named(site: str, here: Path) -> None:
+    assert list(notes(hpcjobs.plan(["true"], site=site).job)) == []
+    (here / "templates").mkdir()
+    (here / "templates" / "job.sh.j2").write_text('{% extends "shipped/job.sh.j2" %}\n')
+    (note,) = notes(hpcjobs.plan(["true"], site=site).job)
+    assert note.startswith(f"template {here}/templates/job.sh.j2 is used in place of")
+
+
+def test_a_user_id_without_a_name_can_submit(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setenv("USER", "")
+    assert hpcjobs.plan(["true"], site="local").run_dir
+    assert hpcjobs.plan(["true"], site=site).run_dir
+    assert os.environ["USER"] == ""
