@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, cell, note, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
 
 if TYPE_CHECKING:
     import polars as pl

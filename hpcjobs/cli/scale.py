@@ -47,7 +47,7 @@ def scale(
     from hpcjobs.site.library import default_site
 
     said = {"time": time, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node, "container": container}
-    called = name or PurePath(program[0]).stem.replace(".", "-")
+    called = name or PurePath(program[0]).stem.replace(".", "-")[:100]
     options: dict[str, Any] = sbatch_options(option or [], said)
     asked = study.Study(
         name=called,

@@ -84,4 +84,4 @@ def default_name(program: tuple[str, ...]) -> str:
     is_file = "/" in first or first.endswith(".py")
     stem = Path(first).stem if is_file else first.rsplit(".", 1)[-1]
     cleaned = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")
-    return cleaned or "job"
+    return cleaned[:100] or "job"  # part of file names

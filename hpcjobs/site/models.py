@@ -19,10 +19,16 @@ MemoryRequest = Literal["mem", "mem-per-cpu", "none"]
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*\Z", re.ASCII)
 
 
+_LONGEST_NAME = 180
+"""A file name has 255 characters, and more than the job's name stands in those of a run."""
+
+
 def check_name(value: str, what: str) -> None:
     """Refuse a ``what`` that would need quoting in a file name or a Slurm option (ValueError)."""
     if not _NAME.match(value):
         raise ValueError(f"{what} {value!r}: use letters, digits, '_', '.', '-', and start with a letter or digit")
+    if len(value) > _LONGEST_NAME:
+        raise ValueError(f"{what} {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
 
 
 def _check_memory(value: str, field: str) -> None:

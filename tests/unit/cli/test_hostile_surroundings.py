@@ -258,7 +258,7 @@ def test_the_packages_of_slurm_alone_make_no_login_node(
     assert package.plan(["true"]).job.site == "local"
 
 
-def test_combinations_of_flags_and_environment_are_explained(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combinations_of_flags_and_environment_are_explained(cluster: Path) -> None:
     """Pairs of careless flags under environments as users have them."""
     flags = [("-N", "2"), ("-a", "0-1"), ("--snapshot",), ("--retries", "on"), ("--preflight",), ("--spare", "1"),
              ("--min-nodes", "1"), ("--lead", "5m"), ("--explain",), ("--json",), ("--launcher", "torchrun")]  # fmt: skip
