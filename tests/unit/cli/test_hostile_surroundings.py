@@ -260,10 +260,18 @@ def test_the_packages_of_slurm_alone_make_no_login_node(
 
 def test_combinations_of_flags_and_environment_are_explained(cluster: Path) -> None:
     """Pairs of careless flags under environments as users have them."""
-    flags = [("-N", "2"), ("-a", "0-1"), ("--snapshot",), ("--retries", "on"), ("--preflight",), ("--spare", "1"),
-             ("--min-nodes", "1"), ("--lead", "5m"), ("--explain",), ("--json",), ("--launcher", "torchrun")]  # fmt: skip
-    settings = [{"SBATCH_PARTITION": "x"}, {"SLURM_CLUSTERS": "a,b"}, {"HOME": "/nowhere"}, {"XDG_STATE_HOME": "rel"},
-                {"TERM": "dumb"}, {"NO_COLOR": "1"}, {"PATH": "/nowhere"}]  # fmt: skip
+    words = (
+        "-N 2,-a 0-1,--snapshot,--retries on,--preflight,--spare 1,--min-nodes 1,--signal-before 5m,--explain,--json"
+    )
+    flags = [flag.split() for flag in (*words.split(","), "--launcher torchrun")]
+    settings: list[dict[str, str]] = [
+        {"SBATCH_PARTITION": "x"},
+        {"SLURM_CLUSTERS": "a,b"},
+        {"HOME": "/nowhere"},
+        {"XDG_STATE_HOME": "rel"},
+        {"TERM": "dumb"},
+        {"PATH": "/nowhere"},
+    ]
     for (one, other), setting in zip(itertools.combinations(flags, 2), itertools.cycle(settings), strict=False):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in setting.items():
