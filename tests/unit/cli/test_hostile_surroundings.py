@@ -260,9 +260,7 @@ def test_the_packages_of_slurm_alone_make_no_login_node(
 
 def test_combinations_of_flags_and_environment_are_explained(cluster: Path) -> None:
     """Pairs of careless flags under environments as users have them."""
-    words = (
-        "-N 2,-a 0-1,--snapshot,--retries on,--preflight,--spare 1,--min-nodes 1,--signal-before 5m,--explain"
-    )
+    words = "-N 2,-a 0-1,--snapshot,--retries on,--preflight,--spare 1,--min-nodes 1,--signal-before 5m,--explain"
     flags = [flag.split() for flag in (*words.split(","), "--launcher torchrun")]
     settings: list[dict[str, str]] = [
         {"SBATCH_PARTITION": "x"},
