@@ -24,7 +24,10 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.models import Frozen
 
 # Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
-_PUT_BACK = (State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.REQUEUED)
+_PUT_BACK = (
+    *(State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED, State.RECONFIG_FAIL),
+    State.REQUEUED,
+)
 Connect = Callable[[str, "str | None"], Scheduler]
 
 
