@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from hpcjobs.job.models import Plan
 from hpcjobs.site.models import Frozen
 
@@ -28,8 +30,6 @@ class State(str, Enum):
     PREEMPTED = "PREEMPTED"
     NODE_FAIL = "NODE_FAIL"
     BOOT_FAIL = "BOOT_FAIL"
-    LAUNCH_FAILED = "LAUNCH_FAILED"
-    RECONFIG_FAIL = "RECONFIG_FAIL"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     DEADLINE = "DEADLINE"
     REVOKED = "REVOKED"
@@ -57,8 +57,6 @@ _ENDED = frozenset(
         State.PREEMPTED,
         State.NODE_FAIL,
         State.BOOT_FAIL,
-        State.LAUNCH_FAILED,
-        State.RECONFIG_FAIL,
         State.OUT_OF_MEMORY,
         State.DEADLINE,
         State.REVOKED,
@@ -75,10 +73,10 @@ _LONG_NAMES = {
 }
 
 
-class JobRecord(Frozen, frozen=True):
+class JobRecord(msgspec.Struct, frozen=True):
     """One job (or one task of an array) as a scheduler or the job itself recorded it; None is "not known".
 
-    Times are seconds since 1970.
+    Times are seconds since 1970. Run folders keep records: one with fields of a newer hpcjobs is read all the same.
     """
 
     job_id: str
@@ -104,6 +102,7 @@ class JobRecord(Frozen, frozen=True):
     restarts: int | None = None
     command: str | None = None
     """The script that runs: the job.sh of the run folder."""
+    user: str | None = None
 
 
 class Submitted(Frozen, frozen=True):
