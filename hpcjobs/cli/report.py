@@ -36,7 +36,9 @@ def _opt(*names: str, help: str) -> Any:
 
 @app.command()
 def jobs(
-    ids: Annotated[list[str] | None, typer.Argument(help="Job ids; none: by the options.", show_default=False)] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Job ids, anybody's; none: by the options.", show_default=False)
+    ] = None,
     site: SiteName = None,
     since: Annotated[str, typer.Option(help="Ended since: 7d, 12h; and all that have not ended.")] = "7d",
     user: Annotated[list[str] | None, _opt("--user", "-u", help="Of these users [me].")] = None,
@@ -61,7 +63,7 @@ def jobs(
         raise RequestError(str(error)) from error
     wanted = Wanted(
         since=start,
-        users=None if all_users else tuple(user or [me()]),
+        users=tuple(user) if user else None if all_users or ids else (me(),),
         account=account,
         states=tuple(state) if state else None,
         name=name,
@@ -138,6 +140,11 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
+def number(value: float | None, style: str, unit: str = "") -> str:
+    """The value and its unit; ``-`` where it is not known."""
+    return "-" if value is None else f"{value:{style}}{unit}"
+
+
 def _print_sums(wanted: Wanted, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
     from hpcjobs.report.sums import sums
 
@@ -155,10 +162,11 @@ def _print_totals(frame: pl.DataFrame, by: str) -> None:
 
     def cells(row: dict[str, Any]) -> list[str]:
         return [
-            str(row[by]), str(row["jobs"]), str(row["failed"]), f"{row['cpu_h']:.2f}", f"{row['gpu_h']:.2f}",
+            str(row[by]), str(row["jobs"]), str(row["failed"]),
+            number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
             percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
             "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
-            f"{row['lost_h']:.2f}", f"{row['energy_kwh']:.3g} kWh", f"{row['cost']:.2f}",
+            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"), number(row["cost"], ".2f"),
         ]  # fmt: skip
 
     if frame.is_empty():

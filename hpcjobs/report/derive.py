@@ -14,7 +14,12 @@ import polars as pl
 from hpcjobs.report.columns import COLUMNS
 from hpcjobs.site.models import Site
 
-_REQUEUED = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
+PUT_BACK = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
+"""Ends after which Slurm itself may put a job back into the queue."""
+REQUEUE_S = 3600
+"""A requeue is a new submission at the end of the one before, or, of a job that has ended, while slurmctld remembers it
+(MinJobAge: minutes). Later the id was given out again: the counter was reset."""
+JOB_KEY = ("site", "job_id", "job_id_raw", "name", "user")
 _TYPES = {"text": pl.String, "whole": pl.Int64, "real": pl.Float64, "time": pl.Int64}
 SCHEMA = {name: _TYPES[kind]() for name, (kind, _) in COLUMNS.items()}
 MEASURED_J = "_counted_j"
@@ -33,7 +38,7 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
             currency=pl.lit(site.prices.currency if _has_prices(site) else None, dtype=pl.String),
             attempts=pl.lit(1, dtype=pl.Int64),
             elapsed_all_s=elapsed,
-            lost_s=pl.when(pl.col("state").is_in(_REQUEUED)).then(elapsed).otherwise(0).cast(pl.Float64),
+            lost_s=pl.when(pl.col("state").is_in(PUT_BACK)).then(elapsed).otherwise(0).cast(pl.Float64),
             site=pl.lit(site.name),
             source=pl.coalesce("source", pl.lit(source)),
             gpu_source=pl.when(pl.col("gpu_utilization").is_not_null()).then(pl.lit("sacct")),
@@ -47,25 +52,32 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
 def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
     """One row per job: the last attempt's, with energy, cost and elapsed time of all of them.
 
-    Ids are given out again after a reset of the counter: rows of one id with different names or users
-    are different jobs.
+    Ids are given out again after a reset of the counter: rows of one id with different names or users, or of which
+    one was submitted long after the end of the other, are different jobs.
     """
-    key = ["site", "job_id", "job_id_raw", "name", "user"]
-    several = frame.select(key).is_duplicated()
+    several = frame.select(JOB_KEY).is_duplicated()
     if not several.any():
         return frame
     again = frame.filter(several).sort("submitted", "started", nulls_last=True, maintain_order=True)
+    later = (pl.col("submitted") > pl.col("ended").shift() + REQUEUE_S).fill_null(False)
+    again = again.with_columns(_use=later.cum_sum().over(JOB_KEY))
+    key = [*JOB_KEY, "_use"]
     first = pl.col("elapsed_s").fill_null(0)
     merged = again.group_by(key, maintain_order=True).agg(
         pl.all().exclude("energy_j", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
-        pl.col("energy_j").sum(),
-        pl.col("cost").sum(),
+        known_sum(pl.col("energy_j")),
+        known_sum(pl.col("cost")),
         attempts=pl.col("started").count().cast(pl.Int64),
         elapsed_all_s=first.sum(),
         lost_s=(first.sum() - first.last()).cast(pl.Float64),
     )
     merged = merged.with_columns(goodput=_goodput()).select(frame.columns)
     return pl.concat([frame.filter(~several), merged]).sort("submitted", nulls_last=True, maintain_order=True)
+
+
+def known_sum(column: pl.Expr) -> pl.Expr:
+    """The sum of the values that are known; null where none is."""
+    return pl.when(column.count() > 0).then(column.sum())
 
 
 def _goodput() -> pl.Expr:

@@ -52,7 +52,8 @@ def _folded(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     is_job = frame["JobID"].str.contains(".", literal=True).not_()
     frame = frame.with_columns(is_job.cum_sum().alias("_group"))
     jobs = _typed(frame.select("JobID", "_group", *_WORDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
-    steps = frame.select("JobID", "_group", "TotalCPU", *_USAGE, *_OF_STEPS).filter(~is_job)
+    steps = frame.select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS).filter(~is_job)
+    steps = steps.join(jobs.select("_group", _job_tres="AllocTRES"), on="_group", how="left", maintain_order="left")
     steps = _typed(_of_their_job(steps, jobs, doubts), _OF_STEPS, doubts)
     cpu_missing = jobs["TotalCPU"].is_in(["", "00:00:00"]).any() or jobs["TotalCPU"].has_nulls()
     summed = _steps(steps, cpu_missing=bool(cpu_missing))
@@ -96,7 +97,7 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
         usage(sampled, "mem").alias("_used"),
         _beside=beside,
         _node=largest * per_node,
-        _gpu=steps["TRESUsageInAve"].str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False),
+        _gpu=_gpu_share(steps),
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
     ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
     if told["_gpu"].null_count() < len(told):
@@ -111,10 +112,26 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
         mem_used_bytes=_widest_and_beside("_used"),
         mem_per_node_bytes=_widest_and_beside("_node"),
         _step_cpu=pl.col("_cpu").sum(),
-        _step_energy=pl.col("ConsumedEnergyRaw").filter(~pl.col("_beside")).sum(),
         gpu_utilization=pl.when(weight.sum() > 0).then((pl.col("_gpu") * weight).sum() / weight.sum() / 100),
         gpu_mem_bytes=pl.col("_gpu_mem").max(),
     )
+
+
+def _gpu_share(steps: pl.DataFrame) -> pl.Series:
+    """Mean use of a step's GPUs in percent. Slurm adds up the GPUs of each process, so the total of all tasks (or the
+    average x tasks) is divided by the step's GPUs."""
+    found = steps.select(
+        pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False),
+    )
+    total, mean = found["TRESUsageInTot"], found["TRESUsageInAve"]
+    if mean.null_count() == len(steps) and total.null_count() == len(steps):
+        return mean
+    gpus = by_word(steps["AllocTRES"], gpu_count, pl.Float64)
+    gpus = gpus.zip_with(gpus.is_not_null(), by_word(steps["_job_tres"], gpu_count, pl.Float64))
+    tasks = steps["NTasks"].fill_null(1)
+    summed: pl.Series = total.zip_with(total.is_not_null(), mean * tasks)
+    share: pl.Series = summed / gpus.zip_with(gpus > 0, gpus.clip(1))
+    return share.clip(0, 100)
 
 
 def _widest_and_beside(column: str) -> pl.Expr:
@@ -126,7 +143,11 @@ def _widest_and_beside(column: str) -> pl.Expr:
 
 def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     jobs = jobs.with_columns(*_words(jobs), _clock=clock_s("TotalCPU"))
-    measured_cpu = pl.when(pl.col("_clock") > 0).then("_clock")
+    # Exactly 0 is what an accounting without measurements prints: every process takes some milliseconds.
+    cpu = pl.coalesce(pl.when(pl.col(name) > 0).then(name) for name in ("_clock", "_step_cpu"))
+    # Of a job that has not ended only the steps that have are accounted for.
+    live = pl.col("state").is_in([state.value for state in State if not state.ended and state is not State.REQUEUED])
+    live &= pl.col("state") != State.UNKNOWN.value
     energy = pl.col("ConsumedEnergyRaw")
     waited_until = pl.coalesce("started", "ended")
     frame = jobs.select(
@@ -154,13 +175,14 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         gpus=pl.col("_gpus").fill_null(0),
         node_list=text("NodeList"),
         mem_requested_bytes="_mem",
-        mem_used_bytes="mem_used_bytes",
-        mem_per_node_bytes="mem_per_node_bytes",
-        max_rss_bytes=pl.coalesce("max_rss_bytes", "MaxRSS"),
-        cpu_s=pl.when(pl.col("Start") > 0).then(pl.coalesce(measured_cpu, "_step_cpu")),
-        gpu_utilization="gpu_utilization",
+        mem_used_bytes=pl.when(~live).then("mem_used_bytes"),
+        mem_per_node_bytes=pl.when(~live).then("mem_per_node_bytes"),
+        max_rss_bytes=pl.when(~live).then(pl.coalesce("max_rss_bytes", "MaxRSS")),
+        cpu_s=pl.when(~live).then(cpu),
+        gpu_utilization=pl.when(~live).then("gpu_utilization"),
         gpu_mem_bytes="gpu_mem_bytes",
         _counted_j=pl.when((energy > 0) & (energy < _LARGEST_J)).then(energy),
+        _ended_steps_cpu_s=pl.when(live).then(cpu.fill_null(0.0)),
         steps=pl.col("steps").fill_null(0).cast(pl.Int64),
     )  # fmt: skip
     frame = frame.with_columns(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import polars as pl
 
 from hpcjobs.errors import SchedulerError
+from hpcjobs.job.array import task_ids
 from hpcjobs.process import run
 from hpcjobs.report.derive import derive, merge_attempts
 from hpcjobs.report.goodput import with_checkpoints
 from hpcjobs.report.records import as_frame
 from hpcjobs.report.rows import Doubt, Doubts
 from hpcjobs.report.sacct import Question, Sacct
+from hpcjobs.report.sstat import with_running
 from hpcjobs.report.watched import with_monitor
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -89,10 +93,13 @@ def chunks(wanted: Wanted, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]
     """
     until = time.time() if wanted.until is None else wanted.until
     conf = site.slurm_conf
-    sacct = Sacct(Question(site.name, wanted.since, until, wanted.users, conf))
-    found = sacct.attempts(doubts) if wanted.job_ids is None else sacct.of_jobs(wanted.job_ids, doubts)
-    for frame in found:
-        yield derive(frame, site)
+    cluster = os.environ.get("SLURM_CLUSTERS") or None  # which squeue and sbatch heed and sacct does not
+    sacct = Sacct(Question(site.name, wanted.since, until, wanted.users, conf, cluster))
+    frames = (
+        sacct.attempts(doubts) if wanted.job_ids is None else sacct.of_jobs(sorted(_parents(wanted.job_ids)), doubts)
+    )
+    for frame in frames:
+        yield derive(with_running(frame, slurm_conf=conf), site)
 
 
 def _local(wanted: Wanted, site: Site) -> pl.DataFrame:
@@ -109,7 +116,7 @@ def _own(entries: list[Entry]) -> Iterator[tuple[JobRecord, Entry]]:
 def _picked(entries: list[Entry], wanted: Wanted) -> list[Entry]:
     if wanted.job_ids is None:
         return entries
-    ids = {job_id.split("_")[0] for job_id in wanted.job_ids}
+    ids = _parents(wanted.job_ids)
     return [entry for entry in entries if entry.job_id in ids]
 
 
@@ -152,8 +159,8 @@ def restricted(jobs: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
         if wanted.until is not None:
             keep &= pl.col("submitted") < int(wanted.until)
     else:
-        ids = pl.col("job_id").str.extract(r"^([^_+]+)")
-        keep &= ids.is_in([job_id.split("_")[0] for job_id in wanted.job_ids])
+        asked = set(wanted.job_ids)
+        keep &= pl.col("job_id").is_in([job_id for job_id in jobs["job_id"] if _is_asked(job_id, asked)])
     if wanted.users is not None:
         keep &= pl.col("user").is_in(wanted.users)
     if wanted.account is not None:
@@ -164,3 +171,13 @@ def restricted(jobs: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
         names = jobs["name"].unique().drop_nulls().to_list()
         keep &= pl.col("name").is_in([name for name in names if fnmatchcase(name, wanted.name)])
     return jobs.filter(keep)
+
+
+def _parents(job_ids: Iterable[str]) -> set[str]:
+    """``123`` of ``123``, ``123_4``, ``123_[5-9]`` and ``123+1``."""
+    return {re.split(r"[_+]", job_id)[0] for job_id in job_ids}
+
+
+def _is_asked(job_id: str, asked: set[str]) -> bool:
+    """The id itself is among ``asked``, or its job, or one of the pending tasks that it stands for."""
+    return not asked.isdisjoint({job_id, *_parents([job_id]), *task_ids(job_id)})

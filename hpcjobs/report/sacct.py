@@ -42,7 +42,9 @@ class Sacct:
         """Windows that were asked for; the others were kept from an earlier call."""
 
     def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
-        """Ended attempts by the day of their end, then those that have not ended.
+        """Ended attempts by the day of their end; of the last day also those that ended later, or have not ended.
+
+        The last day is always asked for: whether what ran then has ended may change.
 
         Raises:
             SchedulerError: sacct refused, or lacks a column. CommandMissingError: there is no sacct.
@@ -51,19 +53,23 @@ class Sacct:
         kept = Kept(*self._identity(), *columns)
         days = list(windows(self._question.since, self._question.until))
         for number, window in enumerate(days):
-            frame = kept.read(window)
-            if frame is None:
-                found = self._ask(window, columns, doubts)
-                frame = found.filter(_within(window))
-                kept.keep(window, frame)
-                if number == len(days) - 1:
-                    yield found.filter(pl.col("ended").is_null())
+            last = number == len(days) - 1
+            frame = None if last else kept.read(window)
+            if frame is not None:
+                yield frame
+                continue
+            answer = self._ask(window, columns, doubts)
+            frame = answer.filter(_within(window))
+            kept.keep(window, frame)
             yield frame
+            if last:
+                end = int(window.end.timestamp())
+                yield answer.filter(pl.col("ended").is_null() | (pl.col("ended") >= end))
 
     def of_jobs(self, job_ids: Sequence[str], doubts: Doubts) -> Iterator[pl.DataFrame]:
-        """Every attempt of these jobs, whenever they ran."""
+        """Every attempt of these jobs, whenever they ran and whoever's they are."""
         columns = self._columns()
-        yield self._rows([f"--jobs={','.join(job_ids)}", "--starttime=1970-01-02"], columns, doubts)
+        yield self._rows([f"--jobs={','.join(job_ids)}", "--starttime=1970-01-02", "--allusers"], columns, doubts)
 
     def _columns(self) -> tuple[str, ...]:
         answer = self._runner(["sacct", "--helpformat"], env=self._env)

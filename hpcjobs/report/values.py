@@ -100,6 +100,15 @@ def usage(text: pl.Series, resource: str) -> pl.Series:
     return plain if plain.null_count() == found.null_count() else size(found)
 
 
+def clock_of(word: str | None) -> float | None:
+    """Seconds of ``1-02:03:04``, ``02:03:04``, ``03:04.567``."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):([\d.]+)", word or "")
+    if match is None:
+        return None
+    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+    return days * 86400 + hours * 3600 + minutes * 60 + float(match[4])
+
+
 def clock_s(column: str) -> pl.Expr:
     """Seconds of ``1-02:03:04``, ``02:03:04``, ``03:04.567``."""
     clock = pl.col(column).str.extract_groups(r"^(?:(\d+)-)?(?:(\d+):)?(\d+):([\d.]+)$").struct

@@ -22,7 +22,7 @@ from hpcjobs.errors import ConfigError
 from hpcjobs.files import cache_dir
 
 _LAG_S = 2 * 3600
-_VERSION = 1
+_VERSION = 2
 """Raise it when what is kept changes its meaning."""
 
 

@@ -25,7 +25,10 @@ from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 
 # Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
-_PUT_BACK = (State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.REQUEUED)
+_PUT_BACK = (
+    *(State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED, State.RECONFIG_FAIL),
+    State.REQUEUED,
+)
 _LOST = "its scheduler no longer knows it, and it wrote no end"
 Connect = Callable[[str, "str | None"], Scheduler]
 

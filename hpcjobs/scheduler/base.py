@@ -30,6 +30,8 @@ class State(str, Enum):
     PREEMPTED = "PREEMPTED"
     NODE_FAIL = "NODE_FAIL"
     BOOT_FAIL = "BOOT_FAIL"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     DEADLINE = "DEADLINE"
     REVOKED = "REVOKED"
@@ -57,6 +59,8 @@ _ENDED = frozenset(
         State.PREEMPTED,
         State.NODE_FAIL,
         State.BOOT_FAIL,
+        State.LAUNCH_FAILED,
+        State.RECONFIG_FAIL,
         State.OUT_OF_MEMORY,
         State.DEADLINE,
         State.REVOKED,

@@ -17,6 +17,7 @@ from hpcjobs.report.derive import derive, merge_attempts
 from hpcjobs.report.fold import fold
 from hpcjobs.report.rows import Doubts, frames
 from hpcjobs.report.sacct import Question, Sacct
+from hpcjobs.scheduler.base import State
 from hpcjobs.site.models import NodeShape, Partition, Prices, Site, Watts
 
 GIB = 1 << 30
@@ -158,9 +159,10 @@ def test_a_version_that_samples_no_totals_gives_the_same_memory() -> None:
 
 
 def test_gpus_and_their_use_are_read_where_the_site_gathers_them() -> None:
-    """25.05 with gres/gpuutil: mean over steps by their length; typed and untyped counts are not added up."""
+    """25.05 with gres/gpuutil: mean over steps by their length; typed and untyped counts are not added up. Slurm adds
+    up the GPUs of a process: four tasks of 45 % each on two GPUs are 90 %."""
     job = row(AllocTRES="cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=16384M,node=1")
-    long = step(job, "0", ElapsedRaw=3000, TRESUsageInAve="gres/gpumem=2G,gres/gpuutil=90")
+    long = step(job, "0", ElapsedRaw=3000, TRESUsageInAve="gres/gpumem=2G,gres/gpuutil=45")
     short = step(job, "1", ElapsedRaw=600, TRESUsageInAve="gres/gpumem=1G,gres/gpuutil=30",
                  TRESUsageInTot="gres/gpumem=8G,gres/gpuutil=60,mem=1G")  # fmt: skip
     found = one(job, long, short)
@@ -168,6 +170,13 @@ def test_gpus_and_their_use_are_read_where_the_site_gathers_them() -> None:
     assert found["gpu_utilization"] == pytest.approx((0.9 * 3000 + 0.3 * 600) / 3600)
     assert found["gpu_mem_bytes"] == 8 * GIB
     assert one(row(AllocTRES="gres/gpu:a100=2,gres/gpu:h100=1"))["gpus"] == 3
+
+
+def test_one_process_on_four_gpus_does_not_use_them_by_360_percent() -> None:
+    job = row(AllocTRES="cpu=8,gres/gpu=4,mem=16384M,node=1")
+    usage = "gres/gpumem=8G,gres/gpuutil=360"
+    found = one(job, step(job, NTasks=1, TRESUsageInAve=usage, TRESUsageInTot=usage))
+    assert found["gpu_utilization"] == pytest.approx(0.9)
 
 
 def test_hostile_names_change_nothing_but_the_name() -> None:
@@ -238,14 +247,58 @@ def asked(fake: FakeSacct, *, since: float = BEGUN, until: float = BEGUN + 4000)
 
 
 def test_closed_days_are_asked_for_once(here: Path) -> None:
-    """Three days that are long over: three questions, then none, and the same answer."""
+    """Three days that are long over: three questions, then one about what had not ended on the last, and the same
+    answer."""
     first, second = FakeSacct([row(), step(row())]), FakeSacct([])
     before = asked(first, until=BEGUN + 2 * 86400)
     after = asked(second, until=BEGUN + 2 * 86400)
     assert len(first.asked) == 3
-    assert second.asked == []
+    assert len(second.asked) == 1
     assert after.to_dicts() == before.to_dicts()
     assert len(before) == 1
+
+
+def test_a_past_period_has_the_same_jobs_whenever_it_is_asked_for(here: Path) -> None:
+    """With ``until`` in the past: a job that still runs, one that ended after the last day, and one within it."""
+    end = BEGUN + 86400
+    rows = [
+        row(JobID=1),
+        row(JobID=2, End=BEGUN + 5 * 86400, ElapsedRaw=5 * 86400 - 60),
+        row(JobID=3, State="RUNNING", End="Unknown"),
+    ]
+    for _ in range(2):
+        fake = FakeSacct(rows)
+        found = asked(fake, until=end)
+        assert sorted(found["job_id"]) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("word", ["LAUNCH_FAILED", "RECONFIG_FAIL"])
+def test_a_launch_that_failed_is_an_end_and_no_unknown_state(word: str) -> None:
+    assert one(row(State=word))["state"] == word
+    assert State.parse(word).ended
+
+
+def test_an_id_that_is_given_out_again_is_another_job() -> None:
+    """A day later, of the same name and user: the counter was reset. A requeue is submitted as the first one ends."""
+    first = row(State="NODE_FAIL")
+    day = 86400
+    reused = row(Submit=BEGUN + day, Start=BEGUN + day, End=BEGUN + day + 3600)
+    requeued = row(Submit=BEGUN + 3661, Eligible=BEGUN + 3661, Start=BEGUN + 3700, End=BEGUN + 7300)
+    assert one(first, requeued)["attempts"] == 2
+    doubts = Doubts()
+    data = printed([first, reused], SACCT_COLUMNS, SEPARATOR)
+    parts = list(fold(frames([data], SACCT_COLUMNS, separator=SEPARATOR, doubts=doubts), doubts))
+    merged = merge_attempts(derive(pl.concat(parts), SITE))
+    assert merged["attempts"].to_list() == [1, 1]
+    assert merged["lost_s"].to_list()[1] == 0
+
+
+def test_sums_of_unknown_values_are_unknown() -> None:
+    """A requeued job of a site without prices and watts cost ``0.00 None``."""
+    bare = Site(name="bare", partitions=SITE.partitions)
+    rows = (row(State="REQUEUED"), row(Submit=BEGUN + 3660, Start=BEGUN + 3660, End=BEGUN + 7260))
+    job = one(*rows, site=bare)
+    assert (job["attempts"], job["cost"], job["energy_j"]) == (2, None, None)
 
 
 def test_every_column_is_documented_and_has_its_type_in_pandas() -> None:

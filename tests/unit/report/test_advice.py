@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import time
 from collections.abc import Iterator
@@ -76,6 +77,34 @@ def test_sums_weigh_efficiency_by_time() -> None:
     assert told["bo"]["cpu_efficiency"] is None
 
 
+def rows_of(*rows: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema=SCHEMA, orient="row")
+
+
+def attempt(job_id: str, state: str, begin: int, **values: Any) -> dict[str, Any]:
+    times = {"submitted": begin, "started": begin, "ended": begin + 3600}
+    return job(job_id=job_id, user="ana", name="train", state=state, **times, **values)
+
+
+@pytest.mark.parametrize("state", ["REQUEUED", "PREEMPTED", "NODE_FAIL"])
+@pytest.mark.parametrize("days", [1, 2], ids=["one day", "over midnight"])
+def test_an_attempt_that_was_put_back_is_no_job_of_its_own(state: str, days: int) -> None:
+    """And no failed one; a node failure that ended its job is one."""
+    first, second = attempt("1", state, 0), attempt("1", "COMPLETED", 3600)
+    final = attempt("2", "NODE_FAIL", 7200)
+    parts = [rows_of(first, second, final)] if days == 1 else [rows_of(first), rows_of(second, final)]
+    (told,) = totals(parts, by="user").to_dicts()
+    assert (told["jobs"], told["failed"]) == (2, 1)
+    assert told["cpu_h"] == 24
+
+
+def test_sums_of_what_nobody_knows_are_unknown_and_not_zero() -> None:
+    (told,) = totals([rows_of(job()), rows_of(job())]).to_dicts()
+    assert (told["energy_kwh"], told["cost"]) == (None, None)
+    (told,) = totals([rows_of(job(cost=1.5)), rows_of(job())]).to_dicts()
+    assert told["cost"] == 1.5
+
+
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Local time of a place that changes its clocks."""
@@ -84,6 +113,14 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         time.tzset()
         yield
     time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_job_counts_on_the_local_day_of_its_end() -> None:
+    """23:30 UTC is half past midnight of the next day."""
+    end = calendar.timegm((2025, 1, 15, 23, 30, 0))
+    found = totals([rows_of(job(ended=end)), rows_of(job())], by="day")
+    assert sorted(found["day"]) == ["2025-01-16", "not ended"]
 
 
 @pytest.mark.usefixtures("berlin")
