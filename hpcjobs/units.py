@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 
-_CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})\Z")
-_PARTS = re.compile(r"(\d+(?:\.\d+)?)(w|d|h|m|s)")
+UNLIMITED = "UNLIMITED"
+_UNLIMITED = ("unlimited", "infinite")
+_CLOCK = re.compile(r"(?:(?P<days>\d{1,9})-)?(?P<fields>\d{1,9}(?::\d{1,9}){0,2})\Z", re.ASCII)
+_PARTS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(w|d|h|m|s)", re.ASCII)
 _SECONDS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_MEMORY = re.compile(r"(\d+)([KMGT])\Z")
-_BYTES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MEMORY = re.compile(r"(?P<count>\d{1,12}(?:\.\d{1,6})?)(?P<unit>[KMGTP]?)\Z", re.ASCII)
+_BYTES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+LEAST_BARE_MEMORY = 1000
+"""A number without a unit is megabytes, as Slurm counts, from here on; people who write less mean gigabytes."""
 
 
 def walltime_s(text: str) -> int:
@@ -39,6 +43,25 @@ def walltime_s(text: str) -> int:
     return round(seconds)
 
 
+def time_limit(text: str) -> str:
+    """A time limit in the spelling every Slurm option accepts; ``UNLIMITED`` and ``infinite`` are limits too.
+
+    Raises:
+        ValueError: neither a time nor one of these.
+    """
+    if text.strip().lower() in _UNLIMITED:
+        return UNLIMITED
+    try:
+        return slurm_time(walltime_s(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; UNLIMITED is no limit") from error
+
+
+def time_limit_s(text: str | None) -> int | None:
+    """Seconds of a time limit; ``None``: there is none."""
+    return None if text is None or text.strip().lower() in _UNLIMITED else walltime_s(text)
+
+
 def slurm_time(seconds: int) -> str:
     """``93784`` -> ``1-02:03:04``: the spelling every Slurm option accepts."""
     days, rest = divmod(seconds, 86400)
@@ -47,17 +70,34 @@ def slurm_time(seconds: int) -> str:
 
 
 def memory_bytes(text: str) -> int:
-    """Bytes of ``64G``, ``1500M``, ``1T`` (powers of 1024, as Slurm counts). ``0`` means the whole node.
+    """Bytes of ``64G``, ``1500M``, ``1.5T`` (powers of 1024, as Slurm counts). ``0`` means the whole node.
+
+    A number without a unit is megabytes, as sinfo and slurm.conf have it: ``192000``.
 
     Raises:
-        ValueError: no unit, or not a whole number.
+        ValueError: neither of these, or a number without a unit that is too small to be megabytes.
     """
-    if text.strip() == "0":
+    word = text.strip().upper().removesuffix("B")
+    if word == "0":
         return 0
-    match = _MEMORY.match(text.strip().upper().removesuffix("B"))
-    if not match:
-        raise ValueError(f"memory {text!r} is not understood; say 64G, 1500M or 0 for the whole node")
-    return int(match[1]) * _BYTES[match[2]]
+    match = _MEMORY.match(word)
+    if match is None:
+        more = "; the + of sinfo means that nodes have more: say what each has" if word.endswith("+") else ""
+        raise ValueError(f"memory {text!r} is not understood; say 64G, 1500M or 0 for the whole node{more}")
+    if not match["unit"] and float(match["count"]) < LEAST_BARE_MEMORY:
+        raise ValueError(f"memory {text!r} has no unit; say {match['count']}G or {match['count']}M")
+    return int(float(match["count"]) * _BYTES[match["unit"] or "M"])
+
+
+def slurm_memory(text: str) -> str:
+    """``text`` as every Slurm option accepts it: whole numbers with a unit.
+
+    Raises:
+        ValueError: as `memory_bytes`.
+    """
+    size = memory_bytes(text)
+    word = text.strip().upper().removesuffix("B")
+    return word if size == 0 or (word[:-1].isdigit() and not word[-1].isdigit()) else f"{size >> 20}M"
 
 
 def human_bytes(count: int) -> str:

@@ -31,7 +31,7 @@ def jupyter(
     partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
     nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes; the server is on the first.")] = None,
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs of each node.")] = None,
-    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
     mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m.")] = None,
     account: Annotated[str | None, _opt("--account", "-A", help="Account.")] = None,

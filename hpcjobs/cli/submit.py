@@ -30,13 +30,13 @@ def _opt(*names: str, help: str) -> Any:
 def submit(
     program: Annotated[list[str] | None, typer.Argument(help="Trainer, module, .py file or executable.")] = None,
     site: SiteName = None,
-    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
-    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes.")] = None,
+    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition, or several: a,b.")] = None,
+    nodes: Annotated[str | None, _opt("--nodes", "-N", help="Nodes: 4, or 2-4.")] = None,
     ntasks_per_node: Annotated[int | None, _opt("--ntasks-per-node", help="Tasks (ranks) per node.")] = None,
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
-    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
     mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
-    time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m, 1-12:00:00.")] = None,
+    time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m, 1-12:00:00, UNLIMITED.")] = None,
     account: Annotated[str | None, _opt("--account", "-A", help="Account.")] = None,
     qos: Annotated[str | None, _opt("--qos", "-q", help="QOS.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o constraint=ib.")] = None,
@@ -169,7 +169,7 @@ def _after(words: list[str], site: str | None) -> dict[str, str]:
     if not words:
         return {}
     from hpcjobs.run.select import select
-    from hpcjobs.run.state_file import own_ids
+    from hpcjobs.run.status import own_ids
     from hpcjobs.site.library import default_site, load_site
 
     entries = select(words, site=load_site(site or default_site()).name)

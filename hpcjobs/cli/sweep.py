@@ -57,7 +57,7 @@ def run(
     nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes of each cell.")] = None,
     ntasks_per_node: Annotated[int | None, _opt("--ntasks-per-node", help="Tasks (ranks) per node.")] = None,
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
-    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
     mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit of an array task: 2h, 90m.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o account=lab.")] = None,

@@ -138,18 +138,20 @@ def _wrong_gpus(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:
 
 def _wrong_shape(cloud: Cloud, machine: Machine, key: str, partition: Partition) -> Iterator[_Problem]:
     """A partition whose nodes are not the machines that would be rented."""
-    node, gpu = partition.node, cloud.gpu
+    if len(partition.groups) > 1:
+        yield _Problem(f"{key}.nodes", f"a rented cluster has machines of one type, not {len(partition.groups)}")
+    node, gpu = partition.shape, cloud.gpu
     if node.cpus != machine.cpus:
         yield _Problem(f"{key}.node.cpus", f"{node.cpus}, but {machine.name} has {machine.cpus}")
-    if node.mem is not None and memory_bytes(node.mem) > machine.mem_gib * (1 << 30):
+    if node.mem_bytes is not None and node.mem_bytes > machine.mem_gib * (1 << 30):
         hint = "leave a few GiB for the system: Slurm drains a node that has less than its partition says"
         yield _Problem(f"{key}.node.mem", f"{node.mem}, but {machine.name} has {machine.mem_gib:g}G", hint)
     if node.gpus != (gpu.count if gpu else 0):
         yield _Problem(f"{key}.node.gpus", f"{node.gpus}, but cloud.gpu says {gpu.count if gpu else 'none'}")
     if gpu and node.gpu_model not in (None, gpu.model):
         yield _Problem(f"{key}.node.gpu_model", f"{node.gpu_model}, but cloud.gpu says {gpu.model}")
-    if partition.nodes != cloud.nodes.max:
-        yield _Problem(f"{key}.nodes", f"{partition.nodes}, but cloud.nodes.max says {cloud.nodes.max}")
+    if partition.node_count != cloud.nodes.max:
+        yield _Problem(f"{key}.nodes", f"{partition.node_count}, but cloud.nodes.max says {cloud.nodes.max}")
 
 
 def _wrong_storage(site: Site, cloud: Cloud) -> Iterator[_Problem]:

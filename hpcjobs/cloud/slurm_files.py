@@ -61,7 +61,7 @@ def slurm_conf(cluster: Cluster) -> str:
     if cluster.gpus:
         lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
     names = worker_names(cluster)
-    lines += [node_line(Host(name=name, address=name, shape=cluster.node.node), ()) for name in names]
+    lines += [node_line(Host(name=name, address=name, shape=cluster.node.shape), ()) for name in names]
     lines.append(partition_line(cluster.partition, cluster.node, hosts=names, default=True))
     return "\n".join(lines)
 
@@ -71,5 +71,5 @@ def gres_conf(cluster: Cluster) -> str:
     if not cluster.gpus:
         return ""
     devices = f"/dev/nvidia[0-{cluster.gpus - 1}]" if cluster.gpus > 1 else "/dev/nvidia0"
-    kind = f" Type={cluster.node.node.gpu_model}" if cluster.node.node.gpu_model else ""
+    kind = f" Type={cluster.node.gpu_model}" if cluster.node.gpu_model else ""
     return f"NodeName={','.join(worker_names(cluster))} Name=gpu{kind} File={devices}"

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from hpcjobs.errors import UnknownJobError, nearest
 from hpcjobs.runtime import noderecord
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.site.models import Partition
 
 __all__ = ["avoided_on", "clear", "record_of", "still_left_out"]
 record_of = noderecord.record_path
@@ -27,12 +26,12 @@ def _local(standing: noderecord.Standing) -> time.struct_time:
 
 
 def still_left_out(
-    avoid: Mapping[str, str], *, nodes: int, nodelist: str | None, partition: Partition | None
+    avoid: Mapping[str, str], *, nodes: int, nodelist: str | None, available: int | None
 ) -> dict[str, str]:
-    """Those of ``avoid`` that the job can do without: none that it names, and none if too few would be left."""
+    """Those of ``avoid`` that the job can do without: none that it names, none if too few are ``available``."""
     named = set(hosts_of(nodelist)) if nodelist else set()
     kept = {node: why for node, why in avoid.items() if node not in named}
-    too_few = partition is not None and partition.nodes - len(kept) < nodes
+    too_few = available is not None and available - len(kept) < nodes
     return {} if too_few else kept
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
+from hpcjobs.site.resources import gpus_in_gres
 from hpcjobs.units import memory_bytes
+
+_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 Option = tuple[str, str | None]
 """A long option of sbatch without its dashes, and its value (None: a flag)."""
@@ -18,10 +21,10 @@ def sbatch_options(job: Job) -> list[Option]:
     The site's ``directives`` rename or remove options, its ``extra_directives`` come last.
 
     Raises:
-        RequestError: a directive template of the site has another placeholder than ``{value}``.
+        RequestError: GPUs are asked for twice, or cannot be shared by the tasks.
     """
     options = [mapped for option in _plain_options(job) for mapped in _site_spelling(job, option)]
-    return options + [_split(extra) for extra in job.extra_directives]
+    return _with_one_gres(options + [_split(extra) for extra in job.extra_directives])
 
 
 def _plain_options(job: Job) -> Iterator[Option]:
@@ -30,9 +33,9 @@ def _plain_options(job: Job) -> Iterator[Option]:
         if value is None or value is False:
             continue
         if field == "nodes":
-            yield "nodes", str(value + job.spare)
+            yield "nodes", f"{job.nodes}-{job.max_nodes}" if job.max_nodes else str(job.nodes + job.spare)
         elif field == "gpus_per_node":
-            yield from _gpu_options(job, value)
+            yield from _gpu_options(job, job.gpus_per_node)
         elif field == "mem":
             yield from _memory_options(job, value)
         else:
@@ -64,6 +67,22 @@ def _memory_options(job: Job, mem: str) -> Iterator[Option]:
         yield "mem-per-cpu", f"{max(1, memory_bytes(mem) // cpus >> 20)}M"
 
 
+def _with_one_gres(options: list[Option]) -> list[Option]:
+    """Of several ``--gres`` Slurm takes the last in silence: they become one, where the first stood."""
+    requests = [value for name, value in options if name == "gres" and value]
+    gpus = [f"--gres={gpus}" for gpus in gpus_in_gres(",".join(requests))[0]]
+    gpus += [f"--{name}={value}" for name, value in options if name in _GPU_OPTIONS] if gpus else []
+    if len(gpus) > 1:
+        raise RequestError(
+            f"GPUs are asked for twice: {' and '.join(gpus)}", hint="say gpus_per_node alone, and leave gpu out of gres"
+        )
+    first = next((at for at, (name, _) in enumerate(options) if name == "gres"), None)
+    joined = ("gres", ",".join(requests))
+    return [
+        joined if at == first else option for at, option in enumerate(options) if at == first or option[0] != "gres"
+    ]
+
+
 def _site_spelling(job: Job, option: Option) -> Iterator[Option]:
     name, value = option
     if name not in job.directives:
@@ -72,8 +91,6 @@ def _site_spelling(job: Job, option: Option) -> Iterator[Option]:
     template = job.directives[name]
     if template is None:
         return
-    if "{value}" not in template or "{" in template.replace("{value}", ""):
-        raise RequestError(f"directives.{name}: {template!r} of site {job.site}: only {{value}} can stand in braces")
     yield _split(template.replace("{value}", value or ""))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hpcjobs.job.retries import Retries, parse_retries
 from hpcjobs.site.containers import Runtime
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
-from hpcjobs.units import walltime_s
+from hpcjobs.site.retries import Retries, parse_retries
+from hpcjobs.units import time_limit_s, walltime_s
 
 
 class JobSpec(Frozen, frozen=True):
@@ -119,12 +119,16 @@ class Job(Frozen, frozen=True):
     launcher: str
     python: str
     resources: Resources
-    """Every field said or null; ``nodes`` and ``ntasks_per_node`` are always numbers."""
+    """Every field said or null; ``gpus_per_node`` is a number, its model in ``gpu_model``."""
     nodes: int
+    """The fewest, where a range was asked for."""
+    max_nodes: int | None
+    """The most nodes of a range; None: ``nodes`` is the number."""
     ntasks_per_node: int
     sources: dict[str, str]
     """For every settled value: where it was read."""
     gpu_model: str | None
+    """The model that was asked for, or that all GPUs of the partition are."""
     gpu_request: GpuRequest
     memory_request: MemoryRequest
     directives: dict[str, str | None]
@@ -160,8 +164,20 @@ class Job(Frozen, frozen=True):
 
     @property
     def ntasks(self) -> int:
-        """Tasks over all nodes: the world size."""
-        return self.nodes * self.ntasks_per_node
+        """Tasks over all nodes: the world size; of a range of nodes the largest."""
+        return (self.max_nodes or self.nodes) * self.ntasks_per_node
+
+    @property
+    def time_limit_s(self) -> int | None:
+        """Seconds it may run; None: no limit was asked for, or none at all."""
+        limit = self.resources.time
+        return time_limit_s(limit) if isinstance(limit, str) else None
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each node; 0: none was asked for."""
+        gpus = self.resources.gpus_per_node
+        return gpus if isinstance(gpus, int) else 0
 
 
 class Plan(NamedTuple):

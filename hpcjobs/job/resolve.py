@@ -21,8 +21,9 @@ from hpcjobs.job.preflight import preflight_words
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
-from hpcjobs.job.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.site.models import Partition, Resources, Site
+from hpcjobs.site.resources import gpus_and_model, node_range
+from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.units import walltime_s
 from hpcjobs.user import user_name
 
@@ -61,7 +62,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     """
     spec, said = _merged(layers)
     settled = _settle(layers, site)
-    partition = _partition(settled, site)
+    partitions = _partitions(settled, site)
     launcher = _launcher(spec.launcher, site)
     said.setdefault("launcher", f"site {site.name}")
     chdir = Path(spec.chdir or ".").expanduser().absolute()
@@ -80,7 +81,9 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     hosts = _hosts(settled, site)
     retries, signal_before_s = _fault_tolerance(spec, site, settled)
     _elastic(spec, settled, launcher=launcher, retries=retries)
-    left_out = _leave_out(avoid or {}, settled, partition, spare=spec.spare or 0)
+    least, most = node_range(settled.values["nodes"])
+    left_out = _leave_out(avoid or {}, settled, partitions, nodes=least + (spec.spare or 0))
+    gpu_model = _gpu_model(settled, partitions)
     job = Job(
         name=spec.name or default_name(spec.program),
         site=site.name,
@@ -94,11 +97,12 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         template=spec.template or "job",
         launcher=launcher,
         python=python,
-        resources=msgspec.convert(settled.values, Resources),
-        nodes=settled.values["nodes"],
+        resources=msgspec.convert({f: settled.values[f] for f in Resources.__struct_fields__}, Resources),
+        nodes=least,
+        max_nodes=most if most > least else None,
         ntasks_per_node=settled.values["ntasks_per_node"],
         sources=settled.sources | said,
-        gpu_model=partition.node.gpu_model if partition else None,
+        gpu_model=gpu_model,
         gpu_request=site.gpu_request,
         memory_request=site.memory_request,
         directives=site.directives,
@@ -119,7 +123,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         container=inside,
     )
     check_env(job.env, job.sources)
-    check_limits(job, site, partition)
+    check_limits(job, site, partitions)
     return job
 
 
@@ -149,30 +153,42 @@ def _settle(layers: Sequence[Layer], site: Site) -> _Settled:
     for source, resources in said:
         if resources.partition is not UNSET:
             settled.set("partition", resources.partition, source)
-    partition = _partition(settled, site)
-    if partition is not None:
-        said.insert(1, (f"partition {settled.values['partition']} of {where}", partition.defaults))
+    for name, partition in list(_partitions(settled, site).items())[:1]:
+        said.insert(1, (f"partition {name} of {where}", partition.defaults))
     for source, resources in said:
         settled.layer(resources, source)
     settled.default("nodes", 1, "default")
     if site.scheduler == "slurm":
         settled.default("open_mode", "append", "default: a requeued job keeps its log")
+    if (gpus := settled.values["gpus_per_node"]) is not None:
+        settled.values["gpus_per_node"], model = gpus_and_model(gpus)
+        if model is not None:
+            settled.set("gpu_model", model, settled.sources["gpus_per_node"])
     per_gpu = settled.values["gpus_per_node"]
     settled.default("ntasks_per_node", per_gpu or 1, "one task per GPU" if per_gpu else "default")
     return settled
 
 
-def _partition(settled: _Settled, site: Site) -> Partition | None:
-    """The partition settled on; a local site's only one describes its machine."""
-    name = settled.values["partition"] or (site.default_partition if site.scheduler == "local" else None)
-    if name is None or not site.partitions:
-        return None
-    if name not in site.partitions:
-        raise RequestError(
-            f"partition {name!r} ({settled.sources['partition']}) is not one of site {site.name} ({site.path})",
-            hint=nearest(name, site.partitions),
-        )
-    return site.partitions[name]
+def _partitions(settled: _Settled, site: Site) -> dict[str, Partition]:
+    """The partitions named, of which the first brings its defaults; a local site's only one describes its machine."""
+    text = settled.values["partition"] or (site.default_partition if site.scheduler == "local" else None)
+    if text is None or not site.partitions:
+        return {}
+    names = text.split(",")
+    for name in names:
+        if name not in site.partitions:
+            raise RequestError(
+                f"partition {name!r} ({settled.sources['partition']}) is not one of site {site.name} ({site.path})",
+                hint=nearest(name, site.partitions),
+            )
+    return {name: site.partitions[name] for name in names}
+
+
+def _gpu_model(settled: _Settled, partitions: Mapping[str, Partition]) -> str | None:
+    """The model that was asked for, or that all GPUs of the partitions are."""
+    models = {partition.gpu_model for partition in partitions.values()}
+    named: str | None = settled.values.get("gpu_model")
+    return named or (models.pop() if len(models) == 1 else None)
 
 
 def _launcher(asked: str | None, site: Site) -> str:
@@ -207,7 +223,7 @@ def _elastic(spec: JobSpec, settled: _Settled, *, launcher: str, retries: Retrie
         )
     if retries is None:
         raise RequestError(f"min_nodes={spec.min_nodes}: the job is not to be started again", hint="--retries on")
-    if spec.min_nodes >= settled.values["nodes"]:
+    if spec.min_nodes >= node_range(settled.values["nodes"])[0]:
         raise RequestError(f"min_nodes={spec.min_nodes} is no fewer than nodes={settled.values['nodes']}")
     settled.default("no_kill", True, "min_nodes")
 
@@ -246,14 +262,14 @@ def _container(
 
 
 def _leave_out(
-    avoid: Mapping[str, str], settled: _Settled, partition: Partition | None, *, spare: int
+    avoid: Mapping[str, str], settled: _Settled, partitions: Mapping[str, Partition], *, nodes: int
 ) -> dict[str, str]:
     """Exclude what can be done without, beside what the user excludes; the nodes, with the reasons."""
     said, source = settled.values["exclude"], settled.sources.get("exclude")
     if said is None and source is not None:
         return {}
-    wanted, named = settled.values["nodes"] + spare, settled.values["nodelist"]
-    found = still_left_out(avoid, nodes=wanted, nodelist=named, partition=partition)
+    available = sum(partition.node_count for partition in partitions.values()) if partitions else None
+    found = still_left_out(avoid, nodes=nodes, nodelist=settled.values["nodelist"], available=available)
     if found:
         sources = ", ".join(filter(None, (source, "record of nodes")))
         settled.set("exclude", ",".join(filter(None, (said, *found))), sources)
@@ -263,7 +279,7 @@ def _leave_out(
 def _hosts(settled: _Settled, site: Site) -> tuple[str, ...]:
     """The first of the hosts named for a site that has no scheduler to ask."""
     named = tuple(filter(None, (settled.values["nodelist"] or "").split(",")))
-    return named[: settled.values["nodes"]] if site.scheduler == "local" else ()
+    return named[: node_range(settled.values["nodes"])[0]] if site.scheduler == "local" else ()
 
 
 def _python(site: Site) -> str:
@@ -279,10 +295,12 @@ def _run_root(site: Site, chdir: Path) -> Path:
     if "$" in text:
         raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
     root = (chdir / text).absolute()
+    real = root.resolve()
     for local in site.node_local:
-        if site.scheduler == "slurm" and root.is_relative_to(local):
+        if site.scheduler == "slurm" and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
+            leads = "" if real == root else f" (which leads to {real})"
             raise RequestError(
-                f"run folder {root} lies in {local}, which every node of site {site.name} has for itself",
+                f"run folder {root}{leads} lies in {local}, which every node of site {site.name} has for itself",
                 hint="submit from shared storage, or set run_root in the site file",
             )
     return root

@@ -19,9 +19,9 @@ from hpcjobs.files import cache_dir
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, gpus_per_task, launch, launched_by
 from hpcjobs.job.models import Job
-from hpcjobs.job.retries import WARNING_S
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.library import config_dir
+from hpcjobs.site.retries import WARNING_S
 from hpcjobs.templating import plain_text
 
 SUFFIX = ".sh.j2"

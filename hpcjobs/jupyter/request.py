@@ -73,8 +73,7 @@ def request(
             f"container {made.job.container.name}: a session does not start in an image of pyxis (site {where.path})",
             hint="jupyter.python of the site file names a Python of the nodes",
         )
-    limit = made.job.resources.time
-    limit_s = walltime_s(limit) if isinstance(limit, str) else None
+    limit_s = made.job.time_limit_s
     warn_s = WARN_S if limit_s is None else min(WARN_S, limit_s // 4)
     if where.scheduler == "slurm" and not made.job.resources.signal:
         made = plan(_PROGRAM, site=where, made_by=made_by, **asked, signal=f"B:USR1@{max(warn_s, 1)}")

@@ -103,7 +103,8 @@ def _cost(site: Site) -> pl.Expr:
 
 
 def _energy(site: Site) -> dict[str, pl.Expr]:
-    cores = {name: partition.node.cpus for name, partition in site.partitions.items()}
+    sizes = {name: {group.cpus for group in partition.groups} for name, partition in site.partitions.items()}
+    cores = {name: cpus.pop() for name, cpus in sizes.items() if len(cpus) == 1}
     per_node = pl.col("partition").replace_strict(cores, default=None, return_dtype=pl.Int64)
     share = (pl.col("cpus") / (pl.col("nodes") * per_node)).clip(0, 1)
     measured = pl.when(pl.col(MEASURED_J).is_not_null() & (share >= 1)).then(pl.col(MEASURED_J).cast(pl.Float64))

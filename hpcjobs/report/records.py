@@ -14,7 +14,7 @@ from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site.models import Site
-from hpcjobs.units import memory_bytes, walltime_s
+from hpcjobs.units import memory_bytes, time_limit_s
 
 
 class Asked(NamedTuple):
@@ -51,7 +51,7 @@ def asked(run_dir: Path) -> Asked:
         cpus=tasks * (wanted.get("cpus_per_task") or 1),
         gpus=nodes * (wanted.get("gpus_per_node") or 0),
         mem_bytes=nodes * memory_bytes(wanted["mem"]) or None if wanted.get("mem") else None,
-        time_limit_s=walltime_s(wanted["time"]) if wanted.get("time") else None,
+        time_limit_s=time_limit_s(wanted.get("time")),
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from hpcjobs.run import index
-from hpcjobs.run.accounting_file import is_closed, keep_accounting
-from hpcjobs.run.state_file import own_ids, own_records
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import Connect, closed, keep_accounting, own_ids, own_records, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
@@ -18,9 +16,7 @@ def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
     Raises:
         SchedulerError: it does not answer.
     """
-    for entry, records in statuses(_open(slurm_conf), connect=connect):
-        if all(record.state.ended for record in records):  # there is no time left for them to settle
-            keep_accounting(entry, records)
+    statuses(_open(slurm_conf), connect=connect)
 
 
 def end_all(slurm_conf: str) -> None:
@@ -40,4 +36,4 @@ def _end(entry: index.Entry, task: str, written: JobRecord | None) -> JobRecord:
 
 
 def _open(slurm_conf: str) -> list[index.Entry]:
-    return [entry for entry in index.entries() if entry.slurm_conf == slurm_conf and not is_closed(entry)]
+    return [entry for entry in index.entries() if entry.slurm_conf == slurm_conf and not closed(entry)]

@@ -9,7 +9,7 @@ from hpcjobs.process import Result, run
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Layout
-from hpcjobs.units import slurm_time, walltime_s
+from hpcjobs.units import time_limit, time_limit_s
 
 
 def _pointed(folder: Folder, argv: Sequence[str]) -> list[str]:
@@ -33,8 +33,8 @@ def fill_accounting(folder: Folder, layout: Layout) -> None:
     if others := [name for name in layout.qos if name != "normal"]:
         _manage(folder, "add", "qos", ",".join(others))
     for name, limit in layout.qos.items():
-        if limit:
-            wall = f"MaxWall={slurm_time(walltime_s(limit))}"
+        if time_limit_s(limit or None) is not None:
+            wall = f"MaxWall={time_limit(limit)}"
             # DenyOnLimit: too long a job is refused when it is submitted, instead of pending for ever.
             _manage(folder, "modify", "qos", name, "set", wall, "Flags=DenyOnLimit")
     accounts = ",".join(layout.accounts)

@@ -11,7 +11,8 @@ import msgspec
 from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.models import PROCTRACK, Host, Layout, Shape
 from hpcjobs.site.containers import Containers
-from hpcjobs.site.models import NodeShape, Partition, Resources, Site
+from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Resources, Site
+from hpcjobs.site.resources import node_range
 
 DEFAULT_NODES = 4
 MAX_NODES = 64
@@ -36,11 +37,8 @@ def settle(shape: Shape, site: Site) -> Layout:
     partitions = site.partitions if shape.like is not None else _reshaped(shape, site)
     counts = _hosts_per_shape(partitions, wanted=shape.nodes)
     hosts = _hosts(_prefix(site.name), counts)
-    members = {
-        name: tuple(host.name for host in hosts if host.shape == _node(partition))[: partition.nodes]
-        for name, partition in partitions.items()
-    }
-    scaled = {name: _scaled(partition, len(members[name])) for name, partition in partitions.items()}
+    members = {name: _members(partition, hosts) for name, partition in partitions.items()}
+    scaled = {name: _scaled(partition, counts) for name, partition in partitions.items()}
     mpi = site.mpi if site.mpi in MPI_TYPES else "pmix"
     return Layout(
         site=site.name,
@@ -50,7 +48,7 @@ def settle(shape: Shape, site: Site) -> Layout:
         partitions=scaled,
         members=members,
         qos=_qos(site),
-        accounts=(ACCOUNT, *sorted({r.account for r in _all_defaults(site) if isinstance(r.account, str)})),
+        accounts=(ACCOUNT, *sorted(_accounts(site) - {ACCOUNT})),
         features=_features(site),
         mpi=mpi,
         proctrack=shape.proctrack or PROCTRACK[0],
@@ -85,25 +83,34 @@ def _reshaped(shape: Shape, site: Site) -> dict[str, Partition]:
     name = site.default_partition or "cpu"
     base = site.partitions[name]
     node = msgspec.structs.replace(
-        base.node,
-        cpus=base.node.cpus if shape.cpus_per_node is None else shape.cpus_per_node,
-        gpus=base.node.gpus if shape.gpus_per_node is None else shape.gpus_per_node,
+        base.shape,
+        cpus=base.shape.cpus if shape.cpus_per_node is None else shape.cpus_per_node,
+        gpus=base.shape.gpus if shape.gpus_per_node is None else shape.gpus_per_node,
     )
-    nodes = base.nodes if shape.nodes is None else shape.nodes
+    nodes = base.node_count if shape.nodes is None else shape.nodes
     return {name: msgspec.structs.replace(base, node=node, nodes=nodes, max_nodes=None)}
 
 
-def _node(partition: Partition) -> NodeShape:
+def _shape(group: NodeGroup) -> NodeShape:
     """The node with its memory said: Slurm needs a number for what the site leaves open."""
-    node = partition.node
-    return node if node.mem not in (None, "0") else msgspec.structs.replace(node, mem=f"{node.cpus}G")
+    node = group.shape
+    return node if node.mem_bytes is not None else msgspec.structs.replace(node, mem=f"{node.cpus}G")
+
+
+def _members(partition: Partition, hosts: tuple[Host, ...]) -> tuple[str, ...]:
+    """The partition's hosts: of each shape the first ones, as many as it has."""
+    return tuple(
+        name
+        for group in partition.groups
+        for name in [host.name for host in hosts if host.shape == _shape(group)][: group.count]
+    )
 
 
 def _hosts_per_shape(partitions: dict[str, Partition], *, wanted: int | None) -> dict[NodeShape, int]:
     """Hosts of each node shape. Partitions of one shape share hosts; ``wanted`` scales the total down."""
     full: dict[NodeShape, int] = {}
-    for partition in partitions.values():
-        full[_node(partition)] = max(full.get(_node(partition), 0), partition.nodes)
+    for group in (group for partition in partitions.values() for group in partition.groups):
+        full[_shape(group)] = max(full.get(_shape(group), 0), group.count)
     whole = sum(full.values())
     total = min(whole, max(DEFAULT_NODES, len(full))) if wanted is None else wanted
     if total > whole:
@@ -132,20 +139,36 @@ def _prefix(site: str) -> str:
     return first if first[-1].isalpha() else f"{first}n"
 
 
-def _scaled(partition: Partition, nodes: int) -> Partition:
-    limit = None if partition.max_nodes is None else min(partition.max_nodes, nodes)
-    defaults = _clipped(partition.defaults, nodes)
-    return msgspec.structs.replace(partition, nodes=nodes, max_nodes=limit, defaults=defaults)
+def _scaled(partition: Partition, counts: dict[NodeShape, int]) -> Partition:
+    groups = [
+        msgspec.structs.replace(group, count=min(group.count, counts[_shape(group)])) for group in partition.groups
+    ]
+    total = sum(group.count for group in groups)
+    return msgspec.structs.replace(
+        partition,
+        nodes=total if isinstance(partition.nodes, int) else tuple(groups),
+        min_nodes=None if partition.min_nodes is None else min(partition.min_nodes, total),
+        max_nodes=None if partition.max_nodes is None else min(partition.max_nodes, total),
+        defaults=_clipped(partition.defaults, total),
+    )
 
 
 def _clipped(defaults: Resources, nodes: int) -> Resources:
     """A default of more nodes than there are would refuse every job that does not say otherwise."""
-    wanted = defaults.nodes
-    return msgspec.structs.replace(defaults, nodes=min(wanted, nodes)) if isinstance(wanted, int) else defaults
+    if not isinstance(defaults.nodes, int | str):
+        return defaults
+    least, most = node_range(defaults.nodes)
+    return msgspec.structs.replace(defaults, nodes=f"{min(least, nodes)}-{min(most, nodes)}")
 
 
 def _all_defaults(site: Site) -> list[Resources]:
     return [site.defaults, *(partition.defaults for partition in site.partitions.values())]
+
+
+def _accounts(site: Site) -> set[str]:
+    """Every account that the site's defaults or partitions name."""
+    named = {r.account for r in _all_defaults(site) if isinstance(r.account, str)}
+    return named.union(*(partition.accounts or () for partition in site.partitions.values()))
 
 
 def _qos(site: Site) -> dict[str, str]:
@@ -171,7 +194,9 @@ def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[
     """What a job here must not take from the site: its size, and software that is not on this machine."""
     return {
         "partitions": msgspec.to_builtins(partitions),
-        "defaults": msgspec.to_builtins(_clipped(site.defaults, max(p.nodes for p in partitions.values()))),
+        "defaults": msgspec.to_builtins(_clipped(site.defaults, max(p.node_count for p in partitions.values()))),
+        "qos": _qos(site),
+        "default_qos": "normal",
         "mpi": mpi,
         "interface": "eth0",
         "address_suffix": "",

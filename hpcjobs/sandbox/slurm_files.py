@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Host, Layout
 from hpcjobs.sandbox.network import CONTROLLER
-from hpcjobs.site.models import Partition
+from hpcjobs.site.models import NodeShape, Partition
 from hpcjobs.units import memory_bytes, walltime_s
 
 CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT = 17817, 17818, 17819, 17306
@@ -91,8 +91,10 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     if any(host.shape.gpus for host in layout.hosts):
         lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
     lines += [node_line(host, layout.features) for host in layout.hosts]
-    preemption = any(partition.preemptible for partition in layout.partitions.values())
-    lines += ["PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"] if preemption else []
+    preemption = {partition.preemptible for partition in layout.partitions.values()} - {None}
+    # A suspended job goes on when the other has ended: that is the gang scheduler's work.
+    mode = "SUSPEND,GANG" if "suspend" in preemption else "REQUEUE"
+    lines += ["PreemptType=preempt/partition_prio", f"PreemptMode={mode}"] if preemption else []
     default = next((n for n, p in layout.partitions.items() if p.default), next(iter(layout.partitions)))
     for name, partition in layout.partitions.items():
         line = partition_line(name, partition, hosts=layout.members[name], default=name == default)
@@ -107,8 +109,12 @@ def cgroup_conf(layout: Layout, folder: Folder, *, version: tuple[int, int]) -> 
     return "CgroupPlugin=disabled\n" if version >= CGROUPS_ARE_ASKED_FOR else None
 
 
-def _megabytes(host_memory: str | None) -> int:
-    return memory_bytes(host_memory or "1G") >> 20
+def _megabytes(shape: NodeShape) -> int:
+    return (shape.mem_bytes or 1 << 30) >> 20
+
+
+def _limit_megabytes(memory: str | int | None) -> int | None:
+    return None if memory is None else memory_bytes(str(memory)) >> 20
 
 
 def node_line(host: Host, features: tuple[str, ...]) -> str:
@@ -117,12 +123,12 @@ def node_line(host: Host, features: tuple[str, ...]) -> str:
     words = [
         f"NodeName={host.name} NodeAddr={host.address} NodeHostname={host.name}",
         f"Sockets=1 CoresPerSocket={shape.cpus} ThreadsPerCore=1",
-        f"RealMemory={_megabytes(shape.mem)} TmpDisk=20480 State=UNKNOWN",
+        f"RealMemory={_megabytes(shape)} TmpDisk=20480 State=UNKNOWN",
     ]
     if shape.gpus:
         words.append("Gres=gpu:" + (f"{shape.gpu_model}:" if shape.gpu_model else "") + str(shape.gpus))
-    if features:
-        words.append("Feature=" + ",".join(features))
+    if own := dict.fromkeys((*(shape.features or ()), *features)):
+        words.append("Feature=" + ",".join(own))
     return " ".join(words)
 
 
@@ -130,12 +136,19 @@ def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], d
     """A partition of slurm.conf over ``hosts``."""
     words = [f"PartitionName={name} Nodes={','.join(hosts)} State=UP Default={'YES' if default else 'NO'}"]
     words.append(f"MaxTime={partition.max_time or 'UNLIMITED'}")
-    if partition.max_nodes is not None:
-        words.append(f"MaxNodes={partition.max_nodes}")
-    if partition.qos is not None:
-        words.append("AllowQos=" + ",".join(partition.qos))
+    limits = {
+        "MinNodes": partition.min_nodes,
+        "MaxNodes": partition.max_nodes,
+        "MaxCPUsPerNode": partition.max_cpus_per_node,
+        "MaxMemPerNode": _limit_megabytes(partition.max_mem_per_node),
+        "MaxMemPerCPU": _limit_megabytes(partition.max_mem_per_cpu),
+        "AllowQos": ",".join(partition.qos) if partition.qos else None,
+        "AllowAccounts": ",".join(partition.accounts) if partition.accounts else None,
+    }
+    words += [f"{name}={value}" for name, value in limits.items() if value is not None]
     # A job that asks for no memory gets its CPUs' share: else the first one would take the whole node.
-    words.append(f"DefMemPerCPU={max(1, _megabytes(partition.node.mem) // partition.node.cpus)}")
+    share = min(_megabytes(group) // group.cpus for group in partition.groups)
+    words.append(f"DefMemPerCPU={max(1, share)}")
     return " ".join(words)
 
 

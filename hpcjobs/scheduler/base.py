@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
 
-import msgspec
-
 from hpcjobs.job.models import Plan
 from hpcjobs.site.models import Frozen
 
@@ -77,10 +75,10 @@ _LONG_NAMES = {
 }
 
 
-class JobRecord(msgspec.Struct, frozen=True):
+class JobRecord(Frozen, frozen=True):
     """One job (or one task of an array) as a scheduler or the job itself recorded it; None is "not known".
 
-    Times are seconds since 1970. Run folders keep records: one with fields of a newer hpcjobs is read all the same.
+    Times are seconds since 1970.
     """
 
     job_id: str
@@ -106,7 +104,6 @@ class JobRecord(msgspec.Struct, frozen=True):
     restarts: int | None = None
     command: str | None = None
     """The script that runs: the job.sh of the run folder."""
-    user: str | None = None
 
 
 class Submitted(Frozen, frozen=True):

@@ -15,7 +15,7 @@ from hpcjobs.job.models import Job, Plan
 from hpcjobs.runtime.jobrecords import Dependency, EarlySignal, Request
 from hpcjobs.runtime.processes import MARK
 from hpcjobs.runtime.turns import DEPENDENCY_KINDS
-from hpcjobs.units import human_bytes, memory_bytes, walltime_s
+from hpcjobs.units import human_bytes, memory_bytes
 
 REFUSED = ("begin", "deadline", "hold", "clusters", "gres", "licenses", "bb", "bbf")
 """Options that would change when or where the job runs, and that one machine cannot honour.
@@ -64,12 +64,12 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         cwd=job.chdir,
         submitted=time.time(),
         cpus=cpus if asked.exclusive else job.ntasks_per_node * (asked.cpus_per_task or 1),
-        gpus=asked.gpus_per_node or 0,
+        gpus=job.gpus_per_node,
         machine_cpus=cpus,
         machine_gpus=len(gpus),
         gpu_names=gpus,
         grace_s=float(os.environ.get("HPCJOBS_GRACE_S") or GRACE_S),
-        time_limit_s=walltime_s(asked.time) if asked.time else None,
+        time_limit_s=job.time_limit_s,
         early_signal=_early_signal(asked.signal) if asked.signal else None,
         dependency=_dependency(asked.dependency, known) if asked.dependency else (),
         array=array,
@@ -110,14 +110,14 @@ def _names_gpu(name: str, names: tuple[str, ...]) -> bool:
 def _refuse_larger(job: Job, cpus: int, gpus: tuple[str, ...]) -> None:
     """Refuse what this machine does not have. More tasks than CPUs are allowed: they share them."""
     asked, memory = job.resources, machine_memory()
-    if (asked.gpus_per_node or 0) > len(gpus):
+    if job.gpus_per_node > len(gpus):
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = "" if chosen is None else f", chosen by CUDA_VISIBLE_DEVICES={chosen}"
         raise RequestError(f"{job.asked('gpus_per_node')}: this machine has {len(gpus)}{why}")
     if (asked.cpus_per_task or 1) > cpus:
         raise RequestError(f"{job.asked('cpus_per_task')}: this machine has {cpus}")
     per_cpu = job.ntasks_per_node * (asked.cpus_per_task or 1)
-    for field, times in (("mem", 1), ("mem_per_cpu", per_cpu), ("mem_per_gpu", asked.gpus_per_node or 0)):
+    for field, times in (("mem", 1), ("mem_per_cpu", per_cpu), ("mem_per_gpu", job.gpus_per_node)):
         value = getattr(asked, field)
         if value and memory_bytes(value) * times > memory:
             of_all = f" x {times}" if times > 1 else ""

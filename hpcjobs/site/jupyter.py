@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from hpcjobs.site.checks import check_duration
 from hpcjobs.site.frozen import Frozen
-from hpcjobs.units import walltime_s
 
 
 class Jupyter(Frozen, frozen=True):
@@ -27,5 +27,4 @@ class Jupyter(Frozen, frozen=True):
     """What a laptop runs on the login node (``--connect``): words of a shell."""
 
     def __post_init__(self) -> None:
-        if self.idle is not None:
-            walltime_s(self.idle)
+        check_duration(self.idle, "idle")

@@ -5,165 +5,22 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-import msgspec
-from msgspec import UNSET, UnsetType
-
+from hpcjobs.errors import nearest
+from hpcjobs.site.checks import check_amount, check_count, check_duration, check_line
+from hpcjobs.site.checks import check_name as check_name
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.frozen import Frozen as Frozen
 from hpcjobs.site.jupyter import Jupyter
-from hpcjobs.units import memory_bytes, slurm_time, walltime_s
+from hpcjobs.site.partition import NodeGroup as NodeGroup
+from hpcjobs.site.partition import NodeShape as NodeShape
+from hpcjobs.site.partition import Partition as Partition
+from hpcjobs.site.resources import Resources as Resources
+from hpcjobs.site.retries import parse_retries
+from hpcjobs.units import time_limit
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
 MemoryRequest = Literal["mem", "mem-per-cpu", "none"]
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\Z", re.ASCII)
-
-
-_LONGEST_NAME = 180
-"""A file name has 255 characters, and more than the job's name stands in those of a run."""
-
-
-def check_name(value: str, what: str) -> None:
-    """Refuse a ``what`` that would need quoting in a file name or a Slurm option (ValueError)."""
-    if not _NAME.match(value):
-        raise ValueError(f"{what} {value!r}: use letters, digits, '_', '.', '-', and start with a letter or digit")
-    if len(value) > _LONGEST_NAME:
-        raise ValueError(f"{what} {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
-
-
-def _check_memory(value: str, field: str) -> None:
-    try:
-        memory_bytes(value)
-    except ValueError as error:
-        raise ValueError(f"{field}: {error}") from error
-
-
-class Resources(Frozen, frozen=True):
-    """What a job asks Slurm for: each field is one long option of sbatch, spelled with underscores.
-
-    A field left out keeps the value of the layer below (site < partition < spec file < flags); an
-    explicit null clears it. To support a further sbatch option, add a field here.
-    """
-
-    partition: str | None | UnsetType = UNSET
-    nodes: int | None | UnsetType = UNSET
-    ntasks_per_node: int | None | UnsetType = UNSET
-    cpus_per_task: int | None | UnsetType = UNSET
-    gpus_per_node: int | None | UnsetType = UNSET
-    mem: str | None | UnsetType = UNSET
-    mem_per_cpu: str | None | UnsetType = UNSET
-    mem_per_gpu: str | None | UnsetType = UNSET
-    time: str | None | UnsetType = UNSET
-    time_min: str | None | UnsetType = UNSET
-    account: str | None | UnsetType = UNSET
-    qos: str | None | UnsetType = UNSET
-    constraint: str | None | UnsetType = UNSET
-    exclusive: bool | str | None | UnsetType = UNSET
-    array: str | None | UnsetType = UNSET
-    dependency: str | None | UnsetType = UNSET
-    begin: str | None | UnsetType = UNSET
-    deadline: str | None | UnsetType = UNSET
-    nodelist: str | None | UnsetType = UNSET
-    exclude: str | None | UnsetType = UNSET
-    reservation: str | None | UnsetType = UNSET
-    licenses: str | None | UnsetType = UNSET
-    gres: str | None | UnsetType = UNSET
-    tmp: str | None | UnsetType = UNSET
-    clusters: str | None | UnsetType = UNSET
-    comment: str | None | UnsetType = UNSET
-    wckey: str | None | UnsetType = UNSET
-    mail_type: str | None | UnsetType = UNSET
-    mail_user: str | None | UnsetType = UNSET
-    nice: int | None | UnsetType = UNSET
-    priority: int | None | UnsetType = UNSET
-    hold: bool | None | UnsetType = UNSET
-    requeue: bool | None | UnsetType = UNSET
-    open_mode: Literal["append", "truncate"] | None | UnsetType = UNSET
-    signal: str | None | UnsetType = UNSET
-    switches: str | None | UnsetType = UNSET
-    contiguous: bool | None | UnsetType = UNSET
-    oversubscribe: bool | None | UnsetType = UNSET
-    overcommit: bool | None | UnsetType = UNSET
-    spread_job: bool | None | UnsetType = UNSET
-    core_spec: int | None | UnsetType = UNSET
-    sockets_per_node: int | None | UnsetType = UNSET
-    cores_per_socket: int | None | UnsetType = UNSET
-    threads_per_core: int | None | UnsetType = UNSET
-    ntasks_per_socket: int | None | UnsetType = UNSET
-    ntasks_per_core: int | None | UnsetType = UNSET
-    hint: str | None | UnsetType = UNSET
-    distribution: str | None | UnsetType = UNSET
-    cpu_freq: str | None | UnsetType = UNSET
-    gpu_freq: str | None | UnsetType = UNSET
-    network: str | None | UnsetType = UNSET
-    power: str | None | UnsetType = UNSET
-    prefer: str | None | UnsetType = UNSET
-    no_kill: bool | None | UnsetType = UNSET
-    profile: str | None | UnsetType = UNSET
-    acctg_freq: str | None | UnsetType = UNSET
-    bb: str | None | UnsetType = UNSET
-    bbf: str | None | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        for field in ("time", "time_min"):
-            value = getattr(self, field)
-            if isinstance(value, str):
-                msgspec.structs.force_setattr(self, field, slurm_time(walltime_s(value)))
-        for field in _MEMORY:
-            value = getattr(self, field)
-            if isinstance(value, str):
-                _check_memory(value, field)
-        for field in _COUNTS:
-            value = getattr(self, field)
-            if isinstance(value, int) and value < 1 - (field == "gpus_per_node"):
-                raise ValueError(f"{field} must be positive, not {value}")
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if isinstance(value, str) and (not value or any(ord(c) < 32 for c in value)):
-                raise ValueError(f"{field} {value!r}: empty values, newlines and control characters are refused")
-
-
-_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
-_COUNTS = ("nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node")
-
-
-class NodeShape(Frozen, frozen=True):
-    """One node: CPUs as Slurm counts them, memory with a unit, GPUs."""
-
-    cpus: int
-    mem: str | None = None
-    gpus: int = 0
-    gpu_model: str | None = None
-    """The GRES type Slurm knows the GPUs by (``a100``)."""
-
-    def __post_init__(self) -> None:
-        if self.mem is not None:
-            _check_memory(self.mem, "mem")
-
-
-class Partition(Frozen, frozen=True):
-    """A partition: how many nodes, of which shape, under which limits."""
-
-    node: NodeShape
-    nodes: int
-    """Nodes in the partition."""
-    max_nodes: int | None = None
-    """Nodes one job may have; ``None``: all of them."""
-    max_time: str | None = None
-    default: bool = False
-    qos: tuple[str, ...] | None = None
-    """QOS accepted here; ``None``: not restricted."""
-    preemptible: Literal["requeue", "cancel"] | None = None
-    """What happens to a job here whose nodes another partition wants; ``None``: nothing does."""
-    grace: str | None = None
-    """How long such a job has after SIGTERM before that happens."""
-    defaults: Resources = Resources()
-
-    def __post_init__(self) -> None:
-        if self.max_time is not None:
-            msgspec.structs.force_setattr(self, "max_time", slurm_time(walltime_s(self.max_time)))
-        if self.grace is not None:
-            walltime_s(self.grace)
+LauncherName = Literal["srun", "torchrun", "spawn", "mpirun", "horovod-gloo", "horovodrun"]
 
 
 class Environment(Frozen, frozen=True):
@@ -188,6 +45,11 @@ class Prices(Frozen, frozen=True):
     node_hour: float | None = None
     currency: str = "EUR"
 
+    def __post_init__(self) -> None:
+        for field in ("cpu_hour", "gpu_hour", "node_hour"):
+            check_amount(getattr(self, field), field)
+        check_line(self.currency, "currency")
+
 
 class Watts(Frozen, frozen=True):
     """Electrical power in watts, for the modelled energy of reports."""
@@ -197,6 +59,10 @@ class Watts(Frozen, frozen=True):
     gpu: float | None = None
     """Per allocated GPU."""
     node_idle: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            check_amount(getattr(self, field), field)
 
 
 class Site(Frozen, frozen=True):
@@ -216,7 +82,9 @@ class Site(Frozen, frozen=True):
     defaults: Resources = Resources()
     qos: dict[str, str] = {}
     """QOS name -> longest time it allows (``""``: no limit of its own)."""
-    launchers: tuple[str, ...] | None = None
+    default_qos: str | None = None
+    """The QOS that a job gets which names none (the association's DefaultQOS); ``None``: not known."""
+    launchers: tuple[LauncherName, ...] | None = None
     """Launchers that work here, the default one first; ``None``: all of the scheduler's."""
 
     gpu_request: GpuRequest = "gpus-per-node"
@@ -274,6 +142,52 @@ class Site(Frozen, frozen=True):
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise ValueError(f"env {name!r} is no name of an environment variable")
+        if self.launchers is not None and not self.launchers:
+            raise ValueError("launchers: at least one is needed; leave the key out for all")
+        self._check_qos()
+        self._check_directives()
+        self._check_lines()
+        check_duration(self.signal_before, "signal_before")
+        if self.retries is not None:
+            parse_retries(self.retries)
+        if self.max_submit_jobs is not None:
+            check_count(self.max_submit_jobs, "max_submit_jobs")
+
+    def _check_qos(self) -> None:
+        for name, limit in self.qos.items():
+            check_name(name, "qos")
+            if limit:
+                try:
+                    time_limit(limit)
+                except ValueError as error:
+                    raise ValueError(f"qos.{name}: {error}") from error
+        if self.qos and self.default_qos is not None and self.default_qos not in self.known_qos:
+            known = nearest(self.default_qos, self.known_qos)
+            raise ValueError(f"default_qos: {self.default_qos!r} is not one of qos; {known}")
+
+    def _check_directives(self) -> None:
+        for name, template in self.directives.items():
+            if template is None:
+                continue
+            check_line(template, f"directives.{name}:")
+            if set("{}") & set(template.replace("{value}", "")):
+                raise ValueError(f"directives.{name}: {template!r}: only {{value}} can stand in braces")
+        for extra in self.extra_directives:
+            check_line(extra, "extra_directives:")
+
+    def _check_lines(self) -> None:
+        """Each of these becomes part of one line of a script."""
+        for field in ("mpi", "interface", "address_suffix", "module_init", "python", "run_root", "scratch", "login"):
+            if value := getattr(self, field):
+                check_line(value, field)
+        for field in ("modules", "node_local"):
+            for value in getattr(self, field):
+                check_line(value, field)
+
+    @property
+    def known_qos(self) -> frozenset[str]:
+        """Every QOS that the file names."""
+        return frozenset(self.qos).union(*(partition.qos or () for partition in self.partitions.values()))
 
     @property
     def default_partition(self) -> str | None:

@@ -14,6 +14,7 @@ from hpcjobs.errors import ConfigError
 from hpcjobs.files import cache_dir, write_beside
 
 T = TypeVar("T", bound=msgspec.Struct)
+MOST_BYTES = 1 << 20
 _KEPT = 16
 """Files whose trees are remembered."""
 
@@ -24,10 +25,7 @@ def read_yaml(path: Path, kind: type[T]) -> T:
     Raises:
         ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    text = _text(path)
     tree = _tree(path, text)
     try:
         return msgspec.convert(tree if tree is not None else {}, kind)
@@ -35,6 +33,17 @@ def read_yaml(path: Path, kind: type[T]) -> T:
         from hpcjobs.site.yaml_text import located
 
         raise located(path, text, tree, kind, error) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():  # a pipe of that name would be waited for
+            raise ConfigError(f"{path}: cannot be read: it is no file")
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}:1: larger than {MOST_BYTES >> 10} KiB, which is no configuration")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def _tree(path: Path, text: str) -> Any:

@@ -15,35 +15,106 @@ from hpcjobs.errors import ConfigError, nearest
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
+_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu", "max_mem_per_node", "max_mem_per_cpu")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z")
 
 
+MOST_VALUES = 50_000
+"""Values of one file, each counted as often as anchors repeat it: more would take seconds."""
+MOST_LEVELS = 50
+"""Levels of nesting: PyYAML's parser in C crashes on some ten thousand."""
+_MOST_SHOWN = 40
+_LONGEST_MESSAGE = 1000
+
+
 class _Loader(_Fastest):  # type: ignore[misc]
-    """YAML lets the last of two equal keys win in silence; here they are an error."""
+    """Refuses equal keys, of which YAML lets the last win, and names the line of a value that cannot be made."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode):
+                raise _wrong("a key is text, not a list or a mapping", key.start_mark)
             if key.value in seen and key.value != "<<":
-                problem = f"key {key.value!r} stands here twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                raise _wrong(f"key {_short(key.value)} stands here twice", key.start_mark)
             seen.add(key.value)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception as error:  # PyYAML's constructors raise whatever int(), float() and datetime() do
+            kind = str(node.tag).rpartition(":")[2]
+            raise _wrong(f"{_short(node.value)} cannot be read as {kind}", node.start_mark) from error
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise _wrong(f"{_short(node.value)} is too large a number", node.start_mark)
+        if isinstance(value, (set, bytes)):
+            raise _wrong("only text, numbers, true, false, null, lists and mappings are understood", node.start_mark)
+        return value
+
+
+def _wrong(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
+
+
+def _short(value: object) -> str:
+    shown = value if isinstance(value, str) else type(value).__name__
+    return repr(shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…")
+
+
+def _check_size(text: str) -> None:
+    """Refuse, before anything is built, what would take long or cannot be kept (yaml.YAMLError).
+
+    Anchors make a few lines stand for millions of values. Each anchor's size is counted once, from the sizes of those
+    that it repeats, so counting takes no longer than reading.
+    """
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, Loader=_Fastest):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, total))
+            if len(open_nodes) > MOST_LEVELS:
+                raise _wrong(f"more than {MOST_LEVELS} levels of nesting", event.start_mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before + 1
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in open_nodes):
+                raise _wrong(f"anchor {_short(event.anchor)} stands within itself", event.start_mark)
+            total += sizes.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in event.value):
+                raise _wrong("a NUL byte, or half a character, is no text", event.start_mark)
+            sizes[event.anchor or ""] = 1
+            total += 1
+        if total > MOST_VALUES:
+            raise _wrong(f"more than {MOST_VALUES:,} values, counting what anchors repeat", event.start_mark)
 
 
 def parse(path: Path, text: str) -> Any:
     """The tree that stands in ``text``, which was read from ``path``.
 
     Raises:
-        ConfigError: no YAML; names file and line.
+        ConfigError: no YAML, or larger than a configuration can be; names file and line.
     """
     try:
+        _check_size(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        line = mark.line + 1 if mark else _line_at(text, getattr(error, "position", None))
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        raise ConfigError(f"{path}:{line}: not valid YAML: {problem}") from error
+
+
+def _line_at(text: str, position: int | None) -> int:
+    """The line of a character that the reader refuses."""
+    return text.count("\n", 0, position or 0) + 1
 
 
 def located(
@@ -54,8 +125,9 @@ def located(
     message, steps = (match["message"], _steps(match["path"])) if match else (str(error), [])
     steps = _without_wildcards(tree, kind, steps, str(error))
     word, _, rest = message.partition(" ")
-    if isinstance(at := _dig(tree, steps), dict) and word.rstrip(":") in at:  # said by the value's own check
-        steps, message = [*steps, word.rstrip(":")], rest if word.endswith(":") else message
+    own = _own_steps(_dig(tree, steps), word.rstrip(":"))  # named by the value's own check
+    if own:
+        steps, message = [*steps, *own], rest if word.endswith(":") else message
     unknown = _UNKNOWN.match(message)
     hint = None
     if unknown:
@@ -65,9 +137,29 @@ def located(
         hint = nearest(unknown[1], owner.__struct_fields__) if owner else None
     elif steps and str(steps[-1]).startswith(("time", "max_time")):
         hint = "a time limit is quoted text with a unit: '2h', '90m', '1-12:00:00' (bare 12:30:00 is 45000 to YAML)"
+    elif steps and "Expected `str" in message and str(steps[-1]) in _MEMORY:
+        hint = "memory is text with a unit: '64G'; the megabytes that sinfo prints are '192000M'"
+    elif message.startswith("Invalid enum value") and (words := _words_at(kind, steps)):
+        hint = nearest(message.split("'")[1] if "'" in message else "", words)
     line = line_of(text, steps)
     key = ".".join(str(step) for step in steps) or "the file"
-    return ConfigError(f"{path}:{line}: {key}: {message}", hint=hint)
+    return ConfigError(f"{path}:{line}: {key}: {_cut(message)}", hint=hint)
+
+
+def _cut(message: str) -> str:
+    """``message``, without most of a value that fills the screen."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE // 2]} … {message[-200:]}"
+
+
+def _own_steps(value: Any, word: str) -> list[str | int]:
+    """The keys below ``value`` that ``word`` (``qos.normal``) names; none if there are none such."""
+    steps: list[str | int] = []
+    for key in word.split("."):
+        if not isinstance(value, dict) or key not in value:
+            break
+        steps.append(key)
+        value = value[key]
+    return steps
 
 
 def _steps(path: str) -> list[str | int]:
@@ -107,8 +199,8 @@ def _replaced(tree: Any, steps: list[str | int], value: Any) -> Any:
     return copy
 
 
-def _struct_at(kind: type[msgspec.Struct], steps: list[str | int]) -> type[msgspec.Struct] | None:
-    """The Struct that the value at ``steps`` is converted to."""
+def _type_at(kind: type[msgspec.Struct], steps: list[str | int]) -> Any:
+    """The type that the value at ``steps`` is converted to."""
     current: Any = kind
     for step in steps:
         structs = [current, *typing.get_args(current)]
@@ -117,6 +209,19 @@ def _struct_at(kind: type[msgspec.Struct], steps: list[str | int]) -> type[msgsp
             current = typing.get_type_hints(struct)[str(step)]
         else:
             current = typing.get_args(current)[-1]
+    return current
+
+
+def _words_at(kind: type[msgspec.Struct], steps: list[str | int]) -> list[str]:
+    """The words that the value at ``steps`` is one of."""
+    current = _type_at(kind, steps)
+    literals = [part for part in (current, *typing.get_args(current)) if typing.get_origin(part) is typing.Literal]
+    return [str(word) for part in literals for word in typing.get_args(part)]
+
+
+def _struct_at(kind: type[msgspec.Struct], steps: list[str | int]) -> type[msgspec.Struct] | None:
+    """The Struct that the value at ``steps`` is converted to."""
+    current = _type_at(kind, steps)
     return next((s for s in [current, *typing.get_args(current)] if hasattr(s, "__struct_fields__")), None)
 
 

@@ -21,7 +21,6 @@ from hpcjobs.job.plan import resolve_fields
 from hpcjobs.job.script import setup_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.site.models import Site
-from hpcjobs.units import walltime_s
 
 _SUBMITITS = frozenset(("array", "signal", "open_mode"))
 """Options that submitit sets itself."""
@@ -79,6 +78,8 @@ def parameters(job: Job, folder: Path) -> dict[str, Any]:
 
     Every directive goes the way around submitit's own names, so that the site's spelling of it is kept.
     """
+    if job.max_nodes is not None:
+        raise RequestError(f"nodes={job.resources.nodes}: submitit takes a number of nodes, not a range")
     options = {key.replace("-", "_"): True if value is None else value for key, value in sbatch_options(job)}
     said: dict[str, Any] = {
         "job_name": job.name,
@@ -89,8 +90,11 @@ def parameters(job: Job, folder: Path) -> dict[str, Any]:
         "setup": _setup(job, folder),
         "srun_args": _srun(job),
     }
-    if job.resources.time:
-        said["time"] = -(-walltime_s(job.resources.time) // 60)
+    limit_s = job.time_limit_s
+    if limit_s is not None:
+        said["time"] = -(-limit_s // 60)
+    elif job.resources.time:
+        said["additional_parameters"]["time"] = job.resources.time
     return said
 
 
@@ -126,12 +130,13 @@ def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int)
         f'export HPCJOBS_RUN_DIR={shlex.quote(str(folder))}/run-$SUBMITIT_LOCAL_JOB_ID; mkdir -p "$HPCJOBS_RUN_DIR";'
     )
     wrapper = shlex.join(["sh", "-c", " ".join([*exports, own_folder, 'exec "$@"']), "sh", job.python])
+    limit_s = job.time_limit_s
     found = submitit.LocalExecutor(folder, max_num_timeout=max_num_timeout, python=wrapper)
     found.update_parameters(
-        timeout_min=walltime_s(job.resources.time) / 60 if job.resources.time else _NO_LIMIT_MIN,
+        timeout_min=_NO_LIMIT_MIN if limit_s is None else limit_s / 60,
         nodes=1,
         tasks_per_node=job.ntasks_per_node,
-        gpus_per_node=job.resources.gpus_per_node or 0,
+        gpus_per_node=job.gpus_per_node,
         signal_delay_s=signal_delay_s,
         setup=_local_setup(job),
     )

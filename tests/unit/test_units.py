@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.units import human_bytes, human_duration, memory_bytes, slurm_time, walltime_s
+from hpcjobs.units import (
+    human_bytes,
+    human_duration,
+    memory_bytes,
+    slurm_memory,
+    slurm_time,
+    time_limit,
+    time_limit_s,
+    walltime_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +64,29 @@ def test_memory_is_counted_in_powers_of_1024(text: str, count: int) -> None:
     assert memory_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "64", "1.5G", "G", "64X", "-1G", "64 G"])
-def test_memory_without_a_unit_or_in_fractions_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "G", "64X", "-1G", "64 G", "1.5.5G", "9" * 5000])
+def test_memory_that_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not understood; say 64G"):
         memory_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["64", "512", "999"])
+def test_a_small_number_without_a_unit_is_answered_with_both_ways_to_write_it(text: str) -> None:
+    """Slurm would take 64 for 64 megabytes."""
+    with pytest.raises(ValueError, match=f"has no unit; say {text}G or {text}M"):
+        memory_bytes(text)
+
+
+def test_memory_as_sinfo_and_scontrol_print_it_is_understood() -> None:
+    assert (slurm_memory("192000"), slurm_memory("1.5T"), slurm_memory("187.50G")) == ("192000M", "1572864M", "192000M")
+    assert (slurm_memory("64gb"), slurm_memory("0")) == ("64G", "0")
+    with pytest.raises(ValueError, match=r"the \+ of sinfo means that nodes have more"):
+        slurm_memory("385408+")
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "unlimited", "infinite", "INFINITE"])
+def test_no_limit_is_a_limit_that_can_be_asked_for(text: str) -> None:
+    assert (time_limit(text), time_limit_s(text)) == ("UNLIMITED", None)
 
 
 def test_sizes_and_durations_are_short_in_tables() -> None:

@@ -36,7 +36,7 @@ def gpus_per_task(job: Job, tasks_per_node: int) -> str | None:
     A step that does not say this takes the number of the allocation's tasks: a single task per node, which starts
     the ranks itself, would get the GPUs of one rank.
     """
-    per_node = job.resources.gpus_per_node
+    per_node = job.gpus_per_node
     if job.gpu_request != "gpus-per-task" or not per_node:
         return None
     model = f"{job.gpu_model}:" if job.gpu_model else ""
@@ -87,7 +87,7 @@ def pyxis_python(job: Job) -> tuple[str, ...]:
 
 def _fences(job: Job) -> tuple[str, ...]:
     name, value = FENCES
-    return (f"export {name}=${{{name}:-{value}}}",) if job.nodes > 1 else ()
+    return (f"export {name}=${{{name}:-{value}}}",) if (job.max_nodes or job.nodes) > 1 else ()
 
 
 def srun(job: Job) -> Launch:

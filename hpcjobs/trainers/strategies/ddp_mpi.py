@@ -66,9 +66,7 @@ class DdpOverMpi(Ddp):
         return super().no_sync(model) if self.gradients is None else self.gradients.staying()
 
     def after_backward(self, model: nn.Module) -> None:
-        if self.gradients is None:
-            super().after_backward(model)
-        else:
+        if self.gradients is not None:
             self.gradients.land()
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:

@@ -33,8 +33,7 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     answer(
         answers,
         "squeue",
-        "printf '42\\037true\\037PENDING\\037Priority\\037main\\037\\0371\\037%s\\037N/A\\0370:00\\037x\\n' "
-        "$(date +%s)",
+        "printf '42\\037true\\037PENDING\\037Priority\\037main\\037\\0371\\0371\\037N/A\\0370:00\\037x\\n'",
     )
     answer(answers, "sacct", ":")
     answer(answers, "scancel", ":")
@@ -52,8 +51,7 @@ def ended(cluster: Path, code: int) -> None:
     """Job 42 is over."""
     state = "COMPLETED" if code == 0 else "FAILED"
     answer(cluster, "squeue", ":")
-    now = int(time.time())
-    row = ["42", "true", state, "None", "main", "n1", "1", str(now), str(now), str(now + 2), "2", f"{code}:0"]
+    row = ["42", "true", state, "None", "main", "n1", "1", "1", "2", "4", "2", f"{code}:0"]
     answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
 
 
@@ -210,7 +208,7 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
     ("words", "code", "said"),
     [
         (["submit", "--nodse", "2", "true"], 2, "--nodes"),
-        (["submit", "-N", "two", "true"], 2, "two"),
+        (["submit", "-N", "two", "true"], 5, "two"),
         (["submti"], 2, "did you mean 'submit'?"),
         (["submit", "--env", "NOT_SET_HERE", "true"], 2, "say NOT_SET_HERE=VALUE"),
         (["submit", "--site", "min", "true"], 4, "did you mean 'mine'?"),

@@ -76,7 +76,7 @@ WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
         ["cloud.disk.encryption_key: a BASIC_HDD filestore cannot be encrypted with a key of yours"],
     ),
     ("tier of nfs", "gcp", inside("shared", tier="ZONAL"), ["tier belongs to filestore"]),
-    ("size without unit", "gcp", inside("disk", size="100"), ["size: memory '100' is not understood"]),
+    ("size without unit", "gcp", inside("disk", size="100"), ["size: memory '100' has no unit; say 100G"]),
     ("runs not shared", "gcp", lambda site: site.update(run_root="/tmp/runs"), ["/tmp/runs is not on the shared"]),
     ("label", "gcp", cloud(labels={"Team": "NLP"}), ["labels Team=NLP"]),
     ("private key", "gcp", inside("ssh", keys=["-----BEGIN OPENSSH PRIVATE KEY-----"]), ["holds a private key"]),

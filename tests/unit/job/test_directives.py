@@ -62,8 +62,7 @@ def test_a_site_renames_and_removes_options_and_adds_its_own(here: object) -> No
         'directives: {account: "wckey={value}", time: null, exclusive: exclusive=user}\n'
         "extra_directives: [--no-requeue, hint=nomultithread]\n"
     )
-    with pytest.raises(RequestError, match=r"directives.exclusive: .* only {value} can stand in braces"):
-        sent(here, site, exclusive=True)
+    assert sent(here, site, exclusive=True) == ["exclusive=user", "no-requeue", "hint=nomultithread"]
     assert sent(here, site, account="phys", time="2h") == ["wckey=phys", "no-requeue", "hint=nomultithread"]
 
 
@@ -90,3 +89,25 @@ def test_a_directive_of_the_site_with_a_newline_never_reaches_a_script(here: obj
         sent(here, 'extra_directives: ["comment=a\\nrm -rf"]\n')
     with pytest.raises((ConfigError, RequestError)):
         sent(here, 'extra_directives: ["a\\nrm -rf"]\n')
+
+
+def test_other_resources_and_gpus_share_one_gres_line(here: object) -> None:
+    """Of two lines Slurm takes the last: the GPUs would be lost in silence."""
+    assert sent(here, "gpu_request: gres\n", gpus_per_node=4, gres="nvme:100") == ["gres=gpu:a100:4,nvme:100"]
+    site = "gpu_request: gres\nextra_directives: ['gres=nvme:100', 'gres=shard:1']\n"
+    assert sent(here, site, gpus_per_node=1) == ["gres=gpu:a100:1,nvme:100,shard:1"]
+
+
+def test_gpus_that_a_site_adds_to_those_of_the_job_are_refused(here: object) -> None:
+    with pytest.raises(RequestError, match=r"asked for twice: --gres=1 and --gpus-per-node=a100:2"):
+        sent(here, "extra_directives: ['gres=gpu:1']\n", gpus_per_node=2)
+    with pytest.raises(RequestError, match="asked for twice"):
+        sent(here, "gpu_request: gres\nextra_directives: ['gres=gpu:1']\n", gpus_per_node=2)
+
+
+def test_gpus_named_in_one_layer_replace_those_of_the_site_whatever_the_spelling(here: object) -> None:
+    assert sent(here, "defaults: {gres: 'gpu:4,nvme:10'}\n", gpus_per_node=1) == [
+        "gpus-per-node=a100:1",
+        "gres=nvme:10",
+    ]
+    assert sent(here, "defaults: {gpus_per_node: 4}\n", gres="gpu:2") == ["gpus-per-node=a100:2"]

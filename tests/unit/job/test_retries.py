@@ -11,7 +11,7 @@ import pytest
 from scripts_here import planned, run_here
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.retries import UNLIMITED, Retries, parse_retries
+from hpcjobs.site.retries import UNLIMITED, Retries, parse_retries
 
 LEAVES = """
 import sys

@@ -234,3 +234,17 @@ def test_a_setting_of_sbatch_that_cannot_be_is_refused_by_the_variables_name(
     found = refused(site)
     assert name in found
     assert value in found
+
+
+def test_no_run_folder_is_made_where_a_link_leads_to_what_each_node_has_for_itself(here: Path) -> None:
+    local = here / "local"
+    local.mkdir()
+    (here / "runs").symlink_to(local)
+    (here / "site.yaml").write_text(SITE + f"node_local: [{local}]\n")
+    with pytest.raises(RequestError, match=rf"which leads to {local}.* lies in {local}, which every node"):
+        hpcjobs.plan(["true"], site="./site.yaml")
+    (here / "runs").unlink()
+    (here / "scratch").symlink_to(here)
+    (here / "site.yaml").write_text(SITE + f"node_local: [{here}/scratch]\n")
+    with pytest.raises(RequestError, match="which every node of site site has for itself"):
+        hpcjobs.plan(["true"], site="./site.yaml")

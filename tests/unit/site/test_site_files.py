@@ -53,7 +53,7 @@ def test_every_shipped_site_loads_and_knows_its_file(name: str) -> None:
         (SMALLEST + "defaults:\n  mem: 64\n", 3, ["defaults.mem", "Expected `str"]),
         (SMALLEST + "defaults:\n  mem: 64Q\n", 3, ["memory '64Q' is not understood", "64G"]),
         (SMALLEST + "defaults:\n  nodes: 0\n", 3, ["nodes must be positive"]),
-        (SMALLEST + "defaults:\n  nodes: two\n", 3, ["defaults.nodes", "Expected `int"]),
+        (SMALLEST + "defaults:\n  nodes: two\n", 3, ["defaults.nodes", "say 4, or 2-4"]),
         (SMALLEST + "\ngpu_request: gpus\n", 3, ["gpu_request", "gpus"]),
         (SMALLEST + "modules: openmpi\n", 2, ["modules: Expected `array`"]),
         (SMALLEST + "env:\n  A: 1\n", 3, ["env", "Expected `str`"]),

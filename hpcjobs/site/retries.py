@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcjobs.errors import nearest
-from hpcjobs.site.models import Frozen
+from hpcjobs.site.frozen import Frozen
 
 UNLIMITED = 10**9
 WARNING_S = 300

@@ -1,0 +1,154 @@
+"""Does a job fit a partition: its limits, and the shapes of its nodes?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hpcjobs.job.models import Job
+from hpcjobs.site.models import NodeGroup, Partition
+from hpcjobs.units import human_bytes, memory_bytes, time_limit_s
+
+_SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(?:[&|,][\w.-]+)*\Z", re.ASCII)
+
+
+class _Need(NamedTuple):
+    """Something the job needs on each node."""
+
+    text: str
+    """What was requested, and where."""
+    most: str
+    """What the nodes of the partition have at most."""
+
+
+def partition_problems(job: Job, name: str, partition: Partition) -> Iterator[str]:
+    """What keeps ``job`` out of ``partition``: nothing, if enough nodes of it have what each node of the job needs."""
+    limits = list(_limit_problems(job, name, partition))
+    yield from limits
+    unmet = [(group, _unmet(job, partition, group)) for group in partition.groups]
+    fitting = sum(group.count for group, needs in unmet if not needs)
+    if not fitting:
+        yield from _shape_problems(name, partition, [needs for _, needs in unmet])
+    elif not limits and job.nodes + job.spare > fitting:
+        yield (
+            f"{job.asked('nodes')}: partition {name} has {fitting} nodes with what each node of the job needs"
+            f" (its nodes: {_nodes(partition)})"
+        )
+
+
+def _limit_problems(job: Job, name: str, partition: Partition) -> Iterator[str]:
+    most = min(partition.max_nodes or partition.node_count, partition.node_count)
+    if job.nodes + job.spare > most:
+        yield f"{job.asked('nodes')}: partition {name} allows {most}"
+    if partition.min_nodes is not None and (job.max_nodes or job.nodes + job.spare) < partition.min_nodes:
+        yield f"{job.asked('nodes')}: partition {name} needs at least {partition.min_nodes}"
+    longest = time_limit_s(partition.max_time)
+    for field in ("time", "time_min"):
+        text = getattr(job.resources, field)
+        asked = time_limit_s(text)
+        if text is not None and longest is not None and (asked is None or asked > longest):
+            yield f"{job.asked(field)}: partition {name} allows {partition.max_time}"
+    account = job.resources.account
+    if account and partition.accounts is not None and account not in partition.accounts:
+        yield f"{job.asked('account')}: partition {name} accepts {', '.join(partition.accounts)}"
+    memory = _memory(job, None)
+    if partition.max_mem_per_node is not None and memory is not None:
+        field, size = memory
+        if size == 0 or size > memory_bytes(str(partition.max_mem_per_node)):
+            yield f"{job.asked(field)}: partition {name} allows {partition.max_mem_per_node} per node"
+
+
+def _memory(job: Job, group: NodeGroup | None) -> tuple[str, int] | None:
+    """The option that asks for memory, and the bytes per node; of ``mem=0`` all that a node of ``group`` has."""
+    asked = job.resources
+    if asked.mem and job.memory_request != "none":
+        size = memory_bytes(str(asked.mem))
+        return "mem", size or (group.mem_bytes or 0 if group else 0)
+    if asked.mem_per_cpu:
+        return "mem_per_cpu", memory_bytes(asked.mem_per_cpu) * _cpus(job)
+    if asked.mem_per_gpu and job.gpus_per_node:
+        return "mem_per_gpu", memory_bytes(asked.mem_per_gpu) * job.gpus_per_node
+    return None
+
+
+def _cpus(job: Job) -> int:
+    return job.ntasks_per_node * (job.resources.cpus_per_task or 1)
+
+
+def _cpus_for_memory(job: Job, partition: Partition, group: NodeGroup) -> int:
+    """The CPUs per node that Slurm takes for the job's memory, where a CPU has no more than a limit."""
+    memory, asked = _memory(job, group), job.resources
+    if partition.max_mem_per_cpu is None or memory is None:
+        return 0
+    limit = memory_bytes(str(partition.max_mem_per_cpu))
+    if memory[0] == "mem_per_cpu" and asked.mem_per_cpu:
+        return _cpus(job) * -(-memory_bytes(asked.mem_per_cpu) // limit)
+    return -(-memory[1] // limit)
+
+
+def _unmet(job: Job, partition: Partition, group: NodeGroup) -> dict[str, _Need]:
+    """What the job needs and a node of ``group`` has not, by kind."""
+    unmet: dict[str, _Need] = {}
+    asked, cpus, memory = job.resources, _cpus(job), _memory(job, group)
+    available = min(group.cpus, partition.max_cpus_per_node or group.cpus)
+    limited = " for jobs of it" if available < group.cpus else ""
+    if cpus > available:
+        text = f"{job.asked('ntasks_per_node')} x cpus_per_task={asked.cpus_per_task or 1} = {cpus} CPUs"
+        unmet["cpus"] = _Need(text, f"{available}{limited}")
+    elif asked.exclusive and available < group.cpus:
+        unmet["cpus"] = _Need(job.asked("exclusive"), f"{available} of {group.cpus} CPUs{limited}")
+    elif memory is not None and (needed := _cpus_for_memory(job, partition, group)) > available:
+        per_cpu = f"at {partition.max_mem_per_cpu} per CPU"
+        unmet["cpus"] = _Need(f"{job.asked(memory[0])} = {needed} CPUs {per_cpu}", f"{available}{limited}")
+    if memory is not None and group.mem_bytes is not None and memory[1] > group.mem_bytes:
+        times = {"mem": "", "mem_per_cpu": f" x {cpus} CPUs", "mem_per_gpu": f" x {job.gpus_per_node} GPUs"}
+        unmet["mem"] = _Need(job.asked(memory[0]) + times[memory[0]], str(group.mem))
+    model = job.gpu_model if job.gpus_per_node else None
+    if job.gpus_per_node > group.gpus:
+        unmet["gpus"] = _Need(_gpus(job), str(group.gpus))
+    elif model and group.gpu_model and model.lower() != group.gpu_model.lower():
+        unmet["gpus"] = _Need(_gpus(job), f"{group.gpus} x {group.gpu_model}")
+    if asked.constraint and group.features is not None and not _satisfies(asked.constraint, group.features):
+        unmet["constraint"] = _Need(job.asked("constraint"), ",".join(group.features) or "no features")
+    return unmet
+
+
+def _gpus(job: Job) -> str:
+    model = f"{job.gpu_model}:" if job.gpu_model and "gpu_model" in job.sources else ""
+    return f"gpus_per_node={model}{job.gpus_per_node} ({job.sources.get('gpus_per_node', 'default')})"
+
+
+def _satisfies(constraint: str, features: Sequence[str]) -> bool:
+    """Whether a node of these features may run the job; of what is more than names, ``&`` and ``|``, Slurm decides."""
+    if not _SIMPLE_CONSTRAINT.match(constraint):
+        return True
+    result, operator = True, "&"
+    for word in re.split(r"([&|,])", constraint):
+        if word in ("&", "|", ","):
+            operator = word
+        else:
+            result = result or word in features if operator == "|" else result and word in features
+    return result
+
+
+def _shape_problems(name: str, partition: Partition, unmet: Sequence[dict[str, _Need]]) -> Iterator[str]:
+    """One line for each need that no node meets; if each is met somewhere, one for all of them together."""
+    everywhere = [kind for kind in unmet[0] if all(kind in needs for needs in unmet)]
+    for kind in everywhere:
+        most = list(dict.fromkeys(needs[kind].most for needs in unmet))
+        yield f"{unmet[0][kind].text}: a node of partition {name} has {' or '.join(most)}"
+    if not everywhere:
+        texts = dict.fromkeys(need.text for needs in unmet for need in needs.values())
+        yield f"{' with '.join(texts)}: no node of partition {name} has all of this (its nodes: {_nodes(partition)})"
+
+
+def _nodes(partition: Partition) -> str:
+    return "; ".join(f"{group.count} x {_shape(group)}" for group in partition.groups)
+
+
+def _shape(group: NodeGroup) -> str:
+    memory = f", {human_bytes(group.mem_bytes)}" if group.mem_bytes else ""
+    gpus = f", {group.gpus} GPUs{f' {group.gpu_model}' if group.gpu_model else ''}" if group.gpus else ""
+    features = f", {','.join(group.features)}" if group.features else ""
+    return f"({group.cpus} CPUs{memory}{gpus}{features})"

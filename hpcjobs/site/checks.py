@@ -1,0 +1,73 @@
+"""What every value of a site file must be; each raises ValueError with the key first."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from hpcjobs.units import slurm_memory, time_limit, walltime_s
+
+MOST = 10_000_000
+"""A count beyond it is a slip of the finger."""
+_LONGEST_NAME = 180
+"""A file name has 255 characters, and more than the job's name stands in those of a run."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\Z", re.ASCII)
+
+
+def check_name(value: str, what: str) -> None:
+    """Refuse a ``what`` that would need quoting in a file name or a Slurm option."""
+    if not _NAME.match(value):
+        raise ValueError(f"{what} {value!r}: use letters, digits, '_', '.', '-', and start with a letter or digit")
+    if len(value) > _LONGEST_NAME:
+        raise ValueError(f"{what} {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
+
+
+def check_count(value: int, what: str, *, least: int = 1) -> None:
+    """Refuse a count below ``least`` (0 or 1), or beyond reason."""
+    if value < least:
+        raise ValueError(f"{what} must {'be positive' if least else 'not be negative'}, not {value}")
+    if value > MOST:
+        raise ValueError(f"{what} must be at most {MOST}, not {value}")
+
+
+def check_line(value: str, what: str) -> None:
+    """Refuse what cannot stand in one line of a script."""
+    if not value or any(ord(char) < 32 for char in value):
+        raise ValueError(f"{what} {value!r}: empty values, newlines and control characters are refused")
+
+
+def check_amount(value: float | None, what: str) -> None:
+    """Refuse a price or a power that nothing can have."""
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{what} must be a number, finite and not negative, not {value}")
+
+
+def check_duration(value: str | None, what: str) -> None:
+    """Refuse what is no time with a unit."""
+    if value is not None:
+        try:
+            walltime_s(value)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from error
+
+
+def check_time_limit(owner: msgspec.Struct, field: str) -> None:
+    """Put the time limit in ``field`` into Slurm's spelling, or refuse it."""
+    value = getattr(owner, field)
+    if value is not None:
+        try:
+            msgspec.structs.force_setattr(owner, field, time_limit(value))
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from error
+
+
+def check_memory(owner: msgspec.Struct, field: str) -> None:
+    """Put the memory in ``field`` into Slurm's spelling, or refuse it."""
+    value = getattr(owner, field)
+    if value is not None:
+        try:
+            msgspec.structs.force_setattr(owner, field, slurm_memory(str(value)))
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from error

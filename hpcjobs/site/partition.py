@@ -1,0 +1,125 @@
+"""What a partition has: nodes of one shape or several, and the limits of its jobs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hpcjobs.site.checks import check_count, check_duration, check_memory, check_name, check_time_limit
+from hpcjobs.site.frozen import Frozen
+from hpcjobs.site.resources import Resources
+from hpcjobs.units import memory_bytes
+
+
+class NodeShape(Frozen, frozen=True):
+    """One node: CPUs and memory as Slurm counts them (what specialized cores and MemSpecLimit leave), GPUs."""
+
+    cpus: int
+    mem: str | int | None = None
+    """With a unit, or the megabytes that ``sinfo -o %m`` prints."""
+    gpus: int = 0
+    gpu_model: str | None = None
+    """The GRES type Slurm knows the GPUs by (``a100``)."""
+    features: tuple[str, ...] | None = None
+    """What ``constraint`` can name; ``None``: not known."""
+
+    def __post_init__(self) -> None:
+        check_count(self.cpus, "cpus")
+        check_count(self.gpus, "gpus", least=0)
+        check_memory(self, "mem")
+        for name in filter(None, (self.gpu_model,)):
+            check_name(name, "gpu_model")
+        for name in self.features or ():
+            check_name(name, "features")
+
+    @property
+    def mem_bytes(self) -> int | None:
+        """Memory; ``None``: not known."""
+        return memory_bytes(str(self.mem)) or None if self.mem is not None else None
+
+
+class NodeGroup(NodeShape, frozen=True):
+    """Nodes of one shape."""
+
+    count: int = 0
+    """How many; there is no default."""
+
+    def __post_init__(self) -> None:
+        check_count(self.count, "count")
+        super().__post_init__()
+
+    @property
+    def shape(self) -> NodeShape:
+        """One of the nodes."""
+        return NodeShape(**{field: getattr(self, field) for field in NodeShape.__struct_fields__})
+
+
+class Partition(Frozen, frozen=True):
+    """A partition: how many nodes, of which shapes, under which limits."""
+
+    nodes: int | tuple[NodeGroup, ...]
+    """Nodes in the partition, or, where they differ, the groups of equal ones."""
+    node: NodeShape | None = None
+    """The shape of all nodes, where ``nodes`` is a number."""
+    min_nodes: int | None = None
+    """Nodes one job must have at least."""
+    max_nodes: int | None = None
+    """Nodes one job may have; ``None``: all of them."""
+    max_time: str | None = None
+    max_mem_per_node: str | int | None = None
+    max_mem_per_cpu: str | int | None = None
+    """Slurm gives a job that asks for more memory the CPUs that belong to it."""
+    max_cpus_per_node: int | None = None
+    """CPUs that jobs of this partition may have on a node."""
+    default: bool = False
+    qos: tuple[str, ...] | None = None
+    """QOS accepted here; ``None``: not restricted."""
+    accounts: tuple[str, ...] | None = None
+    """Accounts accepted here; ``None``: not restricted."""
+    preemptible: Literal["requeue", "cancel", "suspend"] | None = None
+    """What happens to a job here whose nodes another partition wants; ``None``: nothing does."""
+    grace: str | None = None
+    """How long such a job has after SIGTERM before that happens."""
+    defaults: Resources = Resources()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.nodes, int):
+            check_count(self.nodes, "nodes")
+            if self.node is None:
+                raise ValueError("node: what a node is like is missing, such as node: {cpus: 64, mem: 256G}")
+        elif not self.nodes:
+            raise ValueError("nodes: at least one group of nodes is needed, such as [{count: 4, cpus: 64}]")
+        elif self.node is not None:
+            raise ValueError("node or groups in nodes, not both: say nodes: 4 with node, or nodes: [{count: 4, …}]")
+        for field in ("min_nodes", "max_nodes", "max_cpus_per_node"):
+            if (count := getattr(self, field)) is not None:
+                check_count(count, field)
+        if self.min_nodes is not None and self.max_nodes is not None and self.min_nodes > self.max_nodes:
+            raise ValueError(f"min_nodes {self.min_nodes} is more than max_nodes {self.max_nodes}")
+        for field in ("max_mem_per_node", "max_mem_per_cpu"):
+            check_memory(self, field)
+        check_time_limit(self, "max_time")
+        check_duration(self.grace, "grace")
+
+    @property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """The nodes by shape."""
+        if not isinstance(self.nodes, int):
+            return self.nodes
+        assert self.node is not None
+        return (NodeGroup(count=self.nodes, **{f: getattr(self.node, f) for f in NodeShape.__struct_fields__}),)
+
+    @property
+    def shape(self) -> NodeShape:
+        """The nodes' shape; of several, the first."""
+        return self.groups[0].shape
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of all shapes."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def gpu_model(self) -> str | None:
+        """The model that all GPUs here are; ``None``: not known, or several."""
+        models = {group.gpu_model for group in self.groups if group.gpus}
+        return models.pop() if len(models) == 1 else None
