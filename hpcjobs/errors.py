@@ -35,6 +35,10 @@ class HpcJobsError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+class HpcJobsWarning(UserWarning):
+    """Something that went wrong and did not keep the command from its work; the command line prints it once."""
+
+
 class ConfigError(HpcJobsError):
     """A file hpcjobs reads is wrong."""
 

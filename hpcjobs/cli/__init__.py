@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -96,13 +97,19 @@ def _root(
     """One site config, one command: distributed training on any Slurm cluster, or on this machine."""
 
 
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"hpcjobs: warning: {message}", file=sys.stderr)
+
+
 def main() -> None:
     """Run the command line; the one place where an error becomes a message and an exit code."""
     gc.set_threshold(100_000)  # a command's imports are no garbage: looking for some is a tenth of its time,
     atexit.register(gc.freeze)  # also as it ends
-    from hpcjobs.errors import UNFORESEEN, HpcJobsError
+    from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning
 
     _use_utf8()
+    warnings.simplefilter("default", HpcJobsWarning)  # once per text, whatever PYTHONWARNINGS says
+    warnings.showwarning = _print_warning
     try:
         app(prog_name="hpcjobs")
     except HpcJobsError as error:

@@ -30,7 +30,7 @@ def logs(
     if as_json:
         print_json({"job_id": entry.job_id, "files": [str(p) for p in job_logs.paths(entry)], "lines": list(source)})
         return
-    if not any(path.exists() for path in job_logs.paths(entry)) and not follow:
+    if not any(map(os.path.lexists, job_logs.paths(entry))) and not follow:
         note(f"job {entry.job_id} has printed nothing yet ({job_logs.paths(entry)[0]})")
         return
     try:

@@ -20,16 +20,23 @@ def scale(
     program: Annotated[list[str], typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.")],
     site: SiteName = None,
     nodes: Annotated[str, typer.Option("--nodes", "-N", help="Node counts: 1,2,4,8.")] = "1",
-    ntasks_per_node: Annotated[str, typer.Option(help="Tasks per node: 4, or 1,2,4.")] = "1",
+    ntasks_per_node: Annotated[
+        str, typer.Option(help="Tasks per node: 4, or 1,2,4; where jobs have GPUs, each task has one.")
+    ] = "1",
     weak: Annotated[
-        bool, typer.Option("--weak/--strong", help="More work on more ranks, or the same [strong].", show_default=False)
+        bool,
+        typer.Option(
+            "--weak/--strong", help="The same batch on each rank, or the same in all [strong].", show_default=False
+        ),
     ] = False,
     repeats: Annotated[int, typer.Option(help="Runs of each size.")] = 3,
     name: Annotated[str | None, _opt("--name", "-J", help="Name of the study [the program's].")] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit of each run.")] = None,
     cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
-    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
+    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
+    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     container: Annotated[str | None, _opt("--container", help="Run it in this image of the site's, or file.")] = None,
     option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Go on though the code has changed.")] = False,
@@ -38,11 +45,12 @@ def scale(
 ) -> None:
     """Measure PROGRAM at several sizes: submits every run and returns. Called again, it submits what is missing.
 
-    With --strong, a --batch-size of PROGRAM is divided so that the global batch stays the same.
+    With --strong, a --batch-size of PROGRAM is divided so that the global batch stays the same. With --weak it is
+    that of every rank: a constant batch per GPU.
     """
     from pathlib import PurePath
 
-    from hpcjobs.cli.submit import sbatch_options
+    from hpcjobs.cli.submit import environment, sbatch_options
     from hpcjobs.report import measure, study
     from hpcjobs.site.library import default_site
 
@@ -57,6 +65,8 @@ def scale(
         sizes=tuple(study.Size(nodes=n, ntasks_per_node=t) for n in _counts(nodes) for t in _counts(ntasks_per_node)),
         repeats=repeats,
         options=options,
+        launcher=launcher,
+        env=environment(env or []),
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)

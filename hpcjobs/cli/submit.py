@@ -169,7 +169,7 @@ def _after(words: list[str], site: str | None) -> dict[str, str]:
     if not words:
         return {}
     from hpcjobs.run.select import select
-    from hpcjobs.run.status import own_ids
+    from hpcjobs.run.state_file import own_ids
     from hpcjobs.site.library import default_site, load_site
 
     entries = select(words, site=load_site(site or default_site()).name)

@@ -68,7 +68,7 @@ def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
 
     from hpcjobs.run.attempts import read_attempts
     from hpcjobs.run.folder import log_path, task_dir
-    from hpcjobs.run.status import read_state
+    from hpcjobs.run.state_file import read_state
 
     for record in records:
         if record.state.value == "COMPLETED":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from hpcjobs.jupyter.bundle import fill
 from hpcjobs.jupyter.precheck import check
 from hpcjobs.jupyter.request import Request
 from hpcjobs.run import index, logs
+from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
-from hpcjobs.run.status import Connect, own_record, statuses
+from hpcjobs.run.state_file import own_record
+from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
 from hpcjobs.runtime.session import files
@@ -159,8 +162,7 @@ def find(word: str | None, *, site: str | None = None) -> Entry:
 
 def stop(entries: list[Entry], *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep) -> None:
     """End sessions, and wait until no queue knows them any more."""
-    for entry in entries:
-        connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
+    cancel(entries, connect=connect)
     delay = _LOOK_S
     while not all(_over(job.records[0].state) for job in statuses(entries, connect=connect)):
         pause(delay)
@@ -172,4 +174,4 @@ def _over(state: State) -> bool:
 
 
 def _is_session(entry: Entry) -> bool:
-    return (Path(entry.run_dir) / files.SETTINGS).is_file()
+    return os.path.isfile(os.path.join(entry.run_dir, files.SETTINGS))

@@ -23,7 +23,8 @@ from hpcjobs.report.sstat import with_running
 from hpcjobs.report.watched import with_monitor
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import own_records, statuses
+from hpcjobs.run.state_file import own_records
+from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.slurm import Slurm
 from hpcjobs.scheduler.slurm_output import parse_scontrol

@@ -26,6 +26,7 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import load_site
 
 _BATCH = "--batch-size"
+_GPU_OPTIONS = {"gpus_per_node", "gpus_per_task", "gpus", "gres"}
 Say = Callable[[str], None]
 
 
@@ -144,18 +145,42 @@ def _same_code(study: Study, ready: Plan) -> None:
 
 def _plan(study: Study, wanted: Wanted, *, dependency: str | None = None) -> Plan:
     size = wanted.size
-    options: dict[str, Any] = {**study.options, "nodes": size.nodes, "ntasks_per_node": size.ntasks_per_node}
+    options: dict[str, Any] = {"nodes": size.nodes, "ntasks_per_node": size.ntasks_per_node, **_gpus(study, size)}
     if dependency is not None:
         options["dependency"] = dependency
     if len(wanted.repeats) > 1:
         options["array"] = ",".join(map(str, wanted.repeats))
+    return _planned(study, size, f"{study.name}-{size.nodes}x{size.ntasks_per_node}", options)
+
+
+def _planned(study: Study, size: Size, name: str, options: dict[str, Any]) -> Plan:
     return plan(
         program_at(study.program, size, smallest=min(study.sizes), mode=study.mode),
         site=study.site,
-        name=f"{study.name}-{size.nodes}x{size.ntasks_per_node}",
+        name=name,
+        launcher=study.launcher,
+        env=study.env,
         made_by=f"hpcjobs scale --name {study.name}",
-        **options,
+        **{**study.options, **options},
     )
+
+
+def _gpus(study: Study, size: Size) -> dict[str, int]:
+    """A GPU for each rank, where jobs of the site have GPUs; nothing where the study says itself what it asks for.
+
+    Raises:
+        RequestError: the study asks for fewer GPUs than ranks, which would then measure each other.
+    """
+    ranks, asked = size.ntasks_per_node, study.options.get("gpus_per_node")
+    if isinstance(asked, int) and 0 < asked < ranks:
+        raise RequestError(
+            f"{ranks} ranks on a node would share {asked} GPU{'s' * (asked > 1)} (--gpus-per-node {asked})",
+            hint="leave --gpus-per-node out: each size then asks for a GPU per rank",
+        )
+    if not _GPU_OPTIONS.isdisjoint(study.options):
+        return {}
+    usual = _planned(study, size, study.name, {"nodes": size.nodes}).job.resources.gpus_per_node
+    return {"gpus_per_node": ranks} if usual else {}
 
 
 def program_at(program: Sequence[str], size: Size, *, smallest: Size, mode: str) -> list[str]:

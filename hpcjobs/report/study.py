@@ -60,13 +60,17 @@ class Study(Frozen, frozen=True):
     repeats: int
     options: dict[str, str | int | bool | None] = {}
     """sbatch options of every run."""
+    launcher: str | None = None
+    """None: the site's."""
+    env: dict[str, str] = {}
+    """Environment variables of every run."""
     one_at_a_time: bool = False
     points: tuple[Point, ...] = ()
     schema: Literal["hpcjobs.study/1"] = "hpcjobs.study/1"
 
     def asked_the_same(self, other: Study) -> bool:
         """Both ask for the same runs (more sizes or repeats are the same question, taken further)."""
-        fields = ("name", "site", "mode", "program", "options")
+        fields = ("name", "site", "mode", "program", "options", "launcher", "env")
         return all(getattr(self, field) == getattr(other, field) for field in fields)
 
 

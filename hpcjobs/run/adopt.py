@@ -9,6 +9,7 @@ import msgspec
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.run.folder import MANIFEST, STATE, SUBMITTED
 from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import StateFile, read_json
 from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import Scheduler, Submitted
 
@@ -19,12 +20,6 @@ class _Manifest(msgspec.Struct):
     job: Job
     command_line: str
     command: tuple[str, ...]
-
-
-class _Owner(msgspec.Struct):
-    """The part of state.json that says whose it is: ``123``, or ``123_4`` in an array task's folder."""
-
-    job_id: str
 
 
 def plan_in(run_dir: Path) -> Plan:
@@ -44,17 +39,27 @@ def adopted(run_dir: Path, scheduler: Scheduler) -> Entry | None:
 
     Asked are what the submitter wrote, what the job wrote when it started, then the queue.
     """
-    if (run_dir / SUBMITTED).exists():
-        return msgspec.json.decode((run_dir / SUBMITTED).read_bytes(), type=Entry)
+    if (entry := read_json(run_dir / SUBMITTED, Entry)) is not None:
+        return entry
     if not (run_dir / MANIFEST).exists():
         return None
     plan = plan_in(run_dir)
-    job_id = _own_id(run_dir) or queued_as(plan, scheduler)
-    return None if job_id is None else remember(plan, Submitted(job_id=job_id)).entry
+    taken = _started_as(plan)
+    if taken is None and (job_id := queued_as(plan, scheduler)) is not None:
+        taken = Submitted(job_id=job_id)
+    return None if taken is None else remember(plan, taken).entry
 
 
-def _own_id(run_dir: Path) -> str | None:
-    written = next((path for place in ("", "*/") for path in run_dir.glob(f"{place}{STATE}")), None)
-    if written is None:
-        return None
-    return msgspec.json.decode(written.read_bytes(), type=_Owner).job_id.split("_")[0]
+def _started_as(plan: Plan) -> Submitted | None:
+    """The job as it named itself when it started: ``123``, or ``123_4`` in an array task's folder.
+
+    A bare number in a task's folder is the task's own id in Slurm's books and not the array's.
+    """
+    for path in (path for place in ("", "*/") for path in plan.run_dir.glob(f"{place}{STATE}")):
+        state = read_json(path, StateFile)
+        if state is None:
+            continue
+        parent, _, task = state.job_id.partition("_")
+        if task or not plan.job.resources.array:
+            return Submitted(job_id=parent, cluster=state.cluster or None)
+    return None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.run.index import Entry
 
 HISTORY, CONTINUED = "attempts.jsonl", Path("control", "continued")
@@ -38,7 +41,10 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
     """Oldest first; none for a job without ``--retries``. A line that the job was killed over is left out."""
     try:
         lines = (run_dir / HISTORY).read_bytes().splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        warnings.warn(f"{run_dir / HISTORY} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
         return []
     return [found for found in map(_read, lines) if found is not None]
 
@@ -50,11 +56,26 @@ def _read(line: bytes) -> Attempt | None:
         return None
 
 
-def current_id(entry: Entry) -> str:
-    """The scheduler's id of the job that carries ``entry`` on: another one where requeueing is forbidden."""
+class Continuation(NamedTuple):
+    """The scheduler's job that carries an entry on: another one where requeueing is forbidden."""
+
+    job_id: str
+    submitted: float
+
+
+def continuation(entry: Entry) -> Continuation:
+    """The job that ``entry`` is now, and when it was submitted."""
+    first = Continuation(entry.job_id, entry.submitted)
     if entry.array is not None:
-        return entry.job_id
+        return first
+    path = Path(entry.run_dir) / CONTINUED
     try:
-        return (Path(entry.run_dir) / CONTINUED).read_text(encoding="ascii").strip() or entry.job_id
-    except FileNotFoundError:
-        return entry.job_id
+        job_id = path.read_text(encoding="ascii").strip()
+        return Continuation(job_id, path.stat().st_mtime) if job_id else first
+    except (OSError, UnicodeDecodeError):
+        return first
+
+
+def current_id(entry: Entry) -> str:
+    """The scheduler's id of the job that carries ``entry`` on."""
+    return continuation(entry).job_id

@@ -7,8 +7,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpcjobs.run.attempts import current_id
+from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import Connect, Known, own_ids, statuses
+from hpcjobs.run.state_file import own_ids
+from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
 
@@ -27,11 +29,15 @@ class Cancelled(NamedTuple):
 def cancel(entries: Iterable[Entry], *, connect: Connect = connect) -> Cancelled:
     """End those of ``entries`` that have not ended; one queue query and one cancelling command per scheduler.
 
+    The queue is asked first because an id alone may be another job's by now.
+
     Raises:
+        RequestError: one of them belongs to another host, cluster or user; then none is cancelled.
         SchedulerError: it does not answer, or refuses.
     """
     outcome = Cancelled([], {}, [])
     wanted = sorted(entries, key=_where)
+    require_reachable(wanted)
     for (kind, conf), group in groupby(statuses(wanted, connect=connect), key=lambda known: _where(known.entry)):
         alive = [_id(known.entry) for known in group if _alive(known, outcome)]
         if alive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any, NamedTuple
 from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.folder import MANIFEST, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import FirstFailure, own_ids, read_state, statuses
+from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
+from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord, State
 
 
@@ -65,10 +65,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return read_json(path, dict[str, Any]) or {}
 
 
 def _code(code: dict[str, Any] | None) -> str | None:

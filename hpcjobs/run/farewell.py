@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from hpcjobs.run import index
-from hpcjobs.run.status import Connect, closed, keep_accounting, own_ids, own_records, statuses
+from hpcjobs.run.accounting_file import is_closed, keep_accounting
+from hpcjobs.run.state_file import own_ids, own_records
+from hpcjobs.run.status import Connect, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
@@ -16,7 +18,9 @@ def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
     Raises:
         SchedulerError: it does not answer.
     """
-    statuses(_open(slurm_conf), connect=connect)
+    for entry, records in statuses(_open(slurm_conf), connect=connect):
+        if all(record.state.ended for record in records):  # there is no time left for them to settle
+            keep_accounting(entry, records)
 
 
 def end_all(slurm_conf: str) -> None:
@@ -36,4 +40,4 @@ def _end(entry: index.Entry, task: str, written: JobRecord | None) -> JobRecord:
 
 
 def _open(slurm_conf: str) -> list[index.Entry]:
-    return [entry for entry in index.entries() if entry.slurm_conf == slurm_conf and not closed(entry)]
+    return [entry for entry in index.entries() if entry.slurm_conf == slurm_conf and not is_closed(entry)]

@@ -12,6 +12,7 @@ from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
+from hpcjobs.run.state_file import read_json
 from hpcjobs.scheduler.base import JobRecord, State
 
 
@@ -72,9 +73,8 @@ class JobHandle:
         return [json.loads(line) for line in _complete_lines(path)] if path.exists() else []
 
     def summary(self) -> dict[str, Any] | None:
-        """summary.json; None when the program has not written one."""
-        path = self.run_dir / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        """summary.json; None when the program has not written one, or, with a warning, none that can be used."""
+        return read_json(self.run_dir / "summary.json", dict[str, Any])
 
 
 def _complete_lines(path: Path) -> Iterator[str]:

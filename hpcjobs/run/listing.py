@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+import os
+import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.run import index
+from hpcjobs.run.accounting_file import is_closed
 from hpcjobs.run.attempts import current_id
-from hpcjobs.run.status import Connect, closed, statuses
+from hpcjobs.run.identity import is_ours, is_reachable
+from hpcjobs.run.index import Entry
+from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import default_site, load_site
+
+FORGOTTEN_S = 30 * 86_400.0
+"""A job that its scheduler does not know is not asked about any more after this long."""
 
 
 class Row(NamedTuple):
@@ -31,32 +38,23 @@ class Listing(NamedTuple):
     errors: list[SchedulerError]
 
 
-class _Asked:
-    """A scheduler asked for its queue once, whoever wants to know; where it does not answer, its jobs
-    are told as they themselves last wrote."""
+class _AskedOnce:
+    """A scheduler that is asked for its queue once, also when it does not answer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._queue: list[JobRecord] | None = None
-        self.error: SchedulerError | None = None
-        self.submit, self.cancel = scheduler.submit, scheduler.cancel
+        self._queue: list[JobRecord] | SchedulerError | None = None
+        self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
 
     def queue(self) -> list[JobRecord]:
         if self._queue is None:
-            self._queue = self._or_nothing(self._scheduler.queue)
+            try:
+                self._queue = self._scheduler.queue()
+            except SchedulerError as error:
+                self._queue = error
+        if isinstance(self._queue, SchedulerError):
+            raise self._queue
         return self._queue
-
-    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        return self._or_nothing(lambda: self._scheduler.account(job_ids))
-
-    def _or_nothing(self, ask: Callable[[], list[JobRecord]]) -> list[JobRecord]:
-        if self.error is not None:
-            return []
-        try:
-            return ask()
-        except SchedulerError as error:
-            self.error = error
-            return []
 
 
 def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
@@ -66,23 +64,54 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
     One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
     that does not answer does not hide the jobs of the others.
     """
-    asked: dict[tuple[str, str | None], _Asked] = {}
+    schedulers: dict[tuple[str, str | None], _AskedOnce] = {}
 
     def once(kind: str, conf: str | None) -> Scheduler:
-        if (kind, conf) not in asked:
-            asked[kind, conf] = _Asked(connect(kind, conf))
-        return asked[kind, conf]
+        if (kind, conf) not in schedulers:
+            schedulers[kind, conf] = _AskedOnce(connect(kind, conf))
+        return schedulers[kind, conf]
 
     where = load_site(site or default_site())
-    entries = [entry for entry in index.entries() if site is None or entry.site == where.name]
-    recent = [entry for entry in entries if entry.submitted >= since or not closed(entry)]
+    errors: list[SchedulerError] = []
+    try:
+        queue = once(where.scheduler, where.slurm_conf).queue()
+    except SchedulerError as error:
+        queue, errors = [], [error]
+    jobs = index.read()
+    mine = _open_or_recent(jobs, queue, since)
+    known = statuses([e for e in mine if site is None or e.site == where.name], connect=once, errors=errors)
+    index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
     rows = [
-        Row(record, known.entry.name, known.entry.site, known.entry.run_dir)
-        for known in statuses(recent, connect=once)
-        for record in known.records
-        if record.state is not State.UNKNOWN or Path(known.entry.run_dir).exists()
+        Row(record, job.entry.name, job.entry.site, job.entry.run_dir)
+        for job in known
+        for record in job.records
+        if record.state is not State.UNKNOWN or os.path.lexists(job.entry.run_dir)
     ]
-    seen = {job_id for entry in entries for job_id in (entry.job_id, current_id(entry))}
-    others = once(where.scheduler, where.slurm_conf).queue()
-    rows += [Row(record, record.name, None, None) for record in others if record.job_id.split("_")[0] not in seen]
-    return Listing(rows, [scheduler.error for scheduler in asked.values() if scheduler.error is not None])
+    rows += [Row(record, record.name, None, None) for record in _others(queue, mine)]
+    return Listing(rows, list(dict.fromkeys(errors)))
+
+
+def _open_or_recent(jobs: index.Index, queue: Iterable[JobRecord], since: float) -> list[Entry]:
+    """Jobs to list, and closed ones that may be in the queue again, requeued by hand."""
+    queued = {_parent(record) for record in queue}
+    return [
+        entry for entry in jobs.entries if entry.submitted >= since or jobs.is_open(entry) or entry.job_id in queued
+    ]
+
+
+def _is_over(job: Known) -> bool:
+    """There is nothing more to come of it."""
+    unknown = all(record.state is State.UNKNOWN for record in job.records)
+    return is_closed(job.entry) or (unknown and time.time() - job.entry.submitted > FORGOTTEN_S)
+
+
+def _others(queue: Iterable[JobRecord], mine: Iterable[Entry]) -> list[JobRecord]:
+    """What is in the queue without being one of ``mine``."""
+    by_id: dict[str, list[Entry]] = {}
+    for entry in filter(is_reachable, mine):
+        by_id.setdefault(current_id(entry), []).append(entry)
+    return [r for r in queue if not any(is_ours(entry, r) for entry in by_id.get(_parent(r), []))]
+
+
+def _parent(record: JobRecord) -> str:
+    return record.job_id.split("_")[0]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import Connect, own_ids
+from hpcjobs.run.state_file import own_ids
+from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import PER_FILE_S, Watch
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report, discard
@@ -26,9 +29,17 @@ def paths(entry: Entry) -> list[Path]:
 def lines(entry: Entry, *, rank: int | None = None) -> Iterator[str]:
     """Every line so far, array tasks one after the other; with ``rank``, that rank's without the label."""
     for path in paths(entry):
-        if path.exists():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from _chosen(file, rank)
+        yield from _chosen(_content(path), rank)
+
+
+def _content(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        warnings.warn(f"{path} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
 
 def follow(

@@ -13,7 +13,9 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
 from hpcjobs.run.folder import SUBMITTED
+from hpcjobs.run.identity import is_reachable
 from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import read_json
 
 _ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
 _RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
@@ -30,7 +32,7 @@ def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
     """
     known = [entry for entry in index.entries() if site is None or entry.site == site]
     found = [entry for word in words for entry in _one(word, known)]
-    return list({(entry.site, entry.job_id, entry.task): entry for entry in found}.values())
+    return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in found}.values())
 
 
 def newest(*, site: str | None = None) -> Entry:
@@ -42,7 +44,12 @@ def newest(*, site: str | None = None) -> Entry:
     known = [entry for entry in index.entries() if site is None or entry.site == site]
     if not known:
         raise UnknownJobError(f"no job recorded in {index.index_dir()}", hint="hpcjobs submit starts one")
-    return known[-1]
+    return _here_first(known)[-1]
+
+
+def _here_first(entries: list[Entry]) -> list[Entry]:
+    """Those that can be asked about from here, if there are any: one home can serve several hosts and clusters."""
+    return [entry for entry in entries if is_reachable(entry)] or entries
 
 
 def _one(word: str, known: list[Entry]) -> list[Entry]:
@@ -52,23 +59,27 @@ def _one(word: str, known: list[Entry]) -> list[Entry]:
         return _by_range(word, match[1], int(match[2]), int(match[3]), known)
     if "/" in word or os.path.isfile(os.path.join(word, SUBMITTED)):
         return [_by_folder(Path(word))]
-    named = [entry for entry in known if entry.name == word]
+    named = _here_first([entry for entry in known if entry.name == word])
     if not named:
         raise UnknownJobError(f"no job named {word!r}", hint=nearest(word, {entry.name for entry in known}))
     return [named[-1]]
 
 
 def _by_id(job_id: str, task: str | None, known: list[Entry]) -> Entry:
-    found = [entry for entry in known if entry.job_id == job_id]
+    found = _here_first([entry for entry in known if entry.job_id == job_id])
     if not found:
         raise UnknownJobError(
             f"no job {job_id} was submitted with hpcjobs (looked in {index.index_dir()})",
             hint="`hpcjobs ps -a` lists them",
         )
-    if len(found) > 1:
-        sites = ", ".join(entry.site for entry in found)
-        raise RequestError(f"job {job_id} exists on several sites: {sites}", hint="say --site")
-    return found[0] if task is None else _task_of(found[0], int(task))
+    if len(sites := dict.fromkeys(entry.site for entry in found)) > 1:
+        raise RequestError(f"job {job_id} exists on several sites: {', '.join(sites)}", hint="say --site")
+    if len(clusters := dict.fromkeys(str(entry.cluster) for entry in found)) > 1:
+        raise RequestError(
+            f"job {job_id} exists on several clusters or hosts: {', '.join(clusters)}", hint="name its run folder"
+        )
+    newest_one = found[-1]  # a cluster that lost its state gives ids out again
+    return newest_one if task is None else _task_of(newest_one, int(task))
 
 
 def _task_of(entry: Entry, task: int) -> Entry:
@@ -83,12 +94,13 @@ def _by_range(word: str, prefix: str, first: int, last: int, known: list[Entry])
     found = [entry for entry in known if entry.job_id in wanted]
     if not found:
         raise UnknownJobError(f"no job in the range {word}", hint="`hpcjobs ps -a` lists them")
-    return [_by_id(entry.job_id, None, found) for entry in found]
+    return [_by_id(job_id, None, found) for job_id in dict.fromkeys(entry.job_id for entry in found)]
 
 
 def _by_folder(folder: Path) -> Entry:
-    path = folder / SUBMITTED
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Entry)
-    except (OSError, ValueError) as error:
-        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED}): {error}") from error
+    entry = read_json(folder / SUBMITTED, Entry)
+    if entry is None:
+        entry = next((e for e in index.entries() if e.run_dir == str(folder.absolute())), None)
+    if entry is None:
+        raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
+    return entry

@@ -1,55 +1,36 @@
 """Where jobs stand, with the fewest questions.
 
-The job's own state file is read first. One squeue covers every job that is still alive, one sacct
-every job that has ended and was never accounted for; the accounted record is kept in the run folder
-and not asked for again.
+The job's own state file is read first. One squeue covers every job that is still alive, one sacct every job that has
+ended and was never accounted for; the accounted records are kept in the run folder. A record counts only where it is
+surely about the entry's job (`identity`), and an entry of another host, cluster or user is asked of nobody here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from hpcjobs.files import write_beside
-from hpcjobs.job.array import array_indices, task_ids
+from hpcjobs.errors import SchedulerError
+from hpcjobs.job.array import task_ids
+from hpcjobs.run.accounting_file import drop_accounting, is_settled, keep_accounting, may_be_requeued, read_accounting
 from hpcjobs.run.attempts import current_id
-from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
+from hpcjobs.run.identity import is_ours, owner_elsewhere
 from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.models import Frozen
 
 # Ends after which Slurm itself may put a job back: final once the queue has forgotten it.
 _PUT_BACK = (
     *(State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED, State.RECONFIG_FAIL),
     State.REQUEUED,
 )
+_LOST = "its scheduler no longer knows it, and it wrote no end"
 Connect = Callable[[str, "str | None"], Scheduler]
-
-
-class FirstFailure(Frozen, frozen=True):
-    """The rank that failed first."""
-
-    rank: int
-    host: str
-    exit_code: int
-
-
-class StateFile(msgspec.Struct, frozen=True):
-    """What job.sh writes to ``state.json``. Times are seconds since 1970."""
-
-    job_id: str
-    state: State
-    exit_code: int | None
-    started: float | None
-    ended: float | None
-    nodes: str | None
-    restarts: int = 0
-    first_failure: FirstFailure | None = None
 
 
 class Known(NamedTuple):
@@ -59,67 +40,75 @@ class Known(NamedTuple):
     records: list[JobRecord]
 
 
-def own_ids(entry: Entry) -> list[str]:
-    """The ids of the entry's tasks: ``123`` or ``123_0 123_1 ...``."""
-    if entry.array is None:
-        return [entry.job_id]
-    if entry.task is not None:
-        return [f"{entry.job_id}_{entry.task}"]
-    return [f"{entry.job_id}_{index}" for index in array_indices(entry.array)]
+class _Open(NamedTuple):
+    """An entry that the scheduler is asked about, with the records that were kept of an earlier end."""
+
+    entry: Entry
+    kept: list[JobRecord] | None
 
 
-def read_state(entry: Entry, job_id: str) -> StateFile | None:
-    """What the job itself last wrote; None before its script started."""
-    path = task_dir(Path(entry.run_dir), job_id) / STATE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=StateFile)
-    except FileNotFoundError:
-        return None
+def statuses(
+    entries: Iterable[Entry], *, connect: Connect = connect, errors: list[SchedulerError] | None = None
+) -> list[Known]:
+    """Where each of ``entries`` stands, in their order.
 
+    With ``errors``, a scheduler that does not answer is noted there, and its jobs are reported as they last wrote.
 
-def statuses(entries: Iterable[Entry], *, connect: Connect = connect) -> list[Known]:
-    """Where each of ``entries`` stands, in their order."""
+    Raises:
+        SchedulerError: a scheduler does not answer, and ``errors`` is not given.
+    """
     wanted = list(entries)
-    known = {id(entry): _accounted(entry) for entry in wanted}
-    open_ones = [entry for entry in wanted if known[id(entry)] is None]
-    where = sorted(open_ones, key=_where)
-    for (kind, conf), group in groupby(where, key=_where):
+    known: dict[int, list[JobRecord]] = {}
+    to_ask: list[_Open] = []
+    for entry in wanted:
+        kept = _of(entry, {current_id(entry): read_accounting(entry) or []}) or None
+        if kept is not None:
+            known[id(entry)] = kept
+            if not may_be_requeued(entry, kept):
+                continue
+        if (owner := owner_elsewhere(entry)) is None:
+            to_ask.append(_Open(entry, kept))
+        elif kept is None:
+            known[id(entry)] = _written(entry, reason=f"on {owner}")
+    to_ask.sort(key=_where)
+    for (kind, conf), group in groupby(to_ask, key=_where):
         members = list(group)
-        for entry, records in zip(members, _ask(members, connect(kind, conf or None)), strict=True):
-            known[id(entry)] = records
-    return [Known(entry, known[id(entry)] or []) for entry in wanted]
+        try:
+            answers = _ask(members, connect(kind, conf or None))
+        except SchedulerError as error:
+            if errors is not None:
+                errors.append(error)
+            elif any(member.kept is None for member in members):
+                raise
+            answers = [member.kept or _written(member.entry) for member in members]
+        known |= {id(member.entry): records for member, records in zip(members, answers, strict=True)}
+    return [Known(entry, known[id(entry)]) for entry in wanted]
 
 
-def _where(entry: Entry) -> tuple[str, str]:
-    return entry.scheduler, entry.slurm_conf or ""
+def _where(member: _Open) -> tuple[str, str]:
+    return member.entry.scheduler, member.entry.slurm_conf or ""
 
 
-def _accounted(entry: Entry) -> list[JobRecord] | None:
-    try:
-        kept = msgspec.json.decode((Path(entry.run_dir) / ACCOUNTING).read_bytes(), type=list[JobRecord])
-    except FileNotFoundError:
-        return None
-    return _of(entry, {current_id(entry): kept})
+def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
+    """The job's own files, where its scheduler cannot be asked."""
+    records = own_records(entry) or [_unknown(entry)]
+    return [msgspec.structs.replace(record, reason=reason) for record in records]
 
 
-def _ask(entries: list[Entry], scheduler: Scheduler) -> list[list[JobRecord]]:
+def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
     """One question about the living, one about those that are gone from the queue."""
-    queued = _by_parent(scheduler.queue())
-    gone = [current_id(entry) for entry in entries if all_ended(entry) or not _of(entry, queued)]
+    by_parent = _by_parent(scheduler.queue())
+    queued = [_ours(member.entry, by_parent) for member in members]
+    gone = [
+        current_id(member.entry)
+        for member, records in zip(members, queued, strict=True)
+        if member.kept is None and (all_ended(member.entry) or not records)
+    ]
     accounted = _by_parent(scheduler.account(gone) if gone else [])
-    return [_settle(entry, _of(entry, queued), _of(entry, accounted)) for entry in entries]
-
-
-def all_ended(entry: Entry) -> bool:
-    """Every task of the entry has written its end itself."""
-    states = (read_state(entry, job_id) for job_id in own_ids(entry))
-    return all(state is not None and state.state.ended for state in states)
-
-
-def closed(entry: Entry) -> bool:
-    """Accounted for, or its run folder is gone: there is nothing more to ask."""
-    folder = Path(entry.run_dir)
-    return (folder / ACCOUNTING).exists() or not folder.exists()
+    return [
+        _resolve(member, records, _ours(member.entry, accounted))
+        for member, records in zip(members, queued, strict=True)
+    ]
 
 
 def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
@@ -129,8 +118,13 @@ def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     return found
 
 
+def _ours(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
+    """The entry's records, without those of strangers who were given the same id."""
+    return [record for record in _of(entry, by_parent) if is_ours(entry, record)]
+
+
 def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
-    """The entry's records: all of its job's, or those of the one array task that is meant.
+    """The records with the entry's id: all of its job's, or those of the one array task that is meant.
 
     A job that another one carries on keeps its own id. The last task of an array is, for a moment, accounted for under
     the array's bare id, which only an array that was cancelled before it began keeps.
@@ -146,23 +140,38 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     return [record for record in records if only in (*task_ids(record.job_id), f"{record.job_id}_{entry.task}")]
 
 
-def _settle(entry: Entry, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
-    """For each task the word that counts: the queue's while it is alive there (a requeued job is, whatever
-    it wrote about its last attempt), else the accounting's, else the job's own."""
+def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:
+    """For each task the record that counts: the queue's while the task is alive there (a requeued one is, whatever it
+    wrote about its last attempt), else the accounting's end, else the end that the job wrote itself."""
+    entry = member.entry
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
-    if not alive and all(record.state.ended for record in accounted) and _whole(entry, accounted):
-        keep_accounting(entry, accounted)
+    if member.kept is not None:
+        if not alive:
+            return member.kept
+        drop_accounting(entry)
+    if not alive and all(record.state.ended for record in accounted) and _is_complete(entry, accounted):
+        if is_settled(entry, accounted):
+            keep_accounting(entry, accounted)
         return accounted
-    told = {task for record in alive for task in task_ids(record.job_id)}
-    final = [record for record in accounted if record.state.ended and told.isdisjoint(task_ids(record.job_id))]
-    told |= {task for record in final for task in task_ids(record.job_id)}
-    unheard = [task for task in own_ids(entry) if task not in told] if Path(entry.run_dir).exists() else []
-    own = [own_record(entry, task) for task in unheard]
+    reported = {task for record in alive for task in task_ids(record.job_id)}
+    final = [record for record in accounted if record.state.ended and reported.isdisjoint(task_ids(record.job_id))]
+    reported |= {task for record in final for task in task_ids(record.job_id)}
+    rest = [task for task in own_ids(entry) if task not in reported] if os.path.exists(entry.run_dir) else []
+    in_queue = {task: record for record in queued for task in task_ids(record.job_id)}
+    own = [_own_or_lost(entry, task, in_queue.get(task)) for task in rest]
     return [*alive, *final, *(record for record in own if record is not None)] or [*queued] or [_unknown(entry)]
 
 
-def _whole(entry: Entry, accounted: list[JobRecord]) -> bool:
+def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord | None:
+    """A task that is not alive in the queue, nor accounted for; None when it never started."""
+    own = own_record(entry, task)
+    if own is None or own.state.ended:
+        return own
+    return queued or msgspec.structs.replace(own, state=State.UNKNOWN, source="nobody", reason=_LOST)
+
+
+def _is_complete(entry: Entry, accounted: list[JobRecord]) -> bool:
     """Every task is there: the accounting of an array arrives task by task."""
     there = {task for record in accounted for task in (*task_ids(record.job_id), record.job_id)}
     return entry.job_id in there or there.issuperset(own_ids(entry))
@@ -170,36 +179,3 @@ def _whole(entry: Entry, accounted: list[JobRecord]) -> bool:
 
 def _unknown(entry: Entry) -> JobRecord:
     return JobRecord(job_id=entry.job_id, state=State.UNKNOWN, source="nobody", name=entry.name)
-
-
-def own_record(entry: Entry, job_id: str) -> JobRecord | None:
-    """The state file as a record; None before the script started."""
-    state = read_state(entry, job_id)
-    if state is None:
-        return None
-    elapsed = state.ended - state.started if state.ended is not None and state.started is not None else None
-    return JobRecord(
-        job_id=job_id,
-        state=state.state,
-        source="job",
-        name=entry.name,
-        node_list=state.nodes,
-        submitted=entry.submitted,
-        started=state.started,
-        ended=state.ended,
-        elapsed_s=elapsed,
-        exit_code=state.exit_code,
-        restarts=state.restarts,
-    )
-
-
-def own_records(entry: Entry) -> list[JobRecord]:
-    """The state files of the entry's tasks, as far as they have started."""
-    return [record for record in (own_record(entry, task) for task in own_ids(entry)) if record is not None]
-
-
-def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
-    """Keep the scheduler's last word in the run folder, if that is still there."""
-    folder = Path(entry.run_dir)
-    if folder.is_dir() and entry.task is None:
-        write_beside(folder / ACCOUNTING, msgspec.json.encode(records))

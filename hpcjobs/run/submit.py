@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import HpcJobsError, SchedulerDownError
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, SchedulerDownError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder, index
 from hpcjobs.run.handle import JobHandle
+from hpcjobs.run.identity import own_cluster, user_name
 from hpcjobs.run.provenance import code_state
 from hpcjobs.scheduler.base import Scheduler, Submitted
 from hpcjobs.scheduler.connect import connect
@@ -34,11 +36,12 @@ def submit(
     try:
         if prepare is not None:
             prepare(plan)
-        return hand_over(plan, scheduler or connect(plan.job.scheduler, plan.job.slurm_conf))
+        accepted = (scheduler or connect(plan.job.scheduler, plan.job.slurm_conf)).submit(plan)
     except (HpcJobsError, OSError) as error:
         if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
             folder.remove(plan)
         raise
+    return remember(plan, accepted)
 
 
 def hand_over(plan: Plan, scheduler: Scheduler) -> JobHandle:
@@ -47,7 +50,10 @@ def hand_over(plan: Plan, scheduler: Scheduler) -> JobHandle:
 
 
 def remember(plan: Plan, taken: Submitted) -> JobHandle:
-    """Record that the scheduler has taken the job: in its run folder, then in the index."""
+    """Record that the scheduler has accepted the job: in its run folder, then in the index.
+
+    The job runs whether that can be written or not: what cannot is a warning, and either record is enough.
+    """
     job = plan.job
     entry = index.Entry(
         job_id=taken.job_id,
@@ -56,10 +62,24 @@ def remember(plan: Plan, taken: Submitted) -> JobHandle:
         scheduler=job.scheduler,
         run_dir=str(plan.run_dir),
         submitted=time.time(),
-        cluster=taken.cluster,
+        cluster=taken.cluster or own_cluster(job.scheduler, job.slurm_conf),
         slurm_conf=job.slurm_conf,
         array=job.resources.array or None,
+        user=user_name(),
     )
-    write_beside(plan.run_dir / folder.SUBMITTED, msgspec.json.encode(entry))
-    index.add(entry)
+    try:
+        write_beside(plan.run_dir / folder.SUBMITTED, msgspec.json.encode(entry))
+    except OSError as error:
+        _warn(entry, f"in its run folder {plan.run_dir}", error)
+    try:
+        index.add(entry)
+    except OSError as error:
+        _warn(entry, f"in the list of jobs {index.index_dir()}; name it by its run folder {plan.run_dir}", error)
     return JobHandle(entry)
+
+
+def _warn(entry: index.Entry, where: str, error: OSError) -> None:
+    reason = error.strerror or str(error)
+    warnings.warn(
+        f"job {entry.job_id} was accepted, but could not be recorded {where}: {reason}", HpcJobsWarning, stacklevel=3
+    )

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
+from hpcjobs.run.accounting_file import read_accounting
+from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import Connect, Known, all_ended, own_ids, own_record, own_records, statuses
+from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
+from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Outage, Report, discard
@@ -99,10 +102,12 @@ def wait(
     passed to ``report`` and survived.
 
     Raises:
+        RequestError: one of them belongs to another host, cluster or user, who alone can tell its end.
         SchedulerError: the scheduler does not answer the first question.
         TimeoutError: ``timeout_s`` seconds have passed.
     """
     wanted = list(entries)
+    require_reachable(entry for entry in wanted if read_accounting(entry) is None)
     watch = Watch(wanted, progress=progress, connect=connect, clock=clock, report=report)
     begun = clock()
 
@@ -146,7 +151,8 @@ def _final(
         if now is None:
             ended = all(all_ended(entry) for entry in wanted)
             return [Known(entry, own_records(entry)) for entry in wanted] if ended else None
-        if delay is None or all(_over(record) and record.source != "job" for _, records in now for record in records):
+        records = [record for _, job_records in now for record in job_records]
+        if delay is None or all(_over(record) and record.source not in ("job", "nobody") for record in records):
             return now
         pause(delay)
     raise AssertionError("unreachable: the last delay is None")

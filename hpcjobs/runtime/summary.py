@@ -86,6 +86,28 @@ class Monitored:
 
 
 @dataclass(frozen=True)
+class ByRank:
+    """Medians of every rank, by rank. None where not every rank measured it."""
+
+    step_time_s: tuple[float, ...] | None = None  # alike on all: each step waits for the slowest
+    data_wait_s: tuple[float, ...] | None = None
+    compute_s: tuple[float, ...] | None = None  # of a pass without communication, which waits for nobody
+
+    @property
+    def imbalance(self) -> float | None:
+        """How much longer the slowest rank's own work takes than the mean of all ranks: 0.1 is 10 %."""
+        if self.compute_s is None or self.data_wait_s is None:
+            return None
+        own_s = [compute + wait for compute, wait in zip(self.compute_s, self.data_wait_s, strict=True)]
+        return max(own_s) * len(own_s) / sum(own_s) - 1 if sum(own_s) > 0 else None
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ByRank:
+        known = {item.name for item in fields(cls)}
+        return cls(**{key: None if value is None else tuple(value) for key, value in raw.items() if key in known})
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """One run. None means "not measured". Lists of hosts are by rank."""
 
@@ -121,6 +143,8 @@ class RunSummary:
     throughput: Throughput | None = None
     step_time_s: Quantiles | None = None
     data_wait_s: Quantiles | None = None
+    by_rank: ByRank | None = None
+    imbalance: float | None = None
     exposed_communication_s: Quantiles | None = None
     checkpoint_stall_s: Quantiles | None = None
     bytes_moved_per_step: int | None = None
@@ -158,6 +182,8 @@ _NESTED: Mapping[str, type[Quantiles] | type[Throughput] | type[Evaluation]] = {
 def _typed(key: str, value: Any) -> Any:
     if key == "hosts":
         return tuple(value)
+    if key == "by_rank" and value is not None:
+        return ByRank.from_json(value)
     if key == "monitor" and value is not None:
         return Monitored.from_json(value)
     return _NESTED[key](**value) if key in _NESTED and value is not None else value

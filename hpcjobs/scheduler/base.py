@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from hpcjobs.job.models import Plan
 from hpcjobs.site.models import Frozen
 
@@ -75,10 +77,10 @@ _LONG_NAMES = {
 }
 
 
-class JobRecord(Frozen, frozen=True):
+class JobRecord(msgspec.Struct, frozen=True):
     """One job (or one task of an array) as a scheduler or the job itself recorded it; None is "not known".
 
-    Times are seconds since 1970.
+    Times are seconds since 1970. Run folders keep records: one with fields of a newer hpcjobs is read all the same.
     """
 
     job_id: str
@@ -104,6 +106,7 @@ class JobRecord(Frozen, frozen=True):
     restarts: int | None = None
     command: str | None = None
     """The script that runs: the job.sh of the run folder."""
+    user: str | None = None
 
 
 class Submitted(Frozen, frozen=True):

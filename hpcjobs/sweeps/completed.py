@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 
 from hpcjobs.files import write_beside
-from hpcjobs.run.status import StateFile
+from hpcjobs.run.state_file import StateFile
 from hpcjobs.scheduler.base import State
 from hpcjobs.sweeps.folder import SweepFolder
 

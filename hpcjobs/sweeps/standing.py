@@ -12,7 +12,8 @@ from typing import NamedTuple
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.adopt import plan_in, queued_as
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import StateFile, statuses
+from hpcjobs.run.state_file import StateFile
+from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell

@@ -17,6 +17,7 @@ class DdpFlags:
     gradient_as_bucket_view: bool = flag(True, "gradients live in the buckets: one copy less")
     compress: str = flag("none", "gradients travel so", choices=("none", "bf16", "fp16", "powersgd"))
     static_graph: bool = flag(False, "the graph never changes: allows more overlap")
+    find_unused_parameters: bool = flag(False, "some weights get no gradient in some steps: look which")
     comm: str = flag(
         "group",
         "what sums gradients: torch's process group, or MPI where ranks have cores of their own",

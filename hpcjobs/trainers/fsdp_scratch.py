@@ -14,6 +14,7 @@ from hpcjobs.trainers.core.launch import launch
 @dataclass(frozen=True)
 class FsdpScratchFlags:
     reshard_after_forward: bool = flag(True, "drop whole weights after the forward pass: less memory")
+    activation_checkpointing: bool = flag(False, "compute each block's forward pass again in the backward")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

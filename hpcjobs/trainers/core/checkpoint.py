@@ -40,7 +40,7 @@ class Moment:
     epoch_samples: int  # of all ranks, taken from this epoch
     world_size: int
     metrics_bytes: int
-    loss: float | None  # held-out loss if one was known
+    loss: float | None  # held-out loss if it was evaluated at this step
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def writers(group: Group) -> Together:
 
 
 class Checkpoints:
-    """Saves every `--checkpoint-every` steps and at the end; does nothing where that was not said."""
+    """Saves every `--checkpoint-every` steps or `--save-every-epochs` epochs, and at the end; without these, never."""
 
     def __init__(
         self,
@@ -54,6 +54,8 @@ class Checkpoints:
         group: Group,
     ) -> None:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
+        epochs = config.save_every_epochs
+        self.every_epochs = None if epochs is None else epochs * plan.steps_per_epoch  # in steps
         self.stepper, self.recorder, self.fault_tolerance = stepper, recorder, fault_tolerance
         folder = run_dir / checkpoint.FOLDER
         in_parts = stepper.strategy.in_parts
@@ -78,7 +80,8 @@ class Checkpoints:
         return self._saver.stall_s
 
     def due(self, step: int) -> bool:
-        return self.every is not None and (step % self.every == 0 or step == self.plan.total_steps)
+        counts = [every for every in (self.every, self.every_epochs) if every is not None]
+        return bool(counts) and (step == self.plan.total_steps or any(step % every == 0 for every in counts))
 
     def save(self, step: int, epoch: int) -> None:
         """A collective call; rank 0 writes, or says why it can't and tries again at a later save.
@@ -106,13 +109,13 @@ class Checkpoints:
             self.fault_tolerance.measured(self.recorder.meter.recent_steps, self._saver.write_s)
 
     def _moment(self, step: int, epoch: int) -> Moment:
-        evaluation = self.recorder.evaluation
+        evaluation = self.recorder.evaluation_at(step)
         return Moment(
             step=step,
             epoch=epoch,
             epoch_samples=(step - epoch * self.plan.steps_per_epoch) * self.plan.global_batch_size,
             world_size=self.group.world_size,
-            metrics_bytes=self.recorder.metrics_bytes,
+            metrics_bytes=self.recorder.metrics_bytes_at(step),
             loss=None if evaluation is None else evaluation.loss,
         )
 

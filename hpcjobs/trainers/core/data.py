@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from hpcjobs.trainers.workloads.base import Batch, Dataset
+
+Draw = tuple[int, list[int]]
+"""The seed of a batch, and the numbers of its samples."""
+
+
+class Order(Protocol):
+    """One rank's batches, each with the seed for whatever its dataset draws at random."""
+
+    def __iter__(self) -> Iterator[Draw]: ...
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -30,10 +45,12 @@ class EpochOrder:
     first_step: int = 0
     fill: bool = True
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Draw]:
         mine = self._mine()
-        for start in range(self.first_step * self.samples_per_step, len(mine), self.samples_per_step):
-            yield mine[start : start + self.samples_per_step].tolist()
+        for step in range(self.first_step, -(-len(mine) // self.samples_per_step)):
+            start = step * self.samples_per_step
+            seed = derive_seed(self.seed, "train", self.epoch, step, self.rank)
+            yield seed, mine[start : start + self.samples_per_step].tolist()
 
     def __len__(self) -> int:
         per_rank = -(-self.count // self.world_size)
@@ -48,13 +65,61 @@ class EpochOrder:
         return order[self.rank :: self.world_size]
 
 
-class _Switched:
-    """The sampler that a persistent loader keeps, while the epoch behind it changes."""
+@dataclass(frozen=True)
+class HeldOutOrder:
+    """One rank's part of the held-out samples. All ranks have as many batches, since the passes of a sharded model
+    are collective: a batch of no samples stands for a pass that is not counted."""
+
+    count: int
+    rank: int
+    world_size: int
+    batch_size: int
+    seed: int
+    batches: int | None = None  # at most so many
+
+    def __iter__(self) -> Iterator[Draw]:
+        for number in range(len(self)):
+            yield derive_seed(self.seed, "held out", number, self.rank), self.batch(number) or [0]
+
+    def __len__(self) -> int:
+        per_rank = -(-self.count // self.world_size)
+        rounds = -(-per_rank // self.batch_size)
+        return rounds if self.batches is None else min(rounds, self.batches)
+
+    def batch(self, number: int) -> list[int]:
+        """The samples of a batch that count."""
+        mine = range(self.rank, self.count, self.world_size)
+        return list(mine[number * self.batch_size : (number + 1) * self.batch_size])
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed of 64 bits that any change of any part changes."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class SeededDataset:
+    """Sets the global generators before each batch: what a dataset draws depends on seed, rank, epoch and step alone,
+    neither on the number of workers nor on whether the run was interrupted."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, draw: Draw) -> Batch:
+        seed, indices = draw
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        return self.dataset[indices]
+
+
+class _CurrentOrder:
+    """The sampler that a persistent loader keeps, while the order behind it changes."""
 
     def __init__(self) -> None:
-        self.order: EpochOrder | None = None
+        self.order: Order | None = None
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Draw]:
         return iter(self.order or ())
 
     def __len__(self) -> int:
@@ -62,15 +127,15 @@ class _Switched:
 
 
 class Loader:
-    """Batches on the device. Without workers it asks the dataset directly; with, they live all run long."""
+    """Batches on the device. Without workers it reads the dataset itself; worker processes live as long as the run."""
 
     def __init__(self, dataset: Dataset, *, device: torch.device, workers: int) -> None:
-        self._dataset, self._device = dataset, device
-        self._sampler = _Switched()
+        self._dataset, self._device = SeededDataset(dataset), device
+        self._sampler = _CurrentOrder()
         self._fetched: DataLoader[Batch] | None = None
         if workers > 0:
             self._fetched = DataLoader(
-                dataset,  # type: ignore[arg-type]
+                self._dataset,  # type: ignore[arg-type]
                 sampler=self._sampler,
                 batch_size=None,
                 num_workers=workers,
@@ -79,11 +144,21 @@ class Loader:
                 pin_memory=device.type == "cuda",
             )
 
-    def epoch(self, order: EpochOrder) -> Iterator[Batch]:
+    def epoch(self, order: Order) -> Iterator[Batch]:
         self._sampler.order = order
-        batches = (self._dataset[indices] for indices in order) if self._fetched is None else self._fetched
+        batches = map(self._read, order) if self._fetched is None else self._fetched
         for batch in batches:
             yield self._placed(batch)
+
+    def _read(self, draw: Draw) -> Batch:
+        """In this process: the generators of the model go on as if nothing had been drawn."""
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        try:
+            return self._dataset[draw]
+        finally:
+            torch.set_rng_state(before[0])
+            random.setstate(before[1])
+            np.random.set_state(before[2])
 
     def _placed(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":

@@ -6,40 +6,49 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from hpcjobs.runtime.summary import Evaluation
+from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.core.data import HeldOutOrder, Loader
 from hpcjobs.trainers.core.group import Group
-from hpcjobs.trainers.workloads.base import Dataset, Workload
+from hpcjobs.trainers.core.plan import Plan
+from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.workloads.base import Workload
 
 
-def evaluate(
-    model: nn.Module,
-    workload: Workload,
-    held_out: Dataset,
-    *,
-    group: Group,
-    batch_size: int,
-    boundary: Callable[[], None] = lambda: None,
-) -> Evaluation:
-    """`boundary` is called after each forward pass, and may end it all by an exception.
+class Evaluator:
+    """When the held-out part is evaluated, and how: in the precision and by the loader settings of training."""
 
-    Every rank makes the same number of forward passes, since a sharded model's are collective:
-    a rank whose share has run out repeats a sample whose score is not counted."""
-    mine = range(group.rank, len(held_out), group.world_size)
-    rounds = math.ceil(math.ceil(len(held_out) / group.world_size) / batch_size)
-    sums = torch.zeros(3, dtype=torch.float64, device=group.device)
-    model.eval()
-    with torch.no_grad():
-        for start in range(0, rounds * batch_size, batch_size):
-            indices = mine[start : start + batch_size]
-            batch = held_out[list(indices) or [0]]
-            score = workload.evaluate(model, tuple(part.to(group.device) for part in batch)).tensor
-            if indices:
-                sums += score
-            boundary()
-    model.train()
-    loss_sum, correct, count = group.sum(sums).tolist()
-    loss = loss_sum / count
-    perplexity = math.exp(min(loss, 700.0)) if workload.perplexity else None
-    return Evaluation(loss, correct / count, int(count), perplexity)
+    def __init__(self, config: Config, workload: Workload, stepper: Stepper, *, plan: Plan, group: Group) -> None:
+        self.workload, self.stepper, self.plan, self.group = workload, stepper, plan, group
+        self.every = plan.steps_per_epoch if config.eval_every is None else config.eval_every
+        held_out = workload.held_out
+        if held_out is None or self.every == 0:
+            self.every = 0
+            return
+        self._order = HeldOutOrder(
+            len(held_out), group.rank, group.world_size, plan.batch_size, config.seed, config.eval_batches
+        )
+        self._loader = Loader(held_out, device=group.device, workers=config.workers)
+
+    def due(self, step: int) -> bool:
+        """After every so many steps, and after the last one."""
+        return self.every > 0 and step > 0 and (step % self.every == 0 or step == self.plan.total_steps)
+
+    def evaluate(self, boundary: Callable[[], None]) -> Evaluation:
+        """Scores the model; a collective call. `boundary` is called after each pass, and may end it by an exception."""
+        model, group = self.stepper.forward, self.group
+        sums = torch.zeros(3, dtype=torch.float64, device=group.device)
+        model.eval()
+        with torch.no_grad():
+            for number, batch in enumerate(self._loader.epoch(self._order)):
+                with self.stepper.autocast():
+                    score = self.workload.evaluate(model, batch).tensor
+                if self._order.batch(number):
+                    sums += score
+                boundary()
+        model.train()
+        loss_sum, correct, count = group.sum(sums).tolist()
+        loss = loss_sum / count
+        perplexity = math.exp(min(loss, 700.0)) if self.workload.perplexity else None
+        return Evaluation(loss, correct / count, int(count), perplexity)

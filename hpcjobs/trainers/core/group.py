@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -46,6 +46,12 @@ class Group:
         if self.world_size > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
+
+    def rows(self, mine: Sequence[float]) -> torch.Tensor:
+        """A row of numbers from every rank, by rank: [world size, numbers] in fp64, on the host."""
+        rows = torch.zeros(self.world_size, len(mine), dtype=torch.float64)
+        rows[self.rank] = torch.tensor(mine, dtype=torch.float64)
+        return self.sum(rows.to(self.device)).cpu()
 
     def gather(self, value: object) -> list[object]:
         """Every rank's value, by rank, on every rank."""

@@ -28,6 +28,8 @@ class Probe:
         self.every = every if able else None
         self.stepper, self.group = stepper, group
         self.exposed_s: list[float] = []
+        self.compute_s: list[float] = []
+        """Of passes without communication, which wait for nobody: where ranks differ, it shows here."""
 
     def due(self, step: int) -> bool:
         return self.every is not None and (step == FIRST_STEP or step % self.every == 0)
@@ -42,6 +44,7 @@ class Probe:
             buffer.copy_(before)
         set_own_generators(generators, self.group)
         self.exposed_s.append(window_s[True] - window_s[False])
+        self.compute_s.append(window_s[False])
 
     def _window(self, batch: Batch, *, sync: bool) -> float:
         stepper = self.stepper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import time
@@ -17,6 +18,7 @@ from hpcjobs.runtime.exits import LossNotFinite
 from hpcjobs.runtime.summary import (
     METRICS_FILE,
     METRICS_SCHEMA,
+    ByRank,
     Evaluation,
     MetricsLog,
     Quantiles,
@@ -39,6 +41,7 @@ class Recorder:
         self.meter = Meter(group.device)
         self.loss: float | None = None
         self.evaluation: Evaluation | None = None
+        self._evaluated_at: tuple[int, int] | None = None  # finished steps; bytes of metrics before the evaluation
         self._pending: list[torch.Tensor] = []
         self._started = time.time()
         kept = 0 if resumed is None else resumed.metrics_bytes
@@ -63,7 +66,10 @@ class Recorder:
             return
         steps = len(self._pending)
         self.meter.settle()
-        mean = float(self.group.sum(torch.stack(self._pending).double().mean()) / self.group.world_size)
+        recent, waits = self.meter.step_s[-steps:], self.meter.wait_s[-steps:]
+        mine = torch.stack(self._pending).double().mean(), sum(recent) / steps, sum(waits) / steps
+        losses, step_s, wait_s = self.group.rows([float(value) for value in mine]).unbind(1)
+        mean = float(losses.mean())
         self._pending.clear()
         if mean != mean or mean in (float("inf"), float("-inf")):
             raise LossNotFinite(
@@ -71,26 +77,37 @@ class Recorder:
                 hint="a smaller --lr, --warmup-steps, --clip-norm 1.0, or --precision bf16 instead of fp16",
             )
         self.loss = mean
-        recent = self.meter.step_s[-steps:]
-        rate = self._rate(recent)
+        rate = self._rate(recent, last=step)
         self._write("step", step=step, epoch=epoch, loss=mean, lr=self.plan.lr_at(step - 1),
-                    step_time_s=sum(recent) / steps, data_wait_s=sum(self.meter.wait_s[-steps:]) / steps,
-                    throughput=rate, unit=f"{self.workload.unit}/s")  # fmt: skip
+                    step_time_s=float(step_s[0]), step_time_max_s=float(step_s.max()),
+                    data_wait_s=float(wait_s[0]), data_wait_max_s=float(wait_s.max()),
+                    data_wait_max_rank=int(wait_s.argmax()), throughput=rate,
+                    unit=f"{self.workload.unit}/s")  # fmt: skip
         width = len(str(self.plan.total_steps))
         self.group.say(
             f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
             f"loss {mean:.4f}  {rate:,.0f} {self.workload.unit}/s  {1e3 * sum(recent) / steps:.1f} ms/step"
         )
 
+    def metrics_bytes_at(self, step: int) -> int:
+        """Bytes of metrics that a run which goes on from `step` keeps: it repeats the evaluation of that step."""
+        if self._evaluated_at is not None and self._evaluated_at[0] == step:
+            return self._evaluated_at[1]
+        return self._bytes
+
     @property
-    def metrics_bytes(self) -> int:
+    def _bytes(self) -> int:
         return 0 if self._log is None else self._log.tell()
+
+    def evaluation_at(self, step: int) -> Evaluation | None:
+        """What was measured after exactly so many steps."""
+        return self.evaluation if self._evaluated_at is not None and self._evaluated_at[0] == step else None
 
     def saved(self, step: int, stall_s: float) -> None:
         self._write("checkpoint", step=step, stall_s=stall_s)
 
     def evaluated(self, result: Evaluation, step: int, epoch: int) -> None:
-        self.evaluation = result
+        self.evaluation, self._evaluated_at = result, (step, self._bytes)
         self._write("evaluation", step=step, epoch=epoch, **asdict(result))
         extra = "" if result.perplexity is None else f"  perplexity {result.perplexity:.3f}"
         self.group.say(
@@ -98,11 +115,12 @@ class Recorder:
             f"accuracy {result.accuracy:.4f}{extra}  ({result.predictions:,} predictions)"
         )
 
-    def finish(self, *, steps: int, precision: str, tf32: bool, **known: Any) -> RunSummary:
+    def finish(self, *, steps: int, precision: str, tf32: bool, compute_s: Sequence[float], **known: Any) -> RunSummary:
         """The summary, written by rank 0; the same value on every rank."""
         self.meter.settle()
         meter, now = self.meter, time.time()
-        rate = self._rate(meter.counted_steps)
+        ranks = by_rank(self.group, meter, compute_s)
+        rate = self._rate(meter.counted_steps, last=steps)
         flops_per_s = rate / self.workload.units_per_sample * self.workload.flops_per_sample
         peak = self._peak(precision, tf32=tf32)
         summary = RunSummary(
@@ -122,13 +140,15 @@ class Recorder:
             python_version=platform.python_version(),
             epochs=steps / self.plan.steps_per_epoch,
             steps=steps,
-            samples=steps * self.plan.global_batch_size,
+            samples=self.plan.samples_before(steps),
             batch_size_per_rank=self.plan.batch_size,
             global_batch_size=self.plan.global_batch_size,
             lr=self.plan.lr,
             throughput=Throughput(rate, f"{self.workload.unit}/s"),
             step_time_s=Quantiles.of(meter.counted_steps),
             data_wait_s=Quantiles.of(meter.counted_waits),
+            by_rank=ranks,
+            imbalance=ranks.imbalance,
             memory_peak_bytes=self._memory_peak(),
             precision=precision,
             flops_per_s=flops_per_s,
@@ -143,10 +163,12 @@ class Recorder:
             summary.write(self.run_dir)
         return summary
 
-    def _rate(self, step_s: Sequence[float]) -> float:
-        """Units per second of all ranks; a short last batch of an epoch counts as a full one."""
-        units = len(step_s) * self.plan.global_batch_size * self.workload.units_per_sample
-        return units / sum(step_s) if step_s else 0.0
+    def _rate(self, step_s: Sequence[float], *, last: int) -> float:
+        """Units per second of all ranks, over the steps that end with step `last`."""
+        if not step_s:
+            return 0.0
+        samples = self.plan.samples_before(last) - self.plan.samples_before(last - len(step_s))
+        return samples * self.workload.units_per_sample / sum(step_s)
 
     def _peak(self, precision: str, *, tf32: bool) -> float | None:
         """Of all ranks, a device each; none is claimed for a CPU."""
@@ -165,6 +187,14 @@ class Recorder:
     def _write(self, kind: str, **values: object) -> None:
         if self._log is not None:
             self._log.write(kind, time_s=round(time.time() - self._started, 6), **values)
+
+
+def by_rank(group: Group, meter: Meter, compute_s: Sequence[float]) -> ByRank:
+    """The medians of every rank; a collective call."""
+    mine = [Quantiles.of(values) for values in (meter.counted_steps, meter.counted_waits, compute_s)]
+    medians = group.rows([math.nan if one is None else one.median for one in mine]).T.tolist()
+    step_s, wait_s, alone_s = (None if any(map(math.isnan, row)) else tuple(row) for row in medians)
+    return ByRank(step_time_s=step_s, data_wait_s=wait_s, compute_s=alone_s)
 
 
 def _utc(moment: float) -> str:

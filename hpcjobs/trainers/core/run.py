@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,12 +19,12 @@ from hpcjobs.trainers.core.checkpoint import Moment
 from hpcjobs.trainers.core.checkpoints import Checkpoints, take_up
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.cores import crowded, written
-from hpcjobs.trainers.core.evaluate import evaluate
+from hpcjobs.trainers.core.evaluate import Evaluator
 from hpcjobs.trainers.core.fault_tolerance import FaultTolerance
 from hpcjobs.trainers.core.group import Group, joined
 from hpcjobs.trainers.core.launch import Call
 from hpcjobs.trainers.core.monitor import Monitor
-from hpcjobs.trainers.core.plan import Plan, plan_training
+from hpcjobs.trainers.core.plan import Plan, grow_synthetic, plan_training
 from hpcjobs.trainers.core.record import Recorder
 from hpcjobs.trainers.core.stage import staged
 from hpcjobs.trainers.core.step import Stepper
@@ -46,6 +46,7 @@ class Run:
     stepper: Stepper
     resumed: Moment | None
     recorder: Recorder
+    evaluator: Evaluator
     checkpoints: Checkpoints
     monitor: Monitor
     fault_tolerance: FaultTolerance
@@ -60,14 +61,17 @@ class Run:
         return 0 if self.resumed is None else self.resumed.step
 
     def end_step(self, step: int, epoch: int) -> None:
-        """After every step: write its line and save where that is due, and stop where that was asked."""
+        """After every step: write its line, evaluate and save where that is due, and stop where that was asked."""
         self.fault_tolerance.finished(step)
         self.watchdog.beat(step, "data")
-        due = self.checkpoints.due(step)
-        if due or step % self.config.log_every == 0:
+        saves, evaluates = self.checkpoints.due(step), self.evaluator.due(step)
+        ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
+        if saves or evaluates or ends or step % self.config.log_every == 0:
             self.recorder.flush(step, epoch)
             self.watchdog.update_limit()
-        if due:
+        if evaluates:
+            self.evaluate(step, epoch)
+        if saves:  # after the evaluation, whose loss decides which checkpoint is the best
             self.checkpoints.save(step, epoch)
         self.stop_if_asked(step, epoch)
 
@@ -79,26 +83,22 @@ class Run:
             self.checkpoints.insist(step, epoch)
             self.fault_tolerance.leave(step, why)
 
-    def end_epoch(self, step: int, epoch: int) -> None:
-        """Write what is left of the epoch's steps, and score the held-out part."""
-        self.recorder.flush(step, epoch)
-        held_out = self.workload.held_out
-        if held_out is not None:
-            result = evaluate(
-                self.stepper.forward,
-                self.workload,
-                held_out,
-                group=self.group,
-                batch_size=self.plan.batch_size,
-                boundary=lambda: self._evaluating(step, epoch),
-            )
-            self.recorder.evaluated(result, step, epoch)
+    def evaluate(self, step: int, epoch: int) -> None:
+        """Scores the held-out part; a collective call."""
+        result = self.evaluator.evaluate(boundary=lambda: self._evaluating(step, epoch))
+        self.recorder.evaluated(result, step, epoch)
+
+    def evaluate_resumed(self) -> None:
+        """Scores a resumed model where its step is one to evaluate at: its lines end before that evaluation."""
+        step = self.first_step
+        if self.evaluator.due(step):
+            self.evaluate(step, (step - 1) // self.plan.steps_per_epoch)
 
     def _evaluating(self, step: int, epoch: int) -> None:
         self.watchdog.beat(step, "evaluation")
         self.stop_if_asked(step, epoch)
 
-    def finish(self, *, exposed_s: list[float]) -> RunSummary:
+    def finish(self, *, exposed_s: Sequence[float], compute_s: Sequence[float]) -> RunSummary:
         """The summary, once the last checkpoint is on disk; a collective call."""
         self.checkpoints.finish()
         strategy, config = self.stepper.strategy, self.config
@@ -107,6 +107,7 @@ class Run:
             steps=self.plan.total_steps,
             resumed_from_step=None if self.resumed is None else self.resumed.step,
             exposed_communication_s=Quantiles.of(exposed_s),
+            compute_s=compute_s,
             checkpoint_stall_s=Quantiles.of(self.checkpoints.stall_s),
             trainer=self.call.trainer,
             strategy=strategy.name,
@@ -130,14 +131,16 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
     config = call.config
     with joined(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
         introduce(group)
-        set_numerics(config)
-        workload = load_workload(staged(config, group))
+        workload = grow_synthetic(config, load_workload(staged(config, group)), group.world_size)
+        set_numerics(config, workload)
         refuse_unequal_data(group, workload)
-        plan = plan_training(config, workload, group.world_size)
+        plan = plan_training(config, workload, group.world_size, fill=strategy.fills)
         run_dir = settle_run_dir(call, group)
         stepper = Stepper(config, workload, strategy, group=group, plan=plan)
         group.say(opening(call.trainer, workload, plan, stepper, run_dir))
+        warn_of_small_share(group, plan)
         resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
+        evaluator = Evaluator(config, workload, stepper, plan=plan, group=group)
         with (
             Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
             closing(FaultTolerance(group, call.stop)) as fault_tolerance,
@@ -156,6 +159,7 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
                 stepper,
                 resumed,
                 recorder,
+                evaluator,
                 checkpoints,
                 monitor,
                 fault_tolerance,
@@ -183,12 +187,24 @@ def introduce(group: Group) -> None:
         group.say(line)
 
 
-def set_numerics(config: Config) -> None:
-    if config.tf32:
-        torch.set_float32_matmul_precision("high")
+def set_numerics(config: Config, workload: Workload) -> None:
+    """One switch for all fp32 products: torch's own default is full precision for matrices, TF32 for convolutions."""
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = workload.convolutions and not config.deterministic
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+
+
+def warn_of_small_share(group: Group, plan: Plan) -> None:
+    """Steps smaller than what was asked for measure something else."""
+    share = -(-plan.epoch_samples // plan.world_size)
+    if share < plan.samples_per_step:
+        group.say(
+            f"warning: a rank's share of an epoch is {share} of {plan.epoch_samples:,} samples, less than the "
+            f"{plan.samples_per_step} of its step: every step takes {share}. Hint: a smaller --batch-size, or more data"
+        )
 
 
 def refuse_unequal_data(group: Group, workload: Workload) -> None:

@@ -35,7 +35,7 @@ class Stepper:
         torch.manual_seed(config.seed + 1 + group.rank)
         plain = build_optimizer(strategy.parameters(self.model), workload, lr=plan.lr)
         self.optimizer = strategy.optimizer(plain, self.model)
-        self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.precision == "fp16")
+        self.scaler = strategy.scaler(group.device.type, enabled=config.precision == "fp16")
 
     def step(self, batch: Batch, number: int) -> torch.Tensor:
         """Train on this rank's part of global batch `number`; its mean loss, still on the device."""
@@ -43,8 +43,9 @@ class Stepper:
             settings["lr"] = self.plan.lr_at(number)
         loss = self.backward(batch)
         self.strategy.after_backward(self.model)
+        if self.clip_norm is not None or self.strategy.holds_shards:
+            self.scaler.unscale_(self.optimizer)  # where ranks hold shards, this also agrees on overflow
         if self.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
             self.strategy.clip(self.strategy.parameters(self.model), self.clip_norm)
         with self.strategy.stepping():
             self.scaler.step(self.optimizer)
@@ -67,14 +68,15 @@ class Stepper:
 
     def _pass(self, batch: Batch, *, share: float | None = None) -> torch.Tensor:
         """One forward and backward pass, whose loss counts for `share` of the whole; None: it is the whole."""
-        with self._precision():
+        with self.autocast():
             loss = self.workload.loss(self.forward, batch)
             if share is not None:
                 loss = loss * share
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _precision(self) -> AbstractContextManager[None]:
+    def autocast(self) -> AbstractContextManager[None]:
+        """Around a forward pass: the lower precision, where the strategy leaves it to the loop."""
         return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
 

@@ -16,17 +16,17 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
     """One rank's part of a run."""
     with opened(call, strategy) as run:
         probe = Probe(run.config.probe_every if run.config.probe else None, run.stepper, run.group)
+        run.evaluate_resumed()
         run_loop(run, probe)
-        return run.finish(exposed_s=probe.exposed_s)
+        return run.finish(exposed_s=probe.exposed_s, compute_s=probe.compute_s)
 
 
 def run_loop(run: Run, probe: Probe) -> None:
-    """Every step of every epoch, a line every so many, and the held-out part after each epoch."""
+    """Every step of every epoch; `end_step` writes lines, evaluates and saves where that is due."""
     config, plan, stepper, recorder = run.config, run.plan, run.stepper, run.recorder
     loader = Loader(run.workload.train, device=run.group.device, workers=config.workers)
     meter, step = recorder.meter, run.first_step
-    # the epoch of the last finished step: its evaluation may not have been reached
-    for epoch in range(max(0, step - 1) // plan.steps_per_epoch, plan.epochs):
+    for epoch in range(step // plan.steps_per_epoch, plan.epochs):
         order = EpochOrder(
             len(run.workload.train),
             run.group.rank,
@@ -53,4 +53,3 @@ def run_loop(run: Run, probe: Probe) -> None:
             if batch is not None and probe.due(step):
                 run.watchdog.beat(step, "probe")
                 probe.measure(batch)
-        run.end_epoch(step, epoch)

@@ -28,6 +28,7 @@ class Strategy:
     quiet_passes = False  # a pass inside quiet() differs from another by its communication alone
     fills = True  # ranks repeat a sample where the last batches of an epoch would not be equally many
     in_parts = False  # the states below are of DTensors, and each rank saves its own parts
+    holds_shards = False  # a rank has a part of each gradient: it does not see where those of others overflow
     autocasts = True  # lower precision comes by autocast around the forward pass
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
@@ -44,6 +45,10 @@ class Strategy:
     def optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer to step, made of the workload's own. Called once, after `wrap`."""
         return optimizer
+
+    def scaler(self, device_type: str, *, enabled: bool) -> torch.amp.GradScaler:
+        """Scales the loss for fp16. All ranks must skip the same steps, so all must see the same overflows."""
+        return torch.amp.GradScaler(device_type, enabled=enabled)
 
     def stepping(self) -> AbstractContextManager[None]:
         """Around each step of the optimizer."""

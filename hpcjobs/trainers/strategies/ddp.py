@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Ddp(Strategy):
 
     def __init__(self, flags: DdpFlags) -> None:
         self.flags = flags
+        self.recorded = not flags.static_graph  # DDP records a static graph in its first step
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         wrapped = DistributedDataParallel(
@@ -31,6 +32,7 @@ class Ddp(Strategy):
             bucket_cap_mb=self.flags.bucket_cap_mb,
             gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
             static_graph=self.flags.static_graph,
+            find_unused_parameters=self.flags.find_unused_parameters,
             **self._buffers(),  # type: ignore[arg-type]
         )
         compress(wrapped, self.flags.compress, backend=group.backend)
@@ -44,8 +46,13 @@ class Ddp(Strategy):
         return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """A static graph is recorded by passes that synchronise: those of the first step all do. That moves more bytes
+        and gives the same gradients, since the mean of what is the same on all ranks is itself."""
         assert isinstance(model, DistributedDataParallel)
-        return model.no_sync()
+        return model.no_sync() if self.recorded else nullcontext()
+
+    def after_backward(self, model: nn.Module) -> None:
+        self.recorded = True
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return super().model_state(bare(model))

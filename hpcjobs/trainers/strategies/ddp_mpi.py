@@ -66,7 +66,9 @@ class DdpOverMpi(Ddp):
         return super().no_sync(model) if self.gradients is None else self.gradients.staying()
 
     def after_backward(self, model: nn.Module) -> None:
-        if self.gradients is not None:
+        if self.gradients is None:
+            super().after_backward(model)
+        else:
             self.gradients.land()
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:

@@ -46,12 +46,10 @@ class Bucket:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
-    def arrived(self, world_size: int) -> None:
-        """One more gradient is complete; the last one sends the bucket off without waiting for it."""
-        self.waiting -= 1
-        if self.waiting == 0:
-            self.buffer.div_(world_size)  # before the sum, where fp16 might overflow
-            self.travelling = dist.all_reduce(self.buffer, async_op=True)
+    def send(self, world_size: int) -> None:
+        """Start the sum, and do not wait for it."""
+        self.buffer.div_(world_size)  # before the sum, where fp16 might overflow
+        self.travelling = dist.all_reduce(self.buffer, async_op=True)
 
     def land(self) -> None:
         """Wait until the sum is here, and be ready for the next backward pass."""
@@ -80,6 +78,7 @@ class DdpScratch(Strategy):
     def __init__(self, flags: DdpScratchFlags) -> None:
         self.cap_bytes = flags.bucket_cap_mb * 2**20
         self.buckets: list[Bucket] = []
+        self.sent = 0  # buckets of this pass, from the first on
         self.syncing = True
         self.world_size = 1
 
@@ -99,9 +98,16 @@ class DdpScratch(Strategy):
     def _hook(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
         def completed(_: torch.Tensor) -> None:
             if self.syncing and self.world_size > 1:
-                bucket.arrived(self.world_size)
+                bucket.waiting -= 1
+                while self.sent < len(self.buckets) and self.buckets[self.sent].waiting == 0:
+                    self._send_next()
 
         return completed
+
+    def _send_next(self) -> None:
+        """In the order of the buckets, not of their completion: all ranks must issue the same collectives."""
+        self.buckets[self.sent].send(self.world_size)
+        self.sent += 1
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -113,7 +119,11 @@ class DdpScratch(Strategy):
             self.syncing = before
 
     def after_backward(self, model: nn.Module) -> None:
-        """The optimizer may read gradients only once they have all arrived."""
+        """The optimizer may read gradients only once they have all arrived. A parameter that this rank did not use
+        has a gradient of zero, and others may have used it: its bucket is sent too."""
+        while self.world_size > 1 and self.sent < len(self.buckets):
+            self._send_next()
+        self.sent = 0
         for bucket in self.buckets:
             bucket.land()
 

@@ -18,6 +18,8 @@ REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tens
 
 class FlatUnit:
     def __init__(self, parameters: list[nn.Parameter], *, rank: int, world_size: int) -> None:
+        """`parameters` have one dtype, and are all trained or all frozen."""
+        self.trained = parameters[0].requires_grad
         self.parameters, self.rank, self.world_size = parameters, rank, world_size
         self.sizes = [parameter.numel() for parameter in parameters]
         part = -(-sum(self.sizes) // world_size)  # of each rank; the last one's is filled up with zeros
@@ -26,13 +28,14 @@ class FlatUnit:
         for parameter, view in zip(parameters, self.split(self.full), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.shard = nn.Parameter(self.full[rank * part : (rank + 1) * part].clone())
+        self.shard = nn.Parameter(self.full[rank * part : (rank + 1) * part].clone(), requires_grad=self.trained)
         self.present = True
         self.kept = False  # whatever happens, the whole vector stays
         self.arriving: dist.Work | None = None
         self.leaving: dist.Work | None = None
         self.gradients: torch.Tensor | None = None
-        self.waiting = len(parameters)
+        self.waiting = len(parameters)  # gradients that this pass has not completed
+        self.closed = False  # this pass needs the unit no more
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of a whole vector in the parameters' shapes."""

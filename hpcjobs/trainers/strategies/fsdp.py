@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -24,14 +25,14 @@ class Fsdp(Strategy):
     name = "fsdp"
     autocasts = False
     in_parts = True
+    holds_shards = True
 
     def __init__(self, flags: FsdpFlags) -> None:
         self.flags = flags
 
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
-        """Each block by itself, then what is left; weights compute in `dtype`, gradients sum in fp32."""
-        if dtype is torch.float16:
-            raise UsageError("--precision fp16 needs a loss scale per shard", hint="--precision bf16")
+        """Each block by itself, then what is left; weights compute in `dtype`, gradients sum in fp32, and so does
+        the loss: the model's outputs are cast."""
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
         self.quiet_passes = dtype is None and room_for(model, group)
@@ -45,7 +46,8 @@ class Fsdp(Strategy):
                 block = checkpoint_wrapper(block)
                 setattr(parent, name, block)
             fully_shard(block, reshard_after_forward=self.flags.reshard_after_forward, **settings)
-        return cast(nn.Module, fully_shard(model, **settings))
+        outermost = replace(policy, output_dtype=torch.float32 if dtype else None)
+        return cast(nn.Module, fully_shard(model, mesh=mesh, mp_policy=outermost))
 
     def _mesh(self, group: Group) -> DeviceMesh:
         """One dimension, or replicas × shards: gradients are then summed over the replicas as in DDP."""

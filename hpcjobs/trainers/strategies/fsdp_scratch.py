@@ -16,11 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
@@ -29,80 +34,120 @@ from hpcjobs.trainers.strategies.flat import FlatUnit
 from hpcjobs.trainers.workloads.base import Workload
 
 
+class AgreeingGradScaler(torch.amp.GradScaler):
+    """A step that overflows on one rank is skipped by all. torch's ShardedGradScaler does not fit fused optimizers."""
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        for found_inf in self._found_inf_per_device(optimizer).values() if self.is_enabled() else ():
+            dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
+
+
 class FsdpScratch(Strategy):
     name = "fsdp_scratch"
+    holds_shards = True
 
     def __init__(self, flags: FsdpScratchFlags) -> None:
-        self.reshard = flags.reshard_after_forward
-        self.blocks: list[FlatUnit] = []
-        self.units: list[FlatUnit] = []  # the blocks in the order they compute, and what is left
+        self.reshard, self.recompute = flags.reshard_after_forward, flags.activation_checkpointing
+        self.blocks: list[list[FlatUnit]] = []  # in the order they compute: a unit of trained weights, one of frozen
+        self.rest: list[FlatUnit] = []  # what belongs to no block
         self.numbers: dict[nn.Parameter, int] = {}  # of the whole model, as an unsharded optimizer counts
         self.syncing = True
 
+    @property
+    def units(self) -> list[FlatUnit]:
+        return [*chain.from_iterable(self.blocks), *self.rest]
+
+    @property
+    def trained(self) -> list[FlatUnit]:
+        return [unit for unit in self.units if unit.trained]
+
     def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
-        """Equal weights to begin with; a unit per block and one for the rest; hooks that bring and drop."""
+        """Equal weights to begin with; units per block and for the rest; hooks that gather and drop."""
         self.quiet_passes = room_for(model, group)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self.numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
         blocks = [block for _, _, block in blocks_of(model, workload.blocks)]
         inner = {parameter for block in blocks for parameter in block.parameters()}
-        rest = [parameter for parameter in model.parameters() if parameter not in inner]
-        for block in blocks:
-            self.blocks.append(self._unit(list(block.parameters()), group))
-        self.units = [*self.blocks, *([self._unit(rest, group)] if rest else [])]
+        self.blocks = [self._units(block.parameters(), group) for block in blocks]
+        self.rest = self._units((parameter for parameter in model.parameters() if parameter not in inner), group)
+        for unit in chain.from_iterable(self.blocks):
+            for parameter in unit.parameters if unit.trained else ():
+                parameter.register_post_accumulate_grad_hook(self._completed(unit))  # type: ignore[no-untyped-call]
         for position, block in enumerate(blocks):
-            self._bring_and_drop(block, position)
+            if self.recompute:  # inside the hooks: the weights are there when the block computes again
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            self._gather_and_drop(block, position)
         model.register_forward_pre_hook(lambda *_: self._begin_forward())
         self._drop_all()
         return model
 
-    def _unit(self, parameters: list[nn.Parameter], group: Group) -> FlatUnit:
-        unit = FlatUnit(parameters, rank=group.rank, world_size=group.world_size)
+    def _units(self, parameters: Iterable[nn.Parameter], group: Group) -> list[FlatUnit]:
+        """Trained and frozen parameters apart, and each dtype: the optimizer steps a unit as one vector."""
+        kinds: dict[tuple[bool, torch.dtype], list[nn.Parameter]] = {}
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._completed(unit))  # type: ignore[no-untyped-call]
-        return unit
+            kinds.setdefault((parameter.requires_grad, parameter.dtype), []).append(parameter)
+        return [FlatUnit(kind, rank=group.rank, world_size=group.world_size) for kind in kinds.values()]
 
     def _begin_forward(self) -> None:
         """What belongs to no block is needed first and last, so it stays until the backward pass is over."""
-        for unit in self.units[len(self.blocks) :]:
+        for unit in self.units:
+            unit.waiting, unit.closed = len(unit.parameters), False
+        for unit in self.rest:
             unit.gather()
 
-    def _bring_and_drop(self, block: nn.Module, position: int) -> None:
-        unit, last = self.blocks[position], position == len(self.blocks) - 1
+    def _gather_and_drop(self, block: nn.Module, position: int) -> None:
+        units, last = self.blocks[position], position == len(self.blocks) - 1
+        after = [] if last else self.blocks[position + 1]
+        before = self.blocks[position - 1] if position > 0 else []
 
         def before_forward(*_: Any) -> None:
-            unit.gather()
-            if not last:
-                self.blocks[position + 1].request()
+            for unit in units:
+                unit.gather()
+            for unit in after:
+                unit.request()
 
-        def after_forward(*_: Any) -> None:
+        def after_forward(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            differentiable = [tensor for tensor in tree_leaves(outputs) if getattr(tensor, "requires_grad", False)]
+            if differentiable:
+                register_multi_grad_hook(differentiable, before_backward, mode="any")
             if self.reshard and not (last and torch.is_grad_enabled()):  # backward begins with the last
-                unit.drop()
+                for unit in units:
+                    unit.drop()
 
         def before_backward(*_: Any) -> None:
-            unit.gather()
-            if position > 0:
-                self.blocks[position - 1].request()
+            self._close(after)  # gradients that are not there by now do not come
+            for unit in units:
+                unit.gather()
+            for unit in before:
+                unit.request()
 
         block.register_forward_pre_hook(before_forward)
         block.register_forward_hook(after_forward)
-        block.register_full_backward_pre_hook(before_backward)
 
     def _completed(self, unit: FlatUnit) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
+            if unit.closed:
+                raise RuntimeError("a gradient was added after its unit was sent: is a weight used by several blocks?")
             unit.waiting -= 1
             if unit.waiting == 0:
-                self._close(unit)
+                self._close([unit])
 
         return hook
 
-    def _close(self, unit: FlatUnit) -> None:
-        """All gradients of a unit are there: its weights have done their work."""
-        unit.waiting = len(unit.parameters)
-        if self.syncing:
-            unit.send_gradients()
-        unit.drop()
+    def _close(self, units: Iterable[FlatUnit]) -> None:
+        """This pass has all gradients of these units, and needs their weights no more.
+
+        The collectives have the same order on all ranks, whichever parameters each of them used: a block's units are
+        closed before the backward pass of the block before it begins, and what belongs to no block comes last.
+        """
+        for unit in units:
+            if not unit.closed:
+                unit.closed = True
+                if self.syncing and unit.trained:
+                    unit.send_gradients()
+                unit.drop()
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -124,25 +169,26 @@ class FsdpScratch(Strategy):
                 yield
         finally:
             for unit in self.units:
-                unit.kept, unit.waiting = False, len(unit.parameters)
+                unit.kept = False
                 for parameter in unit.parameters:
                     parameter.grad = None
             self._drop_all()
 
     def after_backward(self, model: nn.Module) -> None:
-        for unit in self.units:
-            if unit.waiting < len(unit.parameters):  # a parameter of it was not used
-                self._close(unit)
+        self._close(self.units)
         for unit in self.units:
             unit.land()
-        self._drop_all()
 
     def _drop_all(self) -> None:
         for unit in self.units:
             unit.drop()
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        return [unit.shard for unit in self.units]
+        return [unit.shard for unit in self.trained]
+
+    def scaler(self, device_type: str, *, enabled: bool) -> torch.amp.GradScaler:
+        """Each rank sees overflows in its own part of the gradients; this one asks all ranks."""
+        return AgreeingGradScaler(device_type, enabled=enabled)
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
         """The norm of the whole is the root of the sum of the parts' squares."""
@@ -157,9 +203,9 @@ class FsdpScratch(Strategy):
 
     def traffic(self, model: nn.Module) -> Traffic:
         """All-gathers and reduce-scatters; the last block stays from forward to backward."""
-        sizes = [unit.full.numel() * unit.full.element_size() for unit in self.units]
-        again = sizes[: max(0, len(self.blocks) - 1)] if self.reshard else []
-        return Traffic(bytes=2 * sum(sizes) + sum(again), calls=2 * len(sizes) + len(again))
+        again = chain.from_iterable(self.blocks[:-1]) if self.reshard else ()
+        sizes = [unit.full.numel() * unit.full.element_size() for unit in (*self.units, *self.trained, *again)]
+        return Traffic(bytes=sum(sizes), calls=len(sizes))
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         for unit in self.units:
@@ -181,7 +227,7 @@ class FsdpScratch(Strategy):
         saved = optimizer.state_dict()
         whole: dict[int, dict[str, Any]] = {}
         for number, values in saved["state"].items():
-            unit = self.units[number]
+            unit = self.trained[number]
             parts = {key: unit.whole_parts(value) for key, value in values.items()}
             for position, parameter in enumerate(unit.parameters):
                 whole[self.numbers[parameter]] = {key: part[position] for key, part in parts.items()}
@@ -190,9 +236,9 @@ class FsdpScratch(Strategy):
 
     def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         mine: dict[int, dict[str, Any]] = {}
-        for number, unit in enumerate(self.units):
+        for number, unit in enumerate(self.trained):
             whole = [state["state"].get(self.numbers[parameter]) for parameter in unit.parameters]
             if all(whole):
                 mine[number] = {key: unit.own_part([values[key] for values in whole]) for key in whole[0]}
-        groups = [{**state["param_groups"][0], "params": list(range(len(self.units)))}]
+        groups = [{**state["param_groups"][0], "params": list(range(len(self.trained)))}]
         optimizer.load_state_dict({"state": mine, "param_groups": groups})

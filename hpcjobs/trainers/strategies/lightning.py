@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -48,9 +49,10 @@ def spread(flags: LightningFlags) -> Strategy:
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
     """As core.train.train, with Lightning's loop in the place of ours."""
     with opened(call, strategy) as run:
+        run.evaluate_resumed()
         if run.first_step < run.plan.total_steps:
             strategy.backend = fit(run, call.flags)
-        return run.finish(exposed_s=[])
+        return run.finish(exposed_s=[], compute_s=[])
 
 
 def fit(run: Run, flags: LightningFlags) -> str | None:
@@ -103,9 +105,16 @@ def lightning_strategy(flags: LightningFlags, group: Group, *, timeout_s: float)
     )
 
 
+class ScaledLoss(MixedPrecision):
+    """Scales the loss for a strategy that computes in fp16 by itself: there is nothing to autocast."""
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 def precision_plugins(run: Run) -> list[Any]:
     """Autocast where the strategy leaves it to the loop; the loss scale is the one that checkpoints keep."""
-    if run.stepper.dtype is None:
-        return []
     scaler = run.stepper.scaler if run.config.precision == "fp16" else None
-    return [MixedPrecision(MIXED[run.config.precision], run.group.device.type, scaler)]
+    if run.stepper.dtype is not None:
+        return [MixedPrecision(MIXED[run.config.precision], run.group.device.type, scaler)]
+    return [] if scaler is None else [ScaledLoss(MIXED["fp16"], run.group.device.type, scaler)]

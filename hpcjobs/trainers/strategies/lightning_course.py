@@ -106,14 +106,12 @@ class Course(Callback):
         self._loss += outputs["loss"].detach()
         if trainer.fit_loop._should_accumulate():
             return
-        epoch, plan, recorder = self.epoch, self.run.plan, self.run.recorder
+        epoch, recorder = self.epoch, self.run.recorder
         recorder.meter.end()
         recorder.add(self._loss)
         self._loss = torch.zeros_like(self._loss)
         self.step += 1
         self.run.end_step(self.step, epoch)
-        if self.step % plan.steps_per_epoch == 0 or self.step == plan.total_steps:
-            self.run.end_epoch(self.step, epoch)
 
 
 class OwnSignals(Callback):

@@ -46,12 +46,14 @@ class Workload:
     weight_decay: float = 0.0
     blocks: tuple[type[nn.Module], ...] = ()  # the modules that sharding takes one at a time
     perplexity: bool = False  # evaluation also gives exp(loss)
+    synthetic: Callable[[int], Dataset] | None = None  # training data made up on the spot, of any length
+    convolutions: bool = False  # of inputs of one shape: cuDNN may try its algorithms and keep the quickest
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Cross entropy, mean over every prediction; logits may have more than two dimensions."""
+    """Cross entropy in fp32, mean over every prediction; logits may have more than two dimensions."""
     inputs, targets = batch
-    logits = model(inputs)
+    logits = model(inputs).float()
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 

@@ -16,12 +16,15 @@ PRESETS = {
 }
 SYNTHETIC_SAMPLES = 4096
 SYNTHETIC_HELD_OUT = 256
+BYTES = 256
 
 
 def lm(config: Config) -> Workload:
     shape = PRESETS[config.preset]
     if config.sequence_length is not None:
         shape = replace(shape, sequence_length=config.sequence_length)
+    if config.text:
+        shape = replace(shape, vocabulary=BYTES)
     train, held_out = _data(config, shape)
     return Workload(
         name="lm",
@@ -38,15 +41,16 @@ def lm(config: Config) -> Workload:
         weight_decay=0.01,
         blocks=(Block,),
         perplexity=True,
+        synthetic=None if config.text else lambda count: _synthetic(count, shape),
     )
 
 
 def _data(config: Config, shape: Shape) -> tuple[Dataset, Dataset]:
-    length, vocabulary = shape.sequence_length, shape.vocabulary
     if config.text:
-        return byte_windows(config.text, length=length)
+        return byte_windows(config.text, length=shape.sequence_length)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
-    return (
-        SyntheticTokens(count, length=length, vocabulary=vocabulary),
-        SyntheticTokens(SYNTHETIC_HELD_OUT, length=length, vocabulary=vocabulary, first=count),
-    )
+    return _synthetic(count, shape), _synthetic(SYNTHETIC_HELD_OUT, shape, first=count)
+
+
+def _synthetic(count: int, shape: Shape, *, first: int = 0) -> SyntheticTokens:
+    return SyntheticTokens(count, length=shape.sequence_length, vocabulary=shape.vocabulary, first=first)

@@ -65,4 +65,5 @@ def matmul(config: Config) -> Workload:
         held_out=None,
         batch_size=4,
         lr=0.0,
+        synthetic=Numbers,
     )

@@ -33,6 +33,8 @@ def resnet50(config: Config) -> Workload:
         optimizer="sgd",
         weight_decay=5e-5,
         blocks=(Bottleneck,),
+        synthetic=None if config.data is not None else lambda count: _synthetic(config, count),
+        convolutions=True,
     )
 
 
@@ -44,13 +46,13 @@ def _model(classes: int, *, channels_last: bool) -> nn.Module:
 
 
 def _data(config: Config) -> tuple[Dataset, Dataset, int]:
-    side, last = config.image_size, config.channels_last
     if config.data is not None:
-        train, held_out, classes = image_folder(Path(config.data), side=side, channels_last=last)
+        folder = Path(config.data)
+        train, held_out, classes = image_folder(folder, side=config.image_size, channels_last=config.channels_last)
         return train, held_out, len(classes)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
-    made = (
-        SyntheticImages(part, side=side, classes=IMAGENET_CLASSES, channels_last=last)
-        for part in (count, SYNTHETIC_HELD_OUT)
-    )
-    return next(made), next(made), IMAGENET_CLASSES
+    return _synthetic(config, count), _synthetic(config, SYNTHETIC_HELD_OUT), IMAGENET_CLASSES
+
+
+def _synthetic(config: Config, count: int) -> SyntheticImages:
+    return SyntheticImages(count, side=config.image_size, classes=IMAGENET_CLASSES, channels_last=config.channels_last)

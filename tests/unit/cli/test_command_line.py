@@ -33,7 +33,8 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     answer(
         answers,
         "squeue",
-        "printf '42\\037true\\037PENDING\\037Priority\\037main\\037\\0371\\0371\\037N/A\\0370:00\\037x\\n'",
+        "printf '42\\037true\\037PENDING\\037Priority\\037main\\037\\0371\\037%s\\037N/A\\0370:00\\037x\\n' "
+        "$(date +%s)",
     )
     answer(answers, "sacct", ":")
     answer(answers, "scancel", ":")
@@ -51,7 +52,8 @@ def ended(cluster: Path, code: int) -> None:
     """Job 42 is over."""
     state = "COMPLETED" if code == 0 else "FAILED"
     answer(cluster, "squeue", ":")
-    row = ["42", "true", state, "None", "main", "n1", "1", "1", "2", "4", "2", f"{code}:0"]
+    now = int(time.time())
+    row = ["42", "true", state, "None", "main", "n1", "1", str(now), str(now), str(now + 2), "2", f"{code}:0"]
     answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
 
 

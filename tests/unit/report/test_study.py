@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commandline import ok
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
@@ -134,3 +135,51 @@ def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() 
     done = measure.measure(further, FILE, allow_mixed=True)
     wait(entries(), timeout_s=120)
     assert any(told.startswith("code versions: ") for told in points.mixtures(points.points(done)))
+
+
+GPUS = replace(ASKED, site="a10g-box", sizes=tuple(Size(nodes=1, ntasks_per_node=n) for n in (1, 2, 4)))
+
+
+def planned(asked: Study, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that a study would submit."""
+    plans: list[Plan] = []
+
+    def stop(plan: Plan) -> JobHandle:
+        raise Stopped
+
+    for size in asked.sizes:
+        wanted = replace(asked, sizes=(size,), repeats=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(measure, "submit", lambda plan: plans.append(plan) or stop(plan))
+            with pytest.raises(Stopped):
+                measure.measure(wanted, Path(f"{size.ranks}.study.json"))
+    return plans
+
+
+def test_every_rank_of_a_gpu_site_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site's jobs have one GPU each, which four ranks shared."""
+    assert [plan.job.resources.gpus_per_node for plan in planned(GPUS, monkeypatch)] == [1, 2, 4]
+
+
+def test_a_site_without_gpus_is_asked_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [plan.job.resources.gpus_per_node for plan in planned(ASKED, monkeypatch)] == [None, None]
+
+
+def test_nodes_may_be_measured_with_all_their_gpus_but_ranks_share_none() -> None:
+    eight = replace(GPUS, sizes=(Size(nodes=1, ntasks_per_node=8),))
+    with pytest.raises(RequestError, match=r"gpus_per_node=8 .* has 4"):
+        measure.measure(eight, FILE)
+    with pytest.raises(RequestError, match="4 ranks on a node would share 2 GPUs"):
+        measure.measure(replace(GPUS, options={"gpus_per_node": 2}), FILE)
+    assert not FILE.exists()
+
+
+def test_the_whole_study_has_the_launcher_and_the_environment_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ok("scale", "--site", "local", "--name", "s", "--ntasks-per-node", "1,2", "--repeats", "1", "--launcher", "spawn",
+       "--env", "COLOUR=blue", "--wait", "sh", "-c", 'test "$COLOUR" = blue')  # fmt: skip
+    known = study.read(FILE)
+    assert (known.launcher, known.env) == ("spawn", {"COLOUR": "blue"})
+    with pytest.raises(RequestError, match="holds another study"):
+        measure.measure(replace(known, env={}), FILE)

@@ -20,11 +20,13 @@ SAME = {
     "workers": ("ddp", "--workers", "1"),
     "tf32": ("ddp", "--tf32"),
     "static graph": ("ddp", "--static-graph", "--no-gradient-as-bucket-view"),
+    "static graph, two passes": ("ddp", "--static-graph", "--batch-size", "2", "--accumulate", "2"),
     "small buckets": ("ddp", "--bucket-cap-mb", "0.1", "--no-broadcast-buffers"),
     "computed again": ("fsdp", "--activation-checkpointing"),
     "replicas": ("fsdp", "--shard-size", "1"),
     "kept whole": ("fsdp", "--no-reshard-after-forward"),
     "scratch kept whole": ("fsdp_scratch", "--no-reshard-after-forward"),
+    "scratch computed again": ("fsdp_scratch", "--activation-checkpointing"),
     "deterministic": ("ddp", "--deterministic"),
 }
 
@@ -48,11 +50,6 @@ def test_a_compiled_model_has_the_losses_of_plain_ddp(world: World) -> None:
     plain, compiled = (world(1, "ddp", *flags, *more, run_dir=f"run{len(more)}") for more in ((), ("--compile",)))
     assert compiled.codes == [0], compiled.err
     assert compiled.losses() == pytest.approx(plain.losses(), rel=2e-4)
-
-
-def test_fp16_under_fsdp_is_refused_by_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trainers.run("fsdp", [*FIVE, "--precision", "fp16", "--run-dir", str(tmp_path)]) == 2
-    assert "Hint: --precision bf16" in capsys.readouterr().err
 
 
 def test_digits_are_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

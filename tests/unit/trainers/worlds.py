@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcjobs.trainers.core.config import Config
-from hpcjobs.trainers.workloads.base import Batch, Workload, classification_score
+from hpcjobs.trainers.workloads.base import Batch, Score, Workload, classification_score
 
 
 class Points:
@@ -68,3 +69,131 @@ def full_on_rank_1(config: Config) -> Workload:
 
 def more_on_rank_1(config: Config) -> Workload:
     return replace(points(config), train=Points(64 + int(os.environ["RANK"])))
+
+
+class PartBlock(nn.Module):
+    """A residual block with a frozen layer and a layer that no pass uses."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.frozen, self.unused = nn.Linear(width, width).requires_grad_(False), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        deep: torch.Tensor = x + self.down(torch.relu(self.up(self.frozen(x))))
+        return deep
+
+
+class PartNet(nn.Module):
+    """Frozen, trained and unused weights, inside and outside of blocks."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, width).requires_grad_(False)
+        self.blocks = nn.Sequential(*(PartBlock(width) for _ in range(3)))
+        self.extra, self.head = nn.Linear(width, width), nn.Linear(width, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.blocks(self.first(x)))
+        return logits
+
+
+class NoisyPoints(Points):
+    """Points that cannot be told apart entirely: their gradients stay."""
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        places, label = super().__getitem__(indices)
+        return places + torch.as_tensor(indices).unsqueeze(1).mul(0.7).sin(), label
+
+
+def partly(config: Config) -> Workload:
+    return replace(
+        points(config), build_model=PartNet, blocks=(PartBlock,), lr=1e-3, train=NoisyPoints(256), held_out=Points(10)
+    )
+
+
+def loud(config: Config) -> Workload:
+    """Some gradients overflow in fp16 at the first loss scales, and others do not."""
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return 512 * nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
+
+    return replace(partly(config), loss=loss)
+
+
+class BranchNet(nn.Module):
+    """Rank 1 uses one layer more than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = PartNet()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        net = self.net
+        x = net.blocks(net.first(x))
+        branch = os.environ["RANK"] == "1" and torch.is_grad_enabled()
+        logits: torch.Tensor = net.head(x + net.extra(x) if branch else x)
+        return logits
+
+
+def branching(config: Config) -> Workload:
+    return replace(partly(config), build_model=BranchNet)
+
+
+class Pids(Points):
+    """Each sample names the process that read it."""
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        return *super().__getitem__(indices), torch.full((len(indices),), os.getpid())
+
+
+SEEN: dict[str, list[object]] = {}
+"""What `watched` saw in this process: of training and of evaluation, the reader's pid and the precision."""
+
+
+def watched(config: Config) -> Workload:
+    SEEN.clear()
+
+    def note(kind: str, batch: Batch) -> None:
+        SEEN.setdefault(f"{kind} pid", []).append(int(batch[2][0]))
+        SEEN.setdefault(f"{kind} autocast", []).append(torch.is_autocast_enabled("cpu"))
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        note("train", batch)
+        return _loss(model, batch)
+
+    def evaluate(model: nn.Module, batch: Batch) -> Score:
+        note("held out", batch)
+        return classification_score(model, batch[:2])
+
+    return replace(points(config), loss=loss, evaluate=evaluate, train=Pids(64), held_out=Pids(40))
+
+
+def scored(config: Config) -> Workload:
+    """The held-out loss of each epoch is known beforehand."""
+    losses = iter((3.0, 1.0, 2.0, 0.5))
+
+    def evaluate(model: nn.Module, batch: Batch) -> Score:
+        return Score(torch.tensor([next(losses), 1.0, 1.0], dtype=torch.float64))
+
+    return replace(points(config), evaluate=evaluate, held_out=Points(8))
+
+
+class SlowPoints(Points):
+    """Rank 1 waits for its data."""
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        if os.environ["RANK"] == "1":
+            time.sleep(0.02)
+        return super().__getitem__(indices)
+
+
+def lopsided(config: Config) -> Workload:
+    """Rank 1 is slower: 20 ms for its data, and 20 ms more for each pass."""
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        if os.environ["RANK"] == "1":
+            time.sleep(0.02)
+        return _loss(model, batch)
+
+    return replace(points(config), loss=loss, train=SlowPoints(512))

@@ -1,0 +1,109 @@
+"""``accounting.json``: the scheduler's last records of a job, in its run folder, so that nobody need ask again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import write_beside
+from hpcjobs.job.array import task_ids
+from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
+from hpcjobs.run.identity import CLOCK_TOLERANCE_S
+from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import StateFile, own_ids, read_json, read_state
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.base import JobRecord
+
+SETTLED_S = 300.0
+"""After this long the accounting has what it will ever have of an end."""
+_REQUEUE_S = 86_400.0
+
+
+def read_accounting(entry: Entry) -> list[JobRecord] | None:
+    """The records that were kept; None where there are none, or the job has started again since."""
+    path = Path(entry.run_dir) / ACCOUNTING
+    records = read_json(path, list[JobRecord])
+    if records is None or any(_started_since(entry, task, path, records) for task in own_ids(entry)):
+        return None
+    return records
+
+
+def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]) -> bool:
+    """The task wrote later than ``path`` was, and something else than the end in ``records``: it was requeued by hand.
+
+    The times are the file server's, which makes them comparable.
+    """
+    try:
+        if os.stat(task_dir(Path(entry.run_dir), task) / STATE).st_mtime <= os.stat(path).st_mtime:
+            return False
+    except OSError:
+        return False
+    state = read_state(entry, task)
+    if state is None:
+        return False
+    ends = [r.ended for r in records if r.ended is not None and task in (*task_ids(r.job_id), r.job_id)]
+    return state.ended is None or not any(abs(state.ended - end) <= CLOCK_TOLERANCE_S for end in ends)
+
+
+def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
+    """Slurm may still know the job, which `scontrol requeue` would start again."""
+    ends = [record.ended for record in records if record.ended is not None]
+    return entry.scheduler == "slurm" and bool(ends) and time.time() - max(ends) < _REQUEUE_S
+
+
+def is_settled(entry: Entry, records: Iterable[JobRecord]) -> bool:
+    """Whether the records are final: in step with what the job wrote, or so old that nothing more will come.
+
+    In the first moments after a short job's end the accounting may have its first node alone, or the end before.
+    """
+    return all(_is_settled(read_state(entry, task), record) for record in records for task in task_ids(record.job_id))
+
+
+def _is_settled(state: StateFile | None, record: JobRecord) -> bool:
+    if record.ended is None:
+        return True
+    if state is not None and state.started is not None and state.started > record.ended + CLOCK_TOLERANCE_S:
+        return False
+    written_end = None if state is None else state.ended
+    in_step = written_end is not None and abs(written_end - record.ended) <= CLOCK_TOLERANCE_S
+    nodes = None if state is None else state.nodes
+    return (in_step and _hosts(nodes) <= _hosts(record.node_list)) or time.time() - record.ended >= SETTLED_S
+
+
+def _hosts(node_list: str | None) -> frozenset[str]:
+    return frozenset(hosts_of(node_list)) if node_list else frozenset()
+
+
+def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
+    """Keep the records in the run folder, if that is still there and ours to write."""
+    folder = Path(entry.run_dir)
+    if entry.task is not None or not os.path.isdir(folder):
+        return
+    try:
+        write_beside(folder / ACCOUNTING, msgspec.json.encode(records))
+    except OSError as error:
+        warnings.warn(f"{folder / ACCOUNTING} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
+
+
+def drop_accounting(entry: Entry) -> None:
+    """Forget the kept records of a job that is in the queue again."""
+    with contextlib.suppress(OSError):
+        (Path(entry.run_dir) / ACCOUNTING).unlink()
+
+
+def is_closed(entry: Entry) -> bool:
+    """Accounted for, or its run folder was removed: there is nothing more to ask."""
+    try:
+        os.stat(Path(entry.run_dir) / ACCOUNTING)
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return not os.path.lexists(entry.run_dir)
+    except OSError:
+        return False

@@ -1,0 +1,109 @@
+"""Which jobs are ours: whom an entry may be asked of, and which records are about it.
+
+A job id alone says little. Two clusters or two hosts with one home give out the same ids, and a controller that lost
+its state begins again at 1. So a job is its scheduler, cluster or host, id, submit time, user and run folder; a record
+that does not fit is a stranger's: it is never shown, believed, or cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.array import task_ids
+from hpcjobs.run.attempts import continuation
+from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import read_state
+from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.scheduler.cluster import reachable_clusters
+
+CLOCK_TOLERANCE_S = 300.0
+"""How far the clocks of login node, controller and node may differ, and how long a submission may be repeated for."""
+SCRIPT = "job.sh"
+
+
+def user_name() -> str:
+    """The user's name, or the number where the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def own_cluster(scheduler: str, slurm_conf: str | None) -> str | None:
+    """The cluster or host that a job submitted now belongs to; None: not one name, or none that can be learnt."""
+    names = reachable_clusters(scheduler, slurm_conf)
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def is_reachable(entry: Entry) -> bool:
+    """Whether the scheduler that can be asked from here, as this user, is the one that was given the job."""
+    return owner_elsewhere(entry) is None
+
+
+def owner_elsewhere(entry: Entry) -> str | None:
+    """``host b``, ``cluster b`` or ``user eve``: where alone the job can be asked about; None: here."""
+    if entry.user is not None and entry.user != user_name():
+        return f"user {entry.user}"
+    if entry.cluster is None:
+        return None
+    names = reachable_clusters(entry.scheduler, entry.slurm_conf)
+    if not names or entry.cluster.lower() in {name.lower() for name in names}:
+        return None
+    return f"{'host' if entry.scheduler == 'local' else 'cluster'} {entry.cluster}"
+
+
+def require_reachable(entries: Iterable[Entry]) -> None:
+    """Refuse jobs that only another host, cluster or user can say and do anything about.
+
+    Raises:
+        RequestError: there is one.
+    """
+    for entry in entries:
+        if (owner := owner_elsewhere(entry)) is not None:
+            raise RequestError(
+                f"job {entry.job_id} ({entry.name}) belongs to {owner}, and this is {_here(entry)}",
+                hint=f"run the command there; `hpcjobs show {shlex.quote(entry.run_dir)}` shows what the job wrote",
+            )
+
+
+def _here(entry: Entry) -> str:
+    if entry.user is not None and entry.user != user_name():
+        return f"user {user_name()}"
+    names = ", ".join(sorted(reachable_clusters(entry.scheduler, entry.slurm_conf)))
+    return f"{'host' if entry.scheduler == 'local' else 'cluster'} {names}"
+
+
+def is_ours(entry: Entry, record: JobRecord) -> bool:
+    """Whether ``record``, which has the entry's id, is about the entry's job.
+
+    The script decides where the record has it: its path holds the run folder. Else name, user and submit time must
+    fit. A requeue moves the submit time: a later one is believed when our job's own start or end goes with it.
+    """
+    if record.command is not None and Path(record.command).name == SCRIPT:
+        return record.command == str(Path(entry.run_dir, SCRIPT))
+    if record.name is not None and record.name != entry.name:
+        return False
+    if None not in (record.user, entry.user) and record.user != entry.user:
+        return False
+    submitted = continuation(entry).submitted
+    if record.submitted is None or not submitted or abs(record.submitted - submitted) <= CLOCK_TOLERANCE_S:
+        return True
+    return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
+
+
+def _was_requeued(entry: Entry, record: JobRecord, submitted: float) -> bool:
+    """The job started within the record's time, or ended as the record was submitted."""
+    state = read_state(entry, task_ids(record.job_id)[0])
+    if state is None:
+        return False
+    if state.ended is not None and abs(submitted - state.ended) <= CLOCK_TOLERANCE_S:
+        return True
+    if state.started is None or record.started is None:
+        return False
+    until = float("inf") if record.ended is None else record.ended + CLOCK_TOLERANCE_S
+    return record.started - CLOCK_TOLERANCE_S <= state.started <= until

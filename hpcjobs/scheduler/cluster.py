@@ -1,0 +1,74 @@
+"""The name of the cluster that Slurm's commands reach, and of the machine that local jobs run on.
+
+Two clusters, or two workstations, may share one home and give out the same job ids: the name tells their jobs apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import time
+from pathlib import Path
+
+from hpcjobs.errors import SchedulerError
+from hpcjobs.files import cache_dir, write_beside
+from hpcjobs.process import run
+
+_CACHE_S = 86_400.0
+_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+
+
+def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
+    """The clusters whose jobs ``scheduler`` can be asked about from here; empty when the name cannot be learnt.
+
+    For ``local`` that is this host. For Slurm it is the ClusterName, or the clusters in SLURM_CLUSTERS,
+    which Slurm's commands ask in its place.
+    """
+    if scheduler == "local":
+        return frozenset((os.uname().nodename,))
+    named = [name.strip() for name in os.environ.get("SLURM_CLUSTERS", "").split(",")]
+    if any(named) and "all" not in named:
+        return frozenset(name for name in named if name)
+    name = None if any(named) else cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))
+    return frozenset(() if name is None else (name,))
+
+
+@functools.cache
+def cluster_name(slurm_conf: str | None) -> str | None:
+    """ClusterName of the cluster that ``slurm_conf`` belongs to (None: where Slurm's commands look for one).
+
+    Read from the file; where there is none to read, Slurm is asked once a day and host, since a configuration
+    can come from the controller (configless), include others, or lie where this Slurm was built to look.
+    """
+    if slurm_conf is not None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if match := _CLUSTER_NAME.search(Path(slurm_conf).read_text(encoding="utf-8")):
+                return match[1].lower()
+    key = hashlib.sha256(f"{os.uname().nodename}\n{slurm_conf or ''}".encode()).hexdigest()[:16]
+    return _cached_name(cache_dir() / "clusters" / key, slurm_conf)
+
+
+def _cached_name(path: Path, slurm_conf: str | None) -> str | None:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if time.time() - path.stat().st_mtime < _CACHE_S and (kept := path.read_text(encoding="utf-8").strip()):
+            return kept
+    name = _ask_name(slurm_conf)
+    if name is not None:
+        with contextlib.suppress(OSError):  # the cache saves a question; without it the next command asks again
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_beside(path, name)
+    return name
+
+
+def _ask_name(slurm_conf: str | None) -> str | None:
+    if slurm_conf is not None and not os.path.exists(slurm_conf):
+        return None  # scontrol would look for it for a minute
+    try:
+        answer = run(["scontrol", "show", "config"], env={"SLURM_CONF": slurm_conf} if slurm_conf else None)
+    except SchedulerError:
+        return None
+    match = _CLUSTER_NAME.search(answer.out) if answer.code == 0 else None
+    return match[1].lower() if match else None

@@ -1,0 +1,104 @@
+"""Run folders and records that are damaged: each verb goes on, and says once what it cannot read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+
+FILES = ("state.json", "accounting.json", "summary.json", "manifest.json", "submitted.json", "attempts.jsonl")
+CONTENTS = ("", "[]", '{"job_id": "L1", "sta', "7", "null", '{"state": 3}', "\x00" * 40, "[" * 5000)
+
+
+def garbled(content: str) -> Callable[[Path], None]:
+    def damage(run_dir: Path) -> None:
+        for name in FILES:
+            (run_dir / name).write_text(content, encoding="utf-8")
+
+    return damage
+
+
+def folders_in_their_place(run_dir: Path) -> None:
+    for name in FILES:
+        (run_dir / name).unlink(missing_ok=True)
+        (run_dir / name).mkdir()
+
+
+def a_file_in_its_place(run_dir: Path) -> None:
+    shutil.rmtree(run_dir)
+    run_dir.write_text("a file\n", encoding="utf-8")
+
+
+def removed(run_dir: Path) -> None:
+    run_dir.unlink()
+
+
+@pytest.fixture
+def jobs(here: Path) -> Path:
+    """Two local jobs that have ended; the run folder of the first."""
+    ok("submit", "--site", "local", "--launcher", "spawn", "--name", "first", "--wait", "true")
+    ok("submit", "--site", "local", "--launcher", "spawn", "--name", "second", "--wait", "true")
+    (run_dir,) = (here / "runs").glob("first-*")
+    return run_dir
+
+
+def each_verb(run_dir: Path) -> None:
+    listed = within("ps", "-a")
+    assert "second" in listed.out, listed
+    for words in (["ps"], ["show", "L1"], ["show", "--json", "L1"], ["logs", "L1"], ["wait", "L1"], ["cancel", "L1"]):
+        answer = within(*words)  # an exception that nobody foresaw would come through
+        assert answer.code in (0, 1, 3, 6), (words, answer)
+    within("show", str(run_dir))
+
+
+@pytest.mark.filterwarnings("default::hpcjobs.errors.HpcJobsWarning")
+def test_one_bad_run_folder_ends_no_verb(jobs: Path) -> None:
+    for damage in [*map(garbled, CONTENTS), folders_in_their_place, a_file_in_its_place, removed]:
+        damage(jobs)
+        each_verb(jobs)
+        if jobs.is_dir():
+            for name in FILES:
+                path = jobs / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@pytest.mark.filterwarnings("default::hpcjobs.errors.HpcJobsWarning")
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_a_run_folder_that_cannot_be_read_is_named_and_ends_no_verb(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    read, stat = Path.read_bytes, os.stat
+
+    def refused(path: object) -> None:
+        if str(path).startswith(str(jobs)):
+            raise OSError(number, os.strerror(number), str(path))
+
+    def read_bytes(path: Path) -> bytes:
+        refused(path)
+        return read(path)
+
+    def stat_of(path: int | str | Path, *words: object, **more: object) -> os.stat_result:
+        refused(path)
+        return stat(path, *words, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(os, "stat", stat_of)
+    each_verb(jobs)
+    assert f"{jobs}/accounting.json cannot be used: {os.strerror(number)}" in within("ps").err
+
+
+def test_a_job_that_cannot_be_recorded_runs_and_its_id_and_folder_are_there(here: Path) -> None:
+    state = Path.home() / ".local" / "state" / "hpcjobs"
+    state.mkdir(parents=True)
+    (state / "jobs").write_text("a file where the list of jobs should be\n", encoding="utf-8")
+    answer = within("submit", "--site", "local", "--launcher", "spawn", "--wait", "true")
+    (run_dir,) = (here / "runs").glob("true-*")
+    assert (answer.code, answer.out.splitlines()[0]) == (0, "job L1  true on site local")
+    assert "job L1 was accepted, but could not be recorded in the list of jobs" in answer.err
+    assert (run_dir / "submitted.json").exists()
+    assert within("show", str(run_dir)).out.startswith("job L1  true")

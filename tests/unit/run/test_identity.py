@@ -1,0 +1,234 @@
+"""Which jobs are ours, where ids repeat: two hosts or clusters with one home, a controller that lost its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Plan
+from hpcjobs.run import index
+from hpcjobs.run.accounting_file import SETTLED_S
+from hpcjobs.run.cancel import cancel
+from hpcjobs.run.index import Entry
+from hpcjobs.run.listing import listing
+from hpcjobs.run.select import newest, select
+from hpcjobs.run.status import statuses
+from hpcjobs.run.wait import wait
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
+from hpcjobs.scheduler.cluster import cluster_name, reachable_clusters
+
+NOW = time.time()
+SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}, slurm_conf: %s}\n"
+
+
+class Slurm:
+    """A scheduler with the records it is given."""
+
+    def __init__(self, queued: Iterable[JobRecord] = (), accounted: Iterable[JobRecord] = ()) -> None:
+        self.queued, self.accounted, self.cancelled = list(queued), list(accounted), list[str]()
+
+    def connect(self, kind: str, conf: str | None) -> Scheduler:
+        return self
+
+    def submit(self, plan: Plan) -> Submitted:
+        raise AssertionError("nothing is submitted here")
+
+    def queue(self) -> list[JobRecord]:
+        return self.queued
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        wanted = set(job_ids)
+        return [record for record in self.accounted if record.job_id.split("_")[0] in wanted]
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        self.cancelled += job_ids
+
+
+def nobody(kind: str, conf: str | None) -> Scheduler:
+    raise AssertionError(f"{kind} {conf} was asked")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Entry:
+    """A job of cluster alpha, submitted an hour ago."""
+    (tmp_path / "slurm.conf").write_text("# the cluster\nclustername=Alpha\nSlurmctldHost=n0\n")
+    (tmp_path / "run").mkdir()
+    entry = Entry(
+        "7", "train", "mine", "slurm", str(tmp_path / "run"), NOW - 3600, "alpha", str(tmp_path / "slurm.conf")
+    )
+    index.add(entry)
+    return entry
+
+
+def record(state: State, source: str = "squeue", **more: object) -> JobRecord:
+    base = JobRecord("7", state, source, name="train", submitted=NOW - 3600, started=NOW - 3590)
+    return replace(base, **more)
+
+
+def write_state(entry: Entry, state: str, **more: object) -> None:
+    content = {"job_id": entry.job_id, "state": state, "exit_code": None, "started": NOW - 3590, "ended": None}
+    path = Path(entry.run_dir) / "state.json"
+    path.write_text(json.dumps(content | {"nodes": "n1"} | more), encoding="utf-8")
+
+
+def states(entry: Entry, slurm: Slurm) -> list[tuple[State, str]]:
+    return [(r.state, r.source) for r in statuses([entry], connect=slurm.connect)[0].records]
+
+
+def test_the_name_of_the_cluster_is_read_from_its_slurm_conf(job: Entry) -> None:
+    assert reachable_clusters("slurm", job.slurm_conf) == {"alpha"}
+
+
+def test_slurm_itself_is_asked_for_its_name_once_where_there_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\necho "ClusterName             = Beta"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    cluster_name.cache_clear()
+    assert cluster_name(None) == "beta"
+    cluster_name.cache_clear()
+    assert cluster_name(None) == "beta"
+    assert (tmp_path / "asked").read_text() == "show config\n"
+    cluster_name.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        {"name": "another"},
+        {"user": "eve"},
+        {"submitted": NOW - 90_000},
+        {"submitted": NOW - 60, "started": NOW - 50},
+        {"command": "/home/eve/runs/train-2/job.sh"},
+    ],
+)
+def test_a_record_of_another_job_with_the_same_id_is_never_cancelled_or_believed(
+    job: Entry, stranger: dict[str, object]
+) -> None:
+    job = replace(job, user="root")
+    alive = Slurm([record(State.RUNNING, **stranger)])
+    outcome = cancel([job], connect=alive.connect)
+    assert (alive.cancelled, outcome.cancelled) == ([], [])
+    ended = Slurm(accounted=[record(State.COMPLETED, "sacct", ended=NOW - 10, exit_code=0, **stranger)])
+    assert states(job, ended) == [(State.UNKNOWN, "nobody")]
+    write_state(job, "FAILED", exit_code=3, ended=NOW - 3000)
+    (known,) = wait([job], connect=ended.connect, pause=lambda seconds: None)
+    assert [(r.state, r.exit_code) for r in known.records] == [(State.FAILED, 3)]
+    assert not (Path(job.run_dir) / "accounting.json").exists()
+
+
+def test_a_stranger_in_the_queue_with_the_id_of_our_job_is_listed_as_another_job(
+    job: Entry, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text(SITE % job.slurm_conf)
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    write_state(job, "COMPLETED", exit_code=0, ended=NOW - 3000)
+    queue = Slurm([record(State.RUNNING, name="theirs", submitted=NOW - 5)])
+    rows = listing(since=0.0, connect=queue.connect).rows
+    assert [(row.name, row.record.state, row.site) for row in rows] == [
+        ("train", State.COMPLETED, "mine"),
+        ("theirs", State.RUNNING, None),
+    ]
+
+
+def test_ids_that_begin_again_at_1_overwrite_no_entry(job: Entry) -> None:
+    index.add(replace(job, run_dir=f"{job.run_dir}-2", submitted=NOW))
+    assert [e.run_dir for e in index.entries()] == [job.run_dir, f"{job.run_dir}-2"]
+    assert [e.run_dir for e in select(["7"])] == [f"{job.run_dir}-2"]
+    assert select([job.run_dir])[0].submitted == job.submitted
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [{"cluster": "beta"}, {"user": "eve"}, {"scheduler": "local", "cluster": "other-host", "slurm_conf": None}],
+)
+def test_a_job_of_another_cluster_host_or_user_is_asked_of_nobody_here(job: Entry, theirs: dict[str, object]) -> None:
+    there = replace(job, **theirs)
+    write_state(there, "RUNNING")
+    (known,) = statuses([there], connect=nobody)
+    assert known.records[0].state is State.RUNNING
+    assert str(known.records[0].reason).startswith("on ")
+    with pytest.raises(RequestError, match=r"job 7 \(train\) belongs to"):
+        cancel([there], connect=nobody)
+    with pytest.raises(RequestError, match=r"job 7 \(train\) belongs to"):
+        wait([there], connect=nobody)
+
+
+def test_an_id_means_the_job_of_this_host_where_two_hosts_gave_it_out(tmp_path: Path) -> None:
+    here = os.uname().nodename
+    for host, submitted in ((here, 1.0), ("other-host", 2.0)):
+        index.add(Entry("L1", "train", "local", "local", str(tmp_path / host), submitted, host))
+    assert select(["L1"])[0].cluster == select(["train"])[0].cluster == newest().cluster == here
+
+
+def test_a_requeued_job_is_ours_though_its_submit_time_is_new(job: Entry) -> None:
+    again = {"submitted": NOW - 600, "started": NOW - 500}
+    write_state(job, "RUNNING", started=NOW - 498)
+    assert states(job, Slurm([record(State.RUNNING, **again)])) == [(State.RUNNING, "squeue")]
+    done = record(State.COMPLETED, "sacct", ended=NOW - 400, **again)
+    assert states(job, Slurm(accounted=[done])) == [(State.COMPLETED, "sacct")]
+    pending = record(State.PENDING, submitted=NOW - 9, started=None, command=f"{job.run_dir}/job.sh")
+    assert states(job, Slurm([pending])) == [(State.PENDING, "squeue")]
+
+
+def test_a_job_requeued_by_hand_is_asked_about_again(job: Entry) -> None:
+    write_state(job, "COMPLETED", exit_code=0, ended=NOW - 3000)
+    first = record(State.COMPLETED, "sacct", ended=NOW - 3000, exit_code=0)
+    assert states(job, Slurm(accounted=[first])) == [(State.COMPLETED, "sacct")]
+    kept = Path(job.run_dir) / "accounting.json"
+    assert kept.exists()
+    again = {"submitted": NOW - 9, "started": NOW - 5, "command": f"{job.run_dir}/job.sh"}
+    assert states(job, Slurm([record(State.RUNNING, **again)])) == [(State.RUNNING, "squeue")]
+    assert not kept.exists()
+
+
+def test_what_a_job_wrote_after_its_accounting_was_kept_makes_it_be_asked_again(job: Entry) -> None:
+    kept = record(State.COMPLETED, "sacct", ended=NOW - 90_000)
+    assert states(job, Slurm(accounted=[kept])) == [(State.COMPLETED, "sacct")]
+    write_state(job, "FAILED", started=NOW - 60, ended=NOW - 50, exit_code=4)
+    later = time.time() + 60
+    os.utime(Path(job.run_dir) / "state.json", (later, later))
+    second = record(State.FAILED, "sacct", submitted=NOW - 70, started=NOW - 61, ended=NOW - 49, exit_code=4)
+    assert states(job, Slurm(accounted=[second])) == [(State.FAILED, "sacct")]
+
+
+def test_a_killed_job_that_its_scheduler_no_longer_knows_does_not_run_for_ever(job: Entry) -> None:
+    write_state(job, "RUNNING")
+    (known,) = statuses([job], connect=Slurm().connect)
+    assert known.records[0].state is State.UNKNOWN
+    assert known.records[0].reason == "its scheduler no longer knows it, and it wrote no end"
+    assert wait([job], connect=Slurm().connect, pause=lambda seconds: None)[0].records[0].state is State.UNKNOWN
+
+
+def test_the_accountings_end_counts_where_the_job_still_says_running(job: Entry) -> None:
+    write_state(job, "RUNNING")
+    end = record(State.CANCELLED, "sacct", ended=NOW - 5)
+    assert states(job, Slurm(accounted=[end])) == [(State.CANCELLED, "sacct")]
+
+
+@pytest.mark.parametrize(
+    ("early", "kept"),
+    [
+        ({"node_list": "n1", "ended": NOW - 2}, False),
+        ({"node_list": "n[1-2]", "ended": NOW - 2}, True),
+        ({"node_list": "n1", "ended": NOW - 2 - SETTLED_S}, True),
+        ({"name": "allocation", "node_list": "n1", "ended": NOW - 2}, False),
+    ],
+)
+def test_an_accounting_record_is_kept_once_it_agrees_with_the_job(
+    job: Entry, early: dict[str, object], kept: bool
+) -> None:
+    write_state(job, "FAILED", exit_code=1, ended=early["ended"], nodes="n[1-2]")
+    states(job, Slurm(accounted=[record(State.FAILED, "sacct", exit_code=1, **early)]))
+    assert (Path(job.run_dir) / "accounting.json").exists() == kept
