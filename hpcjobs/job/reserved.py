@@ -16,7 +16,7 @@ _SCRIPT = frozenset(
         *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
         *("again", "program", "ranks", "told"),  # of whoever hands signals on
         *("bound", "driver", "enter", "image", "seen", "stage", "HPCJOBS_IMAGE"),  # of containers
-        *("chosen", "rank", "run_dir", "started", "state", "step", "step_code", "task"),
+        *("chosen", "kill_wait", "rank", "recorder", "run_dir", "started", "state", "step", "step_code", "task"),
         *(
             "HPCJOBS_DEADLINE",
             "HPCJOBS_IFNAME",

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from login_node import Cluster
+from waiting import eventually
 
 from hpcjobs.runtime.exits import ExitCode
 
@@ -72,3 +73,14 @@ def test_ranks_that_mpirun_starts_on_two_hosts_are_refused_without_a_master_and_
     met = sorted(line for line in said if "meets at" in line)
     assert [line.split()[1] for line in met] == ["0", "1"], said
     assert len({line.partition("meets at")[2] for line in met}) == 1, said
+
+
+def test_a_job_that_is_cancelled_as_its_step_begins_is_recorded_as_cancelled(cluster: Cluster) -> None:
+    """srun waits for such a step for longer than Slurm lets the script live."""
+    jobs = []
+    for _ in range(3):
+        job = cluster.submit("-N", "2", "--ntasks-per-node", "2", "sleep", "600")
+        eventually(lambda job=job: f"{job.id}.0" in cluster.slurm("squeue", "-h", "-s", "-j", job.id, "-o", "%i"))
+        cluster.slurm("scancel", job.id)
+        jobs.append(job)
+    eventually(lambda: [job.state["state"] for job in jobs] == ["CANCELLED"] * 3)

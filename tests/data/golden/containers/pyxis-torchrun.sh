@@ -36,6 +36,7 @@ finish() {
     fi
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
+    [ -z "${recorder:-}" ] || { kill "$recorder" && wait "$recorder"; } 2>/dev/null
     write_state "$state" "$code" "$(date +%s)" "$failure"
     trap - EXIT
     exit "$code"
@@ -46,9 +47,16 @@ die() {
     exit 1
 }
 
+record_before_kill() { # KillWait after TERM Slurm kills this script; srun may wait longer for a step that has just begun
+    local kill_wait
+    kill_wait=$(timeout 5 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+    read -rt "$((${kill_wait:-30} > 8 ? ${kill_wait:-30} - 4 : 4))" <> <(:) # a sleep that leaves no process behind
+    write_state CANCELLED 143 "$(date +%s)" null
+}
+
 await_step() { # PID: wait for it, handing TERM on; its exit code
     step=$1
-    trap 'caught=TERM; kill -TERM "$step" 2>/dev/null' TERM
+    trap 'caught=TERM; kill -TERM "$step" 2>/dev/null; [ -n "${recorder:-}" ] || { record_before_kill & recorder=$!; }' TERM
     # A trapped signal interrupts `wait`: ask again until the step has really ended.
     wait "$step"
     step_code=$?
