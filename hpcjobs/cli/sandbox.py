@@ -14,7 +14,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="A real Slurm on this machine: up, status, down, env.",
+    help="A real Slurm on this machine: up, status, down, env, add-user.",
 )
 
 _ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
@@ -98,6 +98,15 @@ def down(root: Root = None) -> None:
     sandbox.down(root=root, say=_say)
     if found.sandbox is not None:
         farewell.end_all(found.sandbox.slurm_conf)
+
+
+@app.command("add-user")
+def add_user(users: Annotated[list[str], typer.Argument(help="Users of this machine.")], root: Root = None) -> None:
+    """Let users submit who were not on this machine, or not listed by it, when the sandbox came up."""
+    from hpcjobs import sandbox
+
+    sandbox.add_users(users, root=root)
+    print(f"sandbox: {', '.join(users)} may submit")
 
 
 @app.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 from collections.abc import Sequence
 
 from hpcjobs.process import Result, run
@@ -10,6 +12,10 @@ from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Layout
 from hpcjobs.units import time_limit, time_limit_s
+
+_PEOPLE = range(1000, 60_000)
+"""User ids of people: Debian's own users, and `nobody`, are outside."""
+_NAME = re.compile(r"[A-Za-z_][\w.-]*\Z", re.ASCII)
 
 
 def _pointed(folder: Folder, argv: Sequence[str]) -> list[str]:
@@ -28,7 +34,7 @@ def node_states(folder: Folder) -> dict[str, str]:
 
 
 def fill_accounting(folder: Folder, layout: Layout) -> None:
-    """Cluster, QOS with their limits, accounts, and the users who may submit: root and who called sudo."""
+    """Cluster, QOS with their limits, accounts, and the users who may submit: everybody whom this machine knows."""
     _manage(folder, "add", "cluster", layout.cluster)
     if others := [name for name in layout.qos if name != "normal"]:
         _manage(folder, "add", "qos", ",".join(others))
@@ -38,11 +44,25 @@ def fill_accounting(folder: Folder, layout: Layout) -> None:
             # DenyOnLimit: too long a job is refused when it is submitted, instead of pending for ever.
             _manage(folder, "modify", "qos", name, "set", wall, "Flags=DenyOnLimit")
     accounts = ",".join(layout.accounts)
-    owned = (f"cluster={layout.cluster}", f"qos={','.join(layout.qos)}", "defaultqos=normal")
-    _manage(folder, "add", "account", accounts, *owned)
-    users = ",".join(dict.fromkeys(["root", os.environ.get("SUDO_USER") or "root"]))
-    default = f"defaultaccount={layout.accounts[0]}"
-    _manage(folder, "add", "user", users, f"account={accounts}", default, *owned)
+    _manage(folder, "add", "account", accounts, *_owned(layout))
+    add_users(folder, layout, users_of_the_machine())
+
+
+def users_of_the_machine() -> list[str]:
+    """Root, who called sudo, and the people in the machine's list of users (a directory service may not list all)."""
+    people = [entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in _PEOPLE and _NAME.match(entry.pw_name)]
+    return list(dict.fromkeys(["root", os.environ.get("SUDO_USER") or "root", *people]))
+
+
+def add_users(folder: Folder, layout: Layout, users: Sequence[str]) -> None:
+    """Let these users submit under every account of the sandbox; those who may already stay as they are."""
+    owned = _owned(layout)
+    accounts = f"account={','.join(layout.accounts)}"
+    _manage(folder, "add", "user", ",".join(users), accounts, f"defaultaccount={layout.accounts[0]}", *owned)
+
+
+def _owned(layout: Layout) -> tuple[str, ...]:
+    return (f"cluster={layout.cluster}", f"qos={','.join(layout.qos)}", "defaultqos=normal")
 
 
 def _manage(folder: Folder, *words: str) -> None:

@@ -1,17 +1,24 @@
-"""A freezer of our own (cgroups, version 1) under the sandbox's folder, by which ``proctrack/cgroup`` knows a job's
-processes. All mounts of the freezer on a machine are one tree: what a sandbox leaves in it is removed by name.
+"""A freezer (cgroups, version 1) for one sandbox, by which ``proctrack/cgroup`` knows a job's processes.
+
+All mounts of the freezer on a machine show one tree, and two sandboxes with hosts of the same name would freeze and end
+each other's steps. So each sandbox has a group of its own, and a cgroup namespace in which that group is the root: it
+is what the sandbox mounts, and what its slurmds see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+from pathlib import Path
 
 from hpcjobs.process import run
 from hpcjobs.sandbox.daemons import must
-from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.folder import Folder, write
 
 _TRIAL = "mount -t cgroup -o freezer freezer /mnt && mkdir /mnt/hpcjobs-$$ && rmdir /mnt/hpcjobs-$$"
+# In the group of $1, a namespace is kept at $2, and what it sees of the freezer is mounted on $3.
+_OWN_ROOT = 'echo $$ >"$1/cgroup.procs" && exec unshare --cgroup="$2" mount -t cgroup -o freezer freezer "$3"'
 
 
 def available() -> bool:
@@ -29,12 +36,37 @@ def mount(folder: Folder) -> None:
     folder.cgroups.mkdir()
     must(["mount", "-t", "tmpfs", "hpcjobs-cgroups", str(folder.cgroups)])
     freezer.mkdir()
-    must(["mount", "-t", "cgroup", "-o", "freezer", "freezer", str(freezer)])
+    group = _whole_tree(folder) / f"hpcjobs-{secrets.token_hex(4)}"
+    write(_name_file(folder), group.name)
+    group.mkdir()
+    namespace(folder).touch()
+    must(["sh", "-c", _OWN_ROOT, "sh", str(group), str(namespace(folder)), str(freezer)])
+    must(["umount", str(group.parent)])
+
+
+def namespace(folder: Folder) -> Path:
+    """The file that holds the cgroup namespace; absent where Slurm does not use cgroups."""
+    return folder.namespaces / "freezer.cgroup"
 
 
 def remove(folder: Folder) -> None:
-    """The groups that these hosts' slurmd made, once no process is in them; the mounts stay."""
-    for host in folder.hosts():
-        for path, _, _ in os.walk(folder.cgroups / "freezer" / f"slurm_{host}", topdown=False):
-            with contextlib.suppress(OSError):  # one that a process of somebody else's entered
-                os.rmdir(path)
+    """The groups that slurmd made, and the sandbox's own, once no process is in them; the mounts stay."""
+    if not _name_file(folder).exists() or not folder.cgroups.is_mount():
+        return
+    group = _whole_tree(folder) / _name_file(folder).read_text().strip()
+    for path, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):  # one that a process of somebody else's entered
+            os.rmdir(path)
+    must(["umount", str(group.parent)])
+
+
+def _name_file(folder: Folder) -> Path:
+    return folder.etc / "freezer-group"
+
+
+def _whole_tree(folder: Folder) -> Path:
+    """The machine's freezer, mounted for a moment."""
+    tree = folder.cgroups / "machine"
+    tree.mkdir(exist_ok=True)
+    must(["mount", "-t", "cgroup", "-o", "freezer", "freezer", str(tree)])
+    return tree

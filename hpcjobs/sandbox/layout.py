@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -27,8 +28,10 @@ def node_address(index: int) -> str:
     return f"10.78.0.{11 + index}"
 
 
-def settle(shape: Shape, site: Site) -> Layout:
+def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES) -> Layout:
     """The cluster for ``shape``: of ``site`` where it says --like, else ``site`` is the base to reshape.
+
+    ``mpi_types`` are those that this machine's srun offers; the site's comes first, then those of `MPI_TYPES`.
 
     Raises:
         RequestError: the shape does not fit the site, or the site has no Slurm.
@@ -39,7 +42,7 @@ def settle(shape: Shape, site: Site) -> Layout:
     hosts = _hosts(_prefix(site.name), counts)
     members = {name: _members(partition, hosts) for name, partition in partitions.items()}
     scaled = {name: _scaled(partition, counts) for name, partition in partitions.items()}
-    mpi = site.mpi if site.mpi in MPI_TYPES else "pmix"
+    mpi = next((kind for kind in (site.mpi, *MPI_TYPES) if kind in MPI_TYPES and kind in mpi_types), "none")
     return Layout(
         site=site.name,
         cluster=re.sub(r"[^a-z0-9_]", "_", site.name.lower()),

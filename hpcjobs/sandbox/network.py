@@ -7,6 +7,7 @@ under /run: it lives without a process in it, and its inode says which processes
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.process import run
+from hpcjobs.sandbox import cgroups
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder, write
 from hpcjobs.sandbox.hosts_file import add_block
@@ -74,23 +76,47 @@ def listening(address: str, port: int) -> bool:
 
 def build(folder: Folder, layout: Layout) -> None:
     """Bridge, namespaces, addresses and names for every host."""
-    must(["ip", "link", "add", BRIDGE, "type", "bridge"])
+    must(["ip", "link", "add", BRIDGE, "address", link_address(CONTROLLER), "type", "bridge"])
     must(["ip", "link", "set", BRIDGE, "alias", str(folder.root), "up"])
     must(["ip", "address", "add", f"{CONTROLLER}/24", "dev", BRIDGE])
     add_block(folder, {layout.login: CONTROLLER, **{host.name: host.address for host in layout.hosts}})
     must(["unshare", f"--uts={_namespace(folder, _HEAD, 'uts')}", "hostname", layout.login])
+    addresses = [CONTROLLER, *(host.address for host in layout.hosts)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda pair: _connect(folder, pair[1], index=pair[0]), enumerate(layout.hosts)))
+        list(pool.map(lambda pair: _connect(folder, pair[1], addresses, index=pair[0]), enumerate(layout.hosts)))
+    here = folder.etc / "login.ip"
+    write(here, "".join(neighbours(addresses, of=CONTROLLER, device=BRIDGE)))
+    must(["ip", "-batch", str(here)])
 
 
-def _connect(folder: Folder, host: Host, *, index: int) -> None:
+def link_address(address: str) -> str:
+    """The MAC address of whoever has this IPv4 address: a locally administered one that holds it."""
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+
+
+def neighbours(addresses: Sequence[str], *, of: str, device: str) -> list[str]:
+    """Lines of ``ip -batch`` that tell one host the link addresses of all others.
+
+    The kernel has one table of neighbours for all hosts of the machine, with room for 1024 of those it learns, which 33
+    hosts fill (33 times 32). Permanent ones are not counted.
+    """
+    return [
+        f"neighbour replace {address} lladdr {link_address(address)} dev {device} nud permanent\n"
+        for address in addresses
+        if address != of
+    ]
+
+
+def _connect(folder: Folder, host: Host, addresses: Sequence[str], *, index: int) -> None:
     net, uts = _namespace(folder, host.name, "net"), _namespace(folder, host.name, "uts")
     must(["unshare", f"--net={net}", f"--uts={uts}", "hostname", host.name])
     port = f"hpcjobs-n{index + 1}"
-    must(["ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(net)])
+    own = link_address(host.address)
+    must(["ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "address", own, "netns", str(net)])
     must(["ip", "link", "set", port, "master", BRIDGE, "up"])
     inside = folder.etc / f"{host.name}.ip"
-    write(inside, f"link set lo up\naddress add {host.address}/24 dev eth0\nlink set eth0 up\n")
+    lines = ["link set lo up\n", f"address add {host.address}/24 dev eth0\n", "link set eth0 up\n"]
+    write(inside, "".join([*lines, *neighbours(addresses, of=host.address, device="eth0")]))
     must(["nsenter", f"--net={net}", program("ip"), "-batch", str(inside)])
 
 
@@ -106,7 +132,8 @@ def enter(folder: Folder, host: Host | None = None) -> list[str]:
     if host is None:
         return [*words, f"--uts={folder.namespaces / _HEAD}.uts", "--"]
     names = folder.namespaces / host.name
-    return [*words, f"--net={names}.net", f"--uts={names}.uts", "--"]
+    freezer = [f"--cgroup={cgroups.namespace(folder)}"] if cgroups.namespace(folder).exists() else []
+    return [*words, f"--net={names}.net", f"--uts={names}.uts", *freezer, "--"]
 
 
 def remove(folder: Folder) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pwd
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sandbox import cgroups, network, packages, slurm_files
+from hpcjobs.sandbox import accounting, cgroups, network, packages, services, slurm_files
 from hpcjobs.sandbox.accounting import node_states
 from hpcjobs.sandbox.build import build, repair, repairable
 from hpcjobs.sandbox.daemons import alive, recorded
@@ -61,7 +62,10 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         network.check_free(folder, ports=slurm_files.PORTS)
         take_down(folder)
         folder.clear()
-        layout = settle(shape, load_site(shape.like or BASE_SITE))
+        site = load_site(shape.like or BASE_SITE)
+        layout = settle(shape, site, mpi_types=services.mpi_types(folder))
+        if site.mpi is not None and layout.mpi != site.mpi:
+            say(f"srun --mpi={layout.mpi}: this machine's Slurm has no {site.mpi}, which site {site.name} names")
         if layout.proctrack == "cgroup" and not cgroups.available():
             raise RequestError(
                 "--proctrack cgroup: a cgroup freezer of version 1 can't be mounted on this machine (/proc/cgroups)",
@@ -115,6 +119,28 @@ def status(*, root: Path | None = None) -> Status:
     if sandbox is None and not problems:
         return Status(state="down", root=str(folder.root))
     return Status(state="damaged", root=str(folder.root), sandbox=sandbox, problems=problems)
+
+
+def add_users(users: Sequence[str], *, root: Path | None = None) -> None:
+    """Let these users of the machine submit to the sandbox that is up.
+
+    Raises:
+        RequestError: none is up, or the machine does not know one of them.
+    """
+    folder = folder_at(root)
+    sandbox = _recorded_sandbox(folder)
+    if sandbox is None:
+        raise RequestError(f"no sandbox is up in {folder.root}", hint="hpcjobs sandbox up")
+    for user in users:
+        _check_user(user)
+    accounting.add_users(folder, settle(sandbox.shape, load_site(sandbox.shape.like or BASE_SITE)), users)
+
+
+def _check_user(user: str) -> None:
+    try:
+        pwd.getpwnam(user)
+    except KeyError as error:
+        raise RequestError(f"this machine has no user {user!r}") from error
 
 
 def environment(*, root: Path | None = None) -> dict[str, str]:

@@ -30,6 +30,8 @@ _DATABASE = (
     "--innodb-log-file-size=64M",
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-doublewrite=0",
+    # slurmdbd does not start with it on; "loose": a MariaDB that does not know it goes on.
+    "--loose-innodb-snapshot-isolation=OFF",
 )
 # In a mount namespace of its own: $1 holds the folders that the host has for itself, the others, up to
 # "--", are folders of this machine that it sees there all the same. ``exec`` keeps the pid.
@@ -49,6 +51,15 @@ def slurm_version() -> tuple[int, int]:
     """Major and minor of the Slurm that this machine has: (22, 5), (24, 11)."""
     major, minor = re.findall(r"\d+", must(["slurmctld", "-V"]))[:2]
     return int(major), int(minor)
+
+
+def mpi_types(folder: Folder) -> frozenset[str]:
+    """What ``srun --mpi=list`` offers. Some packages of Slurm come without PMIx."""
+    conf = folder.root / "mpi.conf"
+    write(conf, "ClusterName=mpi\nSlurmctldHost=localhost\n")  # srun says nothing without one
+    done = run(["env", f"SLURM_CONF={conf}", program("srun"), "--mpi=list"])
+    conf.unlink()
+    return frozenset(re.findall(r"^(?:srun: )?\s*(\w+)\s*$", f"{done.out}\n{done.err}", re.MULTILINE))
 
 
 def start_munge(folder: Folder) -> Daemon:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ from hpcjobs.cli.sandbox import app
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.process import Result, run
 from hpcjobs.runtime.processes import identity
-from hpcjobs.sandbox import Sandbox, Shape, slurm_files
+from hpcjobs.sandbox import Sandbox, Shape, cgroups, slurm_files
 from hpcjobs.sandbox.folder import Folder, folder_at
 from hpcjobs.sandbox.hosts_file import HOSTS_FILE
 from hpcjobs.sandbox.network import bridge_owner
@@ -80,6 +81,41 @@ def test_every_host_has_its_own_name_and_address(slurm: Slurm) -> None:
     """Four hosts, four names, four addresses on eth0."""
     found = lines(slurm("srun", "-N4", "sh", "-c", "echo $(hostname) $(ip -4 -o address show eth0 | cut -d' ' -f7)"))
     assert found == [f"tu0{n} 10.78.0.1{n}/24" for n in (1, 2, 3, 4)]
+
+
+def test_a_user_who_is_added_may_submit_and_one_whom_the_machine_does_not_know_is_refused(slurm: Slurm) -> None:
+    """`daemon` is on every Debian, and not one of the people who may submit from the start."""
+    as_daemon = ("runuser", "-u", "daemon", "--", "srun", "--chdir=/", "-N1", "id", "-un")
+    assert "Invalid account" in slurm(*as_daemon).err
+    assert hpcjobs("sandbox", "add-user", "daemon").code == 0
+    assert lines(slurm(*as_daemon)) == ["daemon"]
+    unknown = hpcjobs("sandbox", "add-user", "nobody-of-that-name")
+    assert (unknown.code, "has no user" in unknown.err) == (5, True)
+
+
+def test_hosts_know_each_others_link_address_so_that_many_do_not_fill_the_kernels_table(slurm: Slurm) -> None:
+    found = lines(slurm("srun", "-N1", "-w", "tu02", "ip", "neighbour", "show", "dev", "eth0", "nud", "permanent"))
+    assert [line.split()[0] for line in found] == ["10.78.0.1", "10.78.0.11", "10.78.0.13", "10.78.0.14"]
+
+
+@pytest.mark.skipif(not cgroups.available(), reason="no cgroup freezer of version 1 on this machine")
+def test_the_groups_of_a_sandboxs_steps_are_in_one_of_its_own(slurm: Slurm, workdir: Path) -> None:
+    """Hosts of two sandboxes may have one name: in one tree each would freeze and end the other's steps."""
+    with subprocess.Popen(["srun", "-N1", "-w", "tu01", "sh", "-c", "touch here; exec sleep 1234.5"]) as step:
+        eventually((workdir / "here").exists)
+        slept = [path for path in Path("/proc").glob("[0-9]*") if b"1234.5" in read_bytes(path / "cmdline")]
+        trees = {line for path in slept for line in (path / "cgroup").read_text().splitlines() if "slurm_tu01" in line}
+        step.terminate()
+    assert len(trees) == 1
+    assert re.search(r"freezer:.*/hpcjobs-[0-9a-f]{8}/slurm_tu01/uid_0/job_\d+/step_0", trees.pop())
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file of a process says; nothing once the process has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_every_host_has_its_own_tmp_and_shared_memory(slurm: Slurm, workdir: Path) -> None:

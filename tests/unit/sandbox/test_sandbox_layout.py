@@ -51,6 +51,15 @@ def test_kinds_of_node_share_the_hosts_in_proportion_and_each_has_one() -> None:
     assert not set(layout.members["cpu"]) & set(layout.members["gpu"])
 
 
+def test_where_slurm_has_no_pmix_its_tasks_find_each_other_by_what_it_has() -> None:
+    """Debian took PMIx out of its packages of Slurm."""
+    site = mixed_site()
+    assert settle(Shape(like="big"), site).mpi == "pmix"
+    layout = settle(Shape(like="big"), site, mpi_types={"none", "pmi2", "cray_shasta"})
+    assert (layout.mpi, layout.overlay["mpi"]) == ("pmi2", "pmi2")
+    assert settle(Shape(like="big"), site, mpi_types=()).mpi == "none"
+
+
 def test_a_default_of_more_nodes_than_there_are_is_clipped() -> None:
     """Else each job that does not say --nodes would be refused."""
     layout = settle(Shape(like="big", nodes=2), mixed_site())

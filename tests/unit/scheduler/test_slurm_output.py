@@ -83,6 +83,7 @@ def test_the_controllers_own_words_agree_with_the_accounting() -> None:
         ("OUT_OF_MEMORY", State.OUT_OF_MEMORY),
         ("REQUEUE_HOLD", State.PENDING),
         ("SPECIAL_EXIT", State.PENDING),
+        ("EXPEDITING", State.PENDING),
         ("SIGNALING", State.RUNNING),
         ("LAUNCH_FAILED", State.LAUNCH_FAILED),
         ("A_STATE_OF_LATER_VERSIONS", State.UNKNOWN),
