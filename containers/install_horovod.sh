@@ -98,8 +98,9 @@ exec $(command -v cmake) "\$@"
 WRAPPER
     chmod +x "$work/c++" "$work/cmake"
     "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-cache-dir --no-build-isolation \
-        --no-binary horovod --dest "$work" "horovod==$version" && tar -xf "$work/horovod-$version.tar.gz" -C "$work" ||
+        --no-binary horovod --dest "$work" "horovod==$version" ||
         { rm -rf "$work" && cannot_build "the source of Horovod $version could not be fetched; see above"; }
+    tar -xf "$work/horovod-$version.tar.gz" -C "$work"
     # Its bundled flatbuffers assigns to a constant, which GCC 14 refuses even where nobody calls it.
     sed -i 's/const size_type count_;/size_type count_;/' \
         "$work/horovod-$version/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
