@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -47,8 +48,16 @@ def cluster_name(slurm_conf: str | None) -> str | None:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if match := _CLUSTER_NAME.search(Path(slurm_conf).read_text(encoding="utf-8")):
                 return match[1].lower()
-    key = hashlib.sha256(f"{os.uname().nodename}\n{slurm_conf or ''}".encode()).hexdigest()[:16]
-    return _cached_name(cache_dir() / "clusters" / key, slurm_conf)
+    return _cached_name(cache_dir() / "clusters" / _cache_key(slurm_conf), slurm_conf)
+
+
+def _cache_key(slurm_conf: str | None) -> str:
+    """This boot of this host, the Slurm that is first on PATH, and its configuration: another has another name."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    parts = (boot, os.uname().nodename, shutil.which("scontrol") or "", slurm_conf or "")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _cached_name(path: Path, slurm_conf: str | None) -> str | None:

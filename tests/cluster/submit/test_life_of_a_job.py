@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from commandline import start
-from login_node import Cluster
+from login_node import SITE, Cluster
 from waiting import eventually
 
 import hpcjobs
@@ -83,7 +83,7 @@ def test_listing_a_hundred_jobs_asks_the_queue_once(cluster: Cluster, monkeypatc
     cluster.submit("-o", "hold", "--name", "alone", *SLEEP)
     array = cluster.submit("-o", "hold", "--array", "0,3-197:2,198-200", *SLEEP)
     asked = counted(cluster, monkeypatch, "squeue", "sacct", "scontrol")
-    rows = cluster.rows()
+    rows = cluster.rows("--site", SITE)
     assert len(rows) == 2
     assert len(task_ids(rows[1]["record"]["job_id"])) == 102, "the indices are printed in full"
     assert asked.read_text().split() == ["squeue"]
