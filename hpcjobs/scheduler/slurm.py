@@ -11,6 +11,7 @@ from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.process import Result, Runner, run
 from hpcjobs.scheduler.base import JobRecord, Submitted
+from hpcjobs.scheduler.refusals import hint_for
 from hpcjobs.scheduler.slurm_output import (
     SACCT_COLUMNS,
     SEPARATOR,
@@ -183,25 +184,9 @@ class Slurm:
                 hint="it may have taken the job all the same: look with `hpcjobs ps`",
                 maybe_taken=True,
             )
-        return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {said}", hint=_hint(said))
+        return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {said}", hint=hint_for(said))
 
 
 def _maybe_taken(result: Result) -> bool:
     """Whether an sbatch that gave no usable answer may have submitted: no refusal, or its answer was lost."""
     return result.code == 0 or parse_submitted(result.out) is not None or bool(_ANSWER_LOST.search(result.err))
-
-
-def _hint(said: str) -> str | None:
-    """What to do about refusals people meet most."""
-    for words, hint in (
-        ("Invalid account", "name an account you belong to: -A ACCOUNT (sacctmgr show associations user=$USER)"),
-        ("Invalid qos", "name a QOS your account has: -q QOS (sacctmgr show associations user=$USER format=qos)"),
-        ("invalid partition", "`sinfo -s` lists the partitions; the site file should agree"),
-        ("node configuration is not available", "no node has this shape: fewer CPUs, GPUs or memory per node"),
-        ("Requested time limit", "a shorter --time; the site file's max_time should say so"),
-        ("configuration source", "no Slurm configuration here: set SLURM_CONF, or run on a login node"),
-        ("QOSMax", "a limit of the QOS: fewer nodes or a shorter time"),
-    ):
-        if words.lower() in said.lower():
-            return hint
-    return None

@@ -109,7 +109,7 @@ def test_a_cluster_whose_configuration_is_gone_is_not_waited_for(plan: Plan, mon
         ),
         ("sbatch: error: invalid partition specified: x", "sinfo"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", "-q QOS"),
-        ("sbatch: error: Requested node configuration is not available", "no node has this shape"),
+        ("sbatch: error: Requested node configuration is not available", "no node has all of this"),
     ],
 )
 def test_a_refusal_is_final_quoted_and_explained(plan: Plan, said: str, hint: str) -> None:
