@@ -102,6 +102,26 @@ def test_a_job_over_two_nodes_is_told_as_slurm_and_arithmetic_have_it(slurm: Cal
     assert Path(row["run_dir"]) == run_dir.absolute()
 
 
+def test_a_running_job_has_the_cpu_time_and_memory_that_sstat_measures(slurm: Callable[..., str]) -> None:
+    """Two busy tasks that hold 256 MiB each, until they are cancelled; before the first sample nothing is known."""
+    Path("busy.py").write_text("held = bytearray(256 << 20)\nwhile True: pass\n")
+    job_id = submit("-N", "1", "--ntasks-per-node", "2", "--mem", "2G", "busy.py")
+    seen: list[dict[str, Any]] = []
+
+    def measured(told: dict[str, Any]) -> bool:
+        seen.append(told)
+        return told["state"] == "RUNNING" and (told["mem_used_bytes"] or 0) > 2 * (256 << 20) and told["cpu_s"] > 1
+
+    try:
+        row = accounted(job_id, measured)
+    finally:
+        ok("cancel", job_id)
+    assert row["cpu_efficiency"] == pytest.approx(row["cpu_s"] / (row["elapsed_s"] * row["cpus"]))
+    assert 0.05 < row["cpu_efficiency"] < 1.5
+    assert row["max_rss_bytes"] > 256 << 20
+    assert all(told["cpu_s"] is None for told in seen if told["state"] == "PENDING")
+
+
 def test_a_requeued_job_has_its_attempts_and_what_was_really_lost(slurm: Callable[..., str]) -> None:
     """Four seconds of the first attempt last, three and its start-up are lost."""
     Path("drill.py").write_text(REQUEUED)
@@ -152,9 +172,9 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
     summaries = [json.loads((Path(point["run_dir"]) / "summary.json").read_text()) for point in points]
     for group in answer.json["groups"]:
         mine = sorted(s["throughput"]["value"] for s in summaries if s["nnodes"] == group["nodes"])
-        assert group["throughput"][0] == pytest.approx(sum(mine) / 2)
+        assert group["throughput"][0] == pytest.approx((mine[0] * mine[1]) ** 0.5)
     assert {s["global_batch_size"] for s in summaries} == {4}
-    assert "too few for a fit" in answer.json["words"][0]
+    assert "too few to choose a law" in answer.json["summary"][0]
     page = Path("lm-report/index.html").read_text(encoding="utf-8")
     assert all(point["run_dir"] in page and point["job_id"] in page for point in points)
     assert stat.S_ISREG(Path("lm-report/speedup.png").stat().st_mode)
