@@ -22,12 +22,15 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 @app.callback()
 def report() -> None:
     """What came out: jobs as the accounting has them, scaling studies, what to ask for next time."""
+
+
+def _require(*modules: str) -> None:
     from importlib.util import find_spec
 
     from hpcjobs.errors import HpcJobsError
 
-    if missing := [name for name in ("polars", "matplotlib", "scipy") if find_spec(name) is None]:
-        raise HpcJobsError(f"reports need {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
+    if missing := [name for name in modules if find_spec(name) is None]:
+        raise HpcJobsError(f"this report needs {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
 
 
 def _opt(*names: str, help: str) -> Any:
@@ -52,6 +55,7 @@ def jobs(
     parquet: Annotated[Path | None, _opt("--parquet", help="Write all columns to this Parquet file.")] = None,
 ) -> None:
     """Jobs as the accounting has them: waits, efficiencies, energy, cost, and what to ask for next time."""
+    _require("polars")
     from hpcjobs.errors import RequestError
     from hpcjobs.report.gather import Wanted, gather, me
     from hpcjobs.report.rows import Doubts
@@ -187,6 +191,7 @@ def scaling(
     as_json: Json = False,
 ) -> None:
     """Did more nodes pay off? Table, fits, pictures; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
+    _require("polars", "matplotlib", "scipy")
     from hpcjobs.report import compare, page, points, tables
     from hpcjobs.report.scaling import analyse
     from hpcjobs.report.study import path_of, read
@@ -237,6 +242,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Which parameters did best? A page with pictures to pass on (HTML, CSV, Parquet, PNG, SVG)."""
+    _require("polars", "matplotlib")
     from hpcjobs.report import sweep_page
     from hpcjobs.report.sweep_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
@@ -264,6 +270,7 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """What to ask for next time: memory, time, CPUs, nodes, from what was used; and when it would start then."""
+    _require("polars", "scipy")
     from hpcjobs.report.right_size import right_size
 
     told = right_size(words, site=site)

@@ -32,7 +32,7 @@ def host_spread(runs: pl.DataFrame, *, per: str) -> list[HostRuns]:
     A run is as slow as its slowest host. So a host is judged by its fastest run: a healthy one has been in some run
     without the slow one.
     """
-    sound = runs.filter(pl.col("throughput") > 0).with_columns(
+    sound = runs.filter(pl.col("throughput").is_finite() & (pl.col("throughput") > 0)).with_columns(
         relative=pl.col("throughput") / pl.col("throughput").median().over(per)
     )
     of_host: dict[str, list[float]] = {}

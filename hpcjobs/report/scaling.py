@@ -93,7 +93,7 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
         raise RequestError(
             f"a target efficiency of {target:g} is not allowed", hint="a share between 0 and 1: 0.8 is 80 %"
         )
-    sound = runs.filter(pl.col("throughput").is_not_null() & (pl.col("throughput") > 0))
+    sound = runs.filter(pl.col("throughput").is_finite() & (pl.col("throughput") > 0))
     left_out = [f"job {r['job_id']}: {r['state'] or 'not known'}" for r in _rest(runs, sound).to_dicts()]
     if sound.is_empty():
         raise RequestError("no run of the study has ended with a figure yet", hint="; ".join(left_out[:5]) or None)

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import polars as pl
 
+from hpcjobs.errors import CommandMissingError
 from hpcjobs.process import Runner, run
 from hpcjobs.report.values import bytes_of, clock_of, tres
 
@@ -33,7 +34,10 @@ def with_running(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner 
         return frame
     argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_FORMAT)}"]
     # The exit code tells nothing: other people's jobs are refused one by one, and the rest is printed.
-    answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    try:
+        answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    except CommandMissingError:  # some sites give their users sacct alone: the use of running jobs stays unknown
+        return frame
     usage = parse_sstat(answer.out)
     if not usage:
         return frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +81,18 @@ def test_sums_and_jobs_that_nobody_measured_are_printed_as_unknown() -> None:
         assert answer.code == 0, answer
         assert "None" not in answer.out
         assert "Wh" not in answer.out
+
+
+def test_accounting_needs_neither_scipy_nor_matplotlib() -> None:
+    """They may be missing, or be broken, where only jobs are looked at."""
+    program = (
+        "import sys; sys.modules.update(scipy=None, matplotlib=None)\n"
+        "from hpcjobs.report import accounting\n"
+        "from hpcjobs.cli import main\n"
+        "assert len(accounting(jobs=['102'])) == 2\n"
+        "sys.argv[1:] = ['report', 'jobs', '102', '--json']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "102+1" in done.stdout

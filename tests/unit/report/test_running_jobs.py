@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from versions import BEGUN, SEPARATOR, printed, row, step
 
+from hpcjobs.errors import CommandMissingError
 from hpcjobs.process import Result
 from hpcjobs.report.columns import SACCT_COLUMNS
 from hpcjobs.report.derive import derive
@@ -56,6 +57,14 @@ def test_running_jobs_have_what_sstat_and_their_ended_steps_tell() -> None:
     assert job["cpu_efficiency"] == pytest.approx(2400 / 4800)
     assert (job["mem_used_bytes"], job["max_rss_bytes"]) == (4194304 + 1024, 1048576)
     assert "--jobs=7" in sstat.asked[0]
+
+
+def test_without_sstat_the_accounting_is_told_all_the_same() -> None:
+    def missing(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        raise CommandMissingError("sstat: not found on PATH")
+
+    frame = with_running(folded(row(**LIVE)), slurm_conf=None, runner=missing)
+    assert frame["cpu_s"].to_list() == [None]
 
 
 def test_sstat_is_not_asked_about_many_jobs_or_none() -> None:

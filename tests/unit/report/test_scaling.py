@@ -11,11 +11,14 @@ import polars as pl
 import pytest
 
 from hpcjobs.errors import RequestError
-from hpcjobs.report import compare, page, pictures, tables
+from hpcjobs.report import compare, page, pictures, points, tables
+from hpcjobs.report.derive import SCHEMA
+from hpcjobs.report.gather import Gathered
 from hpcjobs.report.measure import program_at
 from hpcjobs.report.points import _COLUMNS
 from hpcjobs.report.scaling import analyse
-from hpcjobs.report.study import Size, Study
+from hpcjobs.report.study import Mode, Point, Size, Study
+from hpcjobs.runtime.summary import RunSummary, Throughput
 
 NOISE = (0.99, 1.0, 1.01)
 
@@ -210,6 +213,40 @@ def test_single_runs_give_no_interval_and_no_nan() -> None:
 def test_runs_in_different_units_are_not_compared() -> None:
     with pytest.raises(RequestError, match="different units: images/s, runs/h"):
         analyse(pl.concat([runs({1: 100}), runs({2: 3}, unit="runs/h")]), mode="strong")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+def test_a_throughput_that_is_no_number_is_left_out(value: float) -> None:
+    broken = runs({4: 1.0}).with_columns(throughput=pl.lit(value))
+    found = analyse(pl.concat([runs({1: 100, 2: 190}), broken]), mode="strong")
+    assert [group.n for group in found.groups] == [1, 2]
+    assert len(found.left_out) == 3
+
+
+@pytest.mark.parametrize("with_summary", [True, False], ids=["summary.json", "by its time"])
+@pytest.mark.parametrize("mode", ["strong", "weak"])
+def test_the_truth_is_recovered_with_and_without_a_summary(
+    here: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode, with_summary: bool
+) -> None:
+    """A serial fraction of 0.1. A strong study does the same work at every size, a weak one N times as much."""
+    serial = 0.1
+    speedup = {n: 1 / (serial + (1 - serial) / n) if mode == "strong" else serial + (1 - serial) * n for n in (1, 2, 4)}
+    asked, jobs = [], []
+    for n, factor in speedup.items():
+        work = n if mode == "weak" else 1
+        folder = here / str(n)
+        folder.mkdir()
+        if with_summary:
+            RunSummary("t", "s", "w", "completed", 0, n, throughput=Throughput(50.0 * factor, "x/s")).write(folder)
+        asked.append(Point(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
+        jobs.append({"job_id": str(n), "state": "COMPLETED", "elapsed_s": round(1e6 * work / factor)})
+    accounted = Gathered(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
+    monkeypatch.setattr(points, "gather", lambda wanted, site: accounted)
+    table = points.points(study(mode=mode, points=tuple(asked), sizes=tuple(point.size for point in asked)))
+    found = analyse(table, mode=mode)
+    assert [group.speedup.value for group in found.groups] == pytest.approx(list(speedup.values()), rel=1e-4)
+    assert found.chosen is not None
+    assert found.chosen.parameters["serial"].value == pytest.approx(serial, rel=1e-3)
 
 
 def test_json_of_an_analysis_can_be_written() -> None:
