@@ -31,15 +31,19 @@ def build(folder: Folder, layout: Layout, *, shape: Shape, say: Say) -> Sandbox:
         cgroups.mount(folder)
     say(f"hosts {layout.hosts[0].name} to {layout.hosts[-1].name}: namespaces, bridge, names")
     network.build(folder, layout)
-    say("munge, MariaDB, slurmdbd")
-    with ThreadPoolExecutor(2) as pool:
-        munge = pool.submit(services.start_munge, folder)
-        database = pool.submit(services.start_database, folder, password)
-        munge.result()
-        database.result()
-    services.start_accounting(folder)
-    say("accounts, QOS and their limits")
-    fill_accounting(folder, layout)
+    if layout.has_accounting:
+        say("munge, MariaDB, slurmdbd")
+        with ThreadPoolExecutor(2) as pool:
+            munge = pool.submit(services.start_munge, folder)
+            database = pool.submit(services.start_database, folder, password)
+            munge.result()
+            database.result()
+        services.start_accounting(folder)
+        say("accounts, QOS and their limits")
+        fill_accounting(folder, layout)
+    else:
+        say("munge; no accounting")
+        services.start_munge(folder)
     say("slurmctld, slurmd")
     controller = services.start_controller(folder)
     nodes = [services.start_node(folder, host) for host in layout.hosts]
@@ -51,6 +55,8 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
     paths = (folder.etc, folder.log, folder.daemons, folder.namespaces, folder.devices, folder.controller)
     for path in paths:
         path.mkdir()
+    for name, content in layout.files.items():
+        write(folder.etc / name, content)
     write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
     write(folder.task_prolog, slurm_files.TASK_PROLOG, mode=0o755)
     if (text := slurm_files.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:

@@ -55,6 +55,9 @@ def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES) 
         features=_features(site),
         mpi=mpi,
         proctrack=shape.proctrack or PROCTRACK[0],
+        settings=shape.settings,
+        partition_settings=shape.partition_settings,
+        files=shape.files,
         overlay=_overlay(scaled, site=site, mpi=mpi),
     )
 

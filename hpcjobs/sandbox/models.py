@@ -22,6 +22,12 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int | None = None
     proctrack: str | None = None
     """How slurmd knows a job's processes: one of `PROCTRACK`, the first if nothing is said."""
+    settings: dict[str, str] = {}
+    """Settings of slurm.conf as another site has them, by name; an empty text leaves one out. From Python only."""
+    partition_settings: dict[str, str] = {}
+    """Partition -> what its line of slurm.conf says too (``Hidden=YES``). From Python only."""
+    files: dict[str, str] = {}
+    """Further files beside slurm.conf (``job_submit.lua``), name -> text. From Python only."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +58,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...]
     mpi: str
     proctrack: str
+    settings: dict[str, str] = {}
+    partition_settings: dict[str, str] = {}
+    files: dict[str, str] = {}
     overlay: dict[str, Any]
     """Site fields that differ from the real site's, as ``Rehearsal.overlay`` wants them."""
+
+    @property
+    def has_accounting(self) -> bool:
+        """Whether slurmdbd and its database are part of the cluster."""
+        return self.settings.get("AccountingStorageType", "slurmdbd").endswith("slurmdbd")
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):

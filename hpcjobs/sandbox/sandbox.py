@@ -89,6 +89,11 @@ def _check_same_shape(asked: Shape, sandbox: Sandbox) -> None:
         "gpus_per_node": node.gpus,
         "proctrack": sandbox.shape.proctrack or PROCTRACK[0],
     }
+    actual_settings = (sandbox.shape.settings, sandbox.shape.partition_settings, sandbox.shape.files)
+    if (asked.settings, asked.partition_settings, asked.files) not in (({}, {}, {}), actual_settings):
+        raise RequestError(
+            "a sandbox with other settings of slurm.conf is up", hint="hpcjobs sandbox down, then up again"
+        )
     said = {name: getattr(asked, name) for name in actual if getattr(asked, name) is not None}
     if asked.like != sandbox.shape.like or any(actual[name] != value for name, value in said.items()):
         like = f"--like {sandbox.shape.like} " if sandbox.shape.like else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Host, Layout
 from hpcjobs.sandbox.network import CONTROLLER
@@ -87,6 +89,7 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
         slurmd=NODE_PORT,
         dbd=ACCOUNTING_PORT,
     )
+    settings = _changed(settings, layout.settings)
     lines = [f"ClusterName={layout.cluster}", f"SlurmctldHost={layout.login}({CONTROLLER})"]
     if any(host.shape.gpus for host in layout.hosts):
         lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
@@ -98,8 +101,15 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     default = next((n for n, p in layout.partitions.items() if p.default), next(iter(layout.partitions)))
     for name, partition in layout.partitions.items():
         line = partition_line(name, partition, hosts=layout.members[name], default=name == default)
-        lines.append(line + (_precedence(partition) if preemption else ""))
+        words = [line + (_precedence(partition) if preemption else ""), layout.partition_settings.get(name, "")]
+        lines.append(" ".join(filter(None, words)))
     return settings + "\n".join(lines) + "\n"
+
+
+def _changed(settings: str, changes: Mapping[str, str]) -> str:
+    """``settings`` with the lines of ``changes`` in place of their own; an empty value leaves the setting out."""
+    kept = [line for line in settings.splitlines() if line.partition("=")[0] not in changes]
+    return "\n".join([*kept, *(f"{name}={value}" for name, value in changes.items() if value)]) + "\n"
 
 
 def cgroup_conf(layout: Layout, folder: Folder, *, version: tuple[int, int]) -> str | None:

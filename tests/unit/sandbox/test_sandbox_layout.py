@@ -43,6 +43,14 @@ def test_a_site_is_scaled_down_to_the_nodes_asked_for_and_its_partitions_overlap
     assert layout.partitions["short"].max_nodes == 2
 
 
+def test_settings_of_another_site_take_the_place_of_the_sandboxes_own() -> None:
+    changes = {"JobRequeue": "0", "AccountingStoragePort": "", "PrivateData": "jobs"}
+    shape = Shape(like="tu-hpc", nodes=4, settings=changes, partition_settings={"short": "Hidden=YES"})
+    lines = slurm_conf(settle(shape, load_site("tu-hpc")), Folder(Path("/x"))).splitlines()
+    assert [line for line in lines if line.startswith(tuple(changes))] == ["JobRequeue=0", "PrivateData=jobs"]
+    assert [line.split()[0] for line in lines if line.endswith("Hidden=YES")] == ["PartitionName=short"]
+
+
 def test_kinds_of_node_share_the_hosts_in_proportion_and_each_has_one() -> None:
     """30 and 10 nodes in four hosts are three and one; partitions of one kind share hosts."""
     layout = settle(Shape(like="big", nodes=4), mixed_site())

@@ -1,0 +1,24 @@
+"""hpcjobs on a Slurm that is set up as other sites do it; in a network and an /etc of its own (tools/elsewhere)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ELSEWHERE = HERE.parents[1] / "tools" / "elsewhere"
+
+
+def test_jobs_of_an_ordinary_user_live_where_much_is_hidden_forbidden_or_missing(machine: None) -> None:
+    """The tests of unlike/hidden.py, on their own sandbox."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    command = ["env", "HPCJOBS_SANDBOX_ROOT=/var/lib/hpcjobs-sandbox-unlike", sys.executable, "-m", "pytest"]
+    done = subprocess.run(
+        [str(ELSEWHERE), *command, "-q", "-p", "no:cacheprovider", str(HERE / "unlike" / "hidden.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
