@@ -59,3 +59,12 @@ def machines(names: Sequence[str], work: Path, base: Path) -> Iterator[Mapping[s
     finally:
         os.killpg(keeper.pid, signal.SIGKILL)  # the first process of each machine goes with it, and so all others
         keeper.wait()
+        _remove_cgroups(names)
+
+
+def _remove_cgroups(names: Sequence[str]) -> None:
+    """The groups that ``machines.sh`` made, with Slurm's inside them: they stay when their processes are gone."""
+    for name in names:
+        for top in [*Path("/sys/fs/cgroup").glob(f"*/hpcjobs-{name}"), Path(f"/sys/fs/cgroup/hpcjobs-{name}")]:
+            for folder, _, _ in os.walk(top, topdown=False):
+                os.rmdir(folder)

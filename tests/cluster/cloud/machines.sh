@@ -6,6 +6,28 @@ set -euo pipefail
 # shellcheck source=tools/furnish.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../tools/furnish.sh"
 
+own_cgroups() { # own_cgroups ROOT: each hierarchy as a machine of its own would see it, for Slurm to confine jobs by
+    local hierarchy controllers
+    mount -t tmpfs tmpfs "$1/sys/fs/cgroup"
+    while read -r hierarchy controllers; do
+        mkdir -p "$1/sys/fs/cgroup/$hierarchy"
+        mount -t cgroup -o "$controllers" cgroup "$1/sys/fs/cgroup/$hierarchy"
+    done < <(awk '$3 == "cgroup" && $2 ~ "^/sys/fs/cgroup/(cpuset|cpuacct|devices|freezer|memory|systemd)$" { n = split($2, p, "/"); print p[n], p[n] == "systemd" ? "none,name=systemd" : p[n] }' /proc/mounts)
+    [[ ! -e /sys/fs/cgroup/cgroup.controllers ]] || mount -t cgroup2 cgroup2 "$1/sys/fs/cgroup"
+}
+
+enter_cgroups() { # enter_cgroups NAME: this process, in a group of its own of every hierarchy
+    local hierarchy
+    for hierarchy in /sys/fs/cgroup/{cpuset,cpuacct,devices,freezer,memory,systemd} /sys/fs/cgroup; do
+        [[ -e $hierarchy/cgroup.procs ]] || continue
+        mkdir -p "$hierarchy/hpcjobs-$1"
+        [[ ! -e $hierarchy/cpuset.cpus ]] || for file in cpus mems; do
+            cat "$hierarchy/cpuset.$file" >"$hierarchy/hpcjobs-$1/cpuset.$file"
+        done
+        echo $BASHPID >"$hierarchy/hpcjobs-$1/cgroup.procs"
+    done
+}
+
 machine() { # machine WORK BASE NAME: runs inside the new namespaces
     local work=$1 base=$2 name=$3 layers=$1/layers/$3 root=$1/layers/$3/root
     hostname "$name"
@@ -15,6 +37,7 @@ machine() { # machine WORK BASE NAME: runs inside the new namespaces
     mount -t overlay overlay -o "lowerdir=$base,upperdir=$layers/upper,workdir=$layers/work" "$root"
     furnish "$root"
     mount -t tmpfs tmpfs "$root/tmp"
+    own_cgroups "$root"
     mkdir -p "$root/shared"
     mount --bind "$work/shared" "$root/shared"
     printf '127.0.0.1 localhost\n' >"$root/etc/hosts"
@@ -43,9 +66,15 @@ for name in "$@"; do
     ip -n "$name" address add "10.99.0.$number/24" dev eth0
     ip -n "$name" link set eth0 up
     ip -n "$name" route add default via 10.99.0.1
-    nsenter --net="/run/netns/$name" unshare --mount --uts --ipc --pid --fork --kill-child --propagation private \
-        bash "$self" --inside "$work" "$base" "$name" &
-    until pgrep -P $! -x sleep >"$work/pids/$name"; do sleep 0.05; done
+    (
+        enter_cgroups "$name"
+        exec nsenter --net="/run/netns/$name" unshare --mount --uts --ipc --pid --cgroup --fork --kill-child \
+            --propagation private bash "$self" --inside "$work" "$base" "$name"
+    ) &
+    until pgrep -P $! -x sleep >"$work/pids/$name"; do
+        kill -0 $! # a machine that ends ends this script, which says why
+        sleep 0.05
+    done
 done
 touch "$work/ready"
 wait

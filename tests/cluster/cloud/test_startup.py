@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,11 +19,11 @@ from waiting import eventually
 import hpcjobs
 from hpcjobs.cloud.cluster import settle
 from hpcjobs.cloud.render import render
+from hpcjobs.cloud.wheel import build_wheel
 from hpcjobs.data import shipped
 from hpcjobs.site.library import load_site
 
 pytestmark = pytest.mark.long  # packages come by apt and pip: a minute on a quiet machine, more on a busy one
-REPOSITORY = Path(__file__).parents[3]
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBrZXkgdGhhdCBub2JvZHkgaGFzIGF0IGFsbA you@laptop"
 NAMES = ("gcp-t4-head", "gcp-t4-1", "gcp-t4-2")
 BASE = Path(os.environ.get("HPCJOBS_TEST_ROOT") or "/")
@@ -39,24 +38,18 @@ def work() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def wheels(work: Path) -> Path:
-    """This checkout as a wheel: the one thing that pip gets here and the world does not have."""
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(work / "wheels")]
-    subprocess.run([*build, str(REPOSITORY)], check=True, capture_output=True)
-    return work / "wheels"
-
-
-@pytest.fixture(scope="module")
 def script(work: Path) -> str:
-    """What is rendered for the shipped site, with nothing but hpcjobs itself for pip to install."""
+    """What is rendered for the shipped site, without torch: a gigabyte that no test here needs."""
     site = yaml.safe_load((shipped("site_configs") / "gcp-t4.yaml").read_text(encoding="utf-8"))
-    site["cloud"]["packages"] = [f"hpcjobs=={hpcjobs.__version__}"]
+    del site["cloud"]["horovod"]
     (work / "gcp-t4.yaml").write_text(yaml.safe_dump(site, sort_keys=False), encoding="utf-8")
-    return render(settle(load_site(str(work / "gcp-t4.yaml"))))["bootstrap.sh"]
+    text = render(settle(load_site(str(work / "gcp-t4.yaml"))))["bootstrap.sh"]
+    assert "wheel_extras='[train,digits,mpi,gpu]'" in text
+    return text.replace("wheel_extras='[train,digits,mpi,gpu]'", "wheel_extras=''")
 
 
 @pytest.fixture(scope="module")
-def baked(machine: None, work: Path, wheels: Path, script: str) -> Iterator[Path]:
+def baked(machine: None, work: Path, script: str) -> Iterator[Path]:
     """A Debian root in which `bootstrap.sh bake` has installed everything, by the network that this machine has."""
     layers = work / "baked"
     for name in ("upper", "work", "root"):
@@ -69,7 +62,6 @@ def baked(machine: None, work: Path, wheels: Path, script: str) -> Iterator[Path
             (root / folder).mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "--rbind", "--make-rslave", "/dev", str(root / "dev")], check=True)
         subprocess.run(["mount", "-t", "proc", "proc", str(root / "proc")], check=True)
-        shutil.copytree(wheels, root / "wheels")
         if str(BASE) != "/":
             _like_here(root)
         _bake(root, script)
@@ -89,7 +81,8 @@ def _like_here(root: Path) -> None:
 def _bake(root: Path, script: str) -> None:
     (root / "root" / "bootstrap.sh").write_text(script, encoding="utf-8")
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    pip["PIP_FIND_LINKS"] = f"/wheels {pip.get('PIP_FIND_LINKS', '')}".strip()
+    wheel = build_wheel()
+    (root / "root" / wheel.name).write_bytes(wheel.content)
     told = {"HPCJOBS_ROLE": "head", "HPCJOBS_USER": "hpc", "HPCJOBS_SSH_KEYS": KEY, "HPCJOBS_SHARED": ""}
     # Packages that start services while they are installed must not do so here.
     (root / "usr" / "sbin" / "policy-rc.d").write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
@@ -116,7 +109,10 @@ def cluster(work: Path, baked: Path) -> Iterator[Mapping[str, Machine]]:
         for name, machine in running.items():
             machine.run("/usr/sbin/sshd")
             if name != NAMES[0]:
-                machine.run("bash", "-c", "ln -s null /dev/nvidia0; ln -sf /bin/true /usr/local/bin/nvidia-smi")
+                # /dev/full's device, which nobody else reads: a job without GPUs must not.
+                machine.run("mknod", "-m", "666", "/dev/gpu0-of-the-test", "c", "1", "7")
+                machine.run("ln", "-s", "gpu0-of-the-test", "/dev/nvidia0")
+                machine.run("ln", "-sf", "/bin/true", "/usr/local/bin/nvidia-smi")
         started = {n: _start(m, "head" if n == NAMES[0] else "worker") for n, m in running.items()}
         told = {name: process.communicate()[0] for name, process in started.items()}
         assert {n: p.returncode for n, p in started.items()} == dict.fromkeys(NAMES, 0), "\n".join(told.values())
@@ -155,6 +151,59 @@ def test_a_job_submitted_on_the_head_runs_on_both_nodes_and_is_accounted_for(clu
     log = head.run("bash", "-c", ". ~/.bashrc; hpcjobs logs", user="hpc")
     assert {"rank 0 on gcp-t4-1 of 1", "rank 1 on gcp-t4-2 of 1"} <= {line.split(": ")[-1] for line in log.splitlines()}
     eventually(lambda: "COMPLETED|2" in head.run("sacct", "-nPX", "-o", "State,AllocNodes", user="hpc"))
+
+
+@pytest.mark.timeout(280)
+def test_a_job_gets_the_memory_and_the_gpus_that_it_asked_for_and_no_more(cluster: Mapping[str, Machine]) -> None:
+    """By the cgroups of this kernel, of whichever version."""
+    head = cluster[NAMES[0]]
+    take = "python3 -c 'x = bytearray(400 << 20); print(len(x))'"
+    fits = head.run("srun", "-N1", "-n1", "--mem=600M", "bash", "-c", take, user="hpc")
+    assert str(400 << 20) in fits
+    kill = head.start("srun", "-N1", "-n1", "--mem=100M", "bash", "-c", take, user="hpc")
+    out, _ = kill.communicate()
+    assert kill.returncode != 0, out
+    assert "Out Of Memory" in out or "oom" in out.lower() or "Killed" in out, out
+    read = "head -c 1 /dev/gpu0-of-the-test | wc -c"
+    assert head.run("srun", "-N1", "-n1", "--gres=gpu:1", "bash", "-c", read, user="hpc").strip() == "1"
+    denied = head.run("srun", "-N1", "-n1", "--gres=none", "bash", "-c", read, user="hpc")
+    assert "Operation not permitted" in denied, denied
+
+
+@pytest.mark.timeout(280)
+def test_a_node_that_restarts_in_the_middle_of_a_queue_comes_back_and_runs_the_rest(
+    cluster: Mapping[str, Machine],
+) -> None:
+    """All of its processes end, and its start-up script runs again: as a restart of the machine does."""
+    head, worker = cluster[NAMES[0]], cluster[NAMES[1]]
+    sbatch = ("sbatch", "--parsable", "-N2", "--exclusive", "--output=/dev/null", "--wrap")
+    first = head.run(*sbatch, "srun sleep 1000", user="hpc").strip()
+    queued = [head.run(*sbatch, "srun hostname", user="hpc").strip() for _ in range(2)]
+    eventually(lambda: "RUNNING" in head.run("squeue", "-h", "-j", first, "-o", "%T"))
+    worker.run("bash", "-c", "pkill -KILL slurmd; pkill -KILL slurmstepd; pkill -KILL munged; true")
+    started = _start(worker, "worker")
+    out, _ = started.communicate()
+    assert started.returncode == 0, out
+    head.run("scancel", first)
+
+    def states() -> set[str]:
+        return set(head.run("sacct", "-nPX", "-o", "State", "-j", ",".join(queued), user="hpc").split())
+
+    eventually(lambda: states() == {"COMPLETED"}, timeout_s=180)
+    mounts = worker.run("cat", "/etc/fstab", "/etc/systemd/system/slurmd.service.d/hpcjobs.conf")
+    assert "10.99.0.11:/shared /shared nfs vers=4.1,hard,noatime,nconnect=4,_netdev,nofail 0 0" in mounts
+    assert "RequiresMountsFor=/shared" in mounts
+
+
+def test_a_wheel_with_other_content_is_not_installed(cluster: Mapping[str, Machine], script: str) -> None:
+    head = cluster[NAMES[0]]
+    name = build_wheel().name
+    check = "sed -n '/^find_wheel/,/^}/p; /^put()/,/^}/p; /^say()/p' /root/bootstrap.sh"
+    words = f'inside=/run/wheel home=/run/other wheel={name} wheel_sha256={build_wheel().sha256}; eval "$({check})"; find_wheel'
+    head.run("bash", "-c", f"mkdir -p /run/other; echo other >/run/other/{name}")
+    out = head.run("bash", "-c", f"cd /run; {words.replace('BASH_SOURCE', 'NONE')}", code=1)
+    assert "is not the wheel that this cluster was made with" in out
+    assert head.run("ls", "/run/wheel") == ""
 
 
 def test_started_again_it_changes_nothing(cluster: Mapping[str, Machine]) -> None:
