@@ -199,7 +199,8 @@ def test_a_wheel_with_other_content_is_not_installed(cluster: Mapping[str, Machi
     head = cluster[NAMES[0]]
     name = build_wheel().name
     check = "sed -n '/^find_wheel/,/^}/p; /^put()/,/^}/p; /^say()/p' /root/bootstrap.sh"
-    words = f'inside=/run/wheel home=/run/other wheel={name} wheel_sha256={build_wheel().sha256}; eval "$({check})"; find_wheel'
+    settings = f"inside=/run/wheel home=/run/other wheel={name} wheel_sha256={build_wheel().sha256}"
+    words = f'{settings}; eval "$({check})"; find_wheel'
     head.run("bash", "-c", f"mkdir -p /run/other; echo other >/run/other/{name}")
     out = head.run("bash", "-c", f"cd /run; {words.replace('BASH_SOURCE', 'NONE')}", code=1)
     assert "is not the wheel that this cluster was made with" in out
