@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import socket
 import sys
@@ -33,6 +32,8 @@ from hpcjobs.runtime.hostlist import hosts_of
 NODE_IS_BAD = 19
 QUICK_S = 60.0
 """A look before a job takes no longer, however many nodes it has: what is not measured by then stays so."""
+FULL_S = 120.0
+"""The full measurement likewise; what does not end by then is a note of the report."""
 LEAVING_S = 5.0
 GREETING_S = 25.0
 ANSWER_S = 15.0
@@ -42,6 +43,8 @@ WRONG = "computes wrongly"
 AGAIN = 2
 PROGRAM_S = 20.0
 """Kept for the CUDA and MPI program where time is short."""
+ALLREDUCE_S = 25.0
+"""Kept for each of torch and Horovod."""
 _BY_AGENTS = ("network_bytes_per_s", "memory_bytes_per_s")
 _ALL_PAIRS = 16  # more nodes than these stream to so many others each, not to all
 
@@ -52,7 +55,8 @@ def check(place: Place, folder: Path, *, quick: bool, tolerance: float) -> Findi
     Rates keep their best: while one is an outlier it is measured again, so that a moment's disturbance is not held
     against a node.
     """
-    until = time.monotonic() + (QUICK_S - LEAVING_S if quick else math.inf)
+    end = time.monotonic() + (QUICK_S if quick else FULL_S) - LEAVING_S
+    until = end if quick else end - 2 * ALLREDUCE_S
     found = Findings([Node(host) for host in place.hosts])
     with agents(place) as everyone:
         peers = _greet(everyone, found.nodes, suffix=place.suffix)
@@ -76,7 +80,7 @@ def check(place: Place, folder: Path, *, quick: bool, tolerance: float) -> Findi
             if not _ends_before(until, began) or not outliers(found.nodes, "flops", tolerance=tolerance):
                 break
         if not quick and len(sound_nodes) > 1:
-            _together(place, sound_nodes, found, folder)
+            measure_allreduce(place, sound_nodes, found, folder, until=end)
     return found
 
 
@@ -205,20 +209,24 @@ def _short(host: str) -> str:
     return host.partition(".")[0]
 
 
-def _together(place: Place, sound: Sequence[Node], found: Findings, folder: Path) -> None:
-    """All-reduce as trainers do it, by torch and by Horovod."""
+def measure_allreduce(place: Place, sound: Sequence[Node], found: Findings, folder: Path, *, until: float) -> None:
+    """All-reduce as trainers do it, by torch and by Horovod, which share the time that is left."""
     hosts = [node.host for node in sound]
-    for over, package in (("group", "torch"), ("horovod", "horovod")):
-        if find_spec(package) is None:
-            found.notes.append(f"all-reduce of {package} not measured: it is not installed")
-            continue
+    there = [(over, package) for over, package in (("group", "torch"), ("horovod", "horovod")) if find_spec(package)]
+    found.notes.extend(
+        f"all-reduce of {package} not measured: it is not installed"
+        for package in ("torch", "horovod")
+        if package not in dict(there).values()
+    )
+    for index, (over, package) in enumerate(there):
         told = folder / f"allreduce-{over}.json"
         words = ("--over", over, "--most", "16M", "--json", str(told))
         command = place.module(hosts, "hpcjobs.trainers.collectives.sweep", *words, mpi=place.mpi)
+        share_s = max(1.0, (until - time.monotonic()) / (len(there) - index))
         try:
-            run(command, env=place.world(hosts), timeout_s=90)
+            run(command, env=place.world(hosts), timeout_s=share_s)
         except Failed as error:
-            found.notes.append(f"all-reduce of {package} not measured: {error}")
+            found.notes.append(f"all-reduce of {package} over {len(hosts)} nodes not measured: {error}")
         else:
             figures = json.loads(told.read_text(encoding="utf-8"))
             found.allreduce[figures["over"]] = figures["allreduce"]

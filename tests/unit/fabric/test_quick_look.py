@@ -1,4 +1,4 @@
-"""The look before a job keeps its time, whatever a node's programs do."""
+"""The look before a job, and the full one, keep their time, whatever a node's programs do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 
 from hpcjobs.fabric import check
 from hpcjobs.fabric.nodes import Place
+from hpcjobs.fabric.report import Findings
+from hpcjobs.fabric.verdict import Node
 
 
 class Hanging(Place):
-    """A node on which the CUDA and MPI program does not end."""
+    """A node on which neither the CUDA and MPI program nor an all-reduce ends."""
 
     def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
-        return ["sleep", "600"] if name.endswith("matmul") else super().module(hosts, name, *arguments, mpi=mpi)
+        hangs = name.endswith(("matmul", "sweep"))
+        return ["sleep", "600"] if hangs else super().module(hosts, name, *arguments, mpi=mpi)
 
 
 def test_a_program_that_does_not_end_is_ended_in_time_and_what_was_measured_before_stays(
@@ -32,3 +35,19 @@ def test_a_program_that_does_not_end_is_ended_in_time_and_what_was_measured_befo
     (node,) = found.nodes
     assert node.failures == []
     assert node.values["memory_bytes_per_s"] > 0
+
+
+def test_all_reduces_that_do_not_end_share_the_time_that_is_left_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over many nodes of few cores, where torch alone takes minutes to load."""
+    monkeypatch.setattr(check, "find_spec", lambda package: True)
+    hosts = ("one", "two")
+    place = Hanging(hosts, srun=False, mpi=None, cpus_per_task=1, interface=None, suffix="")
+    found = Findings([Node(host) for host in hosts])
+    began = time.monotonic()
+    check.measure_allreduce(place, found.nodes, found, tmp_path, until=began + 3)
+    assert time.monotonic() - began < 8
+    assert [note.partition(": did not end in")[0] for note in found.notes] == [
+        f"all-reduce of {package} over 2 nodes not measured" for package in ("torch", "horovod")
+    ]
