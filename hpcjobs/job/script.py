@@ -17,7 +17,7 @@ from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest
 from hpcjobs.files import cache_dir
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.launch import Raw, command_line, gpus_per_task, launch, launched_by
+from hpcjobs.job.launch import Raw, command_line, gpus_of_node, launch, launched_by
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.library import config_dir
@@ -76,7 +76,7 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
         "container_code": int(ExitCode.CONTAINER),
         "inside": None if inside is None or inside.runtime == "pyxis" else inside,
         "first_words": command_line(_first_words(job)),
-        "gpus_of_node": gpus_per_task(job, 1),
+        "gpus_of_node": gpus_of_node(job),
         "launch": started,
         "launched_by": launched_by(job),
         "launch_line": command_line(started.command),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hpcjobs.job.launch.base import Launch, Launcher, Raw, command_line
 from hpcjobs.job.launch.horovod import horovod_gloo, horovodrun
 from hpcjobs.job.launch.mpi import mpirun
-from hpcjobs.job.launch.slurm import gpus_per_task, srun, srun_args
+from hpcjobs.job.launch.slurm import gpus_of_node, srun, srun_args
 from hpcjobs.job.launch.torch import spawn, torchrun
 from hpcjobs.job.models import Job
 
@@ -20,7 +20,7 @@ __all__ = [
     "Launcher",
     "Raw",
     "command_line",
-    "gpus_per_task",
+    "gpus_of_node",
     "launch",
     "launched_by",
     "srun_args",

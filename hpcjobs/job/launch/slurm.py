@@ -22,25 +22,22 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
     ]
     if cpus_per_task is not None:
         tokens.append(f"--cpus-per-task={cpus_per_task}")
-    if (gpus := gpus_per_task(job, tasks_per_node)) is not None:
-        tokens.append(f"--gpus-per-task={gpus}")
+    if (gpus := gpus_of_node(job)) is not None and tasks_per_node == job.ntasks_per_node:
+        # Without the model: Slurm 22.05 shows the tasks no GPU at all where it is said.
+        tokens.append(f"--gpus-per-task={gpus // tasks_per_node}")
     if job.mpi is not None:
         tokens.append(f"--mpi={job.mpi}")
     tokens += ["--no-kill", "--kill-on-bad-exit=0"] if job.min_nodes else ["--kill-on-bad-exit=1"]
     return (*tokens, *pyxis_args(job))
 
 
-def gpus_per_task(job: Job, tasks_per_node: int) -> str | None:
-    """The GPUs of each of ``tasks_per_node`` tasks that share a node's, where the site asks for GPUs by the task.
+def gpus_of_node(job: Job) -> int | None:
+    """A node's GPUs, where the site asks for them by the task; None: it does not, or the job has none.
 
-    A step that does not say this takes the number of the allocation's tasks: a single task per node, which starts
-    the ranks itself, would get the GPUs of one rank.
+    A step takes over what its job asked by the task. The one task that torchrun and mpirun start on each node would
+    have the GPUs of one rank, so the script asks for all of them (SLURM_GPUS_PER_NODE).
     """
-    per_node = job.gpus_per_node
-    if job.gpu_request != "gpus-per-task" or not per_node:
-        return None
-    model = f"{job.gpu_model}:" if job.gpu_model else ""
-    return f"{model}{per_node // tasks_per_node}"
+    return (job.gpus_per_node or None) if job.gpu_request == "gpus-per-task" else None
 
 
 def one_task_per_rank(job: Job) -> tuple[str, ...]:

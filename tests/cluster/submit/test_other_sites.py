@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pytest
 from login_node import Cluster
@@ -84,3 +85,15 @@ def test_a_job_that_is_cancelled_as_its_step_begins_is_recorded_as_cancelled(clu
         cluster.slurm("scancel", job.id)
         jobs.append(job)
     eventually(lambda: [job.state["state"] for job in jobs] == ["CANCELLED"] * 3)
+
+
+@pytest.mark.long
+def test_a_training_that_is_suspended_for_longer_than_it_may_stand_still_goes_on(cluster: Cluster) -> None:
+    flags = ("--workload", "mnist", "--steps", "600", "--log-every", "20", "--stall-after", "5")
+    job = cluster.submit("-N", "2", "--ntasks-per-node", "1", "ddp", *flags)
+    eventually(lambda: "  20/600" in job.log)
+    cluster.slurm("scontrol", "suspend", job.id)
+    time.sleep(12)  # time that the ranks do not have is what this is about
+    cluster.slurm("scontrol", "resume", job.id)
+    job.done()
+    assert not (job.run_dir / "stalled").exists()

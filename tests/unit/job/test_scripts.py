@@ -103,7 +103,7 @@ def test_the_script_records_the_first_failure_and_ends_with_its_code(launcher: s
 
 @pytest.mark.parametrize(
     ("launcher", "asks"),
-    [("srun", "--gpus-per-task=h100:2"), ("torchrun", "--gpus-per-task=h100:8"), ("mpirun", None)],
+    [("srun", "--gpus-per-task=2"), ("torchrun", None), ("mpirun", None)],
 )
 def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
     launcher: str, asks: str | None, here: Path, tmp_path: Path
@@ -113,7 +113,7 @@ def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
     said: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 4, "gpus_per_node": 8, "launcher": launcher}
     script = hpcjobs.plan(["true"], site=site, **said).script
     assert "#SBATCH --gpus-per-task=h100:2" in script
-    assert "export SLURM_GPUS_PER_TASK=h100:8\n" in script
+    assert "export SLURM_GPUS_PER_NODE=8\nunset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK\n" in script
     (started,) = [line for line in script.splitlines() if line.startswith((f"{launcher} ", "srun "))]
     assert [word for word in started.split() if "gpus" in word] == ([] if asks is None else [asks])
 
