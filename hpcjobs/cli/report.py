@@ -207,8 +207,15 @@ def scaling(
     folder = output or Path(f"{asked.name}-report")
     page.write(asked, found, runs, folder, baseline=baseline, comparison=rows)
     if as_json:
-        fits = [{"law": fit.law.name, "rms": fit.rms, "chosen": fit is found.chosen, "x1": fit.x1,
-                 "parameters": fit.parameters} for fit in found.fits]  # fmt: skip
+        fits = [
+            {
+                "law": fit.law.name,
+                "rms": fit.rms,
+                "chosen": fit is found.chosen,
+                "parameters": tables.parameters(found, fit),
+            }
+            for fit in found.fits
+        ]
         print_json({"groups": [group._asdict() for group in found.groups], "summary": found.summary, "fits": fits,
                     "knee": found.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
     else:

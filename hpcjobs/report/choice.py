@@ -48,6 +48,15 @@ def choose(fits: Sequence[Fit], throughputs: Sequence[float], *, per: str) -> tu
     return None, ["No law fits the runs: no knee and no prediction is computed.", *map(quality, fits)]
 
 
+def find_rival(fits: Sequence[Fit], chosen: Fit | None) -> Fit | None:
+    """Another law that the runs do not contradict, where the one chosen does not contain it: of the two nobody can tell
+    which holds beyond what was measured."""
+    if chosen is None or chosen.law is USL:
+        return None
+    rivals = [fitted for fitted in fits if fitted is not chosen and fitted.lack is not None]
+    return next((rival for rival in rivals if rival.lack and (rival.lack.p_value or 0.0) >= _SIGNIFICANT), None)
+
+
 def _fits(fitted: Fit) -> bool:
     lack = fitted.lack
     if lack is None or lack.p_value is None:

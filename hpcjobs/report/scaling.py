@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from hpcjobs.errors import RequestError
-from hpcjobs.report.choice import choose
+from hpcjobs.report.choice import choose, find_rival
 from hpcjobs.report.fits import AMDAHL, GUSTAFSON, USL, Fit, fit
 from hpcjobs.report.intervals import Interval, geometric_mean, mean_ratio
 from hpcjobs.report.points import mixtures
@@ -117,7 +117,16 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
     chosen, reasons = choose(fits, [group.throughput.value for group in groups], per=per)
     knee = _knee(groups, chosen, target)
     doubling = chosen.at(2 * groups[-1].n) if chosen else None
+    rival = find_rival(fits, chosen)
+    if rival is not None and doubling is not None:  # an interval of one law would leave out what the other predicts
+        doubling = Interval(doubling.value)
+        knee = knee._replace(fitted=Interval(knee.fitted.value) if knee.fitted else None)
     summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
+    if rival is not None:
+        summary.append(
+            f"{rival.law.name} fits as well and predicts {rival.at(2 * groups[-1].n).value:,.0f} there, so knee and"
+            " prediction have no interval: more sizes or repeats tell which law holds."
+        )
     return Analysis(
         str(sound["unit"][0]), per, mode, groups, fits, chosen, summary, knee, doubling, mixed, left_out
     )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Final
 
 import polars as pl
 
+from hpcjobs.report.fits import Fit
 from hpcjobs.report.intervals import Interval
 from hpcjobs.report.scaling import Analysis, Group
 from hpcjobs.units import human_duration
@@ -79,17 +80,21 @@ def interval(value: Interval, style: str) -> str:
     return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
 
 
+def parameters(found: Analysis, fitted: Fit) -> dict[str, Interval]:
+    """X(1) and the parameters of a law, with intervals if it is the one used: of a law that does not hold, an interval
+    says nothing."""
+    values = {f"X(1), {found.unit}": fitted.x1, **fitted.parameters}
+    return values if fitted is found.chosen else {name: Interval(value.value) for name, value in values.items()}
+
+
 def fit_rows(found: Analysis) -> list[list[str]]:
     rows = []
     for fitted in found.fits:
         name = fitted.law.name + (" (used)" if fitted is found.chosen else "")
-        values = {f"X(1), {found.unit}": fitted.x1, **fitted.parameters}
-        for parameter, value in values.items():
-            style = rate_style(value.value) if parameter.startswith("X(1)") else ".4g"
-            width = "-"  # of a law that does not hold, an interval would say nothing
-            if fitted is found.chosen and value.low is not None and value.high is not None:
-                width = f"{value.low:{style}} to {value.high:{style}}"
-            rows.append([name, parameter, f"{value.value:{style}}", width, f"{fitted.rms:.1%}"])
+        for parameter, (value, low, high) in parameters(found, fitted).items():
+            style = rate_style(value) if parameter.startswith("X(1)") else ".4g"
+            width = "-" if low is None or high is None else f"{low:{style}} to {high:{style}}"
+            rows.append([name, parameter, f"{value:{style}}", width, f"{fitted.rms:.1%}"])
     return rows
 
 

@@ -42,7 +42,7 @@ TRUTHS = {
         "strong", (1, 2, 4, 8, 16), 0.8,
         lambda n: 1000 * n / (1 + 0.03 * (n - 1) + 0.002 * n * (n - 1)), {"sigma": 0.03, "kappa": 0.002},
     ),
-    "gustafson": Truth("weak", (1, 2, 4, 8, 16), 0.92, lambda n: 1000 * (0.1 + 0.9 * n), {"serial": 0.1}),
+    "gustafson": Truth("weak", (1, 2, 4, 8, 16, 32), 0.74, lambda n: 1000 * (0.3 + 0.7 * n), {"serial": 0.3}),
 }  # fmt: skip
 
 

@@ -249,6 +249,18 @@ def test_the_truth_is_recovered_with_and_without_a_summary(
     assert found.chosen.parameters["serial"].value == pytest.approx(serial, rel=1e-3)
 
 
+def test_two_laws_that_fit_a_weak_study_give_no_interval_beyond_it() -> None:
+    """Efficiency falls by 0.5 % with each node: Gustafson's law, which has a floor, would be sure of too much."""
+    exact = runs({n: 1000 * n / (1 + 0.005 * (n - 1)) for n in (1, 2, 4, 8, 16)})
+    rough = exact.with_columns(throughput=pl.col("throughput") * (1 + 0.05 * (pl.col("repeat") - 2)))
+    found = analyse(rough, mode="weak")
+    assert found.doubling is not None
+    assert found.doubling.low is None
+    assert found.knee.fitted is not None
+    assert found.knee.fitted.low is None
+    assert "USL fits as well" in found.summary[-1]
+
+
 def test_json_of_an_analysis_can_be_written() -> None:
     found = analyse(runs({1: 100, 2: 190}), mode="strong")
     assert json.loads(json.dumps([group._asdict() for group in found.groups]))[0]["n"] == 1
