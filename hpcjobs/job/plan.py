@@ -100,7 +100,7 @@ def resolve_fields(
         [] if spec is None else [spec if isinstance(spec, Layer) else Layer(str(spec), read_yaml(Path(spec), JobSpec))]
     )
     avoid = avoided_on(where.name) if where.scheduler == "slurm" else {}
-    settings = user_settings(os.environ) if where.scheduler == "slurm" else ()
+    settings = user_settings(os.environ, rehearsal=where.rehearsal) if where.scheduler == "slurm" else ()
     return resolve([*settings, *layers, Layer("flag", _spec(fields))], where, avoid=avoid)
 
 

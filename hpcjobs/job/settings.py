@@ -22,7 +22,11 @@ VARIABLES = {
 """What users set for all their jobs. sbatch does not get the variables: there they would win over the script."""
 
 
-def user_settings(environ: Mapping[str, str]) -> Iterator[Layer]:
+_OF_REAL_CLUSTER = ("account", "reservation", "wckey")
+"""A sandbox that plays the site does not know a user's own."""
+
+
+def user_settings(environ: Mapping[str, str], *, rehearsal: bool) -> Iterator[Layer]:
     """One layer per variable that is set.
 
     Raises:
@@ -30,7 +34,7 @@ def user_settings(environ: Mapping[str, str]) -> Iterator[Layer]:
     """
     for variable, field in VARIABLES.items():
         value = environ.get(variable)
-        if not value:
+        if not value or (rehearsal and field in _OF_REAL_CLUSTER):
             continue
         try:
             # Slurm's bare numbers are minutes.

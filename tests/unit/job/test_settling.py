@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.errors import RequestError
@@ -224,6 +225,8 @@ def test_a_users_own_settings_of_sbatch_win_over_the_site_and_lose_to_what_the_j
         "time": ("00:50:00", "flag"),
     }
     assert settled(site).resources.time == "01:30:00"
+    played = hpcjobs.plan(["true"], site=replace(hpcjobs.load_site(site), rehearsal=True)).job
+    assert (played.resources.account, played.resources.partition) == ("physics", "big"), "a sandbox has no such account"
 
 
 @pytest.mark.parametrize(("name", "value"), [("SBATCH_PARTITION", "nobodys"), ("SBATCH_TIMELIMIT", "soon")])
