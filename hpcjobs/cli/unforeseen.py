@@ -57,14 +57,14 @@ def _write(details: str) -> Path | None:
     text = "\n".join([*context, "", details])
     for folder in (_state_folder, tempfile.gettempdir):
         try:
-            path = Path(folder()) / f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            place = Path(folder())
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, path = tempfile.mkstemp(".txt", time.strftime("error-%Y%m%d-%H%M%S-"), place)
             with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         except (OSError, RuntimeError):  # a full disk, or a user without a home
             continue
-        return path
+        return Path(path)
     return None
 
 

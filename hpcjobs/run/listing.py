@@ -16,7 +16,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.library import find_default_site, load_site
 
 FORGOTTEN_S = 30 * 86_400.0
 """A job that its scheduler does not know is not asked about any more after this long."""
@@ -71,15 +71,20 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
             schedulers[kind, conf] = _AskedOnce(connect(kind, conf))
         return schedulers[kind, conf]
 
-    where = load_site(site or default_site())
+    name = site or find_default_site()
+    where = load_site(name) if name is not None else None
+    # Without a site: the Slurm that this login node belongs to.
+    kind, conf = ("slurm", None) if where is None else (where.scheduler, where.slurm_conf)
     errors: list[SchedulerError] = []
     try:
-        queue = once(where.scheduler, where.slurm_conf).queue()
+        queue = once(kind, conf).queue()
     except SchedulerError as error:
         queue, errors = [], [error]
     jobs = index.read()
     mine = _open_or_recent(jobs, queue, since)
-    known = statuses([e for e in mine if site is None or e.site == where.name], connect=once, errors=errors)
+    known = statuses(
+        [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors
+    )
     index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
     rows = [
         Row(record, job.entry.name, job.entry.site, job.entry.run_dir)

@@ -58,7 +58,7 @@ def read(path: Path) -> list[Verdict]:
     """All verdicts, oldest first; none where there is no record. What a full disk cut off is passed over."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted((found for line in lines if (found := _parsed(line)) is not None), key=lambda verdict: verdict.time)
 

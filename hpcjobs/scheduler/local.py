@@ -51,7 +51,13 @@ class Local:
         """
         request = request_for(plan, lambda job_id: self._known(job_id) is not None)
         (plan.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
-        job = self._new_job()
+        try:
+            job = self._new_job()
+        except OSError as error:
+            raise SchedulerError(
+                f"the queue of this machine cannot be written: {error.strerror}: {error.filename}",
+                hint="XDG_STATE_HOME names another folder for it; is the disk full?",
+            ) from error
         alive = jobfolder.make(job)
         try:
             job.write(request._replace(job_id=job.job_id))

@@ -59,12 +59,25 @@ def _site_files() -> Iterator[Path]:
 
 
 def default_site() -> str:
-    """HPCJOBS_SITE, else the user's config; else ``local``, or on a machine with a Slurm the site it must be.
-
-    That is the sandbox's while SLURM_CONF names the sandbox, or the only Slurm site that the user has a file for.
+    """The site of a command that names none: see `find_default_site`.
 
     Raises:
         ConfigError: this is a login node, and nobody says of which site: a training has no place here.
+    """
+    if (name := find_default_site()) is not None:
+        return name
+    raise ConfigError(
+        "this machine has a Slurm cluster, and no site is named",
+        hint=f"say --site NAME, set HPCJOBS_SITE, or write `site: NAME` to {config_dir() / 'config.yaml'}; "
+        "`hpcjobs sites` lists the sites, --site local runs on this machine itself",
+    )
+
+
+def find_default_site() -> str | None:
+    """HPCJOBS_SITE, else the user's config; else ``local``, or on a machine with a Slurm the site it must be.
+
+    That is the sandbox's while SLURM_CONF names the sandbox, or the only Slurm site that the user has a file for;
+    None: there is none or more than one.
     """
     if name := os.environ.get("HPCJOBS_SITE"):
         return name
@@ -79,13 +92,7 @@ def default_site() -> str:
         entry for entry in list_sites() if not entry.shadowed and entry.path.parent != shipped("site_configs").resolve()
     ]
     clusters = [entry for entry in own if read_yaml(entry.path, Site).scheduler == "slurm"]
-    if len(clusters) == 1:
-        return str(clusters[0].path)
-    raise ConfigError(
-        "this machine has a Slurm cluster, and no site is named",
-        hint="say --site NAME, set HPCJOBS_SITE, or write `site: NAME` to "
-        f"{config}; `hpcjobs sites` lists the sites, --site local runs on this machine itself",
-    )
+    return str(clusters[0].path) if len(clusters) == 1 else None
 
 
 def load_site(name: str) -> Site:

@@ -29,7 +29,8 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("HPCJOBS_SITE", "mine")
     commands = tmp_path / "slurm"
     commands.mkdir()
-    row = "\\037".join(["42", "true", "FAILED", "None", "main", "n1", "1", "1", "2", "4", "2", "3:0"])
+    now = str(int(time.time()))
+    row = "\\037".join(["42", "true", "FAILED", "None", "main", "n1", "1", now, now, now, "2", "3:0"])
     for name, script in {"sbatch": "echo 42", "sacct": f"printf '{row}\\n'"}.items():
         stub(commands, name, script)
     for name in ("squeue", "scontrol", "scancel", "sinfo"):
@@ -101,8 +102,8 @@ def test_a_careless_value_of_a_submission_is_explained(cluster: Path, flag: str)
             explained(within(*SUBMIT, flag, f"A={value}", "true"))
 
 
-@pytest.mark.parametrize("verb", ["show", "logs", "wait", "cancel", "sweep status", "report sweep", "report show",
-                                  "report advise", "sites show", "drill kill", "container check", "jupyter open",
+@pytest.mark.parametrize("verb", ["show", "logs", "wait", "cancel", "sweep status", "report show",
+                                  "sites show", "drill kill", "container check", "jupyter open",
                                   "scale", "nodes", "cloud render", "sweep results"])  # fmt: skip
 def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> None:
     ok("submit", "true")
@@ -243,7 +244,7 @@ def test_on_a_login_node_without_a_site_nothing_is_trained(
     assert "this machine has a Slurm cluster, and no site is named" in answer.err
     assert "--site" in answer.err
     assert not (here / "runs").exists()
-    explained(within("ps"))
+    assert "no jobs" in ok("ps").out
     (here / "site_configs" / "mine.yaml").write_text(SITE)
     assert ok("submit", "true").out.splitlines()[0] == "job 42  true on site mine"
     (here / "site_configs" / "second.yaml").write_text(SITE)
@@ -275,3 +276,44 @@ def test_combinations_of_flags_and_environment_are_explained(cluster: Path) -> N
             for name, value in setting.items():
                 patch.setenv(name, value)
             explained(within(*SUBMIT, *one, *other, "true"))
+
+
+YAML_VALUES = ("", "[]", "{}", "-1", "1e400", "!!int abc", "9" * 5000, "'a\\nb'", "2026-13-45", "[a, {b: c}]", "{1: 2}",
+               "*x", "!!python/object:os.system x", ".nan", "0x", "1:2:3", "~")  # fmt: skip
+SPEC_KEYS = ("program", "name", "env", "template", "retries", "spare", "container", "nothing", "resources")
+RESOURCE_KEYS = ("nodes", "time", "mem", "gres", "array", "exclusive", "signal", "nodelist", "dependency")
+
+
+@pytest.mark.parametrize("key", [*SPEC_KEYS, *(f"resources: {{{key}" for key in RESOURCE_KEYS)])
+def test_a_careless_value_of_a_spec_file_is_explained(cluster: Path, here: Path, key: str) -> None:
+    for value in YAML_VALUES:
+        program = "" if key == "program" else "program: ['true']\n"
+        (here / "spec.yaml").write_text(f"{program}{key}: {value}{'}' if '{' in key else ''}\n")
+        explained(within(*SUBMIT, "--spec", "spec.yaml"))
+
+
+@pytest.mark.parametrize("name", ["state.json", "accounting.json", "summary.json", "manifest.json", "submitted.json"])
+def test_a_damaged_file_of_a_run_folder_is_explained(cluster: Path, here: Path, name: str) -> None:
+    ok("submit", "true")
+    (run_dir,) = (here / "runs").glob("true-*")
+    for content in (b"", b"[]", b"{}", b'{"state": 1}', b"\xff\xfe", b"[" * 3000):
+        (run_dir / name).write_bytes(content)
+        for words in (("ps",), ("show", "42"), ("logs", "42"), ("cancel", "42")):
+            explained(within(*words))
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir()
+    for words in (("ps",), ("show", "42"), ("logs", "42"), ("cancel", "42")):
+        explained(within(*words))
+
+
+def test_a_state_folder_that_cannot_be_made_is_explained(cluster: Path) -> None:
+    (Path.home() / ".local").write_text("in its place")
+    for words in (
+        ("ps",),
+        ("submit", "true"),
+        ("submit", "--site", "local", "true"),
+        ("nodes",),
+        ("sweep", "status", "x"),
+    ):
+        explained(within(*words))
+    assert "the queue of this machine cannot be written" in within("submit", "--site", "local", "true").err
