@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.run import index
+from hpcjobs.job.plan import plan
+from hpcjobs.run import folder, index
 from hpcjobs.run.accounting_file import SETTLED_S
+from hpcjobs.run.adopt import adopted
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.listing import listing
@@ -232,3 +234,26 @@ def test_an_accounting_record_is_kept_once_it_agrees_with_the_job(
     write_state(job, "FAILED", exit_code=1, ended=early["ended"], nodes="n[1-2]")
     states(job, Slurm(accounted=[record(State.FAILED, "sacct", exit_code=1, **early)]))
     assert (Path(job.run_dir) / "accounting.json").exists() == kept
+
+
+def test_a_job_that_nobody_recorded_is_adopted_as_the_cluster_it_says_it_is_of(here: Path) -> None:
+    asked = plan(["true"], site="local", launcher="spawn")
+    folder.create(asked, None)
+    written = {"job_id": "L3", "state": "RUNNING", "exit_code": None, "started": NOW, "ended": None, "nodes": "beta"}
+    (asked.run_dir / "state.json").write_text(json.dumps(written | {"cluster": "beta"}), encoding="utf-8")
+    entry = adopted(asked.run_dir, Slurm())
+    assert entry is not None
+    assert (entry.job_id, entry.cluster) == ("L3", "beta")
+
+
+def test_a_tasks_own_id_is_not_taken_for_its_arrays(here: Path) -> None:
+    asked = plan(["true"], site="local", launcher="spawn", array="0-1")
+    folder.create(asked, None)
+    (asked.run_dir / "1").mkdir()
+    written = {"job_id": "8", "state": "RUNNING", "exit_code": None, "started": NOW, "ended": None, "nodes": "n1"}
+    (asked.run_dir / "1" / "state.json").write_text(json.dumps(written), encoding="utf-8")
+    assert adopted(asked.run_dir, Slurm()) is None
+    script = f"{asked.run_dir}/job.sh"
+    entry = adopted(asked.run_dir, Slurm([JobRecord("7_[0-1]", State.PENDING, "squeue", command=script)]))
+    assert entry is not None
+    assert entry.job_id == "7"

@@ -22,8 +22,9 @@ started=$(date +%s)
 caught=''
 
 write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
-    printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s}\n' \
-        "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" >"$run_dir/.state.json" &&
+    printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
+        "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" \
+        "${SLURM_CLUSTER_NAME:-}" >"$run_dir/.state.json" &&
         mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
 }
 
