@@ -81,11 +81,13 @@ class LocalJob(NamedTuple):
         return [self.task(index) for index in names]
 
     def write(self, record: Request | Started | Ended) -> None:
-        """Put a record in its place, whole or not at all."""
+        """Put a record in its place in one step; it outlives a crash of the machine."""
         name = f"{type(record).__name__.lower()}.json"
         beside = self.path(f".{name}.{os.getpid()}")
         with open(beside, "w", encoding="utf-8") as file:
             json.dump(plain(record), file)
+            file.flush()
+            os.fsync(file.fileno())
         os.rename(beside, self.path(name))
 
 

@@ -68,7 +68,7 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         machine_cpus=cpus,
         machine_gpus=len(gpus),
         gpu_names=gpus,
-        grace_s=float(os.environ.get("HPCJOBS_GRACE_S") or GRACE_S),
+        grace_s=GRACE_S if (grace_s := _number("HPCJOBS_GRACE_S")) is None else float(grace_s),
         time_limit_s=job.time_limit_s,
         early_signal=_early_signal(asked.signal) if asked.signal else None,
         dependency=_dependency(asked.dependency, known) if asked.dependency else (),
@@ -77,10 +77,24 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
     )
 
 
+def _number(variable: str) -> int | None:
+    """The whole number in an environment variable; None: it is not set.
+
+    Raises:
+        RequestError: it holds something else.
+    """
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise RequestError(f"{variable}={text!r} (environment) is no whole number", hint=f"unset {variable}")
+    return int(text)
+
+
 def machine_cpus() -> int:
     """CPUs to share out: HPCJOBS_LOCAL_CPUS, or those this process may run on."""
-    said = os.environ.get("HPCJOBS_LOCAL_CPUS")
-    return int(said) if said else len(os.sched_getaffinity(0))
+    said = _number("HPCJOBS_LOCAL_CPUS")
+    return len(os.sched_getaffinity(0)) if said is None else said
 
 
 def machine_memory() -> int:
@@ -93,9 +107,9 @@ def visible_gpus() -> tuple[str, ...]:
 
     CUDA_VISIBLE_DEVICES of the user chooses among them, and their order; that of an enclosing local job is no choice.
     """
-    said = os.environ.get("HPCJOBS_LOCAL_GPUS")
+    said = _number("HPCJOBS_LOCAL_GPUS")
     devices = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
-    names = tuple(str(index) for index in (range(int(said)) if said else devices))
+    names = tuple(str(index) for index in (devices if said is None else range(said)))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or os.environ.get(MARK):
         return names

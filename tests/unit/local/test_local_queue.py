@@ -118,6 +118,27 @@ def test_more_gpus_than_there_are_is_refused_with_both_numbers(
     assert machine.queue() == {}
 
 
+@pytest.mark.parametrize("variable", ["HPCJOBS_LOCAL_CPUS", "HPCJOBS_LOCAL_GPUS", "HPCJOBS_GRACE_S"])
+def test_a_variable_that_is_no_number_is_refused_by_name(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "two")
+    with pytest.raises(RequestError, match=f"{variable}='two'"):
+        machine.submit("true")
+
+
+def test_what_is_recorded_of_a_job_is_on_the_disk_before_it_counts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), sync(number))
+    )
+    job = machine.submit("true")
+    assert [Path(name).name.split(".")[1] for name in synced if job in name] == ["request"]
+
+
 def test_a_job_gets_none_but_the_gpus_that_its_user_chose(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCJOBS_LOCAL_GPUS", "4")
     monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "9")
@@ -147,7 +168,7 @@ def test_a_job_that_a_job_submits_may_have_any_gpu(machine: Machine, monkeypatch
     assert seen == {"first": ["0,1"], "none": []}
 
 
-@pytest.mark.parametrize("asked", [{"begin": "now+1hour"}, {"hold": True}, {"gres": "gpu:1"}, {"licenses": "x"}])
+@pytest.mark.parametrize("asked", [{"begin": "now+1hour"}, {"hold": True}, {"gres": "nvme:1"}, {"licenses": "x"}])
 def test_what_one_machine_cannot_honour_is_refused_by_name(machine: Machine, asked: dict[str, object]) -> None:
     with pytest.raises(RequestError, match=next(iter(asked))):
         machine.submit("true", **asked)
