@@ -25,8 +25,8 @@ long: ## The tests that take many minutes: thousands of cells, hundreds of train
 	@tools/code_server
 	$(BIN)/pytest -m long
 
-fresh: ## make demo and make test on an empty Debian 12 that is made for it (root; about 20 minutes)
-	@tools/fresh
+fresh: ## make demo and make test on an empty Debian 12 that is made for it, RELEASE=trixie: 13 (root; 20 minutes)
+	@RELEASE=$(RELEASE) tools/fresh
 
 lint: ## ruff, mypy --strict, shellcheck
 	@tools/venv dev

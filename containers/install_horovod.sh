@@ -109,7 +109,8 @@ WRAPPER
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
         "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-cache-dir --no-build-isolation \
-        --wheel-dir "$work/wheel" "$work/horovod-$version" || { rm -rf "$work" && cannot_build "it did not build; see above"; }
+        --wheel-dir "$work/wheel" "$work/horovod-$version" ||
+        { rm -rf "$work" && cannot_build "it did not build; see above"; }
     mkdir -p "$1"
     mv "$work"/wheel/horovod-*.whl "$1/"
     rm -rf "$work"

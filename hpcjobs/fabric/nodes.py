@@ -158,7 +158,7 @@ def run(command: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> 
             out, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             end(process, patience_s=0)
-            raise Failed(f"did not end in {timeout_s:g} s") from None
+            raise Failed(f"did not end in {timeout_s:.0f} s") from None
     if process.returncode != 0:
         lines = [line.strip() for line in out.splitlines() if line.strip()]
         told = [line for line in lines if "rror" in line or line.startswith("matmul:")] or lines
