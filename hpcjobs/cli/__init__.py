@@ -111,7 +111,13 @@ def main() -> None:
     warnings.simplefilter("default", HpcJobsWarning)  # once per text, whatever PYTHONWARNINGS says
     warnings.showwarning = _print_warning
     try:
-        app(prog_name="hpcjobs")
+        try:
+            app(prog_name="hpcjobs")
+        finally:
+            sys.stdout.flush()  # at the end of the interpreter it would be too late to explain a full disk
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except HpcJobsError as error:
         from hpcjobs.cli.unforeseen import debugging
 
@@ -136,6 +142,9 @@ def _use_utf8() -> None:
     if sys.getfilesystemencoding() != "utf-8":
         words = (sys.executable, "-X", "utf8", *sys.orig_argv[1:])
         os.execv(sys.executable, [os.fsencode(word) for word in words])
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 # until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"

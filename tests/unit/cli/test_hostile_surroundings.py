@@ -220,7 +220,7 @@ def test_a_terminal_without_utf8_shows_every_job(cluster: Path, here: Path, loca
 
 def test_a_reader_that_goes_away_is_no_error(cluster: Path, here: Path) -> None:
     ok("submit", "true")
-    for words in (("ps",), ("sites",), ("submit", "--dry-run", "true"), ("ps", "--json")):
+    for words in (("ps",), ("show", "42"), ("submit", "--dry-run", "true"), ("submit", "true")):
         reader, writer = os.pipe()
         os.close(reader)
         try:
@@ -230,6 +230,17 @@ def test_a_reader_that_goes_away_is_no_error(cluster: Path, here: Path) -> None:
             os.close(writer)
         assert "Error" not in done.stderr, done
         assert "Traceback" not in done.stderr, done
+
+
+def test_an_output_that_is_closed_or_full_is_explained(cluster: Path) -> None:
+    ok("submit", "true")
+    command = f"{sys.executable} -m hpcjobs show 42"
+    for redirection, code in (("2>&- >&-", 0), (">/dev/full", 70)):
+        done = subprocess.run(["bash", "-c", f"{command} {redirection}"], capture_output=True, text=True)
+        assert done.returncode == code, done
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+        assert code == 0 or "No space left on device" in done.stderr
 
 
 def test_on_a_login_node_without_a_site_nothing_is_trained(
