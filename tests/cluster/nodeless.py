@@ -1,0 +1,148 @@
+"""A slurmctld without a slurmd: its nodes are cloud nodes that never start, and it answers what may be submitted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from waiting import eventually
+
+from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox.network import CONTROLLER
+from hpcjobs.sandbox.slurm_files import ACCOUNTING_PORT
+from hpcjobs.site.models import Site
+from hpcjobs.units import slurm_time, time_limit_s
+
+CLUSTERS = Path(__file__).parents[1] / "data/clusters"
+ACCOUNT, QOS = "sandbox", "open"
+_PORT = 17830
+_SETTINGS = """\
+ClusterName={name}
+SlurmctldHost={host}({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={munge}
+SlurmctldPort={port}
+SlurmdPort=17831
+SlurmctldPidFile={home}/slurmctld.pid
+StateSaveLocation={home}
+SlurmctldLogFile={home}/log
+MailProg=/bin/true
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={address}
+AccountingStoragePort={dbd}
+AccountingStoragePass={munge}
+AccountingStorageEnforce=associations,limits,qos
+AccountingStorageTRES=gres/gpu
+EnforcePartLimits=ALL
+GresTypes=gpu
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=600
+ResumeTimeout=3600
+"""
+
+
+class Nodeless:
+    """One of tests/data/clusters, as its own slurmctld has it."""
+
+    def __init__(self, conf: Path) -> None:
+        self.env = {**os.environ, "SLURM_CONF": str(conf)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, env=self.env, capture_output=True, text=True, check=False)
+
+    def submit(self, options: Sequence[str]) -> tuple[str | None, str]:
+        """The job's id, or None; and what sbatch said. It is not to start: a node that starts is not there for others.
+
+        ``--test-only`` would not do: of MaxMemPerCPU it takes no notice.
+        """
+        done = self.run("sbatch", "--parsable", "--chdir=/", "--begin=now+1day", *options, "--wrap=true")
+        return (done.stdout.strip() if done.returncode == 0 else None), done.stderr.strip()
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """What scontrol shows of a job, by name."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def _node_lines(name: str) -> list[str]:
+    lines = (CLUSTERS / f"{name}.conf").read_text("utf-8").splitlines()
+    # Without an address the controller looks every name up.
+    cloud = f" State=CLOUD NodeAddr={CONTROLLER}"
+    return [line + cloud if line.startswith("NodeName=") else line for line in lines]
+
+
+def _gres_lines(lines: Sequence[str]) -> list[str]:
+    pattern = re.compile(r"NodeName=(\S+) .*Gres=gpu:(\w+):(\d+)")
+    return [f"NodeName={m[1]} Name=gpu Type={m[2]} Count={m[3]}" for line in lines if (m := pattern.match(line))]
+
+
+def _manage(sandbox: Sandbox, *words: str) -> None:
+    env = {**os.environ, "SLURM_CONF": sandbox.slurm_conf}
+    subprocess.run(["sacctmgr", "--immediate", "--quiet", *words], env=env, check=True, capture_output=True)
+
+
+def _fill_accounting(sandbox: Sandbox, name: str, site: Site) -> None:
+    """The cluster's QOS and accounts, as the site file names them; jobs that name no QOS get `QOS`."""
+    qos = sorted(site.known_qos | {QOS})
+    accounts = {account for partition in site.partitions.values() for account in partition.accounts or ()}
+    _manage(sandbox, "add", "cluster", name)
+    for each in qos:
+        _manage(sandbox, "add", "qos", each)
+        if (limit := time_limit_s(site.qos.get(each) or None)) is not None:
+            _manage(sandbox, "modify", "qos", each, "set", f"MaxWall={slurm_time(limit)}", "Flags=DenyOnLimit")
+    owned = (f"cluster={name}", f"qos={','.join(qos)}", f"defaultqos={QOS}")
+    named = ",".join(sorted(accounts | {ACCOUNT}))
+    _manage(sandbox, "add", "account", named, *owned)
+    _manage(sandbox, "add", "user", "root", f"account={named}", f"defaultaccount={ACCOUNT}", *owned)
+
+
+def _empty_accounting(sandbox: Sandbox, name: str, site: Site) -> None:
+    _manage(sandbox, "delete", "cluster", name)
+    for each in sorted(site.known_qos | {QOS}):
+        _manage(sandbox, "delete", "qos", each)
+
+
+@contextmanager
+def nodeless(sandbox: Sandbox, name: str, site: Site, home: Path) -> Iterator[Nodeless]:
+    """The cluster ``name`` beside the sandbox, with the sandbox's munge and accounting."""
+    cluster = re.sub(r"\W", "_", name)
+    munge = Path(sandbox.root) / "munge/munge.socket"
+    lines = _node_lines(name)
+    text = _SETTINGS.format(
+        name=cluster, host=socket.gethostname(), address=CONTROLLER, munge=munge, port=_PORT, home=home,
+        dbd=ACCOUNTING_PORT,
+    )  # fmt: skip
+    overridden = {line.split("=")[0] for line in lines if "=" in line} - {"NodeName", "PartitionName"}
+    settings = [line for line in text.splitlines() if line.split("=")[0] not in overridden]
+    conf = home / "slurm.conf"
+    conf.write_text("\n".join([*settings, *lines]) + "\n", encoding="utf-8")
+    (home / "gres.conf").write_text("\n".join(_gres_lines(lines)) + "\n", encoding="utf-8")
+    _fill_accounting(sandbox, cluster, site)
+    controller = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
+    with (home / "out").open("wb") as out:
+        daemon = subprocess.Popen([controller, "-D", "-f", str(conf)], stdout=out, stderr=out)
+    asked = Nodeless(conf)
+    try:
+        eventually(lambda: asked.run("scontrol", "ping").returncode == 0, what="an answer of slurmctld", timeout_s=30)
+        yield asked
+    finally:
+        asked.run("scancel", "--user=root")
+        daemon.terminate()
+        daemon.wait(timeout=30)
+        _empty_accounting(sandbox, cluster, site)
