@@ -33,9 +33,10 @@ def test_a_command_in_a_table_makes_its_script(command: str) -> None:
     assert re.search(r"hpcjobs\.(trainers|fabric)\.", done.stdout)
 
 
-def test_the_site_file_shown_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/sites.md"])
+def test_the_site_file_shown_is_one(tmp_path: Path, page: str) -> None:
     """A reader who copies it can submit to it."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
     shown = re.findall(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert shown
     for name, content in shown:
