@@ -145,6 +145,8 @@ class Job(Frozen, frozen=True):
     """Absolute folder in which the run folder is made."""
     retries: Retries | None
     """None: whatever ends it ends it for good."""
+    node_python: str
+    """The Python that decides about further attempts, on the job's first node."""
     signal_before_s: int | None
     """Seconds ahead of the time limit at which the program is told; None: from what it measures."""
     left_out: dict[str, str]

@@ -115,6 +115,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         env=site.env | spec.env,
         run_root=str(run_root),
         retries=retries,
+        node_python=_node_python(site),
         signal_before_s=signal_before_s,
         left_out=left_out,
         preflight=_preflight(spec, site, settled, python=on_node, launcher=launcher),
@@ -286,6 +287,17 @@ def _python(site: Site) -> str:
     if site.python is not None:
         return site.python
     return "python" if site.environment.conda or site.environment.venv else sys.executable
+
+
+def _node_python(site: Site) -> str:
+    """The Python of a node that needs neither modules nor an activated environment."""
+    if site.node_python is not None:
+        return site.node_python
+    if site.scheduler == "local":
+        return sys.executable
+    environment = site.environment.venv or site.environment.conda
+    named = site.python if site.python is not None or environment is None else f"{environment}/bin/python"
+    return named if named is not None and os.path.isabs(named) else "/usr/bin/python3"
 
 
 def _run_root(site: Site, chdir: Path) -> Path:

@@ -72,6 +72,7 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
         "run_dir": str(run_dir),
         "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
         "warning_s": job.signal_before_s or WARNING_S,
+        "node_python": job.node_python,
         "requeue_code": int(ExitCode.REQUEUE),
         "container_code": int(ExitCode.CONTAINER),
         "inside": None if inside is None or inside.runtime == "pyxis" else inside,

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hpcjobs
 from hpcjobs.files import write_beside
+from hpcjobs.pyz import pack
 from hpcjobs.runtime.session import files
 from hpcjobs.runtime.session.files import Settings
 
-_PACKAGE = Path(hpcjobs.__file__).parent
 _INSIDE = Path(__file__).parent / "inside"
 
 
 def bundle() -> bytes:
     """``session.pyz``: `hpcjobs.runtime.session` as a program in one file."""
-    package = _PACKAGE / "runtime" / "session"
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("__main__.py", (package / "__main__.py").read_text(encoding="utf-8"))
-        for name in ("hpcjobs/__init__.py", "hpcjobs/runtime/__init__.py"):
-            archive.writestr(name, "")
-        for path in sorted(package.glob("*.py")):
-            archive.writestr(f"hpcjobs/runtime/session/{path.name}", path.read_text(encoding="utf-8"))
-    return content.getvalue()
+    return pack("hpcjobs.runtime.session")
 
 
 def fill(run_dir: Path, settings: Settings) -> None:

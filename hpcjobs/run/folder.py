@@ -2,6 +2,8 @@
 
     NAME-DATE-TIME-RANDOM/
       job.sh            the script that was sent
+      node.pyz          what decides about further attempts on the node, with --retries
+      attempts.jsonl, control/   how its attempts ended; where program and node.pyz meet
       manifest.json     everything settled, with its source; versions; git commit
       code.patch        what differed from that commit
       code/             the code itself, with --snapshot
@@ -28,10 +30,12 @@ from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
+from hpcjobs.pyz import pack
 from hpcjobs.run.provenance import CodeState
 from hpcjobs.run.snapshot import copy_code
 from hpcjobs.user import user_name
 
+NODE_PROGRAM = "node.pyz"
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 
 
@@ -105,4 +109,6 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
         copy_code(Path(job.chdir), plan.run_dir / "code", leave_out=plan.run_dir.parent)
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     write_beside(plan.run_dir / MANIFEST, encoded)
+    if job.retries is not None:
+        write_beside(plan.run_dir / NODE_PROGRAM, pack("hpcjobs.node"))
     write_beside(plan.run_dir / "job.sh", plan.script, mode=0o700)

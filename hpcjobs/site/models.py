@@ -113,6 +113,9 @@ class Site(Frozen, frozen=True):
     environment: Environment = Environment()
     python: str | None = None
     """Python on the node; ``None``: the one that runs hpcjobs, or ``python`` of the environment."""
+    node_python: str | None = None
+    """Python 3.6 or newer on the nodes, without modules, for jobs with retries; ``None``: ``python`` or that of the
+    environment where it is an absolute path, else /usr/bin/python3."""
     containers: Containers = Containers()
     jupyter: Jupyter = Jupyter()
 

@@ -14,15 +14,17 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "process", "data", "templating", "user"}
+GROUND = {"errors", "units", "files", "process", "data", "pyz", "templating", "user"}
 ALLOWED = {
     "errors": set[str](),
     "units": set[str](),
     "data": set[str](),
     "templating": set[str](),
     "user": set[str](),
+    "pyz": {"hpcjobs"},
     "files": {"errors"},
     "process": {"errors"},
+    "node": set[str](),
     "runtime": set[str](),
     "trainers": {"runtime"},
     "fabric": {"runtime"},
@@ -55,7 +57,7 @@ ALLOWED = {
     "hpcjobs": {"site", "job", "run", "sweeps"},
     "__main__": {"cli"},
 }
-STDLIB_ONLY = {"runtime", "fabric"}
+STDLIB_ONLY = {"node", "runtime", "fabric"}
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 
 

@@ -29,7 +29,7 @@ finish() {
     fi
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
-    write_state "$state" "$code" "$(date +%s)" "$failure"
+write_state "$state" "$code" "$(date +%s)" "$failure"
     trap - EXIT
     exit "$code"
 }

@@ -6,134 +6,44 @@
 
 # shellcheck disable=SC1090,SC1091,SC2016,SC2317,SC2329  # sourced init files; text expanded by each task; functions called by traps
 run_dir=/RUN
+step_tasks=1
+
+# --- further attempts: this script becomes the process that decides about them, and is run by it (docs/reliability.md)
+if [ "${HPCJOBS_ATTEMPTS_PID:-}" != "$PPID" ]; then
+    node_python=/PYTHON
+    node_program=/RUN/node.pyz
+    "$node_python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' || {
+        echo "hpcjobs: $(hostname): --retries needs Python 3.6 or newer on the nodes, and $node_python is none:" 'set node_python in /SHIPPED/site_configs/a10g-box.yaml' >&2
+        exit 1
+    }
+    for _ in {1..60}; do # a file server may restart
+        [ ! -r "$node_program" ] || break
+        sleep 5
+    done
+    if [ ! -r "$node_program" ]; then
+        echo "hpcjobs: $(hostname): there is no $node_program on this node" >&2
+        exit 1
+    fi
+    exec "$node_python" -I "$node_program" attempts --run-dir "$run_dir" --scheduler local \
+        --budgets timeout=1000000000,preempt=1000000000,node=3,error=0 \
+        --warning 300 --tasks "$step_tasks" --agents \
+        -- bash "$0"
+fi
+
 job_id=${HPCJOBS_JOB_ID:?run this through hpcjobs, which gives local jobs their number and their slots}
 nodes=$(hostname)
 
 # --- state file: written at the start and, by a trap, at every end a script can notice
 started=$(date +%s)
 caught=''
-trap : USR1
+early=''
+trap 'early=yes' USR1 # the job's time is over before its step has begun
 
 write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
     printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
         "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" \
         "$(hostname)" >"$run_dir/.state.json" &&
         mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
-}
-
-
-# --- further attempts: why an attempt of this job ended, and whether another one follows (docs/reliability.md)
-control=$run_dir/control
-history=$run_dir/attempts.jsonl
-mkdir -p -- "$control"
-touch -- "$history"
-declare -A budget=([timeout]=1000000000 [preempt]=1000000000 [node]=3 [error]=0)
-asked=''
-
-number() { # FILE: the whole number that it holds, 0 without one
-    local word=''
-    [ -r "$1" ] && read -r word <"$1"
-    [[ $word =~ ^[0-9]{1,18}$ ]] && echo "$((10#$word))" || echo 0
-}
-
-signal_before() { # seconds ahead of the time limit at which the step is told
-    local told
-    told=$(number "$control/signal-before") # by the program, from what it measured
-    [ "$told" -gt 0 ] || told=$(((deadline - started) / 4 < 300 ? (deadline - started) / 4 : 300))
-    echo "$told"
-}
-
-watch_the_clock() { # nobody else knows when it is time: Slurm's own warning is up to a minute early
-    local left never
-    exec {never}<> <(:) # to wait on without a process of its own, which would outlive this one
-    while left=$((deadline - $(date +%s) - $(signal_before))) && [ "$left" -gt 0 ]; do
-        read -rt "$((left < 15 ? left : 15))" -u "$never" _
-    done
-    kill -USR1 $$
-}
-
-time_to_save() { # on USR1: from the clock, from Slurm ahead of the limit, or from Slurm ahead of a preemption
-    local left=$((deadline - $(date +%s)))
-    if [ "$left" -le "$(signal_before)" ]; then
-        asked=timeout
-    elif [ "$left" -le 365 ]; then
-        return # Slurm's word about the limit: the clock's is to come
-    else
-        asked=preempt
-    fi
-    [ -z "${step:-}" ] || kill -USR1 "$step"
-}
-
-reason() { # EXIT_CODE: what ended this attempt; empty: Slurm takes the job away, and knows why
-    local late=''
-    [ "$(date +%s)" -lt "$((deadline - 2))" ] || late=yes
-    if [ -s "$control/requeue" ]; then
-        if [ "$asked" = timeout ] || [ -n "$late" ]; then echo timeout; elif [ -z "$caught" ]; then echo preempt; fi
-    elif [ "$1" -eq 0 ] && [ -e "$control/completed" ]; then # a step that Slurm has ended gives 0 too
-        echo completed
-    elif [ "$1" -eq 0 ] || [ -n "$caught" ]; then
-        [ -z "$late" ] || echo timeout
-    else
-        case $1 in
-            11 | 18 | 19 | 137) echo node ;; # no rendezvous, a rank lost, all at a standstill, killed
-            138 | 143) echo preempt ;;       # told to end, and not listening
-            *) echo error ;;
-        esac
-    fi
-}
-
-judge() { # WHY: sets `decision` to requeued, or to why no other attempt follows
-    local spent idle=0 patience=3 before=0 kept
-    spent=$(grep -c "\"cause\":\"$1\"" "$history")
-    while read -r kept; do
-        [ "$kept" -gt "$before" ] && idle=0 || idle=$((idle + 1))
-        before=$kept
-    done < <(sed -n 's/.*"saved":\([0-9]*\).*/\1/p' "$history" && echo "$saved")
-    [ "$1" != timeout ] || patience=1
-    if [ "$1" = completed ]; then
-        decision=completed
-    elif [ "$spent" -ge "${budget[$1]}" ]; then
-        decision="ended: the budget $1=${budget[$1]} is spent"
-    elif [ "$idle" -ge "$patience" ]; then
-        decision="ended: no progress, $saved is still all that is saved"
-    else
-        decision=requeued
-    fi
-}
-
-remember() { # JOB_ID STARTED ENDED NODES EXIT_CODE WHY: one line of the history
-    printf '{"job_id":"%s","started":%s,"ended":%s,"nodes":"%s","exit_code":%s,"cause":"%s","steps":%s,"saved":%s,"decision":"%s"}\n' \
-        "$1" "$2" "$3" "$4" "$5" "$6" "$steps" "$saved" "${decision//[\"\\]/}" >>"$history"
-    rm -f -- "$control/running"
-    echo "hpcjobs: attempt $(wc -l <"$history"): $6 at step $steps, saved up to $saved; $decision" >&2
-}
-
-count_steps() {
-    saved=$(number "$control/progress")
-    steps=$(number "$control/steps")
-    [ "$steps" -ge "$saved" ] || steps=$saved
-}
-
-judge_this() { # EXIT_CODE
-    local why
-    why=$(reason "$1")
-    if [ -z "$why" ]; then
-        code=143 state=CANCELLED
-        return 0
-    fi
-    count_steps
-    judge "$why"
-    remember "$job_id" "$started" "$(date +%s)" "$nodes" "$1" "$why"
-    case $decision in
-        completed) return 0 ;;
-        requeued) state=REQUEUED ;;
-        *) state=FAILED ;;
-    esac
-    [ "$code" -ne 0 ] || code=85
-}
-
-put_back() { # its supervisor starts this script again, on the CPUs and GPUs that the job has
-    : >"${HPCJOBS_AGAIN:?}"
 }
 
 finish() {
@@ -145,12 +55,8 @@ finish() {
     fi
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
-    judge_this "$code"
-    write_state "$state" "$code" "$(date +%s)" "$failure"
-    if [ "$state" = REQUEUED ] && ! put_back; then
-        code=85
-        write_state FAILED "$code" "$(date +%s)" "$failure"
-    fi
+    [ ! -s "$HPCJOBS_CONTROL_DIR/requeue" ] || state=REQUEUED
+[ "$BASHPID" = $$ ] || write_state "$state" "$code" "$(date +%s)" "$failure" # the job's own comes from the process above
     trap - EXIT
     exit "$code"
 }
@@ -162,8 +68,8 @@ die() {
 
 await_step() { # PID: wait for it, handing TERM on; its exit code
     step=$1
-    trap 'caught=TERM; kill -TERM "$step" 2>/dev/null' TERM
-    trap time_to_save USR1
+    trap '[ -n "$caught" ] || kill -TERM "$step" 2>/dev/null; caught=TERM' TERM # it may come twice
+    trap 'kill -USR1 "$step" 2>/dev/null' USR1
     # A trapped signal interrupts `wait`: ask again until the step has really ended.
     wait "$step"
     step_code=$?
@@ -176,12 +82,6 @@ await_step() { # PID: wait for it, handing TERM on; its exit code
 
 trap finish EXIT
 trap 'caught=TERM; exit 143' TERM
-rm -f -- "$run_dir/first_failure"
-rm -f -- "$control/requeue" "$control/completed"
-deadline=${HPCJOBS_DEADLINE:-}
-[[ $deadline =~ ^[0-9]+$ ]] && export HPCJOBS_DEADLINE=$deadline || deadline=$((started + 10 ** 9))
-export HPCJOBS_CONTROL_DIR=$control
-write_state RUNNING null null null
 
 # --- software of the site
 
@@ -243,12 +143,12 @@ await_program() { # PID: sets `code`
     fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
-    [ "$code" -ne 0 ] || [ "$RANK" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
+    [ "$RANK" -ne 0 ] || [ "$code" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
     # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
     [ "$code" -ne 85 ] || code=0
     [ "$code" -ne 0 ] || return 0
     (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
-    [ "$code" -ne 137 ] || hostname >>"$HPCJOBS_CONTROL_DIR/suspects"
+    [ "$code" -ne 137 ] || echo "${SLURMD_NODENAME:-$(hostname)}" >>"$HPCJOBS_CONTROL_DIR/suspects"
 }
 # The agent restarts ranks whatever ended them; a program's own error would only come again.
 if [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt 0 ] && read -r code _ <"$HPCJOBS_RUN_DIR/first_failure"; then
@@ -303,18 +203,17 @@ trap 'cat "$ranks"/* 2>/dev/null | xargs -r kill -USR2 2>/dev/null' USR1
 trap 'told=TERM; kill -TERM "$program" 2>/dev/null' TERM
 (trap "" USR1 && exec /PYTHON -m torch.distributed.run --nnodes="$HPCJOBS_NNODES" --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id="$HPCJOBS_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))" --local-addr="$node_addr" --max-restarts=3 --no-python "${@//\$/\$\$}") &
 await_program $!
+echo "$code" >"$HPCJOBS_CONTROL_DIR/ends/${SLURM_NODEID:-0}"
 exit "$code"
 AGENT
 )
 
+[ -z "$early" ] || exit 85
 # A process group for the step: the TERM that ends this script's group reaches it once, by the trap below.
 set -m
 bash -c "$agent" agent bash -c "$task" task true </dev/null &
 set +m
-launched=$!
-watch_the_clock &
-clock=$!
-await_step "$launched"
+await_step $!
 code=$?
-kill "$clock" 2>/dev/null && wait "$clock"
+echo "$code" >"$HPCJOBS_CONTROL_DIR/step_code"
 exit "$code"

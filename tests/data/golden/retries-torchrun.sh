@@ -16,203 +16,47 @@
 
 # shellcheck disable=SC1090,SC1091,SC2016,SC2317,SC2329  # sourced init files; text expanded by each task; functions called by traps
 run_dir=/RUN
+step_tasks=2
+
+# --- further attempts: this script becomes the process that decides about them, and is run by it (docs/reliability.md)
+if [ "${HPCJOBS_ATTEMPTS_PID:-}" != "$PPID" ]; then
+    node_python=/usr/bin/python3
+    node_program=/RUN/node.pyz
+    "$node_python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' || {
+        echo "hpcjobs: $(hostname): --retries needs Python 3.6 or newer on the nodes, and $node_python is none:" 'set node_python in /SHIPPED/site_configs/tu-hpc.yaml' >&2
+        exit 1
+    }
+    for _ in {1..60}; do # a file server may restart
+        [ ! -r "$node_program" ] || break
+        sleep 5
+    done
+    if [ ! -r "$node_program" ]; then
+        echo "hpcjobs: $(hostname): there is no $node_program on this node" >&2
+        # Nothing of it is known here, and so nothing is decided: it waits for its user.
+        scontrol requeuehold "$SLURM_JOB_ID" &&
+            echo "hpcjobs: job $SLURM_JOB_ID is held: scontrol release $SLURM_JOB_ID starts it" >&2
+        exit 1
+    fi
+    exec "$node_python" -I "$node_program" attempts --run-dir "$run_dir" --scheduler slurm \
+        --budgets timeout=1000000000,preempt=1000000000,node=3,error=0 \
+        --warning 300 --tasks "$step_tasks" --agents \
+        -- bash "$0"
+fi
+
 job_id=$SLURM_JOB_ID
 nodes=$SLURM_JOB_NODELIST
 
 # --- state file: written at the start and, by a trap, at every end a script can notice
 started=$(date +%s)
 caught=''
-trap : USR1
+early=''
+trap 'early=yes' USR1 # the job's time is over before its step has begun
 
 write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
     printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
         "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" \
         "${SLURM_CLUSTER_NAME:-}" >"$run_dir/.state.json" &&
         mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
-}
-
-
-# --- further attempts: why an attempt of this job ended, and whether another one follows (docs/reliability.md)
-control=$run_dir/control
-history=$run_dir/attempts.jsonl
-mkdir -p -- "$control"
-touch -- "$history"
-declare -A budget=([timeout]=1000000000 [preempt]=1000000000 [node]=3 [error]=0)
-asked=''
-
-number() { # FILE: the whole number that it holds, 0 without one
-    local word=''
-    [ -r "$1" ] && read -r word <"$1"
-    [[ $word =~ ^[0-9]{1,18}$ ]] && echo "$((10#$word))" || echo 0
-}
-
-signal_before() { # seconds ahead of the time limit at which the step is told
-    local told
-    told=$(number "$control/signal-before") # by the program, from what it measured
-    [ "$told" -gt 0 ] || told=$(((deadline - started) / 4 < 300 ? (deadline - started) / 4 : 300))
-    echo "$told"
-}
-
-watch_the_clock() { # nobody else knows when it is time: Slurm's own warning is up to a minute early
-    local left never
-    exec {never}<> <(:) # to wait on without a process of its own, which would outlive this one
-    while left=$((deadline - $(date +%s) - $(signal_before))) && [ "$left" -gt 0 ]; do
-        read -rt "$((left < 15 ? left : 15))" -u "$never" _
-    done
-    kill -USR1 $$
-}
-
-time_to_save() { # on USR1: from the clock, from Slurm ahead of the limit, or from Slurm ahead of a preemption
-    local left=$((deadline - $(date +%s)))
-    if [ "$left" -le "$(signal_before)" ]; then
-        asked=timeout
-    elif [ "$left" -le 365 ]; then
-        return # Slurm's word about the limit: the clock's is to come
-    else
-        asked=preempt
-    fi
-    [ -z "${step:-}" ] || kill -USR1 "$step"
-}
-
-reason() { # EXIT_CODE: what ended this attempt; empty: Slurm takes the job away, and knows why
-    local late=''
-    [ "$(date +%s)" -lt "$((deadline - 2))" ] || late=yes
-    if [ -s "$control/requeue" ]; then
-        if [ "$asked" = timeout ] || [ -n "$late" ]; then echo timeout; elif [ -z "$caught" ]; then echo preempt; fi
-    elif [ "$1" -eq 0 ] && [ -e "$control/completed" ]; then # a step that Slurm has ended gives 0 too
-        echo completed
-    elif [ "$1" -eq 0 ] || [ -n "$caught" ]; then
-        [ -z "$late" ] || echo timeout
-    else
-        case $1 in
-            11 | 18 | 19 | 137) echo node ;; # no rendezvous, a rank lost, all at a standstill, killed
-            138 | 143) echo preempt ;;       # told to end, and not listening
-            *) echo error ;;
-        esac
-    fi
-}
-
-vanished() { # JOB_ID: what ended an attempt that left no word of its own, as the accounting has it
-    local states
-    states=$(sacct --allocations --duplicates --noheader --parsable2 --format=State --jobs="$1" 2>/dev/null)
-    case $(grep -vE '^(RUNNING|PENDING|COMPLETING)' <<<"$states" | tail -n 1) in
-        NODE_FAIL* | BOOT_FAIL*) echo node ;;
-        TIMEOUT*) echo timeout ;;
-        *) echo preempt ;;
-    esac
-}
-
-judge() { # WHY: sets `decision` to requeued, or to why no other attempt follows
-    local spent idle=0 patience=3 before=0 kept
-    spent=$(grep -c "\"cause\":\"$1\"" "$history")
-    while read -r kept; do
-        [ "$kept" -gt "$before" ] && idle=0 || idle=$((idle + 1))
-        before=$kept
-    done < <(sed -n 's/.*"saved":\([0-9]*\).*/\1/p' "$history" && echo "$saved")
-    [ "$1" != timeout ] || patience=1
-    if [ "$1" = completed ]; then
-        decision=completed
-    elif [ "$spent" -ge "${budget[$1]}" ]; then
-        decision="ended: the budget $1=${budget[$1]} is spent"
-    elif [ "$idle" -ge "$patience" ]; then
-        decision="ended: no progress, $saved is still all that is saved"
-    else
-        decision=requeued
-    fi
-}
-
-remember() { # JOB_ID STARTED ENDED NODES EXIT_CODE WHY: one line of the history
-    printf '{"job_id":"%s","started":%s,"ended":%s,"nodes":"%s","exit_code":%s,"cause":"%s","steps":%s,"saved":%s,"decision":"%s"}\n' \
-        "$1" "$2" "$3" "$4" "$5" "$6" "$steps" "$saved" "${decision//[\"\\]/}" >>"$history"
-    rm -f -- "$control/running"
-    echo "hpcjobs: attempt $(wc -l <"$history"): $6 at step $steps, saved up to $saved; $decision" >&2
-}
-
-count_steps() {
-    saved=$(number "$control/progress")
-    steps=$(number "$control/steps")
-    [ "$steps" -ge "$saved" ] || steps=$saved
-}
-
-judge_the_vanished() { # the attempt before this one, if it left no word
-    local earlier begun before why
-    [ -s "$control/running" ] || return
-    read -r earlier begun before <"$control/running"
-    why=$(vanished "$earlier")
-    count_steps
-    judge "$why"
-    [ "$decision" != requeued ] || decision='requeued by Slurm'
-    remember "$earlier" "$begun" null "$before" null "$why"
-    case $decision in ended*) die "$decision" ;; esac
-}
-
-judge_this() { # EXIT_CODE
-    local why
-    why=$(reason "$1")
-    if [ -z "$why" ]; then
-        code=143 state=CANCELLED
-        return 0
-    fi
-    count_steps
-    judge "$why"
-    remember "$job_id" "$started" "$(date +%s)" "$nodes" "$1" "$why"
-    case $decision in
-        completed) return 0 ;;
-        requeued) state=REQUEUED ;;
-        *) state=FAILED ;;
-    esac
-    [ "$code" -ne 0 ] || code=85
-}
-
-as_on_login() { # COMMAND...: without what Slurm has put into this job's environment
-    (
-        for name in "${!SLURM_@}" "${!SBATCH_@}"; do
-            case $name in SLURM_CONF | SLURM_CLUSTERS) ;; *) unset "$name" ;; esac
-        done
-        "$@"
-    )
-}
-
-do_without() { # sets `left_out` to the nodes that the next start avoids: what it avoids already, and who failed this one
-    local suspects already
-    left_out=''
-    [ -s "$control/suspects" ] || return 0
-    suspects=$(cut -d . -f 1 -- "$control/suspects" | sort -u | paste -sd ,)
-    already=$(scontrol show job --oneliner "$job_id" | sed -n 's/.* ExcNodeList=\([^ ]*\).*/\1/p')
-    [ "$already" = '(null)' ] || suspects="$already,$suspects"
-    if as_on_login sbatch --test-only --exclude="$suspects" "$run_dir/job.sh" 2>/dev/null; then
-        left_out=$suspects
-        echo "hpcjobs: the next start does without $left_out" >&2
-    else
-        echo "hpcjobs: too few nodes without $suspects: the next start may get them again" >&2
-    fi
-}
-
-submit_again() { # where no job may be requeued: another one, after this one, in the same run folder
-    local log
-    log=$(readlink /proc/$$/fd/1)
-    as_on_login sbatch --parsable --dependency="afterany:$job_id" --output="${log//%/%%}" \
-        ${left_out:+--exclude="$left_out"} "$run_dir/job.sh" 2>&1
-}
-
-put_back() { # the host's own shell does it: in a container there is no scontrol
-    local said left_out
-    trap '' TERM # Slurm ends this script in the course of it
-    do_without
-    if said=$(scontrol requeue "$job_id" 2>&1); then
-        [ -z "$left_out" ] || scontrol update JobId="$job_id" ExcNodeList="$left_out"
-        return 0 # said: a bare return within a trap gives the code that the script ended with
-    elif said="$said; $(submit_again)"; then
-        said=${said##*; }
-        echo "${said%%;*}" >"$control/continued"
-        sed -i "\$s/\"decision\":\"requeued\"/\"decision\":\"resubmitted as ${said%%;*}\"/" "$history"
-        echo "hpcjobs: requeue is not allowed here; goes on as job ${said%%;*}" >&2
-    else
-        said=$(tr -d '"\\/&\n' <<<"$said")
-        sed -i "\$s/\"decision\":\"requeued\"/\"decision\":\"ended: $said\"/" "$history"
-        echo "hpcjobs: not requeued: $said" >&2
-        return 1
-    fi
 }
 
 finish() {
@@ -224,12 +68,8 @@ finish() {
     fi
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
-    judge_this "$code"
-    write_state "$state" "$code" "$(date +%s)" "$failure"
-    if [ "$state" = REQUEUED ] && ! put_back; then
-        code=85
-        write_state FAILED "$code" "$(date +%s)" "$failure"
-    fi
+    [ ! -s "$HPCJOBS_CONTROL_DIR/requeue" ] || state=REQUEUED
+[ "$BASHPID" = $$ ] || write_state "$state" "$code" "$(date +%s)" "$failure" # the job's own comes from the process above
     trap - EXIT
     exit "$code"
 }
@@ -242,7 +82,7 @@ die() {
 await_step() { # PID: wait for it, handing TERM on; its exit code
     step=$1
     trap 'caught=TERM' TERM # Slurm tells the step itself; srun, told too, would not let it save
-    trap time_to_save USR1
+    trap 'kill -USR1 "$step" 2>/dev/null' USR1
     # A trapped signal interrupts `wait`: ask again until the step has really ended.
     wait "$step"
     step_code=$?
@@ -255,14 +95,6 @@ await_step() { # PID: wait for it, handing TERM on; its exit code
 
 trap finish EXIT
 trap 'caught=TERM; exit 143' TERM
-rm -f -- "$run_dir/first_failure"
-rm -f -- "$control/requeue" "$control/completed"
-judge_the_vanished
-echo "$job_id $started $nodes" >"$control/running"
-deadline=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job_id" --format=%e | head -n 1)
-[[ $deadline =~ ^[0-9]+$ ]] && export HPCJOBS_DEADLINE=$deadline || deadline=$((started + 10 ** 9))
-export HPCJOBS_CONTROL_DIR=$control
-write_state RUNNING null null null
 
 # --- what srun reads from the environment
 # After --export=NONE it would start tasks without this script's environment.
@@ -340,12 +172,12 @@ await_program() { # PID: sets `code`
     fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
-    [ "$code" -ne 0 ] || [ "$RANK" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
+    [ "$RANK" -ne 0 ] || [ "$code" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
     # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
     [ "$code" -ne 85 ] || code=0
     [ "$code" -ne 0 ] || return 0
     (set -o noclobber && echo "$code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
-    [ "$code" -ne 137 ] || hostname >>"$HPCJOBS_CONTROL_DIR/suspects"
+    [ "$code" -ne 137 ] || echo "${SLURMD_NODENAME:-$(hostname)}" >>"$HPCJOBS_CONTROL_DIR/suspects"
 }
 # The agent restarts ranks whatever ended them; a program's own error would only come again.
 if [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt 0 ] && read -r code _ <"$HPCJOBS_RUN_DIR/first_failure"; then
@@ -367,6 +199,8 @@ for _ in {1..30}; do kill -0 "$label" 2>/dev/null && sleep 0.1 || break; done
 if [ "$code" -ne 0 ]; then
     echo "hpcjobs: rank $RANK on $(hostname) ended with exit code $code" >&2
 fi
+# Slurm ends the job. If that is because the process that decides was killed, this rank decides.
+[ "$told" != TERM ] || [ "$RANK" -ne 0 ] || sh "$HPCJOBS_CONTROL_DIR/aftermath"
 exit "$code"
 TASK
 )
@@ -400,15 +234,14 @@ trap 'cat "$ranks"/* 2>/dev/null | xargs -r kill -USR2 2>/dev/null' USR1
 trap 'told=TERM; kill -TERM "$program" 2>/dev/null' TERM
 (trap "" USR1 && exec python -m torch.distributed.run --nnodes="$HPCJOBS_NNODES" --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id="$HPCJOBS_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))" --local-addr="$node_addr" --max-restarts=3 --no-python "${@//\$/\$\$}") &
 await_program $!
+echo "$code" >"$HPCJOBS_CONTROL_DIR/ends/${SLURM_NODEID:-0}"
 exit "$code"
 AGENT
 )
 
+[ -z "$early" ] || exit 85
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * 1))" --ntasks-per-node=1 --cpus-per-task=2 --mpi=pmix --kill-on-bad-exit=1 bash -c "$agent" agent bash -c "$task" task true </dev/null &
-launched=$!
-watch_the_clock &
-clock=$!
-await_step "$launched"
+await_step $!
 code=$?
-kill "$clock" 2>/dev/null && wait "$clock"
+echo "$code" >"$HPCJOBS_CONTROL_DIR/step_code"
 exit "$code"

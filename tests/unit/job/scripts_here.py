@@ -16,6 +16,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.data import shipped
 from hpcjobs.job.models import Plan
+from hpcjobs.pyz import pack
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 
@@ -82,7 +83,10 @@ def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProc
     run_dir = tmp_path / "run folder"
     run_dir.mkdir(exist_ok=True)
     script = re.sub(r"^run_dir=.*", f"run_dir='{run_dir}'", script, flags=re.MULTILINE)
+    script = re.sub(r"^    node_program=.*", f"    node_program='{run_dir}/node.pyz'", script, flags=re.MULTILINE)
     (tmp_path / "job.sh").write_text(script)
+    if plan.job.retries is not None:
+        (run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(plan.job.nodes), "SLURM_JOB_NODELIST": "node[1-2]"}
     return subprocess.run(
         ["bash", str(tmp_path / "job.sh")],

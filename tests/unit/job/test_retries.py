@@ -112,7 +112,7 @@ def test_a_program_that_fails_ends_with_its_code_and_one_that_is_killed_is_tried
 
 def test_an_attempt_that_left_no_word_is_in_the_history_of_the_next_one(script: Script) -> None:
     script.start("7", "9")
-    (script.run_dir / "control" / "running").write_text("7 1700000000 node[1-2]\n")
+    (script.run_dir / "control" / "running").write_text('{"job_id": "7", "started": 1700000000, "nodes": "node[1-2]"}')
     script.start(program="pass")
     assert [line["decision"] for line in script.history] == ["requeued", "requeued by Slurm", "completed"]
     assert script.state == "COMPLETED"

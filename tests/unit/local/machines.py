@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcjobs.job.models import Plan
+from hpcjobs.pyz import pack
 from hpcjobs.job.plan import plan
 from hpcjobs.runtime import processes
 from hpcjobs.scheduler.base import JobRecord, State
@@ -30,6 +31,8 @@ def make_plan(*program: str, **asked: Any) -> Plan:
     """A plan whose run folder is there."""
     made = plan(program, **({"site": "local"} | asked))
     (made.run_dir / "logs").mkdir(mode=0o700, parents=True)
+    if made.job.retries is not None:
+        (made.run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))
     (made.run_dir / "job.sh").write_text(made.script)
     (made.run_dir / "job.sh").chmod(0o700)
     return made

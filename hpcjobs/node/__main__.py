@@ -1,0 +1,20 @@
+"""``python3 node.pyz attempts ...`` runs a job; ``aftermath`` ends one whose own process was killed."""
+
+import sys
+
+from hpcjobs.node.aftermath import conclude_killed
+from hpcjobs.node.options import parse
+from hpcjobs.node.supervisor import supervise
+
+
+def main() -> int:
+    verb, words = sys.argv[1], sys.argv[2:]
+    if verb == "attempts":
+        return supervise(parse(words))
+    if verb == "aftermath":
+        return conclude_killed(*words)
+    raise SystemExit(f"hpcjobs: node.pyz knows attempts and aftermath, not {verb!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The end of an attempt: its cause, its line in the history, the state file, and what follows."""
+
+import json
+import os
+from typing import Dict, Optional
+
+from hpcjobs.node import decide
+from hpcjobs.node.control import ControlDir, Running
+from hpcjobs.node.files import write_beside
+from hpcjobs.node.history import Attempt, append_attempt, count_unrecorded, read_history, replace_last
+from hpcjobs.node.options import Options
+from hpcjobs.node.schedulers import Scheduler
+from hpcjobs.node.slurm import report
+
+CANCELLED_CODE = 143
+"""128 + SIGTERM: of a job that its scheduler takes away."""
+
+
+class Job:
+    """One attempt of a job, as it starts and as it ends."""
+
+    def __init__(self, options: Options, scheduler: Scheduler, *, job_id: str, nodes: str, started: int) -> None:
+        self.options, self.scheduler, self.control = options, scheduler, ControlDir(options.run_dir)
+        self.job_id, self.nodes, self.started = job_id, nodes, started
+        self.is_over = False
+        """Whether its end is the job's end, of which the scheduler learns by the exit code alone."""
+
+    def write_state(self, state: str, code: Optional[int] = None, ended: Optional[int] = None) -> None:
+        """Write ``state.json``; that it cannot be written must not end a job."""
+        failure = self.control.first_failure if code else None
+        found: Dict[str, object] = {
+            "schema": 1,
+            "job_id": self.job_id,
+            "state": state,
+            "exit_code": code,
+            "started": self.started,
+            "ended": ended,
+            "nodes": self.nodes,
+            "restarts": self.scheduler.restarts,
+            "first_failure": None
+            if failure is None
+            else {"rank": failure.rank, "host": failure.host, "exit_code": failure.exit_code},
+        }
+        try:
+            write_beside(
+                os.path.join(self.options.run_dir, "state.json"), json.dumps(found, separators=(",", ":")) + "\n"
+            )
+        except OSError as error:
+            report(f"state.json cannot be written: {error.strerror}")
+
+    def judge_earlier(self, running: Running) -> str:
+        """Record the attempt before this one, which left no line; its decision."""
+        cause = self.scheduler.read_earlier_cause(running.job_id)
+        decision = self._decide(cause, earlier=True)
+        decision = "requeued by Slurm" if decision == decide.CONTINUES else decision
+        self._record(Attempt(running.job_id, running.started, None, running.nodes, None, cause,
+                             self.control.steps, self.control.saved, decision))  # fmt: skip
+        return decision
+
+    def conclude(self, end: decide.End, ended: int) -> int:
+        """Decide what follows ``end`` and bring it about; the exit code of the job."""
+        self.nodes = self.control.chosen_nodes or self.nodes
+        cause = decide.find_cause(end)
+        if cause is None:
+            requeued = end.scheduler_cause == decide.REQUEUED
+            self.write_state("REQUEUED" if requeued else "CANCELLED", CANCELLED_CODE, ended)
+            if end.scheduler_cause == decide.CANCELLED:
+                self.control.clear_running()
+            else:
+                self.control.leave_to_scheduler()
+            return CANCELLED_CODE
+        decision = self._decide(cause)
+        attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
+                          self.control.steps, self.control.saved, decision)  # fmt: skip
+        self._record(attempt)
+        if decision == decide.COMPLETED:
+            self.is_over = True
+            self.write_state("COMPLETED", end.exit_code, ended)
+            return end.exit_code
+        code = end.exit_code or decide.REQUEUE_CODE
+        if decision == decide.CONTINUES:
+            self.write_state("REQUEUED", code, ended)  # before Slurm ends this process in the course of it
+            decision = self._start_again(attempt)
+        if decision.startswith("ended"):
+            self.is_over = True
+            self.write_state("FAILED", code, ended)
+        return code
+
+    def _decide(self, cause: str, *, earlier: bool = False) -> str:
+        """The decision by the history; a history that cannot be read ends the job, and spends no budget."""
+        try:
+            history = read_history(self.options.run_dir)
+        except OSError as error:
+            return f"ended: {error.filename} cannot be read: {error.strerror}"
+        restarts = self.scheduler.restarts - int(earlier)
+        unrecorded = count_unrecorded(history, self.scheduler.job_id, restarts)
+        return decide.decide(
+            cause, saved=self.control.saved, history=history, budgets=self.options.budgets, unrecorded=unrecorded
+        )
+
+    def _record(self, attempt: Attempt) -> None:
+        try:
+            append_attempt(self.options.run_dir, attempt)
+            self.control.clear_running()
+            number = len(read_history(self.options.run_dir).attempts)
+        except OSError as error:
+            report(f"attempts.jsonl lacks this attempt, which counts for every budget: {error.strerror}")
+            number = self.scheduler.restarts + 1
+        report(
+            f"attempt {number}: {attempt.cause} at step {attempt.steps}, "
+            f"saved up to {attempt.saved}; {attempt.decision}"
+        )
+
+    def _start_again(self, attempt: Attempt) -> str:
+        continuation = self.scheduler.start_again(self.control.suspects())
+        if continuation.decision == decide.CONTINUES:
+            return continuation.decision
+        try:
+            if continuation.job_id is not None:
+                self.control.write_continued(continuation.job_id)
+                report(f"requeue is not allowed here; goes on as job {continuation.job_id}")
+            else:
+                report(f"not requeued: {continuation.decision}")
+            replace_last(self.options.run_dir, attempt._replace(decision=continuation.decision))
+        except OSError as error:
+            report(f"attempts.jsonl cannot be corrected: {error.strerror}")
+        return continuation.decision

@@ -1,0 +1,167 @@
+"""The control directory: the files by which a job's program and the process that decides about attempts meet."""
+
+import json
+import os
+import re
+import shlex
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from hpcjobs.node.decide import REQUEUE_CODE
+from hpcjobs.node.files import read_text, remove, write_beside
+
+
+class Running(NamedTuple):
+    """The attempt that is running, for whoever must judge its end because its own process could not."""
+
+    job_id: str
+    started: int
+    nodes: str
+    host: str = ""
+    pid: int = 0
+    words: List[str] = []
+    """Options of the process that decides."""
+
+
+class FirstFailure(NamedTuple):
+    """The first rank that failed."""
+
+    exit_code: int
+    rank: int
+    host: str
+
+
+class ControlDir:
+    """``control/`` in the run folder, and what lies beside it."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir, self.path = run_dir, os.path.join(run_dir, "control")
+
+    def prepare(self, running: Running) -> None:
+        """Remove what an earlier attempt left, and note that this one runs. Raises OSError."""
+        os.makedirs(os.path.join(self.path, "ends"), exist_ok=True)
+        for name in ("requeue", "completed", "finished", "step_code", "nodes"):
+            remove(self._file(name))
+        for name in os.listdir(self._file("ends")):
+            remove(self._file("ends", name))
+        remove(os.path.join(self.run_dir, "first_failure"))
+        write_beside(self._file("running"), json.dumps(running._asdict()) + "\n")
+
+    def write_aftermath(self, command: List[str]) -> None:
+        """Note how rank 0 decides if the process that should was killed. Raises OSError."""
+        write_beside(self._file("aftermath"), "exec {}\n".format(" ".join(map(shlex.quote, command))))
+
+    def check_readable(self) -> None:
+        """Raises OSError where the run folder is away: renamed, or not mounted."""
+        os.listdir(self.run_dir)
+
+    # --- what the program writes
+
+    @property
+    def asks_to_continue(self) -> bool:
+        """Whether all that the program did is saved, and it asks for another attempt."""
+        return bool(read_text(self._file("requeue")).strip()) or REQUEUE_CODE in self.ends().values()
+
+    @property
+    def completed(self) -> bool:
+        """Whether rank 0 ended with code 0."""
+        return os.path.exists(self._file("completed"))
+
+    @property
+    def saved(self) -> int:
+        return self._number("progress")
+
+    @property
+    def steps(self) -> int:
+        return max(self._number("steps"), self.saved)
+
+    @property
+    def signal_before_s(self) -> int:
+        """How long before its limit the program wants the signal, from what it measured; 0: not known yet."""
+        return self._number("signal-before")
+
+    def ends(self) -> Dict[int, int]:
+        """Task of the step -> its exit code, of tasks that ended."""
+        try:
+            names = [name for name in os.listdir(self._file("ends")) if name.isdigit()]
+            codes = {int(name): read_text(self._file("ends", name)).strip() for name in names}
+        except OSError:
+            return {}
+        return {task: int(code) for task, code in codes.items() if code.isdigit()}
+
+    @property
+    def step_code(self) -> Optional[int]:
+        """Exit code of the step, as the job script saw it."""
+        text = self._word("step_code")
+        return int(text) if text.isdigit() else None
+
+    @property
+    def first_failure(self) -> Optional[FirstFailure]:
+        try:
+            code, rank, host = read_text(os.path.join(self.run_dir, "first_failure")).split()[:3]
+            return FirstFailure(int(code), int(rank), host)
+        except (OSError, ValueError):
+            return None
+
+    def suspects(self) -> List[str]:
+        """Hosts that the next attempt should not get, each once."""
+        try:
+            return sorted(set(read_text(self._file("suspects")).split()))
+        except OSError:
+            return []
+
+    @property
+    def chosen_nodes(self) -> str:
+        """Nodes that a check chose of the allocation; empty: all of it."""
+        return self._word("nodes")
+
+    # --- what the process that decides writes
+
+    def running(self) -> Optional[Running]:
+        """The attempt that ended without a line in the history, if there is one."""
+        try:
+            found: Dict[str, Any] = json.loads(read_text(self._file("running")))
+            return Running(**found)
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def clear_running(self) -> None:
+        remove(self._file("running"))
+
+    def leave_to_scheduler(self) -> None:
+        """The scheduler decides what follows; if it starts the job again, that start judges this end."""
+        running = self.running()
+        if running is not None:
+            write_beside(self._file("running"), json.dumps(running._replace(pid=0)._asdict()) + "\n")
+
+    @property
+    def continued(self) -> str:
+        """Id of the job that continues this one, where a job cannot be requeued; empty: none."""
+        return self._word("continued")
+
+    def write_continued(self, job_id: str) -> None:
+        write_beside(self._file("continued"), job_id + "\n")
+
+    def write_deadline(self, deadline: float) -> None:
+        """Seconds since 1970, by this host's clock: limits are extended and shortened while a job runs."""
+        write_beside(self._file("deadline"), f"{deadline:.0f}\n")
+
+    def finished_code(self, job_id: str) -> Optional[int]:
+        """Exit code of ``job_id`` where it ended, but could not tell Slurm so; None: it did not."""
+        recorded, _, code = self._word("finished").partition("=")
+        return int(code) if recorded == job_id and code.isdigit() else None
+
+    def write_finished(self, job_id: str, code: int) -> None:
+        write_beside(self._file("finished"), f"{job_id}={code}\n")
+
+    def _number(self, name: str) -> int:
+        word = self._word(name)
+        return int(word) if re.match(r"[0-9]{1,18}\Z", word) else 0
+
+    def _word(self, name: str) -> str:
+        try:
+            return (read_text(self._file(name)).split() or [""])[0]
+        except OSError:
+            return ""
+
+    def _file(self, *names: str) -> str:
+        return os.path.join(self.path, *names)

@@ -1,0 +1,91 @@
+"""Why an attempt ended, and whether another one follows. Pure: no files, no commands, no clock."""
+
+from typing import Dict, List, NamedTuple, Optional
+
+from hpcjobs.node.history import Attempt, History
+
+COMPLETED, TIMEOUT, PREEMPT, NODE, ERROR = "completed", "timeout", "preempt", "node", "error"
+"""Causes of an end."""
+RUNNING, CANCELLED, REQUEUED = "running", "cancelled", "requeued"
+"""What the scheduler may say of a job beside a cause: it is not ending it, it ends it for good, it starts it again."""
+CONTINUES = "requeued"
+"""The decision that another attempt follows."""
+REQUEUE_CODE = 85
+"""Exit code of a task that has saved and asks to be started again."""
+LOST_RANK_CODES = (11, 18, 19, 137)
+"""No rendezvous, a rank lost, no progress of all ranks, SIGKILL: the node's fault and not the program's."""
+SIGNAL_CODES = (138, 143)
+"""SIGUSR1 and SIGTERM: signalled, and the program does not listen."""
+PATIENCE = 3
+"""So many attempts in a row that save nothing more end the job."""
+PATIENCE_AT_LIMIT = 1
+"""A complete time limit without anything saved would only be repeated."""
+
+
+class End(NamedTuple):
+    """What is known of the end of an attempt."""
+
+    exit_code: int
+    asks_to_continue: bool = False
+    """The program has saved, and asks to be started again."""
+    completed: bool = False
+    """Rank 0 ended with code 0."""
+    signalled: Optional[str] = None
+    """``timeout`` or ``preempt``: the cause for which this process signalled the program."""
+    terminated: bool = False
+    """SIGTERM came: the scheduler takes the job away."""
+    past_limit: bool = False
+    scheduler_cause: Optional[str] = None
+    """Why the scheduler ends the job: a cause, ``running``, ``cancelled`` or ``requeued``; None: it does not answer."""
+
+
+def find_cause(end: End) -> Optional[str]:
+    """The cause of an end; None: the scheduler takes the job away, and what follows is its decision."""
+    if end.exit_code == 0 and end.completed and not end.asks_to_continue:
+        return COMPLETED
+    if end.scheduler_cause in (CANCELLED, REQUEUED):
+        return None
+    asks_to_continue = end.asks_to_continue or end.exit_code == REQUEUE_CODE
+    late = end.past_limit or end.scheduler_cause == TIMEOUT
+    if asks_to_continue:
+        if end.signalled == TIMEOUT or late:
+            return TIMEOUT
+        if end.scheduler_cause in (PREEMPT, NODE):
+            return end.scheduler_cause
+        return None if end.terminated else PREEMPT
+    if end.exit_code == 0 or end.terminated:  # Slurm's end of a step gives 0 too
+        if late:
+            return TIMEOUT
+        return end.scheduler_cause if end.scheduler_cause in (PREEMPT, NODE) else None
+    if end.exit_code in LOST_RANK_CODES:
+        return NODE
+    if end.exit_code in SIGNAL_CODES:
+        return PREEMPT
+    return ERROR
+
+
+def decide(cause: str, *, saved: int, history: History, budgets: Dict[str, int], unrecorded: int = 0) -> str:
+    """``completed``, ``requeued``, or ``ended:`` and the reason.
+
+    Args:
+        saved: steps that a next attempt would resume from.
+        unrecorded: earlier attempts that the history lacks. They count for every budget: nobody knows their cause,
+            and a budget must not count as unspent because its record is lost.
+    """
+    if cause == COMPLETED:
+        return COMPLETED
+    spent = sum(attempt.cause == cause for attempt in history.attempts) + unrecorded
+    if spent >= budgets[cause]:
+        return f"ended: the budget {cause}={budgets[cause]} is spent"
+    if _idle(history.attempts, saved) >= (PATIENCE_AT_LIMIT if cause == TIMEOUT else PATIENCE):
+        return f"ended: no progress, {saved} is still all that is saved"
+    return CONTINUES
+
+
+def _idle(attempts: List[Attempt], saved: int) -> int:
+    """How many attempts in a row, this one included, saved nothing beyond those before."""
+    best = idle = 0
+    for each in [*(attempt.saved for attempt in attempts), saved]:
+        idle = 0 if each > best else idle + 1
+        best = max(best, each)
+    return idle

@@ -1,0 +1,80 @@
+"""``attempts.jsonl``: a line for each attempt of a job that ended."""
+
+import json
+import os
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from hpcjobs.node.files import append_line, write_beside
+
+NAME = "attempts.jsonl"
+
+
+class Attempt(NamedTuple):
+    """One start of a job and its end. Times are seconds since 1970; None: nobody could tell."""
+
+    job_id: str
+    started: Optional[int]
+    ended: Optional[int]
+    nodes: str
+    exit_code: Optional[int]
+    cause: str
+    steps: int
+    """Steps done since the first start."""
+    saved: int
+    """Of these, those that a next attempt would resume from."""
+    decision: str
+
+    def line(self) -> str:
+        return json.dumps(self._asdict(), separators=(",", ":"))
+
+
+class History(NamedTuple):
+    """The attempts of a job so far, oldest first."""
+
+    attempts: List[Attempt]
+    unreadable: int = 0
+    """Lines that hold no attempt: cut short when the job was killed, say."""
+
+
+def read_history(run_dir: str) -> History:
+    """The history in ``run_dir``; empty before the first end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        with open(os.path.join(run_dir, NAME), "rb") as file:
+            lines = [line for line in file.read().split(b"\n") if line.strip(b"\0 \r\t")]
+    except FileNotFoundError:
+        return History([])
+    parsed = [_parse(line) for line in lines]
+    attempts = [attempt for attempt in parsed if attempt is not None]
+    return History(attempts, len(parsed) - len(attempts))
+
+
+def append_attempt(run_dir: str, attempt: Attempt) -> None:
+    """Raises OSError."""
+    append_line(os.path.join(run_dir, NAME), attempt.line())
+
+
+def replace_last(run_dir: str, attempt: Attempt) -> None:
+    """Correct the line that was appended last. Raises OSError."""
+    path = os.path.join(run_dir, NAME)
+    with open(path, "rb") as file:
+        earlier = file.read().rstrip(b"\n").rpartition(b"\n")
+    write_beside(path, (earlier[0] + earlier[1]).decode("utf-8", "replace") + attempt.line() + "\n")
+
+
+def count_unrecorded(history: History, job_id: str, restarts: int) -> int:
+    """How many earlier attempts have no readable line, by the number of times the scheduler restarted ``job_id``."""
+    recorded = sum(attempt.job_id == job_id for attempt in history.attempts)
+    return max(history.unreadable, restarts - recorded, 0)
+
+
+def _parse(line: bytes) -> Optional[Attempt]:
+    try:
+        found: Dict[str, Any] = json.loads(line.decode("utf-8"))
+        attempt = Attempt(**{name: found[name] for name in Attempt._fields})
+        return attempt._replace(steps=int(attempt.steps), saved=int(attempt.saved))
+    except (ValueError, KeyError, TypeError):
+        return None

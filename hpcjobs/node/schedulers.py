@@ -1,0 +1,79 @@
+"""What a scheduler does for a job's attempts. The local queue needs little of it."""
+
+import os
+import time
+from typing import Dict, List, NamedTuple, Optional
+
+from hpcjobs.node import decide
+from hpcjobs.node.clock import Limit
+
+
+class Continuation(NamedTuple):
+    """How a job goes on."""
+
+    decision: str
+    """``requeued``, ``resubmitted as ID``, or ``ended:`` and the reason."""
+    job_id: Optional[str] = None
+    """Of the job that continues this one."""
+
+
+class Scheduler:
+    """What every scheduler answers; each method has an answer where the scheduler is silent."""
+
+    job_id = ""
+    """As the scheduler's commands want it; a task of an array by its array and index."""
+    restarts = 0
+    """How often the scheduler has started this job again."""
+
+    def read_limit(self) -> Optional[Limit]:
+        raise NotImplementedError
+
+    def read_cause(self) -> Optional[str]:
+        """Why the scheduler ends this job: a cause, ``running``, ``cancelled`` or ``requeued``."""
+        raise NotImplementedError
+
+    def read_earlier_cause(self, job_id: str) -> str:
+        """The cause that ended ``job_id``, of which nothing was recorded."""
+        raise NotImplementedError
+
+    def start_again(self, suspects: List[str]) -> Continuation:
+        """Another attempt after this one, if possible without ``suspects``."""
+        raise NotImplementedError
+
+    def hold(self) -> str:
+        """Put the job back into the queue, to wait there until its user releases it; a message about it."""
+        raise NotImplementedError
+
+
+class Local(Scheduler):
+    """The queue of one machine: a supervisor starts the script again, with the CPUs and GPUs that the job has."""
+
+    def __init__(self, environ: Dict[str, str]) -> None:
+        self.job_id = environ.get("HPCJOBS_JOB_ID", "")
+        self.restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        self._again = environ.get("HPCJOBS_AGAIN", "")
+        self._deadline = environ.get("HPCJOBS_DEADLINE", "")
+        self._limit: Optional[float] = None
+
+    def read_limit(self) -> Optional[Limit]:
+        """Read once: the supervisor's limit never changes, and its clock is this one."""
+        if not self._deadline.isdigit() or self._limit is not None:
+            return None
+        self._limit = float(self._deadline) - time.time()
+        return Limit(self._limit, self._limit)
+
+    def read_cause(self) -> Optional[str]:
+        return None
+
+    def read_earlier_cause(self, job_id: str) -> str:
+        return decide.PREEMPT
+
+    def start_again(self, suspects: List[str]) -> Continuation:
+        try:
+            os.close(os.open(self._again, os.O_WRONLY | os.O_CREAT, 0o600))
+        except OSError as error:
+            return Continuation("ended: {}: {}".format(self._again or "no HPCJOBS_AGAIN", error.strerror))
+        return Continuation(decide.CONTINUES)
+
+    def hold(self) -> str:
+        return "submit it again when its run folder can be read"

@@ -1,0 +1,194 @@
+"""Slurm's commands, as an attempt of a job needs them on its first node."""
+
+import math
+import os
+import re
+import sys
+import time
+from typing import Callable, Dict, List, Optional
+
+from hpcjobs.node import decide
+from hpcjobs.node.clock import Limit
+from hpcjobs.node.commands import Answer, Run, outside_job
+from hpcjobs.node.schedulers import Continuation, Scheduler
+
+_REASONS = {"TimeLimit": decide.TIMEOUT, "NodeDown": decide.NODE}
+_STATES = {
+    "RUNNING": decide.RUNNING,
+    "TIMEOUT": decide.TIMEOUT,
+    "PREEMPTED": decide.PREEMPT,
+    "NODE_FAIL": decide.NODE,
+    "BOOT_FAIL": decide.NODE,
+}
+_UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
+_UNREACHABLE = re.compile(r"contact|timed out|connect|zero bytes|communicat|respond|answer", re.IGNORECASE)
+"""In messages of a command whose controller is away; a refusal has none of these words."""
+_PATIENCE_S = 300.0
+"""So long a controller that restarts may need."""
+_RETRY_S = 5.0
+
+
+class Slurm(Scheduler):
+    """One job, or one task of an array, by Slurm's own commands."""
+
+    def __init__(
+        self,
+        environ: Dict[str, str],
+        run: Run,
+        *,
+        job_script: str,
+        held: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+        self.in_array = bool(array and task)
+        # The raw id of a task may be the array's own, and then it means all of its tasks.
+        self.job_id = f"{array}_{task}" if self.in_array else environ.get("SLURM_JOB_ID", "")
+        self.restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        self.nodes = environ.get("SLURM_JOB_NODELIST", "")
+        self._run, self._script, self._held = run, job_script, held
+        self._monotonic, self._wall, self._sleep = monotonic, wall, sleep
+        self._env = dict(outside_job(environ), SLURM_TIME_FORMAT="%s")
+        self._began_monotonic, self._began_wall = monotonic(), wall()
+        self._controller_epoch: Optional[float] = None
+
+    # --- time limit
+
+    def read_limit(self) -> Optional[Limit]:
+        job = self._show()
+        start, end = _epoch(job.get("StartTime")), _epoch(job.get("EndTime"))
+        if start is None:
+            return None
+        if end is None:
+            return Limit(math.inf, math.inf) if job.get("TimeLimit") == "UNLIMITED" else None
+        return Limit(end - self._controller_now(start, end - start), end - start)
+
+    def _controller_now(self, start: float, total_s: float) -> float:
+        """The time by the controller's clock, which is the one that counts.
+
+        Where ``sdiag`` does not tell, the job started on this host when this process did, or so much earlier
+        as this host's clock says, if that is plausible: a prolog may have taken its time.
+        """
+        if self._controller_epoch is None:
+            now = re.search(r"^sdiag output at .*\(([0-9]+)\)", self._call("sdiag").out, re.MULTILINE)
+            if now:
+                self._controller_epoch = float(now.group(1)) - self._monotonic()
+            else:
+                delay = self._began_wall - start
+                self._controller_epoch = start - self._began_monotonic + (delay if 0 <= delay <= total_s / 4 else 0)
+        return self._controller_epoch + self._monotonic()
+
+    # --- causes
+
+    def read_cause(self) -> Optional[str]:
+        job = self._show()
+        if not job:
+            return None
+        if int(job.get("Restarts", "0")) > self.restarts:
+            return decide.REQUEUED
+        cause = _REASONS.get(job.get("Reason", "")) or _STATES.get(job.get("JobState", ""))
+        preempted, started = _epoch(job.get("PreemptTime")), _epoch(job.get("StartTime"))
+        if cause in (None, decide.RUNNING) and preempted is not None and preempted >= (started or 0):
+            cause = decide.PREEMPT
+        return cause or decide.CANCELLED
+
+    def read_earlier_cause(self, job_id: str) -> str:
+        words = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=State", "--jobs=" + job_id)
+        states = [(line.split() or [""])[0] for line in self._call("sacct", *words).out.splitlines()]
+        ended = [state for state in states if state not in _UNFINISHED]
+        cause = _STATES.get(ended[-1]) if ended else None
+        return cause or decide.PREEMPT
+
+    # --- another attempt
+
+    def start_again(self, suspects: List[str]) -> Continuation:
+        exclude = self._exclude(suspects)
+        refusal = self._requeue("requeue")
+        if refusal is None:
+            if exclude:
+                self._call("scontrol", "update", "JobId=" + self.job_id, "ExcNodeList=" + exclude)
+            return Continuation(decide.CONTINUES)
+        if self.in_array:
+            return Continuation(f"ended: {refusal}; a task of an array is not submitted again")
+        return self._submit_again(refusal, exclude)
+
+    def hold(self) -> str:
+        refusal = self._requeue("requeuehold")
+        if refusal is None:
+            return f"job {self.job_id} is held: scontrol release {self.job_id} starts it when the folder is back"
+        return f"not requeued: {refusal}"
+
+    def _requeue(self, verb: str) -> Optional[str]:
+        """Ask until the controller answers; None: it did, else its refusal."""
+        give_up = self._monotonic() + _PATIENCE_S
+        while True:
+            answer = self._call("scontrol", verb, self.job_id)
+            message = _one_line(answer.err or answer.out)
+            if answer.code == 0 or "Job is pending execution" in message:
+                return None
+            if not _UNREACHABLE.search(message) or self._monotonic() > give_up:
+                return message or f"scontrol {verb} ended with code {answer.code}"
+            self._sleep(_RETRY_S)
+
+    def _submit_again(self, refusal: str, exclude: str) -> Continuation:
+        """A job after this one, in the same run folder."""
+        words = ["--parsable", "--dependency=afterany:" + self.job_id]
+        log = _log_path()
+        words += ["--output=" + log.replace("%", "%%")] if log else []
+        words += ["--exclude=" + exclude] if exclude else []
+        answer = self._call("sbatch", *words, self._script)
+        # A site's banner may surround the id, on standard output too.
+        ids = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
+        if answer.code != 0 or not ids:
+            message = _one_line(answer.err or answer.out) or "no job id from sbatch"
+            return Continuation(f"ended: {refusal}; {message}")
+        if self._held:  # its user released it once
+            self._call("scontrol", "release", ids[-1])
+        return Continuation(f"resubmitted as {ids[-1]}", ids[-1])
+
+    def _exclude(self, suspects: List[str]) -> str:
+        """The nodes that the next attempt avoids, with those that the job avoids already; empty: no change."""
+        own = self._call("scontrol", "show", "hostnames", self.nodes).out.split()
+        short = {node.partition(".")[0]: node for node in own}
+        bad = sorted({short[host.partition(".")[0]] for host in suspects if host.partition(".")[0] in short})
+        if not bad:
+            return ""
+        already = self._show().get("ExcNodeList", "(null)")
+        nodes = ",".join(([] if already == "(null)" else [already]) + bad)
+        if self._call("sbatch", "--test-only", "--exclude=" + nodes, self._script).code != 0:
+            report(f"too few nodes without {nodes}: the next start may get them again")
+            return ""
+        report(f"the next start does without {nodes}")
+        return nodes
+
+    def _show(self) -> Dict[str, str]:
+        """Fields of ``scontrol show job``; none where there is no answer."""
+        out = self._call("scontrol", "--all", "--oneliner", "show", "job", self.job_id).out
+        return dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out))
+
+    def _call(self, *words: str) -> Answer:
+        return self._run(list(words), self._env)
+
+
+def report(message: str) -> None:
+    """Write ``message`` into the job's log."""
+    print("hpcjobs: " + message, file=sys.stderr, flush=True)
+
+
+def _epoch(text: Optional[str]) -> Optional[float]:
+    return float(text) if text is not None and text.isdigit() and int(text) > 0 else None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _log_path() -> str:
+    """The file that this job's output goes to."""
+    try:
+        path = os.readlink("/proc/self/fd/1")
+    except OSError:
+        return ""
+    return path if path.startswith("/") else ""

@@ -1,0 +1,346 @@
+"""One attempt of a job from its start to the decision about the next one: the process that the job script becomes."""
+
+import contextlib
+import ctypes
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Dict, List, Optional
+
+from hpcjobs.node import decide, step
+from hpcjobs.node.clock import Clock, signal_time_s
+from hpcjobs.node.commands import run
+from hpcjobs.node.conclude import CANCELLED_CODE, Job
+from hpcjobs.node.control import Running
+from hpcjobs.node.history import History, read_history
+from hpcjobs.node.options import Options
+from hpcjobs.node.schedulers import Local, Scheduler
+from hpcjobs.node.slurm import Slurm, report
+
+LOOK_S = 5.0
+"""Between two looks at the tasks' ends."""
+LIMIT_LOOK_S = 300.0
+"""Between two questions for the time limit, which administrators extend and shorten."""
+WARNING_MARGIN_S = 65.0
+"""Slurm's signal ahead of the limit comes up to a minute early."""
+SAVE_GRACE_S = 60.0
+"""For ranks to save and leave when the script that started them was killed; later signals follow at a third of it."""
+READ_PATIENCE_S = 300.0
+"""So long the history may be unreadable, while a file server restarts, before the job is held."""
+BEFORE_KILL_S = 20.0
+"""After SIGTERM; Slurm's KillWait is 30 s unless a site says otherwise."""
+PAST_LIMIT_S = 2.0
+"""Until the limit, from when on an end counts as the limit's."""
+KILLED_CODE = 137
+_SUBREAPER = 36
+"""prctl's PR_SET_CHILD_SUBREAPER."""
+_NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+class Signals:
+    """Signals as events that can be awaited with a timeout."""
+
+    def __init__(self) -> None:
+        self._arrived: List[int] = []
+        self._out, write = os.pipe()
+        for number in (self._out, write):
+            os.set_blocking(number, False)
+        signal.set_wakeup_fd(write)
+        for number in _NUMBERS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._arrived.append(number)
+
+    def wait(self, timeout_s: float) -> List[int]:
+        """Signals that arrived, at once or within ``timeout_s``."""
+        if not self._arrived:
+            select.select([self._out], [], [], max(0.0, timeout_s))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._out, 4096)
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+
+class Supervisor:
+    """Runs the script of one attempt, signals it ahead of the limit, and gathers what is known of its end."""
+
+    def __init__(self, job: Job, clock: Clock, signals: Signals, script: "subprocess.Popen[bytes]") -> None:
+        self.job, self.clock, self.signals, self.script = job, clock, signals, script
+        options = job.options
+        self.watch = step.StepWatch(options.tasks, time.monotonic, agents=options.agents, may_shrink=options.may_shrink)
+        self.signalled: Optional[str] = None
+        self.terminated = False
+        self.step_ended_by_us: Optional[str] = None
+        self.cause_at_term: Optional[str] = None
+        self._terminated_at: Optional[float] = None
+        self._limit_read = time.monotonic()
+        self._next_launcher_signal = (signal.SIGTERM, 0.0)
+
+    def run(self) -> decide.End:
+        """Wait for the script, however it ends; what is known of the end."""
+        while self.script.poll() is None:
+            for number in self.signals.wait(self._patience_s()):
+                self._handle(number)
+            self._check_time()
+            self._check_step()
+            self._check_kill()
+        if self.script.returncode < 0:
+            self._end_orphans()
+        return self._end()
+
+    def _patience_s(self) -> float:
+        left = self.clock.left_s - self.signal_before_s if self.signalled is None else math.inf
+        return min(LOOK_S, max(0.0, left))
+
+    @property
+    def signal_before_s(self) -> float:
+        return signal_time_s(
+            fixed_s=self.job.options.signal_before_s,
+            measured_s=self.job.control.signal_before_s,
+            total_s=self.clock.total_s,
+            warning_s=self.job.options.warning_s,
+        )
+
+    # --- signals
+
+    def _handle(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._on_warning()
+        elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._on_term()
+
+    def _on_term(self) -> None:
+        if not self.terminated:
+            self.terminated = True
+            self._terminated_at = time.monotonic()
+            self.script.send_signal(signal.SIGTERM)
+            self.cause_at_term = self.job.scheduler.read_cause()  # it is gone from the queue later
+
+    def _check_kill(self) -> None:
+        """Record the cancellation before Slurm's SIGKILL, where the launcher outlasts the time until it."""
+        if self._terminated_at is not None and time.monotonic() - self._terminated_at > BEFORE_KILL_S:
+            self._terminated_at = None
+            if self.cause_at_term == decide.CANCELLED:
+                self.job.write_state("CANCELLED", CANCELLED_CODE, int(time.time()))
+
+    def _on_warning(self) -> None:
+        """Slurm's signal to the script: ahead of the limit, or ahead of a preemption."""
+        self._read_limit()
+        left = self.clock.left_s
+        if left <= self.signal_before_s:
+            self._signal_step(decide.TIMEOUT)
+        elif left > self.job.options.warning_s + WARNING_MARGIN_S:
+            self._signal_step(decide.PREEMPT)
+        # else it is about the limit, and this process's own clock gives the signal in time
+
+    def _check_time(self) -> None:
+        if self.signalled is not None or self.terminated:
+            return
+        due = self.clock.left_s <= self.signal_before_s
+        if due or time.monotonic() - self._limit_read >= LIMIT_LOOK_S:
+            self._read_limit()
+        if due and self.clock.left_s <= self.signal_before_s:
+            self._signal_step(decide.TIMEOUT)
+
+    def _signal_step(self, cause: str) -> None:
+        if self.signalled is None:
+            self.signalled = cause
+            self.script.send_signal(signal.SIGUSR1)
+
+    def _read_limit(self) -> None:
+        self._limit_read = time.monotonic()
+        self.clock.update(self.job.scheduler.read_limit())
+        publish_deadline(self.job, self.clock)
+
+    # --- the step
+
+    def _check_step(self) -> None:
+        if self.step_ended_by_us is None:
+            problem = self.watch.problem(self.job.control.ends(), self._ranks_are_alive)
+            if problem is None or self.script.poll() is not None:
+                return
+            report(f"{problem}, and the launcher waits: it is ended")
+            self.step_ended_by_us = problem
+            self._next_launcher_signal = (signal.SIGTERM, time.monotonic())
+        number, when = self._next_launcher_signal
+        if time.monotonic() >= when:
+            step.end_launcher(self.script.pid, number)
+            self._next_launcher_signal = (signal.SIGKILL, time.monotonic() + SAVE_GRACE_S / 3)
+
+    def _ranks_are_alive(self) -> bool:
+        return bool(step.rank_processes(self.job.job_id))
+
+    def _end_orphans(self) -> None:
+        """The script was killed: let the ranks of the launcher that it left behind save, then end it."""
+        report(f"the job script was killed by signal {-self.script.returncode}")
+        for number, grace_s in (
+            (signal.SIGUSR1, SAVE_GRACE_S),
+            (signal.SIGTERM, SAVE_GRACE_S / 3),
+            (signal.SIGKILL, SAVE_GRACE_S / 3),
+        ):
+            orphans = step.children(os.getpid())
+            step.send(orphans, number)
+            give_up = time.monotonic() + grace_s
+            while reap() and time.monotonic() < give_up:
+                self.signals.wait(min(1.0, give_up - time.monotonic()))
+            if not reap():
+                return
+
+    # --- the end
+
+    def _end(self) -> decide.End:
+        control, options = self.job.control, self.job.options
+        code, completed, cause = self._exit_code(), control.completed, self.cause_at_term
+        if options.may_shrink and completed:
+            code = 0  # tasks of nodes that failed count for srun
+        if code == 0 and not completed and not self.terminated:
+            cause = self.job.scheduler.read_cause()
+            # A script with several steps, or with none that is a rank, has no rank 0 that could tell its end.
+            completed = options.tasks == 0 and cause in (None, decide.RUNNING)
+        return decide.End(
+            exit_code=code,
+            asks_to_continue=control.asks_to_continue,
+            completed=completed,
+            signalled=self.signalled,
+            terminated=self.terminated,
+            past_limit=self.clock.left_s <= PAST_LIMIT_S,
+            scheduler_cause=None if cause == decide.RUNNING else cause,
+        )
+
+    def _exit_code(self) -> int:
+        """The tasks' code where they told it, whatever became of script and launcher; else the script's.
+
+        A code that the script has from elsewhere than its step, from its last lines say, remains.
+        """
+        control, tasks = self.job.control, self.job.options.tasks
+        returned, ends, failure = self.script.returncode, control.ends(), control.first_failure
+        code = returned if returned >= 0 else 128 - returned
+        from_step = returned < 0 or self.step_ended_by_us is not None or code == control.step_code
+        if not from_step:
+            return code
+        if tasks > 0 and all(task in ends for task in range(tasks)):
+            code = step.code_of(ends)
+        elif self.step_ended_by_us is not None:
+            code = KILLED_CODE
+        return failure.exit_code if failure is not None and code != 0 else code
+
+
+def supervise(options: Options) -> int:
+    """Run ``options.command`` as one attempt of this job, and decide what follows; the job's exit code."""
+    environ = dict(os.environ)
+    signals = Signals()
+    scheduler = connect(options, environ)
+    job_id = environ.get("SLURM_JOB_ID" if options.scheduler == "slurm" else "HPCJOBS_JOB_ID", "")
+    nodes = options.nodes or environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
+    job = Job(options, scheduler, job_id=job_id, nodes=nodes, started=int(time.time()))
+    history = wait_for_history(job, signals)
+    if history is None:
+        report(scheduler.hold())
+        return 1
+    code = code_of_finished(job, history)
+    if code is not None:
+        return code
+    earlier = job.control.running()
+    if earlier is not None and options.scheduler == "slurm":
+        decision = job.judge_earlier(earlier)
+        if decision.startswith("ended"):
+            report(decision)
+            job.write_state("FAILED", 1, int(time.time()))
+            return 1
+    job.control.prepare(Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.words))
+    job.control.write_aftermath([sys.executable, "-I", os.path.abspath(sys.argv[0]), "aftermath", job.control.path])
+    job.write_state("RUNNING")
+    parent = os.getppid()
+    adopt_orphans()
+    clock = Clock(time.monotonic, scheduler.read_limit())
+    publish_deadline(job, clock)
+    script = subprocess.Popen(options.command, env=script_environ(job, environ, clock))
+    end = Supervisor(job, clock, signals, script).run()
+    code = job.conclude(end, int(time.time()))
+    if options.scheduler == "slurm" and job.is_over and os.getppid() != parent:
+        leave_orphaned(job, code)
+    return code
+
+
+def connect(options: Options, environ: Dict[str, str]) -> Scheduler:
+    if options.scheduler == "local":
+        return Local(environ)
+    return Slurm(environ, run, job_script=os.path.join(options.run_dir, "job.sh"), held=options.held)
+
+
+def wait_for_history(job: Job, signals: Signals, patience_s: float = READ_PATIENCE_S) -> Optional[History]:
+    """The history, also of a folder that comes back within ``patience_s``; None: it cannot be read."""
+    give_up, reported = time.monotonic() + patience_s, False
+    while True:
+        try:
+            job.control.check_readable()
+            return read_history(job.options.run_dir)
+        except OSError as error:
+            if not reported:
+                report(f"{error.filename}: {error.strerror}; waiting for it")
+            reported = True
+        if time.monotonic() > give_up or signal.SIGTERM in signals.wait(LOOK_S):
+            return None
+
+
+def code_of_finished(job: Job, history: History) -> Optional[int]:
+    """The exit code of a start that has nothing to do; None: it has.
+
+    Slurm may start a job again that has told its end: after a preemption with grace, or when slurmstepd was killed.
+    """
+    last = history.attempts[-1] if history.attempts else None
+    code = job.control.finished_code(job.scheduler.job_id)
+    if code is None and last is not None and last.job_id == job.scheduler.job_id:
+        if last.decision == decide.COMPLETED:
+            code = 0
+        elif last.decision.startswith("resubmitted as"):
+            code = decide.REQUEUE_CODE
+    if code is not None:
+        report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
+    return code
+
+
+def leave_orphaned(job: Job, code: int) -> None:
+    """Nobody is left who would tell Slurm the end of this job: a short start more does."""
+    report(f"slurmstepd of this job is gone: one more start tells Slurm the end, code {code}")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    job.control.write_finished(job.scheduler.job_id, code)
+    job.scheduler.start_again([])
+
+
+def publish_deadline(job: Job, clock: Clock) -> None:
+    """Tell the program when its limit comes; on a full disk it keeps what it knew."""
+    if clock.left_s < math.inf:
+        try:
+            job.control.write_deadline(time.time() + clock.left_s)
+        except OSError as error:
+            report(f"the time limit cannot be told to the program: {error.strerror}")
+
+
+def script_environ(job: Job, environ: Dict[str, str], clock: Clock) -> Dict[str, str]:
+    """What the script and its program learn from this process."""
+    added = {"HPCJOBS_CONTROL_DIR": job.control.path, "HPCJOBS_ATTEMPTS_PID": str(os.getpid())}
+    if clock.left_s < math.inf:
+        added["HPCJOBS_DEADLINE"] = f"{time.time() + clock.left_s:.0f}"
+    return dict(environ, **added)
+
+
+def adopt_orphans() -> None:
+    """What a killed child leaves behind becomes a child of this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> bool:
+    """Collect children that ended; whether any is left."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True

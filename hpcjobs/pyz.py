@@ -1,0 +1,25 @@
+"""Parts of the package as one file that any Python runs: what a node needs that has no hpcjobs."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import hpcjobs
+
+_PACKAGE = Path(hpcjobs.__file__).parent
+
+
+def pack(name: str) -> bytes:
+    """A zip file that Python runs: the package ``name`` (``hpcjobs.node``) with its ``__main__`` as the program."""
+    parts = name.split(".")
+    folder = _PACKAGE.joinpath(*parts[1:])
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("__main__.py", (folder / "__main__.py").read_text(encoding="utf-8"))
+        for depth in range(1, len(parts)):
+            archive.writestr("/".join([*parts[:depth], "__init__.py"]), "")
+        for path in sorted(folder.glob("*.py")):
+            archive.writestr("/".join([*parts, path.name]), path.read_text(encoding="utf-8"))
+    return content.getvalue()
