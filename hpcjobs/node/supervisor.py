@@ -186,10 +186,10 @@ class Supervisor:
             orphans = step.children(os.getpid())
             step.send(orphans, number)
             give_up = time.monotonic() + grace_s
-            while reap() and time.monotonic() < give_up:
+            while reap() and not set(orphans).isdisjoint(step.children(os.getpid())):
+                if time.monotonic() > give_up:
+                    break
                 self.signals.wait(min(1.0, give_up - time.monotonic()))
-            if not reap():
-                return
 
     # --- the end
 

@@ -38,7 +38,7 @@ finish() {
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
     [ -z "${recorder:-}" ] || { kill "$recorder" && wait "$recorder"; } 2>/dev/null
-    write_state "$state" "$code" "$(date +%s)" "$failure"
+write_state "$state" "$code" "$(date +%s)" "$failure"
     trap - EXIT
     exit "$code"
 }

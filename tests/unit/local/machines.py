@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcjobs.job.models import Plan
-from hpcjobs.pyz import pack
 from hpcjobs.job.plan import plan
+from hpcjobs.pyz import pack
 from hpcjobs.runtime import processes
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.local import Local, state_folder

@@ -39,7 +39,7 @@ finish() {
     [ -z "$caught" ] || state=CANCELLED
     [ -z "${rendezvous:-}" ] || kill "$rendezvous" 2>/dev/null
     [ -z "${recorder:-}" ] || { kill "$recorder" && wait "$recorder"; } 2>/dev/null
-    write_state "$state" "$code" "$(date +%s)" "$failure"
+write_state "$state" "$code" "$(date +%s)" "$failure"
     trap - EXIT
     exit "$code"
 }

@@ -1,0 +1,228 @@
+"""The process that decides, as a job script starts it: with a script that ends in every way, and stubs for Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcjobs.node import supervisor
+from hpcjobs.node.step import children
+from hpcjobs.pyz import pack
+
+BUDGETS = "timeout=1000000000,preempt=1000000000,node=3,error=0"
+SAVED = 'echo 5 >"$HPCJOBS_CONTROL_DIR/progress"; echo 5 >"$HPCJOBS_CONTROL_DIR/requeue"; '
+SCONTROL = """#!/bin/sh
+echo "$*" >>"$LOG"
+case "$*" in
+    *"show job"*) cat "$JOB" ;;
+    "show hostnames"*) echo here ;;
+esac
+"""
+
+
+class Node:
+    """The first node of a job, with Slurm's commands played by stubs."""
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.python, self.run_dir, self.control = python, folder / "run", folder / "run" / "control"
+        self.run_dir.mkdir()
+        (folder / "bin").mkdir()
+        (folder / "bin" / "scontrol").write_text(SCONTROL)
+        for name in ("sdiag", "sacct", "sbatch"):
+            (folder / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
+        for path in (folder / "bin").iterdir():
+            path.chmod(0o755)
+        (self.run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))
+        self.log, self.job = folder / "scontrol.log", folder / "job"
+        self.says("JobId=42 JobState=RUNNING Reason=None Restarts=0")
+        self.environ = {
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "LOG": str(self.log),
+            "JOB": str(self.job),
+            "SLURM_JOB_ID": "42",
+            "SLURM_JOB_NODELIST": "here",
+            "HPCJOBS_JOB_ID": "42",
+            "HPCJOBS_AGAIN": str(folder / "again"),
+        }
+
+    def says(self, job: str) -> None:
+        """What ``scontrol show job`` prints."""
+        self.job.write_text(job + "\n")
+
+    def begin(self, script: str, *options: str, scheduler: str = "slurm", **environ: str) -> subprocess.Popen[str]:
+        words = [self.python, "-I", str(self.run_dir / "node.pyz"), "attempts", "--run-dir", str(self.run_dir)]
+        words += ["--scheduler", scheduler, "--budgets", BUDGETS, "--warning", "300", "--tasks", "1", *options]
+        return subprocess.Popen(
+            [*words, "--", "bash", "-c", script],
+            env={**self.environ, **environ},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *options: str, scheduler: str = "slurm", **environ: str) -> tuple[int, str]:
+        process = self.begin(script, *options, scheduler=scheduler, **environ)
+        _, err = process.communicate(timeout=60)
+        return process.returncode, err
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / "attempts.jsonl").read_text().splitlines()]
+
+    @property
+    def state(self) -> str:
+        return str(json.loads((self.run_dir / "state.json").read_text())["state"])
+
+    @property
+    def requeued(self) -> bool:
+        return self.log.exists() and "requeue 42" in self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of ``version`` on this machine."""
+    pyenv = sorted(Path(pwd.getpwuid(os.getuid()).pw_dir, ".pyenv", "versions").glob(f"{version}.*/bin/python"))
+    if pyenv:
+        return str(pyenv[-1])
+    other = shutil.which(f"python{version}")
+    works = other is not None and subprocess.run([other, "--version"], capture_output=True).returncode == 0
+    return other if works else None  # a shim of pyenv may stand for none
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.13"])
+def test_the_oldest_and_the_newest_python_run_a_job_from_its_first_attempt_to_its_end(
+    tmp_path: Path, version: str
+) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    node = Node(tmp_path, python)
+    code, err = node.run(SAVED, scheduler="local")
+    assert code == 85, err
+    assert (tmp_path / "again").exists()
+    done = 'touch "$HPCJOBS_CONTROL_DIR/completed"; echo 0 >"$HPCJOBS_CONTROL_DIR/ends/0"'
+    code, err = node.run(done, scheduler="local", SLURM_RESTART_COUNT="1")
+    assert (code, node.state) == (0, "COMPLETED"), err
+    assert [each["cause"] for each in node.history] == ["preempt", "completed"]
+
+
+def test_a_script_that_was_killed_after_all_was_saved_is_requeued(node: Node) -> None:
+    code, err = node.run(SAVED + "kill -9 $$")
+    assert (code, node.state, node.requeued) == (137, "REQUEUED", True), err
+    assert [(each["cause"], each["saved"]) for each in node.history] == [("preempt", 5)]
+
+
+def test_ranks_of_a_script_that_was_killed_save_before_the_job_is_requeued(node: Node) -> None:
+    launcher = f"""(trap '{SAVED} exit' USR1; touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)) & """
+    ready = 'until [ -e "$HPCJOBS_CONTROL_DIR/ready" ]; do sleep 0.01; done; '
+    began = time.monotonic()
+    code, err = node.run(launcher + ready + "kill -9 $$")
+    assert (code, node.state, node.requeued) == (137, "REQUEUED", True), err
+    assert node.history[0]["saved"] == 5
+    assert time.monotonic() - began < 30
+
+
+def test_a_program_that_leaves_by_85_without_a_word_is_started_again(node: Node) -> None:
+    code, _ = node.run('echo 85 >"$HPCJOBS_CONTROL_DIR/ends/0"', scheduler="local")
+    assert (code, node.state) == (85, "REQUEUED")
+    assert [(each["cause"], each["decision"]) for each in node.history] == [("preempt", "requeued")]
+
+
+def test_a_job_that_slurm_starts_again_after_its_end_ends_at_once_with_0(node: Node) -> None:
+    done = 'touch "$HPCJOBS_CONTROL_DIR/completed" "$HPCJOBS_RUN_DIR/ran"'
+    runs = {"HPCJOBS_RUN_DIR": str(node.run_dir)}
+    assert node.run(done, **runs)[0] == 0
+    (node.run_dir / "ran").unlink()
+    code, err = node.run(done, **runs, SLURM_RESTART_COUNT="1")
+    assert (code, node.state, len(node.history)) == (0, "COMPLETED", 1), err
+    assert not (node.run_dir / "ran").exists()
+    assert node.run(done, **runs, SLURM_JOB_ID="43")[0] == 0  # another job that its user submitted with this script
+    assert (node.run_dir / "ran").exists()
+
+
+def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
+    waits = f"trap '{SAVED} exit 143' TERM; touch \"$HPCJOBS_CONTROL_DIR/ready\"; read -rt 60 <> <(:)"
+    for says, state in (
+        ("JobState=COMPLETING Reason=None Restarts=0", "CANCELLED"),
+        ("JobState=COMPLETING Reason=BeginTime Restarts=1", "REQUEUED"),
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0", "REQUEUED"),
+    ):
+        (node.control / "ready").unlink(missing_ok=True)
+        node.says("JobState=RUNNING Restarts=0")
+        process = node.begin(waits)
+        wait_until((node.control / "ready").exists)
+        node.says(says)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert node.state == state
+        shutil.copy(node.run_dir / "state.json", node.run_dir / says.split()[1])
+        if "Restarts=1" in says:
+            assert json.loads((node.control / "running").read_text())["pid"] == 0
+            (node.control / "running").unlink()
+    assert [each["cause"] for each in node.history] == ["timeout"]
+    assert node.requeued
+
+
+def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node.run_dir / "attempts.jsonl").mkdir()
+    for name, value in node.environ.items():
+        monkeypatch.setenv(name, value)
+    options = supervisor.Options(
+        **{**dict.fromkeys(supervisor.Options._fields), "run_dir": str(node.run_dir), "scheduler": "slurm"}  # type: ignore[arg-type]
+    )
+    job = supervisor.Job(options, supervisor.connect(options, dict(os.environ)), job_id="42", nodes="here", started=1)
+
+    class NoSignals:
+        def wait(self, timeout_s: float) -> list[int]:
+            return []
+
+    assert supervisor.wait_for_history(job, NoSignals(), patience_s=0) is None  # type: ignore[arg-type]
+    assert "job 42 is held" in job.scheduler.hold()
+    assert "requeuehold 42" in node.log.read_text()
+
+
+def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node) -> None:
+    process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
+    wait_until((node.control / "ready").exists)
+    (script,) = children(process.pid)
+    process.kill()
+    os.kill(script, signal.SIGKILL)
+    process.communicate(timeout=60)
+    node.says("JobState=COMPLETING Reason=NonZeroExitCode Restarts=0")
+    done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
+    assert (done.returncode, node.state, node.requeued) == (0, "REQUEUED", True), done.stderr
+    assert [(each["cause"], each["exit_code"]) for each in node.history] == [("node", 137)]
+    again = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
+    assert (again.returncode, len(node.history)) == (0, 1)
+
+
+def test_rank_0_decides_nothing_while_the_deciding_process_lives(node: Node) -> None:
+    process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
+    wait_until((node.control / "ready").exists)
+    subprocess.run(["sh", node.control / "aftermath"], env=node.environ, check=True)
+    assert not (node.run_dir / "attempts.jsonl").exists()
+    process.terminate()
+    process.communicate(timeout=60)

@@ -1,0 +1,190 @@
+"""What an attempt asks of Slurm, with recorded answers in Slurm's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpcjobs.node.commands import Answer, outside_job
+from hpcjobs.node.slurm import Slurm
+
+START, END = 1_700_000_000, 1_700_003_600
+FAILED = Answer(1, "", "no such command")
+
+
+class Cluster:
+    """Answers by command; what was asked is kept."""
+
+    def __init__(self, **environ: str) -> None:
+        self.environ = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[1-2]", **environ}
+        self.job = (
+            f"JobId=42 JobState=RUNNING Reason=None Restarts=0 StartTime={START} EndTime={END} ExcNodeList=(null)"
+        )
+        self.answers: dict[str, Answer | Callable[[], Answer]] = {
+            "scontrol show hostnames": Answer(0, "n1\nn2\n", ""),
+            "scontrol requeue": Answer(0, "", ""),
+            "sbatch --test-only": Answer(0, "", ""),
+        }
+        self.asked: list[list[str]] = []
+        self.monotonic, self.wall = 50.0, float(START)
+
+    def run(self, words: list[str], env: dict[str, str]) -> Answer:
+        self.asked.append(words)
+        if words[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
+            return Answer(0, self.job + "\n", "")
+        line = " ".join(words)
+        answer = next((self.answers[known] for known in self.answers if line.startswith(known)), FAILED)
+        return answer() if callable(answer) else answer
+
+    def sleep(self, seconds: float) -> None:
+        self.monotonic += seconds
+
+    @property
+    def slurm(self) -> Slurm:
+        return Slurm(self.environ, self.run, job_script="/run/job.sh", monotonic=lambda: self.monotonic,
+                     wall=lambda: self.wall, sleep=self.sleep)  # fmt: skip
+
+    def commands(self, start: str) -> list[str]:
+        return [" ".join(words) for words in self.asked if " ".join(words).startswith(start)]
+
+
+def controller_says(now: int) -> Answer:
+    return Answer(0, f"*****\nsdiag output at Tue Nov 14 22:13:20 2023 ({now})\nData since ...\n", "")
+
+
+def test_a_task_of_an_array_is_named_by_its_array_and_index_even_if_its_raw_id_is_the_arrays_own() -> None:
+    cluster = Cluster(SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="2")
+    slurm = cluster.slurm
+    slurm.read_limit()
+    slurm.read_earlier_cause(slurm.job_id)
+    slurm.start_again(["n1"])
+    assert {words[-1] for words in cluster.asked if words[:2] == ["scontrol", "requeue"]} == {"42_2"}
+    named = [" ".join(words) for words in cluster.asked if any("42" in word for word in words)]
+    assert named
+    assert all("42_2" in line for line in named), named
+
+
+@pytest.mark.parametrize("late_s", [-120, 0, 120])
+def test_the_time_left_is_by_the_controllers_clock_whatever_this_hosts_clock_says(late_s: int) -> None:
+    cluster = Cluster()
+    cluster.answers["sdiag"] = controller_says(START + 30)
+    cluster.wall = START + 30 - late_s
+    slurm = cluster.slurm
+    limit = slurm.read_limit()
+    assert limit is not None
+    assert (limit.left_s, limit.total_s) == (3570, 3600)
+    cluster.monotonic += 100
+    cluster.wall += 5000  # somebody sets this host's clock
+    cluster.job = cluster.job.replace(str(END), str(START + 600))  # and an administrator shortens the limit
+    limit = slurm.read_limit()
+    assert limit is not None
+    assert (limit.left_s, limit.total_s) == (470, 600)
+
+
+@pytest.mark.parametrize(("delay_s", "left_s"), [(0, 3600), (45, 3555), (-120, 3600), (3000, 3600)])
+def test_without_the_controllers_clock_a_plausible_prolog_counts_and_a_wrong_clock_does_not(
+    delay_s: int, left_s: int
+) -> None:
+    cluster = Cluster()
+    cluster.wall = START + delay_s
+    limit = cluster.slurm.read_limit()
+    assert limit is not None
+    assert limit.left_s == left_s
+
+
+def test_no_limit_and_no_answer_are_two_things() -> None:
+    cluster = Cluster()
+    cluster.job = f"JobId=42 StartTime={START} EndTime=Unknown TimeLimit=UNLIMITED"
+    limit = cluster.slurm.read_limit()
+    assert limit is not None
+    assert limit.left_s == float("inf")
+    cluster.job = "slurm_load_jobs error: Unable to contact slurm controller"
+    assert cluster.slurm.read_limit() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ("JobState=RUNNING Reason=None", "running"),
+        ("JobState=COMPLETING Reason=TimeLimit", "timeout"),
+        ("JobState=COMPLETING Reason=NodeDown", "node"),
+        ("JobState=COMPLETING Reason=None PreemptTime=None", "cancelled"),
+        (f"JobState=COMPLETING Reason=None StartTime={START} PreemptTime={START + 9}", "preempt"),
+        (f"JobState=COMPLETING Reason=None StartTime={START} PreemptTime={START - 9}", "cancelled"),
+        ("JobState=CANCELLED Reason=None", "cancelled"),
+        ("JobState=COMPLETING Reason=BeginTime Restarts=1", "requeued"),
+        ("slurm_load_jobs error: Invalid job id specified", None),
+    ],
+)
+def test_slurm_knows_why_it_takes_a_job_away(fields: str, cause: str | None) -> None:
+    cluster = Cluster()
+    cluster.job = fields
+    assert cluster.slurm.read_cause() == cause
+
+
+@pytest.mark.parametrize(
+    ("states", "cause"),
+    [
+        ("NODE_FAIL\nRUNNING\n", "node"),
+        ("TIMEOUT\n", "timeout"),
+        ("PREEMPTED\nREQUEUED\nPENDING\n", "preempt"),
+        ("CANCELLED by 0\n", "preempt"),
+        ("", "preempt"),
+    ],
+)
+def test_an_end_that_left_no_line_has_the_cause_of_the_accounting(states: str, cause: str) -> None:
+    cluster = Cluster()
+    cluster.answers["sacct"] = Answer(0, states, "")
+    assert cluster.slurm.read_earlier_cause("42") == cause
+
+
+def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains_possible() -> None:
+    cluster = Cluster()
+    cluster.job += " ExcNodeList=n9"
+    assert cluster.slurm.start_again(["n2.cluster.example", "n2", "stranger"]).decision == "requeued"
+    assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
+    cluster.answers["sbatch --test-only"] = Answer(1, "", "Requested node configuration is not available")
+    cluster.asked.clear()
+    assert cluster.slurm.start_again(["n2"]).decision == "requeued"
+    assert cluster.commands("scontrol update") == []
+
+
+@pytest.mark.parametrize(
+    "out",
+    ["77\n", "77;tu-hpc\n", "Welcome to Slurm 22\n77\nYour quota: 12 of 400\n", "banner 1234\n77;tu-hpc\n"],
+)
+def test_the_id_of_a_resubmission_is_a_line_of_its_own_whatever_a_site_prints(out: str) -> None:
+    cluster = Cluster()
+    cluster.answers["scontrol requeue"] = Answer(1, "", "Requested operation is presently disabled for job 42")
+    cluster.answers["sbatch --parsable"] = Answer(0, out, "sbatch: 5 jobs left today\n")
+    continuation = cluster.slurm.start_again([])
+    assert (continuation.decision, continuation.job_id) == ("resubmitted as 77", "77")
+    assert "--dependency=afterany:42" in cluster.commands("sbatch --parsable")[0]
+
+
+def test_a_refusal_of_both_ends_the_job_with_both_reasons() -> None:
+    cluster = Cluster()
+    cluster.answers["scontrol requeue"] = Answer(1, "", "Requested operation is presently disabled for job 42\n")
+    cluster.answers["sbatch --parsable"] = Answer(0, "Welcome, user 12\n", "")
+    decision = cluster.slurm.start_again([]).decision
+    assert decision == "ended: Requested operation is presently disabled for job 42; Welcome, user 12"
+
+
+def test_a_controller_that_restarts_is_asked_again() -> None:
+    cluster = Cluster()
+    answers = iter([Answer(1, "", "slurm_requeue error: Unable to contact slurm controller (connect failure)")] * 3)
+    cluster.answers["scontrol requeue"] = lambda: next(answers, Answer(0, "", ""))
+    assert cluster.slurm.start_again([]).decision == "requeued"
+    assert cluster.commands("sbatch") == []
+
+
+def test_what_slurm_requeued_itself_is_requeued() -> None:
+    cluster = Cluster()
+    cluster.answers["scontrol requeue"] = Answer(1, "", "Job is pending execution for job 42")
+    assert cluster.slurm.start_again([]).decision == "requeued"
+
+
+def test_commands_get_neither_the_jobs_nor_the_users_defaults_of_slurm() -> None:
+    environ = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SQUEUE_FORMAT": "%i", "SBATCH_HOLD": "1", "PATH": "/bin"}
+    assert outside_job(environ) == {"SLURM_CONF": "/c", "PATH": "/bin", "LC_ALL": "C"}
