@@ -12,7 +12,7 @@ _RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORL
 _SCRIPT = frozenset(
     (
         *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
-        *("asked", "budget", "clock", "deadline", "decision", "history", "launched", "saved", "steps", "control"),
+        *("early", "node_program", "node_python", "step_tasks", "HPCJOBS_ATTEMPTS_PID"),  # of further attempts
         *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
         *("again", "program", "ranks", "told"),  # of whoever hands signals on
         *("bound", "driver", "enter", "image", "seen", "stage", "HPCJOBS_IMAGE"),  # of containers
