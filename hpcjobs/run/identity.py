@@ -96,6 +96,13 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
 
 
+def is_queued(entry: Entry, queue: Iterable[JobRecord]) -> bool:
+    """Whether the entry's job is in ``queue``: a job with its id may be a stranger's."""
+    return is_reachable(entry) and any(
+        record.job_id.split("_")[0] == continuation(entry).job_id and is_ours(entry, record) for record in queue
+    )
+
+
 def _was_requeued(entry: Entry, record: JobRecord, submitted: float) -> bool:
     """The job started within the record's time, or ended as the record was submitted."""
     state = read_state(entry, task_ids(record.job_id)[0])

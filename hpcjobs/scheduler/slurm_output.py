@@ -170,6 +170,8 @@ def parse_scontrol(out: str) -> list[JobRecord]:
                 exit_code=code if state.ended else None,
                 signal=signal,
                 restarts=_count(fields.get("Restarts", "")),
+                command=_text(fields.get("Command", "")),
+                user=_text(fields.get("UserId", "").partition("(")[0]),
             )
         )
     return records

@@ -14,6 +14,7 @@ from hpcjobs.job.array import count_tasks
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.adopt import plan_in
+from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import code_state
 from hpcjobs.run.submit import hand_over
@@ -77,11 +78,11 @@ def cancel(folder: SweepFolder) -> list[str]:
     definition = folder.definition
     with folder.locked():
         scheduler = OneLook(connect_to(definition))
-        live = {record.job_id.split("_")[0] for record in scheduler.queue()}
+        queue = scheduler.queue()
         entries = [folder.entry(chunk) or adopted(folder, chunk, scheduler) for chunk in folder.chunks()]
         for chunk in _unsubmitted(folder):
             folder.give_up(chunk)
-        ids = [entry.job_id for entry in [*entries, folder.tail()] if entry is not None and entry.job_id in live]
+        ids = [entry.job_id for entry in [*entries, folder.tail()] if entry is not None and is_queued(entry, queue)]
         scheduler.cancel(ids)
         return ids
 
@@ -247,10 +248,8 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Schedul
 
 def _alive(folder: SweepFolder, scheduler: Scheduler) -> list[str]:
     """The sweep's arrays that are in the queue."""
-    entries = (folder.entry(chunk) for chunk in folder.chunks())
-    ours = {entry.job_id for entry in entries if entry is not None}
-    queued = {record.job_id.split("_")[0] for record in scheduler.queue()}
-    return sorted(ours & queued)
+    entries, queue = (folder.entry(chunk) for chunk in folder.chunks()), scheduler.queue()
+    return sorted({entry.job_id for entry in entries if entry is not None and is_queued(entry, queue)})
 
 
 def _outcome(taken: Sequence[tuple[Chunk, Entry]], folder: SweepFolder, before: Sequence[Standing]) -> Outcome:

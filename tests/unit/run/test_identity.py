@@ -18,6 +18,7 @@ from hpcjobs.run import folder, index
 from hpcjobs.run.accounting_file import SETTLED_S
 from hpcjobs.run.adopt import adopted
 from hpcjobs.run.cancel import cancel
+from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.listing import listing
 from hpcjobs.run.select import newest, select
@@ -257,3 +258,9 @@ def test_a_tasks_own_id_is_not_taken_for_its_arrays(here: Path) -> None:
     entry = adopted(asked.run_dir, Slurm([JobRecord("7_[0-1]", State.PENDING, "squeue", command=script)]))
     assert entry is not None
     assert entry.job_id == "7"
+
+
+def test_a_sweep_takes_no_stranger_in_the_queue_for_its_own_array(job: Entry) -> None:
+    assert is_queued(job, [record(State.PENDING, job_id="7_[0-3]")])
+    assert not is_queued(job, [record(State.PENDING, name="theirs")])
+    assert not is_queued(replace(job, cluster="beta"), [record(State.PENDING)])
