@@ -116,7 +116,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # at the end of the interpreter it would be too late to explain a full disk
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(0)
     except HpcJobsError as error:
         from hpcjobs.cli.unforeseen import debugging
@@ -134,7 +134,14 @@ def main() -> None:
             print("hpcjobs: the current folder does not exist any more: change to another one", file=sys.stderr)
             sys.exit(HpcJobsError.exit_code)
         print(f"hpcjobs: {explain(error)}", file=sys.stderr)
+        _drop_output()
         sys.exit(UNFORESEEN)
+
+
+def _drop_output() -> None:
+    """Forget what could not be written: the interpreter would try again at its end, and print errors of its own."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _use_utf8() -> None:

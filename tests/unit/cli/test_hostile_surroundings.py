@@ -27,6 +27,7 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (here / "site_configs").mkdir()
     (here / "site_configs" / "mine.yaml").write_text(SITE)
     monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is left to the end is written as users have it
     commands = tmp_path / "slurm"
     commands.mkdir()
     now = str(int(time.time()))
