@@ -53,6 +53,14 @@ def test_a_program_that_saved_and_left_is_started_again_until_it_is_done(machine
     ]
 
 
+def test_a_program_that_leaves_by_the_code_alone_is_started_again_until_it_makes_no_progress(machine: Machine) -> None:
+    job = machine.submit("bash", "-c", "exit 85", retries="on")
+    record = machine.end_of(job)
+    assert (record.state, record.exit_code) == (State.FAILED, 85), machine.log(job)
+    assert [each.cause for each in history(machine, job)] == ["preempt"] * 3
+    assert history(machine, job)[-1].decision == "ended: no progress, 0 is still all that is saved"
+
+
 def test_a_budget_that_is_spent_ends_the_job(machine: Machine) -> None:
     job = machine.submit(sys.executable, "-c", LEAVES, "5", retries="preempt=1")
     record = machine.end_of(job)
