@@ -9,6 +9,9 @@ from hpcjobs.job.launch.slurm import pyxis_python, srun_args
 from hpcjobs.job.models import Job
 
 MOST_RESTARTS = 1000
+QUIET = 'export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"'
+"""The agent of the first node keeps the store and may leave first: torch's C++ then warns each other agent, which is
+ending too, by a trace of the lost connection. Errors are still printed."""
 
 
 def torchrun(job: Job) -> Launch:
@@ -36,9 +39,9 @@ def torchrun(job: Job) -> Launch:
     ranks = ("export NODE_RANK=$GROUP_RANK", *pyxis_python(job))
     start = (*AGENT, *((Raw('"$enter"'),) if entering(job) else ()), *TASK, *job.argv)
     if job.scheduler == "local":
-        return Launch(command=start, ranks=ranks, agent=agent, label=job.ntasks > 1)
+        return Launch(command=start, ranks=ranks, before=(QUIET,), agent=agent, label=job.ntasks > 1)
     args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
-    return Launch(command=("srun", *args, *start), ranks=ranks, agent=agent, label=job.ntasks > 1)
+    return Launch(command=("srun", *args, *start), ranks=ranks, before=(QUIET,), agent=agent, label=job.ntasks > 1)
 
 
 def children(job: Job) -> tuple[str, ...]:

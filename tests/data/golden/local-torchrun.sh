@@ -80,6 +80,9 @@ export GREETING='it'"'"'s'
 unset TORCHELASTIC_RUN_ID
 cd -- /HERE || die 'the working folder is not there on this node'
 
+# --- what the launcher needs
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"
+
 # --- what each task runs: it publishes its rank, runs the program, records the first failure
 task=$(
     cat <<'TASK'

@@ -195,3 +195,9 @@ def test_a_template_at_fault_is_named_with_file_and_line(here: Path, text: str, 
 def test_an_unknown_template_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no template 'jop.sh.j2'\nhint: did you mean 'job'"):
         planned("sandbox", "srun", "true", template="jop")
+
+
+def test_an_agent_that_ends_after_the_one_with_the_store_prints_no_trace_of_the_lost_connection() -> None:
+    script = (GOLDEN / "tu-hpc-torchrun.sh").read_text(encoding="utf-8")
+    quiet = script.index('export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"')
+    assert quiet < script.rindex("srun "), "before the agents start; the user's own value stays"

@@ -165,6 +165,9 @@ bash -c "$enter" enter python3 -c 'import sys; sys.exit(sys.version_info < (3, 1
     exit 21
 }
 
+# --- what the launcher needs
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"
+
 # --- what each task runs: it publishes its rank, runs the program, records the first failure
 task=$(
     cat <<'TASK'
