@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long fresh lint bench horovod lock clean drills soak notebooks
+.PHONY: help demo test long fresh lint bench horovod lock lowest clean drills soak notebooks
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -52,7 +52,11 @@ horovod: ## Build Horovod for PyTorch, with MPI and Gloo, into .venv (once, minu
 	@tools/venv dev
 	@containers/install_horovod.sh
 
-lock: ## Write constraints.txt anew from pyproject.toml
+lowest: ## Unit tests with the lowest versions that pyproject.toml accepts, in .venv-lowest (TORCH=2.13.0: another torch)
+	@tools/venv demo
+	@tools/lowest
+
+lock: ## Write constraints.txt and constraints-lowest.txt anew from pyproject.toml
 	@tools/venv demo
 	@tools/lock
 
