@@ -14,7 +14,7 @@ from hpcjobs.sandbox.layout import settle
 from hpcjobs.sandbox.models import Shape
 from hpcjobs.sandbox.slurm_files import cgroup_conf, gres_conf, slurm_conf
 from hpcjobs.site.library import load_site
-from hpcjobs.site.models import NodeShape, Partition, Resources, Site
+from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Resources, Site
 
 
 def mixed_site() -> Site:
@@ -66,6 +66,42 @@ def test_where_slurm_has_no_pmix_its_tasks_find_each_other_by_what_it_has() -> N
     layout = settle(Shape(like="big"), site, mpi_types={"none", "pmi2", "cray_shasta"})
     assert (layout.mpi, layout.overlay["mpi"]) == ("pmi2", "pmi2")
     assert settle(Shape(like="big"), site, mpi_types=()).mpi == "none"
+
+
+def several_shapes() -> Site:
+    """A partition of two kinds of node, one that shares the first kind, and limits of every sort."""
+    small = NodeGroup(count=10, cpus=4, mem="4000M", gpus=4, gpu_model="v100", features=("v100", "ib"))
+    large = NodeGroup(count=2, cpus=8, mem="8G", features=("a",))
+    return Site(
+        name="several",
+        partitions={
+            "both": Partition(nodes=(small, large), max_cpus_per_node=3, defaults=Resources(nodes="2-40")),
+            "small": Partition(
+                nodes=(small,), min_nodes=5, max_mem_per_cpu="1000", accounts=("physics",), preemptible="suspend"
+            ),
+        },
+    )
+
+
+def test_a_partition_of_several_shapes_has_hosts_of_each() -> None:
+    layout = settle(Shape(like="several", nodes=4), several_shapes())
+    assert layout.members["both"] == ("several01", "several02", "several03", "several04")
+    assert layout.members["small"] == layout.members["both"][:3]
+    assert [group.count for group in layout.partitions["both"].groups] == [3, 1]
+    assert layout.partitions["both"].defaults.nodes == "2-4"
+    assert layout.partitions["small"].min_nodes == 3
+    assert "physics" in layout.accounts
+
+
+def test_slurm_conf_has_shapes_features_limits_and_suspension() -> None:
+    text = slurm_conf(settle(Shape(like="several", nodes=4), several_shapes()), Folder(Path("/var/lib/x")))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("PartitionName", "NodeName"))}
+    assert lines["NodeName=several01"].endswith("Gres=gpu:v100:4 Feature=v100,ib")
+    assert lines["NodeName=several04"].endswith("RealMemory=8192 TmpDisk=20480 State=UNKNOWN Feature=a")
+    assert "MaxCPUsPerNode=3" in lines["PartitionName=both"]
+    assert "MinNodes=3 MaxMemPerCPU=1000 AllowAccounts=physics" in lines["PartitionName=small"]
+    assert lines["PartitionName=small"].endswith("PreemptMode=SUSPEND")
+    assert "PreemptMode=SUSPEND,GANG" in text
 
 
 def test_a_default_of_more_nodes_than_there_are_is_clipped() -> None:
