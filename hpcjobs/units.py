@@ -96,8 +96,10 @@ def slurm_memory(text: str) -> str:
         ValueError: as `memory_bytes`.
     """
     size = memory_bytes(text)
+    if size == 0:
+        return "0"
     word = text.strip().upper().removesuffix("B")
-    return word if size == 0 or (word[:-1].isdigit() and not word[-1].isdigit()) else f"{size >> 20}M"
+    return word if word[:-1].isdigit() and word[-1] in _BYTES else f"{-(-size >> 20)}M"
 
 
 def human_bytes(count: int) -> str:

@@ -79,7 +79,8 @@ def test_a_small_number_without_a_unit_is_answered_with_both_ways_to_write_it(te
 
 def test_memory_as_sinfo_and_scontrol_print_it_is_understood() -> None:
     assert (slurm_memory("192000"), slurm_memory("1.5T"), slurm_memory("187.50G")) == ("192000M", "1572864M", "192000M")
-    assert (slurm_memory("64gb"), slurm_memory("0")) == ("64G", "0")
+    assert (slurm_memory("64gb"), slurm_memory("0"), slurm_memory("0G")) == ("64G", "0", "0")
+    assert slurm_memory("0.5M") == "1M"  # and not 0, the whole node
     with pytest.raises(ValueError, match=r"the \+ of sinfo means that nodes have more"):
         slurm_memory("385408+")
 
