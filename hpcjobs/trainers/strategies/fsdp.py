@@ -35,7 +35,8 @@ class Fsdp(Strategy):
         the loss: the model's outputs are cast."""
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
-        self.quiet_passes = dtype is None and room_for(model, group)
+        able = hasattr(FSDPModule, "set_reshard_after_forward")  # torch 2.6 has FSDP2 without it
+        self.quiet_passes = able and dtype is None and room_for(model, group)
         mesh = self._mesh(group)
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that it takes
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
