@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import msgspec
@@ -21,11 +20,11 @@ from hpcjobs.job.preflight import preflight_words
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
+from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import gpus_and_model, node_range
 from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.units import walltime_s
-from hpcjobs.user import user_name
 
 
 class _Settled:
@@ -68,7 +67,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     chdir = Path(spec.chdir or ".").expanduser().absolute()
     if not os.path.isdir(chdir):
         raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
-    run_root = _run_root(site, chdir)
+    run_root = locate_run_root(site, chdir)
     for folder in (chdir, run_root):
         if any("\ud800" <= char <= "\udfff" for char in str(folder)):
             raise RequestError(
@@ -298,21 +297,3 @@ def _node_python(site: Site) -> str:
     environment = site.environment.venv or site.environment.conda
     named = site.python if site.python is not None or environment is None else f"{environment}/bin/python"
     return named if named is not None and os.path.isabs(named) else "/usr/bin/python3"
-
-
-def _run_root(site: Site, chdir: Path) -> Path:
-    # Cron and containers often leave USER out.
-    variables = {"USER": user_name(), **os.environ}
-    text = Template(os.path.expanduser(site.run_root)).safe_substitute(variables)
-    if "$" in text:
-        raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
-    root = (chdir / text).absolute()
-    real = root.resolve()
-    for local in site.node_local:
-        if site.scheduler == "slurm" and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
-            leads = "" if real == root else f" (which leads to {real})"
-            raise RequestError(
-                f"run folder {root}{leads} lies in {local}, which every node of site {site.name} has for itself",
-                hint="submit from shared storage, or set run_root in the site file",
-            )
-    return root
