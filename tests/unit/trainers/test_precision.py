@@ -17,7 +17,6 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "fsdp_scratch, computed again": ("fsdp_scratch", "--activation-checkpointing"),
     "lightning fsdp": ("lightning", "--strategy", "fsdp"),
 }
-FULL = ("--precision", "fp32")
 TOLERANCE = {"fp32": 2e-4, "bf16": 3e-2, "fp16": 1e-2}
 COMMON = ("--log-every", "1", "--steps", "12", "--seed", "3")
 
@@ -52,14 +51,14 @@ def test_frozen_and_unused_weights_leave_the_losses_alike(table: Table, strategy
     mine, full = table.losses("partly", strategy, precision), table.losses("partly", "ddp", "fp32")
     assert len(mine) == 12
     assert mine == pytest.approx(full, rel=TOLERANCE[precision])
-    assert (mine == full) is (precision == "fp32" and strategy == "ddp") or mine != full or precision == "fp32"
+    assert precision == "fp32" or mine != full
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_where_gradients_overflow_in_fp16_all_ranks_skip_the_same_steps(table: Table, strategy: str) -> None:
     """Otherwise the shards of a model are of different steps, and its losses are no longer those of ddp."""
     mine, ddp = table.losses("loud", strategy, "fp16"), table.losses("loud", "ddp", "fp16")
-    assert mine == pytest.approx(ddp, rel=2e-2)
+    assert mine == pytest.approx(ddp, rel=1e-3)  # 7e-3 where each rank judges its own shard
     state = torch.load(table.runs[f"loud {strategy} fp16"].run_dir / "checkpoints/latest/state.pt")
     assert 1 < state["scaler"]["scale"] < 2**16
 
