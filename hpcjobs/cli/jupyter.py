@@ -46,7 +46,9 @@ def jupyter(
     notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
     code: Annotated[bool, typer.Option("--code", help="code-server, where the node has it.")] = False,
     idle: Annotated[str | None, _opt("--idle", help="End after so long without activity: 30m, never.")] = None,
-    token_file: Annotated[Path | None, _opt("--token-file", help="Private file with a token [a random one].")] = None,
+    token_file: Annotated[
+        Path | None, _opt("--token-file", help="Private file with a token, or - for standard input [a random one].")
+    ] = None,
     connect: Annotated[
         bool,
         typer.Option("--connect", help="On a laptop: start it by ssh, open tunnel and browser; Ctrl-C ends all."),
@@ -62,7 +64,7 @@ def jupyter(
     if lab + notebook + code > 1:
         raise typer.BadParameter("say one of --lab, --notebook, --code")
     if connect:
-        raise typer.Exit(_from_laptop(site))
+        raise typer.Exit(_from_laptop(site, token_file))
     from hpcjobs.cli.submit import environment, print_notes, sbatch_options
     from hpcjobs.jupyter import session
     from hpcjobs.jupyter.request import private_token, request
@@ -156,13 +158,15 @@ def _keep_or_cancel(entry: Entry) -> None:
     """Ask what is to become of a session whose terminal is wanted back; where nobody can be asked, it is cancelled."""
     from hpcjobs.jupyter import session
 
-    answer = ""
+    answer = "c"
     if sys.stdin.isatty():
         try:
-            answer = input(f"\nkeep job {entry.job_id}, or cancel it? [k/C] ").strip().lower()
-        except (EOFError, KeyboardInterrupt):
+            answer = input(f"\nkeep job {entry.job_id}, or cancel it? [K/c] ").strip().lower()
+        except EOFError:
             answer = ""
-    if answer.startswith("k"):
+        except KeyboardInterrupt:
+            answer = "c"
+    if not answer.startswith("c"):
         note(f"kept; the way to it: hpcjobs jupyter open {entry.job_id}; its end: hpcjobs jupyter stop {entry.job_id}")
         return
     session.stop([entry])
@@ -209,6 +213,10 @@ def _tell(found: Session, *, as_json: bool) -> None:
     print(f"then open:       {told['url']}" if told["tunnel"] else f"open:            {told['url']}", flush=True)
     if found.connection.kind == "code":
         print(f"password:        {found.connection.token}", flush=True)
+    if found.connection.fingerprint is not None:
+        print(f"certificate:     SHA-256 {found.connection.fingerprint}", flush=True)
+    elif found.settings.bind == "address":
+        note("from the login node to the worker this is plain HTTP; jupyter.tls: true in the site file encrypts it")
 
 
 @app.command("list")
@@ -272,16 +280,31 @@ def stop(
         if everything
         else [session.find(word, site=site) for word in jobs or (None,)]
     )
-    session.stop(entries)
+    stopped = [entry.job_id for entry in session.stop(entries)]
+    ended = [entry.job_id for entry in entries if entry.job_id not in stopped]
     if as_json:
-        print_json({"stopped": [entry.job_id for entry in entries]})
-    else:
-        print(" ".join(["stopped", *(entry.job_id for entry in entries)]) if entries else "no sessions")
+        print_json({"stopped": stopped, "had_ended": ended})
+        return
+    if stopped:
+        print(" ".join(["stopped", *stopped]))
+    if ended:
+        print(" ".join(["had ended already:", *ended]))
+    if not entries:
+        print("no sessions")
 
 
-def _from_laptop(site: str | None) -> int:
-    """The same words on the login node, and the tunnel from here."""
+def _from_laptop(site: str | None, token_file: Path | None) -> int:
+    """The same words on the login node, and the tunnel from here. A token file is read here, and sent by a pipe."""
     from hpcjobs.jupyter.laptop import connect
+    from hpcjobs.jupyter.request import private_token
 
-    words = [word for word in sys.argv[1:] if word != "--connect"]
-    return connect(site, words, say=note)
+    words: list[str] = []
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        if word == "--token-file":
+            next(rest)
+        elif word != "--connect" and not word.startswith("--token-file="):
+            words.append(word)
+    if token_file is None:
+        return connect(site, words, token=None, say=note)
+    return connect(site, [*words, "--token-file", "-"], token=private_token(token_file), say=note)

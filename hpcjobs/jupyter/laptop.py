@@ -1,4 +1,4 @@
-"""A session from the laptop: asked for on the login node by ssh, and reached through OpenSSH."""
+"""A session from the laptop: submitted on the login node by ssh, and reached through OpenSSH."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -25,52 +26,57 @@ from hpcjobs.runtime.session.tunnel import Tunnel, page
 from hpcjobs.site.library import default_site, load_site
 
 _ANSWER_S, _LOOK_S, _STOP_S = 60.0, 0.2, 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_NO_CONNECTION = 255
+"""Exit code of an ssh that did not reach the other side, or lost it."""
+# A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s.
+_KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
 Say = Callable[[str], None]
 
 
-def connect(site: str | None, words: Sequence[str], *, say: Say) -> int:
+def connect(site: str | None, words: Sequence[str], *, token: str | None, say: Say) -> int:
     """Run ``hpcjobs WORDS`` (``jupyter ...``) on the site's login node, and stay until Ctrl-C or the session's end.
 
-    Then the tunnel and the session have ended.
+    A link that is lost is made anew for as long as it takes: only Ctrl-C, `hpcjobs jupyter stop` and the time limit
+    end the session. ``token`` goes to the login node by standard input. Returns the exit code.
 
     Raises:
         RequestError: the site has no login node. HpcJobsError: it could not be asked, or the session does not answer.
     """
     where = load_site(site or default_site())
     if where.login is None:
-        raise RequestError(f"site {where.name} ({where.path}) has no login host", hint="say it in the site file: login")
+        raise RequestError(
+            f"site {where.name} ({where.path}) has no login host", hint="name it in the site file: login: user@host"
+        )
     remote = _Remote(where.login, where.jupyter.hpcjobs)
-    named = [] if site else ["--site", where.name]  # what is the default here need not be the one there
-    with _undisturbed():
-        job_id = str(remote.ask([*words, *named, "--no-wait", "--json"])["job_id"])
-    tunnel: subprocess.Popen[bytes] | None = None
+    named = [] if site else ["--site", where.name]  # the default there may be another one
+    if "--dry-run" in words:
+        return remote.show([*words, *named])
+    with _ignore_interrupts():
+        job_id = str(remote.ask([*words, *named, "--no-wait", "--json"], given=token)["job_id"])
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # the terminal is closed: as by Ctrl-C
     try:
-        told = remote.ask(["jupyter", "open", job_id, "--site", where.name, "--json"])
-        connection = Connection(**told["connection"])
-        port = free_port()
-        tunnel = subprocess.Popen(Tunnel(**told["way"]).command(port), stdin=subprocess.DEVNULL)
-        _await_page(tunnel, port)
-        address = page(connection, port)
-        say(f"job {job_id} on {connection.host}: http://localhost:{port} until Ctrl-C, which ends the session too")
-        with TemporaryDirectory(prefix="hpcjobs-") as folder:
-            show(address, Path(folder))
-            tunnel.wait()
-        say("the tunnel has ended")
-        return 1
+        _Link(remote, job_id, where.name, say).follow()
+        return 0
     except KeyboardInterrupt:
         return 0
     finally:
-        if tunnel is not None:
-            _end(tunnel)
-        with _undisturbed():
-            remote.ask(["jupyter", "stop", job_id, "--site", where.name, "--json"])
-        say(f"job {job_id} is ended")
+        _stop_session(remote, job_id, where.name, say)
+
+
+def _stop_session(remote: _Remote, job_id: str, site: str, say: Say) -> None:
+    with _ignore_interrupts():
+        try:
+            remote.ask(["jupyter", "stop", job_id, "--site", site, "--json"])
+        except HpcJobsError as error:
+            say(f"job {job_id} could not be stopped: {error.message}; on the login node: hpcjobs jupyter stop {job_id}")
+        else:
+            say(f"job {job_id} is ended")
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _ignore_interrupts() -> Iterator[None]:
     """Ctrl-C waits: a job that was submitted, or is being stopped, must not be forgotten half-way."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -79,25 +85,150 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+class _NoConnectionError(HpcJobsError):
+    """The login node is out of reach, for now."""
+
+
 class _Remote:
     """hpcjobs on the login node."""
 
     def __init__(self, login: str, hpcjobs: str) -> None:
-        self._login, self._hpcjobs = login, hpcjobs
+        self.login, self._hpcjobs = login, hpcjobs
 
-    def ask(self, words: Sequence[str]) -> dict[str, Any]:
-        """The JSON it answers with; what it says meanwhile goes to the terminal."""
-        command = ["ssh", self._login, f"{self._hpcjobs} {shlex.join(words)}"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode != 0:
+    def ask(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
+        """The JSON it answers with; its messages go to the terminal. ``given`` is its standard input.
+
+        Raises:
+            HpcJobsError: it failed there, or answered with something else.
+        """
+        command = self._command(words)
+        result = subprocess.run(command, input=given or "", stdout=subprocess.PIPE, text=True, check=False)
+        if result.returncode == _NO_CONNECTION:
+            raise _NoConnectionError(f"{self.login} cannot be reached by ssh", hint=f"does `ssh {self.login}` work?")
+        if result.returncode != 0:
             raise HpcJobsError(
-                f"{shlex.join(command)}: exit code {done.returncode}",
+                f"{shlex.join(command)}: exit code {result.returncode}",
                 hint="jupyter.hpcjobs of the site file says how hpcjobs is called there"
-                if done.returncode == 127
+                if result.returncode == 127
                 else None,
             )
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        return find_json(result.stdout)
+
+    def show(self, words: Sequence[str]) -> int:
+        """Run it with this terminal; its exit code."""
+        return subprocess.run(self._command(words), stdin=subprocess.DEVNULL, check=False).returncode
+
+    def _command(self, words: Sequence[str]) -> list[str]:
+        return ["ssh", *_KEEP_ALIVE, self.login, f"{self._hpcjobs} {shlex.join(words)}"]
+
+
+def find_json(output: str) -> dict[str, Any]:
+    """The JSON object in ``output``: a login node's profile may print lines before and after it.
+
+    Raises:
+        HpcJobsError: there is none.
+    """
+    decoder = json.JSONDecoder()
+    starts = [0, *(position + 1 for position, letter in enumerate(output) if letter == "\n")]
+    for start in starts:
+        if output.startswith("{", start):
+            try:
+                value, _ = decoder.raw_decode(output, start)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                return value
+    raise HpcJobsError(
+        f"no answer of hpcjobs in what the login node printed: {output.strip()[-300:]!r}",
+        hint="is it the same version there? `hpcjobs jupyter list` on the login node shows what was submitted",
+    )
+
+
+class _Link:
+    """The tunnel to a session: opened, watched, and opened again when it is lost."""
+
+    def __init__(self, remote: _Remote, job_id: str, site: str, say: Say) -> None:
+        self._remote, self._job_id, self._site, self._say = remote, job_id, site, say
+        self._port = free_port()
+        self._shown = False
+        self._lost = False
+
+    def follow(self) -> None:
+        """Keep the tunnel until the session has ended.
+
+        Raises:
+            HpcJobsError: the session never answered.
+        """
+        pause_s = _FIRST_PAUSE_S
+        with TemporaryDirectory(prefix="hpcjobs-") as folder:
+            while True:
+                try:
+                    if self._open(Path(folder)):
+                        pause_s = _FIRST_PAUSE_S
+                except _NoConnectionError:
+                    if not self._shown:
+                        raise
+                except HpcJobsError:  # it was asked, and its message is on the terminal
+                    if not self._shown:
+                        raise
+                    self._say(f"the session of job {self._job_id} has ended")
+                    return
+                if not self._lost:
+                    self._lost = True
+                    self._say(f"the connection to {self._remote.login} is lost: it is made anew; the session runs on")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _open(self, folder: Path) -> bool:
+        """One tunnel, until it ends; whether the session answered through it."""
+        answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
+        connection = Connection(**answer["connection"])
+        ssh, *command = Tunnel(**answer["way"]).command(self._port)
+        tunnel = subprocess.Popen([ssh, *_KEEP_ALIVE, *command], stdin=subprocess.DEVNULL)
+        try:
+            if not self._await_page(tunnel, "http" if connection.fingerprint is None else "https"):
+                return False
+            self._show(connection, folder)
+            tunnel.wait()
+            return True
+        finally:
+            _end(tunnel)
+
+    def _await_page(self, tunnel: subprocess.Popen[bytes], scheme: str) -> bool:
+        """Whether something answers at the other end.
+
+        Raises:
+            HpcJobsError: nothing does, and nothing ever did: the way is wrong, and not the link.
+        """
+        end = time.monotonic() + _ANSWER_S
+        while not answers(self._port, scheme):
+            if tunnel.poll() is not None:
+                problem = f"ssh ended with exit code {tunnel.returncode}: {shlex.join(map(str, tunnel.args))}"  # type: ignore[arg-type]
+            elif time.monotonic() > end:
+                problem = f"nothing answers through the tunnel within {_ANSWER_S:g} s"
+            else:
+                time.sleep(_LOOK_S)
+                continue
+            if not self._shown:
+                raise HpcJobsError(problem)
+            return False
+        return True
+
+    def _show(self, connection: Connection, folder: Path) -> None:
+        if self._lost:
+            self._lost = False
+            self._say("connected again")
+        if self._shown:
+            return
+        self._shown = True
+        address = page(connection, self._port)
+        self._say(f"job {self._job_id} on {connection.host}, until Ctrl-C, which ends the session too")
+        self._say(f"open: {address}")
+        if connection.kind == "code":
+            self._say(f"password: {connection.token}")
+        if connection.fingerprint is not None:
+            self._say(f"its certificate, SHA-256: {connection.fingerprint}")
+        show(address, folder)
 
 
 def free_port() -> int:
@@ -108,20 +239,13 @@ def free_port() -> int:
         return port
 
 
-def _await_page(tunnel: subprocess.Popen[bytes], port: int) -> None:
-    """Until something answers at the other end."""
-    deadline = time.monotonic() + _ANSWER_S
-    while not _answers(port):
-        if tunnel.poll() is not None:
-            raise HpcJobsError(f"ssh ended with exit code {tunnel.returncode}: {shlex.join(map(str, tunnel.args))}")  # type: ignore[arg-type]
-        if time.monotonic() > deadline:
-            raise HpcJobsError(f"nothing answers through the tunnel within {_ANSWER_S:g} s")
-        time.sleep(_LOOK_S)
-
-
-def _answers(port: int) -> bool:
+def answers(port: int, scheme: str = "http") -> bool:
+    """Whether something at this ``port`` of this machine speaks HTTP; no proxy is asked."""
+    # The certificate is the session's own: its fingerprint is printed, and compared by whoever opens the page.
+    secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
+        direct.open(f"{scheme}://127.0.0.1:{port}/", timeout=5).close()
     except urllib.error.HTTPError:
         return True  # a refusal is an answer
     except OSError:

@@ -8,13 +8,27 @@ from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
+from hpcjobs.runtime.session.servers import LEAST, PACKAGES
 
 _PROGRAM = """
 import importlib.util as util, sys
 if sys.version_info < (3, 9): print("old"); sys.exit()
-print(",".join(name for name in sys.argv[1:] if util.find_spec(name) is None))
+from importlib.metadata import version, PackageNotFoundError
+problems = []
+for word in sys.argv[1:]:
+    name, _, least = word.partition(":")
+    if util.find_spec(name) is None:
+        problems.append("no " + name)
+        continue
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        continue
+    major = found.partition(".")[0]
+    if least and major.isdigit() and int(major) < int(least):
+        problems.append(name + " " + found + ", not " + least + " or newer")
+print(" and ".join(problems))
 """
-_WANTED = {"lab": ("jupyterlab", "ipykernel"), "notebook": ("notebook", "ipykernel"), "code": ()}
 _PATIENCE_S = 20.0
 
 
@@ -32,7 +46,10 @@ def check(job: Job, kind: str) -> None:
         return
     try:
         done = subprocess.run(
-            [str(python), "-c", _PROGRAM, *_WANTED[kind]], capture_output=True, text=True, timeout=_PATIENCE_S
+            [str(python), "-c", _PROGRAM, *(f"{name}:{LEAST.get(name, '')}" for name in PACKAGES[kind])],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return
@@ -41,8 +58,8 @@ def check(job: Job, kind: str) -> None:
         return
     if lacking == "old":
         raise RequestError(f"{python} is older than Python 3.9", hint="jupyter.python of the site file names another")
-    names = lacking.replace(",", " and no ")
+    wanted = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
     raise RequestError(
-        f"{python}, which site {job.site} ({job.site_file}) would run the session with, has no {names}",
-        hint=f"{python} -m pip install {lacking.replace(',', ' ')}, or name another in the site file (jupyter.python)",
+        f"{python}, which site {job.site} ({job.site_file}) would run the session with, has {lacking}",
+        hint=f"{python} -m pip install {wanted}, or name another in the site file (jupyter.python)",
     )

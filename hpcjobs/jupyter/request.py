@@ -89,6 +89,7 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
         kind=kind,
         folder=job.chdir,
         bind=site.jupyter.bind if slurm else "loopback",
+        tls=site.jupyter.tls and slurm and site.jupyter.bind != "socket",
         address_suffix=site.address_suffix,
         ssh_to_nodes=site.jupyter.ssh_to_nodes,
         login=_login(site, user),
@@ -129,14 +130,15 @@ def _python(said: str) -> list[str]:
 
 
 def private_token(path: Path) -> str:
-    """The token in ``path``.
+    """The token in ``path``; ``-`` is standard input.
 
     Raises:
         RequestError: no such file, others may read it, or what it holds is no token.
     """
     try:
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="utf-8").strip()
+        from_pipe = str(path) == "-"
+        mode = 0o600 if from_pipe else path.stat().st_mode
+        token = (sys.stdin.read() if from_pipe else path.read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"token file {path}: {error}") from error
     if mode & 0o077:

@@ -160,13 +160,19 @@ def find(word: str | None, *, site: str | None = None) -> Entry:
     return entry
 
 
-def stop(entries: list[Entry], *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep) -> None:
-    """End sessions, and wait until no queue knows them any more."""
-    cancel(entries, connect=connect)
+def stop(
+    entries: list[Entry], *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep
+) -> list[Entry]:
+    """End sessions, and wait until no queue knows them any more; returns those that had not ended before."""
+    running = [job.entry for job in statuses(entries, connect=connect) if not _over(job.records[0].state)]
+    cancel(running, connect=connect)
     delay = _LOOK_S
-    while not all(_over(job.records[0].state) for job in statuses(entries, connect=connect)):
+    while not all(_over(job.records[0].state) for job in statuses(running, connect=connect)):
         pause(delay)
         delay = min(2 * delay, _STOP_ASK_S)
+    for entry in entries:
+        files.forget_token(Path(entry.run_dir))  # one that never started could not do it
+    return running
 
 
 def _over(state: State) -> bool:

@@ -14,6 +14,9 @@ class Jupyter(Frozen, frozen=True):
     bind: Literal["loopback", "address", "socket"] = "loopback"
     """``address``: the one that the node's name leads to, which the login node and every other node reach;
     ``socket``: a file on the node that only its owner opens."""
+    tls: bool = False
+    """Where a port is bound, the server speaks HTTPS by a certificate made for the session (by openssl, on the node);
+    otherwise what goes from the login node to the worker is plain HTTP."""
     ssh_to_nodes: bool = False
     """Users may ssh to a node that runs their job; otherwise a step of the job carries the connection."""
     python: str | None = None

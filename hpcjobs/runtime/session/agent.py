@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -73,10 +75,27 @@ def _place(settings: Settings, private: Path) -> Iterator[Place]:
         yield Place(None, None, str(private / "session.socket"))
         return
     address = "127.0.0.1" if settings.bind == "loopback" else _own_address(settings.address_suffix)
+    certificate = _make_certificate(private, address) if settings.tls else None
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((address, 0))
-        yield Place(address, held.getsockname()[1], None)
+        yield Place(address, held.getsockname()[1], None, certificate)
+
+
+def _make_certificate(private: Path, address: str) -> servers.Certificate:
+    """A certificate for this session alone. Nobody signs it: whoever opens the page compares its fingerprint."""
+    path, key = private / "certificate.pem", private / "key.pem"
+    names = f"subjectAltName=DNS:localhost,DNS:{socket.gethostname()},IP:{address},IP:127.0.0.1"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=hpcjobs session"]
+    words += ["-addext", names, "-keyout", str(key), "-out", str(path)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise _NoPlace("jupyter.tls of the site file needs openssl on the node, and there is none") from error
+    if done.returncode != 0:
+        raise _NoPlace(f"openssl made no certificate: {done.stderr.strip()[-300:]}")
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii"))).hexdigest().upper()
+    return servers.Certificate(str(path), str(key), ":".join(digest[i : i + 2] for i in range(0, len(digest), 2)))
 
 
 def _own_address(suffix: str) -> str:
@@ -122,6 +141,7 @@ class _Session:
         finally:
             _stop(process)
             self._clear(home)
+            files.forget_token(self._run_dir)
 
     def _watch(self, process: subprocess.Popen[bytes], path: str) -> int:
         """Until the server ends, or is to end."""
@@ -172,6 +192,7 @@ class _Session:
             token=self._token,
             path=path,
             python="python3" if self._settings.in_image else sys.executable,
+            fingerprint=self._place.certificate.fingerprint if self._place.certificate else None,
             started=self._started,
             ends=self._ends,
         )
@@ -212,8 +233,8 @@ class _Session:
         """What holds the token, or points at a server that is gone."""
         for path in (self._run_dir / files.CONNECTION, self._run_dir / files.COMMAND):
             path.unlink(missing_ok=True)
-        for name in ("config.py", "code.yaml"):
-            (home / name).unlink(missing_ok=True)
+        (home / "code.yaml").unlink(missing_ok=True)
+        shutil.rmtree(home / servers.CONFIG, ignore_errors=True)
 
 
 def _ends(settings: Settings, started: float) -> float | None:

@@ -43,6 +43,8 @@ class Settings(NamedTuple):
     """Where the server's files begin."""
     bind: str
     """``loopback``, ``address`` (the one that the node's name leads to) or ``socket`` (a file on the node)."""
+    tls: bool
+    """The server speaks HTTPS, by a certificate made for the session."""
     address_suffix: str
     ssh_to_nodes: bool
     login: str | None
@@ -81,6 +83,8 @@ class Connection(NamedTuple):
     """Of the page, with a leading slash."""
     python: str
     """One that runs ``session.pyz`` on that host."""
+    fingerprint: str | None
+    """SHA-256 of the session's certificate, as browsers show it; None: plain HTTP."""
     started: float
     ends: float | None
     """The time limit; None: there is none."""
@@ -90,6 +94,16 @@ def read_settings(run_dir: Path) -> Settings:
     """What was asked of the session of this run folder."""
     found: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
     return Settings(**{**found, "kernels": [Kernel(*kernel) for kernel in found["kernels"]]})
+
+
+def forget_token(run_dir: Path) -> None:
+    """Take a token that the user gave out of the settings: the session has ended, the token may be used elsewhere."""
+    try:
+        settings = read_settings(run_dir)
+    except FileNotFoundError:
+        return
+    if settings.token is not None:
+        write_private(run_dir / SETTINGS, json.dumps(settings._replace(token=None)._asdict()))
 
 
 def read_connection(run_dir: Path) -> Connection | None:

@@ -7,16 +7,29 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.runtime.session.files import FOLDER, PRIVATE, Kernel, Settings, write_private
 
+CONFIG = "config"
+"""Folder of the configuration that holds the token, in the session's own."""
 _EXTENSION = "hpcjobs_session"
 _ASK_S = 5.0
+
+
+class Certificate(NamedTuple):
+    """A certificate made for one session, and its key: files of the node's private folder."""
+
+    path: str
+    key: str
+    fingerprint: str
+    """SHA-256, as browsers show it."""
 
 
 class Place(NamedTuple):
@@ -25,6 +38,8 @@ class Place(NamedTuple):
     address: str | None
     port: int | None
     socket: str | None
+    certificate: Certificate | None = None
+    """None: plain HTTP."""
 
 
 class Asked(NamedTuple):
@@ -46,33 +61,63 @@ class Server(NamedTuple):
     path: str
 
 
+LEAST = {"jupyter_server": 2, "jupyterlab": 3, "notebook": 7}
+"""Major versions from which on a session works: older servers know other settings, and never answer as asked."""
+PACKAGES = {
+    "lab": ("jupyterlab", "jupyter_server", "ipykernel"),
+    "notebook": ("notebook", "jupyter_server", "ipykernel"),
+    "code": (),
+}
+"""What a server of each kind needs of its Python."""
+
+
 def missing(kind: str) -> str | None:
     """What this Python lacks for a server of ``kind``, and how to get it; None: nothing."""
     if kind == "code":
         return None if shutil.which("code-server") else "no code-server on PATH of the node"
-    wanted = {"lab": "jupyterlab", "notebook": "notebook"}[kind]
-    absent = [name for name in (wanted, "jupyter_server", "ipykernel") if find_spec(name) is None]
-    if not absent:
+    problems = [problem for name in PACKAGES[kind] if (problem := _problem(name)) is not None]
+    if not problems:
         return None
+    wanted = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
     return (
-        f"{sys.executable} (Python {sys.version.split()[0]}) has no {' and no '.join(absent)}: "
-        f"{sys.executable} -m pip install {wanted} ipykernel, or name another environment in the site file"
+        f"{sys.executable} (Python {sys.version.split()[0]}) has {' and '.join(problems)}: "
+        f"{sys.executable} -m pip install {wanted}, or name another environment in the site file (jupyter.python)"
     )
 
 
-def jupyter(asked: Asked) -> Server:
-    """JupyterLab or Notebook, configured by a file of its own, which wins over the user's.
+def _problem(package: str) -> str | None:
+    """``no NAME``, or ``NAME 1.24, not 2 or newer``."""
+    if find_spec(package) is None:
+        return f"no {package}"
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return None  # it is there, however it came: the server says what it does not like
+    major = found.partition(".")[0]
+    least = LEAST.get(package)
+    if least is None or not major.isdigit() or int(major) >= least:
+        return None
+    return f"{package} {found}, not {least} or newer"
 
-    Kernels talk over sockets in a private folder: what they print over loopback, any user of the node could read.
+
+def jupyter(asked: Asked) -> Server:
+    """JupyterLab or Notebook: the user's own configuration is read, and what a session needs stands above it.
+
+    Jupyter reads ``JUPYTER_CONFIG_PATH`` before the user's folders, file by file, so ours has the name of each file in
+    which a user may set the same thing. Kernels talk over sockets in a private folder: what they print over loopback,
+    any user of the node could read.
     """
     settings, place = asked.settings, asked.place
     home = asked.run_dir / FOLDER
-    said: dict[str, dict[str, object]] = {
+    values: dict[str, dict[str, object]] = {
         "IdentityProvider": {"token": asked.token},
         "KernelManager": {"transport": "ipc"},
         "ServerApp": {
             "allow_remote_access": True,  # whoever has the token may come by any name of the node
             "allow_root": os.geteuid() == 0,
+            "base_url": "/",
+            "certfile": place.certificate.path if place.certificate else "",
+            "keyfile": place.certificate.key if place.certificate else "",
             "jpserver_extensions": {_EXTENSION: True},
             "open_browser": False,
             "port_retries": 0,  # the port is held for it
@@ -85,20 +130,27 @@ def jupyter(asked: Asked) -> Server:
         },
         "LabServerApp": {"extra_labextensions_path": [str(home / "labextensions")]},
     }
-    lines = [f"c.{group}.{name} = {value!r}\n" for group, values in said.items() for name, value in values.items()]
-    write_private(
-        home / "config.py", f"import sys\nsys.path.insert(0, {str(home)!r})\nc = get_config()\n{''.join(lines)}"
-    )
+    lines = [f"c.{group}.{name} = {value!r}\n" for group, items in values.items() for name, value in items.items()]
+    text = f"import sys\nsys.path.insert(0, {str(home)!r})\nc = get_config()\n{''.join(lines)}"
+    config = home / CONFIG
+    config.mkdir(mode=0o700, exist_ok=True)
+    for name in ("jupyter_server_config", "jupyter_lab_config", "jupyter_notebook_config"):
+        write_private(config / f"{name}.py", text)
     _write_kernels(settings.kernels, home / "share" / "kernels", asked.private)
     module, path = ("jupyterlab", "/lab") if settings.kind == "lab" else ("notebook", "/tree")
-    known = os.environ.get("JUPYTER_PATH")
     environment = {
-        "JUPYTER_PATH": os.pathsep.join(filter(None, (str(home / "share"), known))),
+        "JUPYTER_PATH": _before("JUPYTER_PATH", home / "share"),
+        "JUPYTER_CONFIG_PATH": _before("JUPYTER_CONFIG_PATH", config),
         "JUPYTER_RUNTIME_DIR": str(asked.private),
     }
     if not os.access(os.path.expanduser("~"), os.W_OK):  # as in an image that does not see it
         environment |= {name: str(home / "home") for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
-    return Server([sys.executable, "-m", module, f"--config={home / 'config.py'}"], environment, path)
+    return Server([sys.executable, "-m", module], environment, path)
+
+
+def _before(variable: str, folder: Path) -> str:
+    """The search path in ``variable`` with ``folder`` ahead of it."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get(variable))))
 
 
 def code_server(asked: Asked) -> Server:
@@ -110,7 +162,10 @@ def code_server(asked: Asked) -> Server:
         if place.socket
         else {"bind-addr": f"{place.address}:{place.port}"}
     )
-    said = {**listen, "auth": "password", "password": asked.token, "cert": False, "disable-telemetry": True}
+    secure = (
+        {"cert": place.certificate.path, "cert-key": place.certificate.key} if place.certificate else {"cert": False}
+    )
+    said = {**listen, "auth": "password", "password": asked.token, **secure, "disable-telemetry": True}
     write_private(config, "".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))  # YAML reads JSON
     return Server(["code-server", "--config", str(config), "--disable-update-check", asked.settings.folder], {}, "/")
 
@@ -162,11 +217,15 @@ class _SocketConnection(http.client.HTTPConnection):
 
 def ask(place: Place, path: str, token: str) -> dict[str, object] | None:
     """What the server says at ``path``, as JSON; None: it does not answer, or does not know the token."""
-    connection = (
-        _SocketConnection(place.socket)
-        if place.socket
-        else http.client.HTTPConnection(place.address or "", place.port, timeout=_ASK_S)
-    )
+    connection: http.client.HTTPConnection
+    if place.socket:
+        connection = _SocketConnection(place.socket)
+    elif place.certificate:
+        trust = ssl.create_default_context(cafile=place.certificate.path)
+        trust.check_hostname = False  # it is this very certificate or none
+        connection = http.client.HTTPSConnection(place.address or "", place.port, timeout=_ASK_S, context=trust)
+    else:
+        connection = http.client.HTTPConnection(place.address or "", place.port, timeout=_ASK_S)
     try:
         connection.request("GET", path, headers={"Authorization": f"token {token}"})
         answer = connection.getresponse()

@@ -57,4 +57,5 @@ def local_port(connection: Connection) -> int:
 def page(connection: Connection, port: int) -> str:
     """The address to open, once ``port`` of this machine leads to the server. It holds the token: not for a log."""
     query = "" if connection.kind == "code" else f"?token={connection.token}"
-    return f"http://localhost:{port}{connection.path}{query}"
+    scheme = "http" if connection.fingerprint is None else "https"
+    return f"{scheme}://localhost:{port}{connection.path}{query}"

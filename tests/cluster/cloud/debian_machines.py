@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from waiting import eventually
 
 SCRIPT = Path(__file__).with_name("machines.sh")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -66,5 +69,16 @@ def _remove_cgroups(names: Sequence[str]) -> None:
     """The groups that ``machines.sh`` made, with Slurm's inside them: they stay when their processes are gone."""
     for name in names:
         for top in [*Path("/sys/fs/cgroup").glob(f"*/hpcjobs-{name}"), Path(f"/sys/fs/cgroup/hpcjobs-{name}")]:
-            for folder, _, _ in os.walk(top, topdown=False):
-                os.rmdir(folder)
+            eventually(lambda top=top: _remove_empty(top), what=f"the end of every process of {name}", timeout_s=30)
+
+
+def _remove_empty(top: Path) -> bool:
+    """Remove a group with those inside it; False while a process of it is still ending."""
+    try:
+        for folder, _, _ in os.walk(top, topdown=False):
+            os.rmdir(folder)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
 import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +191,73 @@ def test_a_session_from_the_laptop_ends_there_with_its_tunnel(site: Site, desk: 
     assert processes(told["run_dir"]) == []
     assert processes(f"{LOGIN} ") == []
     assert hpcjobs("jupyter", "list", "--json").json == []
+
+
+COUNTED = "try:\n    count += 1\nexcept NameError:\n    count = 1\nprint('count', count)"
+
+
+@pytest.mark.long  # ssh takes 45 s to notice a link that is silent
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("bind", ["address", "socket"])
+def test_a_kernel_keeps_its_variables_while_the_link_is_cut_and_the_login_host_restarts(
+    site: Site, desk: Laptop, workdir: Path, bind: str
+) -> None:
+    """Cut for 10 s, which nobody notices; until ssh gives up; and a login host whose connections end at once."""
+    python = shlex.join(["env", f"HOME={workdir / 'home'}", commandline.sys.executable, "-m", "hpcjobs"])
+    greeting = "echo Welcome {to} the login node"
+    path = site(bind=bind, hpcjobs=f"{greeting}; cd {shlex.quote(str(workdir))} && {python}")
+    document = notebook(workdir, COUNTED)
+    words = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
+    line = f"env BROWSER=true http_proxy=http://127.0.0.1:9 {shlex.join(words)}"
+    process = desk.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    url = next(text for text in process.stderr if "open: " in text).split("open: ")[1].strip()
+    assert desk.browse(url, notebook=document.name)["output"] == "count 1\n"
+    with link_cut():
+        time.sleep(10)
+    assert desk.browse(url, notebook=document.name)["output"] == "count 2\n"
+    with link_cut():
+        assert any("is lost: it is made anew" in text for text in process.stderr)
+    assert any("connected again" in text for text in process.stderr)
+    assert desk.browse(url, notebook=document.name)["output"] == "count 3\n"
+    for pid in subprocess.run(["pgrep", "-f", "^sshd: root"], capture_output=True, text=True).stdout.split():
+        if str(desk.folder) in Path(f"/proc/{pid}/environ").read_text(errors="replace") or is_child_of_login(pid, desk):
+            os.kill(int(pid), signal.SIGTERM)
+    assert any("connected again" in text for text in process.stderr)
+    assert desk.browse(url, notebook=document.name)["output"] == "count 4\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert hpcjobs("jupyter", "list", "--json").json == []
+
+
+@contextmanager
+def link_cut() -> Iterator[None]:
+    """Nothing passes between the laptop and the login node, and nobody is told."""
+    for state in ("down", "up"):
+        subprocess.run(["ip", "link", "set", "hpcjobs-laptop", state], check=True)
+        if state == "down":
+            try:
+                yield
+            except BaseException:
+                subprocess.run(["ip", "link", "set", "hpcjobs-laptop", "up"], check=True)
+                raise
+
+
+def is_child_of_login(pid: str, desk: Laptop) -> bool:
+    """Whether the process is a connection of the sshd of the login node."""
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return str(desk.folder / "sshd_login") in Path(f"/proc/{parent}/cmdline").read_text().replace("\0", " ")
+
+
+def test_with_tls_the_way_from_the_login_node_to_the_worker_is_encrypted_by_the_sessions_own_certificate(
+    site: Site, desk: Laptop
+) -> None:
+    told = start(site(bind="address", tls=True))
+    address = (told["connection"]["address"], told["connection"]["port"])
+    der = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(address))
+    assert told["connection"]["fingerprint"].replace(":", "").lower() == hashlib.sha256(der).hexdigest()
+    assert told["url"].startswith("https://localhost:")
+    stop(told)
 
 
 def test_what_a_node_lacks_is_said_within_seconds_of_its_start(site: Site) -> None:

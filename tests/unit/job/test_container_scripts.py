@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,10 @@ def test_staging_copies_once_per_node_and_runs_the_copy(image: Path, here: Path,
     (copy,) = (tmp_path / "disk of the node").rglob("*.sif")
     assert copy.read_bytes() == image.read_bytes()
     assert {started for _, started in starts(tmp_path)} == {str(copy)}
+    left_over, used_lately = copy.with_name("0123456789abcdef.sif"), copy.with_name("fedcba9876543210.sif")
+    for path, days in ((left_over, 8), (used_lately, 2), (copy, 30)):
+        path.touch()
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    assert run(plan, tmp_path).returncode == 0
+    assert set(copy.parent.glob("*.sif")) == {copy, used_lately}, "a copy that no job has used for a week is removed"
+    assert time.time() - copy.stat().st_mtime < 600

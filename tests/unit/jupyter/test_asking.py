@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,30 @@ def test_a_python_without_jupyter_is_refused_before_anything_is_queued(here: Pat
     (here / "bare.yaml").write_text(json.dumps({"scheduler": "local", "jupyter": {"python": "/usr/bin/python3"}}))
     said = refused("jupyter", "--site", "./bare.yaml")
     assert "/usr/bin/python3" in said
-    assert "has no jupyterlab and no ipykernel" in said
-    assert "pip install jupyterlab ipykernel" in said
+    assert "has no jupyterlab and no jupyter_server and no ipykernel" in said
+    assert "pip install 'jupyterlab>=3' 'jupyter_server>=2' ipykernel" in said
+
+
+def test_servers_of_an_older_generation_are_refused_before_anything_is_queued(here: Path) -> None:
+    """jupyter_server 1 and Notebook 6 know other settings: they start, and never answer as a session asks."""
+    packages = here / "packages"
+    for name, version in (
+        ("jupyterlab", "3.6.1"),
+        ("jupyter_server", "1.24.0"),
+        ("notebook", "6.5.4"),
+        ("ipykernel", "6"),
+    ):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").touch()
+        (packages / f"{name}-{version}.dist-info").mkdir()
+        (packages / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    python = here / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (here / "old.yaml").write_text(json.dumps({"scheduler": "local", "jupyter": {"python": str(python)}}))
+    assert "has jupyter_server 1.24.0, not 2 or newer" in refused("jupyter", "--site", "./old.yaml")
+    said = refused("jupyter", "--site", "./old.yaml", "--notebook")
+    assert "notebook 6.5.4, not 7 or newer and jupyter_server 1.24.0, not 2 or newer" in said
 
 
 def test_a_python_that_is_too_old_is_refused_before_anything_is_queued(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.cookiejar
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -156,7 +158,7 @@ def test_a_session_ends_when_nobody_does_anything_and_not_before(code_server: No
     assert "nobody has done anything" in ok("logs", told["job_id"]).out
 
 
-@pytest.mark.parametrize(("answer", "left"), [("k", 1), ("", 0)])
+@pytest.mark.parametrize(("answer", "left"), [("k", 1), ("", 1), ("c", 0)])
 def test_ctrl_c_asks_whether_to_keep_the_session(code_server: None, answer: str, left: int) -> None:
     terminal, inside = pty.openpty()
     process = subprocess.Popen(
@@ -216,3 +218,43 @@ def test_what_a_node_lacks_is_said_within_seconds(here: Path, sessions_end: None
     assert "has no jupyterlab" in err
     assert "pip install" in err
     assert time.monotonic() - began < 20
+
+
+def test_a_password_of_ones_own_configuration_works_and_what_a_session_needs_stands_above_it(
+    here: Path, sessions_end: None
+) -> None:
+    from jupyter_server.auth import passwd
+
+    settings = Path.home() / ".jupyter"
+    settings.mkdir()
+    hashed = passwd("my own password", algorithm="sha1")
+    (settings / "jupyter_server_config.json").write_text(
+        json.dumps({"PasswordIdentityProvider": {"hashed_password": hashed}})
+    )
+    (settings / "jupyter_lab_config.py").write_text("c.ServerApp.port = 1\nc.ServerApp.base_url = '/elsewhere'\n")
+    told = ok("jupyter", "--site", "local", "--detach", "--json").json
+    url = f"http://localhost:{told['connection']['port']}"
+    assert status(f"{url}/api/contents", told["connection"]["token"]) == 200
+    cookies = http.cookiejar.CookieJar()
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+    with browser.open(f"{url}/login") as page:
+        form = page.read().decode()
+    found = re.search(r'name="_xsrf" value="([^"]+)"', form)
+    assert found is not None
+    fields = urllib.parse.urlencode({"_xsrf": found.group(1), "password": "my own password"}).encode()
+    browser.open(f"{url}/login", fields).close()
+    with browser.open(f"{url}/api/contents") as answer:
+        assert answer.status == 200
+
+
+def test_a_token_that_was_given_is_in_no_file_after_the_end(here: Path, code_server: None) -> None:
+    token = "0123456789abcdef-secret"
+    file = here.parent / "token"
+    file.write_text(token)
+    file.chmod(0o600)
+    told = ok(*CODE, "--detach", "--json", "--token-file", str(file)).json
+    assert told["connection"]["token"] == token
+    assert ok("jupyter", "stop", told["job_id"]).out == f"stopped {told['job_id']}\n"
+    holding = [p for p in Path(told["run_dir"]).rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
+    assert holding == []
+    assert ok("jupyter", "stop", told["job_id"]).out == f"had ended already: {told['job_id']}\n"

@@ -14,6 +14,7 @@ RUN_DIR = Path("/shared/it's mine/run")
 def settings(**said: object) -> Settings:
     usual = {
         "kind": "lab", "folder": "/shared", "bind": "loopback", "address_suffix": "", "ssh_to_nodes": False,
+        "tls": False,
         "login": "ada@login", "user": "ada", "relay": ["/opt/py thon"], "srun": "/usr/bin/srun", "slurm_conf": None,
         "idle_s": None, "limit_s": None, "warn_s": 300, "token": None, "kernels": [], "in_image": False, "hidden": {},
     }  # fmt: skip
@@ -24,6 +25,7 @@ def connection(**said: object) -> Connection:
     usual = {
         "schema": 1, "job_id": "17", "kind": "lab", "host": "n07", "address": "127.0.0.1", "port": 41000,
         "socket": None, "token": "secret", "path": "/lab", "python": "python3", "started": 0.0, "ends": None,
+        "fingerprint": None,
     }  # fmt: skip
     return Connection(**{**usual, **said})  # type: ignore[arg-type]
 
@@ -68,4 +70,5 @@ def test_a_session_on_this_machine_needs_no_tunnel_and_one_on_a_box_elsewhere_on
 
 def test_the_address_to_open_holds_the_token_but_for_a_server_that_asks_for_it() -> None:
     assert page(connection(), 8888) == "http://localhost:8888/lab?token=secret"
+    assert page(connection(fingerprint="AB:CD"), 8888) == "https://localhost:8888/lab?token=secret"
     assert page(connection(kind="code", path="/"), 8888) == "http://localhost:8888/"

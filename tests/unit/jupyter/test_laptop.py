@@ -1,0 +1,167 @@
+"""`hpcjobs jupyter --connect` on the laptop, with an ssh that runs everything on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import ok, start, within
+from waiting import eventually
+
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.jupyter.laptop import find_json
+
+# An ssh that is cut while there is a file named cut. A forwarded port is held by a program that copies both ways.
+SSH = """#!{python}
+import os, socket, subprocess, sys, threading, time
+
+here = {here!r}
+words = sys.argv[1:]
+with open(here + "/calls", "a") as calls:
+    calls.write(" ".join(words) + "\\n")
+cut = lambda: os.path.exists(here + "/cut")
+if cut():
+    sys.exit(255)
+print("Welcome to the login node {{maintenance on Friday}}", flush=True) if "-L" not in words else None
+if "-L" not in words:
+    sys.exit(subprocess.run(words[-1], shell=True).returncode)
+port, host, to = words[words.index("-L") + 1].split(":")
+listening = socket.create_server(("127.0.0.1", int(port)))
+
+
+def copy(source, target):
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    finally:
+        source.close()
+        target.close()
+
+
+def accept():
+    while True:
+        near, _ = listening.accept()
+        far = socket.create_connection(("127.0.0.1", int(to)))
+        for ends in ((near, far), (far, near)):
+            threading.Thread(target=copy, args=ends, daemon=True).start()
+
+
+threading.Thread(target=accept, daemon=True).start()
+while not cut():
+    time.sleep(0.05)
+os._exit(255)
+"""
+
+
+@pytest.fixture
+def desk(here: Path, code_server: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site that is reached by ssh, and a laptop with that ssh and a browser that notes what it is to open."""
+    fields = {"scheduler": "local", "login": "login.example", "jupyter": {"hpcjobs": f"{sys.executable} -m hpcjobs"}}
+    (here / "afar.yaml").write_text(json.dumps(fields))
+    folder = here / "bin"
+    folder.mkdir()
+    for name, text in (
+        ("ssh", SSH.format(python=sys.executable, here=str(here))),
+        ("browser", f'#!/bin/sh\necho "$1" >{here}/opened\n'),
+    ):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("BROWSER", str(folder / "browser"))
+    return here
+
+
+CONNECT = ("jupyter", "--connect", "--site", "./afar.yaml", "--code")
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stderr is not None
+    lines = ""
+    for line in process.stderr:
+        lines += line
+        if text in line:
+            return lines
+    raise AssertionError(lines)
+
+
+def test_a_link_that_is_lost_is_made_anew_and_the_session_runs_on(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a proxy variable that leads nowhere, and with a login node that greets everybody."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    process = start(*CONNECT)
+    before = read_until(process, "password:")
+    assert "open: http://localhost:" in before
+    eventually((desk / "opened").exists, what="the browser")
+    (told,) = ok("jupyter", "list", "--json").json
+    (desk / "cut").touch()
+    read_until(process, "the connection to login.example is lost: it is made anew; the session runs on")
+    calls = len((desk / "calls").read_text().splitlines())
+    eventually(lambda: len((desk / "calls").read_text().splitlines()) >= calls + 2, what="two more tries")
+    assert [s["state"] for s in ok("jupyter", "list", "--json").json] == ["RUNNING"]
+    (desk / "cut").unlink()
+    read_until(process, "connected again")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"job {told['job_id']} is ended" in err
+    assert ok("jupyter", "list", "--json").json == []
+
+
+def test_ctrl_c_while_the_link_is_down_says_that_the_session_runs_on(desk: Path) -> None:
+    process = start(*CONNECT)
+    read_until(process, "password:")
+    (told,) = ok("jupyter", "list", "--json").json
+    (desk / "cut").touch()
+    read_until(process, "is lost")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert f"on the login node: hpcjobs jupyter stop {told['job_id']}" in err
+    assert ok("jupyter", "list", "--json").json[0]["state"] == "RUNNING"
+
+
+def test_a_session_that_is_stopped_elsewhere_ends_the_command(desk: Path) -> None:
+    process = start(*CONNECT)
+    read_until(process, "password:")
+    ok("jupyter", "stop")
+    (desk / "cut").touch()  # the tunnel of the double knows nothing of the server at its end
+    read_until(process, "is lost")
+    (desk / "cut").unlink()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "has ended" in err
+
+
+def test_a_dry_run_from_the_laptop_shows_the_script_of_the_login_node(desk: Path) -> None:
+    answer = within(*CONNECT, "--dry-run")
+    assert answer.code == 0, answer
+    assert [s["state"] for s in ok("jupyter", "list", "--json").json] == []
+
+
+def test_a_token_file_is_read_on_the_laptop(desk: Path) -> None:
+    (desk / "mine").write_text("0123456789abcdef-secret\n")
+    (desk / "mine").chmod(0o600)
+    process = start(*CONNECT, "--token-file", "mine")
+    assert "password: 0123456789abcdef-secret" in read_until(process, "password:")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert "0123456789abcdef-secret" not in (desk / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    "output",
+    ['{"job_id": "7"}', 'Welcome!\n{"job_id": "7"}\n', '{maintenance}\n{"job_id": "7"}\nbye {"job_id": "8"}\n'],
+)
+def test_an_answer_is_found_between_what_a_profile_prints(output: str) -> None:
+    assert find_json(output) == {"job_id": "7"}
+
+
+def test_no_answer_at_all_is_an_error_that_shows_what_came() -> None:
+    with pytest.raises(HpcJobsError, match="no answer of hpcjobs in what the login node printed: 'Welcome!'"):
+        find_json("Welcome!\n")
