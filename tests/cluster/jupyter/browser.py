@@ -46,7 +46,7 @@ def jupyterlab(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
     cell.locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     output = cell.locator(".jp-OutputArea-output")
-    cell.locator(".jp-InputPrompt", has_text="[1]").wait_for()
+    cell.locator(".jp-InputPrompt", has_text=f"[{asked.get('run', 1)}]").wait_for()
     if asked.get("screenshot"):
         page.screenshot(path=asked["screenshot"])
     notice = None
