@@ -69,6 +69,8 @@ class Job:
             else:
                 self.control.leave_to_scheduler()
             return CANCELLED_CODE
+        if cause == decide.NODE:
+            self._suspect_silent_nodes()
         decision = self._decide(cause)
         attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                           self.control.steps, self.control.saved, decision)  # fmt: skip
@@ -85,6 +87,17 @@ class Job:
             self.is_over = True
             self.write_state("FAILED", code, ended)
         return code
+
+    def _suspect_silent_nodes(self) -> None:
+        """Suspect nodes on which no task began although others began: Slurm could not launch the step there."""
+        started = self.control.started()
+        if not started or self.options.tasks == 0 or self.options.agents:
+            return
+        try:
+            for node in set(self.scheduler.node_names(self.nodes)) - set(started):
+                self.control.add_suspect(node)
+        except OSError as error:
+            report(f"the suspects cannot be written: {error.strerror}")
 
     def _decide(self, cause: str, *, earlier: bool = False) -> str:
         """The decision by the history; a history that cannot be read ends the job, and spends no budget."""

@@ -7,7 +7,7 @@ import shlex
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from hpcjobs.node.decide import REQUEUE_CODE
-from hpcjobs.node.files import read_text, remove, write_beside
+from hpcjobs.node.files import append_line, read_text, remove, write_beside
 
 
 class Running(NamedTuple):
@@ -38,11 +38,12 @@ class ControlDir:
 
     def prepare(self, running: Running) -> None:
         """Remove what an earlier attempt left, and note that this one runs. Raises OSError."""
-        os.makedirs(os.path.join(self.path, "ends"), exist_ok=True)
+        for folder in ("ends", "started"):
+            os.makedirs(self._file(folder), exist_ok=True)
+            for name in os.listdir(self._file(folder)):
+                remove(self._file(folder, name))
         for name in ("requeue", "completed", "finished", "step_code", "nodes"):
             remove(self._file(name))
-        for name in os.listdir(self._file("ends")):
-            remove(self._file("ends", name))
         remove(os.path.join(self.run_dir, "first_failure"))
         write_beside(self._file("running"), json.dumps(running._asdict()) + "\n")
 
@@ -103,9 +104,17 @@ class ControlDir:
             return None
 
     def suspects(self) -> List[str]:
-        """Hosts that the next attempt should not get, each once."""
+        """Hosts that the next attempt should not get, each once, the newest last."""
         try:
-            return sorted(set(read_text(self._file("suspects")).split()))
+            named = read_text(self._file("suspects")).split()
+        except OSError:
+            return []
+        return sorted(set(named), key=lambda host: len(named) - named[::-1].index(host))
+
+    def started(self) -> List[str]:
+        """Nodes on which a task of this attempt began."""
+        try:
+            return os.listdir(self._file("started"))
         except OSError:
             return []
 
@@ -149,6 +158,9 @@ class ControlDir:
         """Exit code of ``job_id`` where it ended, but could not tell Slurm so; None: it did not."""
         recorded, _, code = self._word("finished").partition("=")
         return int(code) if recorded == job_id and code.isdigit() else None
+
+    def add_suspect(self, host: str) -> None:
+        append_line(self._file("suspects"), host)
 
     def write_finished(self, job_id: str, code: int) -> None:
         write_beside(self._file("finished"), f"{job_id}={code}\n")

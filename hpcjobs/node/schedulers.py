@@ -36,8 +36,12 @@ class Scheduler:
         """The cause that ended ``job_id``, of which nothing was recorded."""
         raise NotImplementedError
 
+    def node_names(self, nodes: str) -> List[str]:
+        """The names in a list of nodes; none where this scheduler has one machine."""
+        return []
+
     def start_again(self, suspects: List[str]) -> Continuation:
-        """Another attempt after this one, if possible without ``suspects``."""
+        """Another attempt after this one, if possible without ``suspects``, of which the newest matter most."""
         raise NotImplementedError
 
     def hold(self) -> str:

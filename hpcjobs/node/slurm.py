@@ -26,6 +26,8 @@ _UNREACHABLE = re.compile(r"contact|timed out|connect|zero bytes|communicat|resp
 _PATIENCE_S = 300.0
 """So long a controller that restarts may need."""
 _RETRY_S = 5.0
+MOST_SUSPECTS = 8
+"""The newest ones; each may cost a question whether the job is possible without it."""
 
 
 class Slurm(Scheduler):
@@ -148,20 +150,28 @@ class Slurm(Scheduler):
             self._call("scontrol", "release", ids[-1])
         return Continuation(f"resubmitted as {ids[-1]}", ids[-1])
 
+    def node_names(self, nodes: str) -> List[str]:
+        return self._call("scontrol", "show", "hostnames", nodes).out.split() if nodes else []
+
     def _exclude(self, suspects: List[str]) -> str:
-        """The nodes that the next attempt avoids, with those that the job avoids already; empty: no change."""
-        own = self._call("scontrol", "show", "hostnames", self.nodes).out.split()
-        short = {node.partition(".")[0]: node for node in own}
-        bad = sorted({short[host.partition(".")[0]] for host in suspects if host.partition(".")[0] in short})
-        if not bad:
-            return ""
-        already = self._show().get("ExcNodeList", "(null)")
-        nodes = ",".join(([] if already == "(null)" else [already]) + bad)
-        if self._call("sbatch", "--test-only", "--exclude=" + nodes, self._script).code != 0:
-            report(f"too few nodes without {nodes}: the next start may get them again")
-            return ""
-        report(f"the next start does without {nodes}")
-        return nodes
+        """The nodes that the next attempt avoids, with those that its user excluded; empty: no change.
+
+        Where too few nodes are left, the oldest suspicion is given up first.
+        """
+        excluded = self._show().get("ExcNodeList", "(null)").replace("(null)", "")
+        already = self.node_names(excluded)
+        names = {node.partition(".")[0]: node for node in [*already, *self.node_names(self.nodes)]}
+        short = [host.partition(".")[0] for host in suspects]
+        bad = [names[host] for host in dict.fromkeys(short) if host in names]
+        users = [node for node in already if node not in bad]
+        for first in range(max(0, len(bad) - MOST_SUSPECTS), len(bad)):
+            nodes = ",".join([*users, *bad[first:]])
+            if self._call("sbatch", "--test-only", "--exclude=" + nodes, self._script).code == 0:
+                report(f"the next start does without {nodes}")
+                return nodes
+        if bad:
+            report(f"too few nodes without {bad[-1]}: the next start may get it again")
+        return ""
 
     def _show(self) -> Dict[str, str]:
         """Fields of ``scontrol show job``; none where there is no answer."""

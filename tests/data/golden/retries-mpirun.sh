@@ -160,6 +160,7 @@ if [ "${WORLD_SIZE:-}" != "$HPCJOBS_NTASKS" ]; then
     echo "hpcjobs: $(hostname): this task sees a world of ${WORLD_SIZE:-nobody} and not of $HPCJOBS_NTASKS, started by $HPCJOBS_LAUNCHED_BY" >&2
     exit 10
 fi
+[ "$LOCAL_RANK" -ne 0 ] || : >"$HPCJOBS_CONTROL_DIR/started/${SLURMD_NODENAME:-$(hostname)}"
 program='' told=''
 hand_on() { # SIGNAL: Slurm may tell this shell alone (proctrack/cgroup does)
     told=$1

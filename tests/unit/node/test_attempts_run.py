@@ -26,7 +26,7 @@ SCONTROL = """#!/bin/sh
 echo "$*" >>"$LOG"
 case "$*" in
     *"show job"*) cat "$JOB" ;;
-    "show hostnames"*) echo here ;;
+    "show hostnames"*) printf 'here\\nthere\\n' ;;
 esac
 """
 
@@ -226,3 +226,10 @@ def test_rank_0_decides_nothing_while_the_deciding_process_lives(node: Node) -> 
     assert not (node.run_dir / "attempts.jsonl").exists()
     process.terminate()
     process.communicate(timeout=60)
+
+
+def test_a_node_on_which_no_task_began_is_suspected(node: Node) -> None:
+    began = 'touch "$HPCJOBS_CONTROL_DIR/started/here"; '
+    code, err = node.run(began + 'echo 137 >"$HPCJOBS_CONTROL_DIR/step_code"; exit 137')
+    assert (code, node.history[0]["cause"]) == (137, "node"), err
+    assert (node.control / "suspects").read_text().split() == ["there"]

@@ -142,12 +142,26 @@ def test_an_end_that_left_no_line_has_the_cause_of_the_accounting(states: str, c
 def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains_possible() -> None:
     cluster = Cluster()
     cluster.job += " ExcNodeList=n9"
+    cluster.answers = {"scontrol show hostnames n9": Answer(0, "n9\n", ""), **cluster.answers}
     assert cluster.slurm.start_again(["n2.cluster.example", "n2", "stranger"]).decision == "requeued"
     assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
     cluster.answers["sbatch --test-only"] = Answer(1, "", "Requested node configuration is not available")
     cluster.asked.clear()
     assert cluster.slurm.start_again(["n2"]).decision == "requeued"
     assert cluster.commands("scontrol update") == []
+
+
+def test_where_too_few_nodes_are_left_the_oldest_suspicion_is_given_up_and_never_what_the_user_excluded() -> None:
+    cluster = Cluster()
+    cluster.job += " ExcNodeList=n[8-9]"
+    impossible = Answer(1, "", "Requested node configuration is not available")
+    cluster.answers = {
+        "scontrol show hostnames n[8-9]": Answer(0, "n8\nn9\n", ""),
+        "sbatch --test-only --exclude=n9,n8,n2": impossible,
+        **cluster.answers,
+    }
+    cluster.slurm.start_again(["n8", "n2"])  # n8 was suspected before, and n9 is the user's
+    assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
 
 
 @pytest.mark.parametrize(
