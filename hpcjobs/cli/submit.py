@@ -209,11 +209,14 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
 
 
 def _print_plan(plan: "Plan", *, as_json: bool) -> None:
+    from hpcjobs.job.plan import script_by_hand
+
+    script = script_by_hand(plan)
     if as_json:
-        print_json(plan._asdict() | {"run_dir": str(plan.run_dir)})
+        print_json(plan._asdict() | {"run_dir": str(plan.run_dir), "script": script})
         return
     note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
-    sys.stdout.write(plan.script)
+    sys.stdout.write(script)
 
 
 def _report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:

@@ -109,6 +109,11 @@ def plan_of(job: Job, run_dir: Path, *, made_by: str) -> Plan:
     return Plan(job, render(job, run_dir, made_by=made_by), run_dir, _command(job, run_dir), made_by)
 
 
+def script_by_hand(plan: Plan) -> str:
+    """The plan's script as a user can give it to sbatch without hpcjobs; on a local site the plan's own."""
+    return render(plan.job, plan.run_dir, made_by=plan.made_by, by_hand=True)
+
+
 def _spec(fields: Mapping[str, object]) -> JobSpec:
     try:
         return msgspec.convert(fields, JobSpec, strict=False)

@@ -32,10 +32,12 @@ def template_folders() -> tuple[Path, ...]:
     return (Path.cwd() / "templates", config_dir() / "templates", shipped("templates"))
 
 
-def render(job: Job, run_dir: Path, *, made_by: str) -> str:
-    """The text of ``job.sh``: what sbatch gets, what an admin reads, what runs by hand.
+def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False) -> str:
+    """The text of ``job.sh``: what sbatch gets and what an admin reads.
 
-    ``made_by`` is the command the header names.
+    ``made_by`` is the command the header names. ``by_hand`` is the text that a user can give to sbatch without hpcjobs:
+    it makes its run folder, and its log is a file of the folder where sbatch is called, since Slurm starts no job whose
+    log has no folder.
 
     Raises:
         ConfigError: no such template, or it uses a name nobody defined.
@@ -44,7 +46,10 @@ def render(job: Job, run_dir: Path, *, made_by: str) -> str:
     with _explained(job):
         template = _environment().get_template(f"{job.template}{SUFFIX}")
         context = _context(job, run_dir, made_by=made_by, template=template.filename or job.template)
-        context["directives"] = _directive_lines(job, run_dir)
+        context["by_hand"] = by_hand and job.scheduler == "slurm"
+        if context["by_hand"]:
+            context["header"] = [*_header(job, made_by, template.filename or job.template), *_header_by_hand(job)]
+        context["directives"] = _directive_lines(job, None if context["by_hand"] else run_dir)
         return template.render(context)
 
 
@@ -70,6 +75,8 @@ def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[st
         "job": job,
         "header": _header(job, made_by, template),
         "run_dir": str(run_dir),
+        "by_hand": False,
+        "files_of_submit": files_of_submit(job),
         "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
         "warning_s": job.signal_before_s or WARNING_S,
         "node_python": job.node_python,
@@ -150,12 +157,31 @@ def _header(job: Job, made_by: str, template: str) -> list[str]:
     return [re.sub(r"[\x00-\x1f\x7f]", "?", line) for line in lines]
 
 
-def _directive_lines(job: Job, run_dir: Path) -> list[str]:
-    """The ``#SBATCH`` options, quoted as sbatch reads them; a local job has none."""
+def files_of_submit(job: Job) -> tuple[str, ...]:
+    """What ``hpcjobs submit`` puts into the run folder and the script needs there, by name."""
+    return (*(("node.pyz",) if job.retries else ()), *(("code",) if job.snapshot else ()))
+
+
+def _header_by_hand(job: Job) -> list[str]:
+    if needed := files_of_submit(job):
+        return [f"not for sbatch by hand: hpcjobs submit puts {' and '.join(needed)} into the run folder"]
+    log = _LOGS[bool(job.resources.array)]
+    return [f"by hand: sbatch FILE, in a folder that all nodes see; the log is {log} there"]
+
+
+_LOGS = ("%x_%j.out", "%x_%A_%a.out")
+"""Names of the log of a job and of a task of an array, as sbatch writes them."""
+
+
+def _directive_lines(job: Job, run_dir: Path | None) -> list[str]:
+    """The ``#SBATCH`` options, quoted as sbatch reads them; a local job has none.
+
+    Without ``run_dir`` the log goes to the folder where sbatch is called.
+    """
     if job.scheduler == "local":
         return []
-    log = "%x_%A_%a.out" if job.resources.array else "%x_%j.out"
-    output = f"{_literal(str(run_dir))}/logs/{log}"
+    log = _LOGS[bool(job.resources.array)]
+    output = log if run_dir is None else f"{_literal(str(run_dir))}/logs/{log}"
     options = [("job-name", job.name), *sbatch_options(job), ("output", output)]
     return [_directive(name, value) for name, value in options]
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from hpcjobs.sandbox import cgroups, network, services, slurm_files
+from hpcjobs.sandbox import cgroups, modules, network, services, slurm_files
 from hpcjobs.sandbox.accounting import fill_accounting, node_states
 from hpcjobs.sandbox.daemons import Daemon, recorded, until
 from hpcjobs.sandbox.folder import Folder, write
@@ -58,6 +58,7 @@ def _write_files(folder: Folder, layout: Layout, *, password: str) -> None:
     for name, content in layout.files.items():
         write(folder.etc / name, content)
     write(folder.slurm_conf, slurm_files.slurm_conf(layout, folder))
+    modules.write_modulefiles(folder, layout.modules)
     write(folder.task_prolog, slurm_files.TASK_PROLOG, mode=0o755)
     if (text := slurm_files.cgroup_conf(layout, folder, version=services.slurm_version())) is not None:
         write(folder.etc / "cgroup.conf", text)

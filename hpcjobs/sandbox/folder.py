@@ -52,6 +52,11 @@ class Folder(NamedTuple):
         return self.etc / "task_prolog"
 
     @property
+    def modulefiles(self) -> Path:
+        """What ``module load`` finds on the hosts."""
+        return self.root / "modulefiles"
+
+    @property
     def log(self) -> Path:
         """One log for each daemon."""
         return self.root / "log"

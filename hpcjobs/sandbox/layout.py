@@ -28,10 +28,11 @@ def node_address(index: int) -> str:
     return f"10.78.0.{11 + index}"
 
 
-def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES) -> Layout:
+def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, has_modules: bool = False) -> Layout:
     """The cluster for ``shape``: of ``site`` where it says --like, else ``site`` is the base to reshape.
 
     ``mpi_types`` are those that this machine's srun offers; the site's comes first, then those of `MPI_TYPES`.
+    ``has_modules``: this machine has Environment Modules, so that jobs load the site's modules.
 
     Raises:
         RequestError: the shape does not fit the site, or the site has no Slurm.
@@ -43,6 +44,7 @@ def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES) 
     members = {name: _members(partition, hosts) for name, partition in partitions.items()}
     scaled = {name: _scaled(partition, counts) for name, partition in partitions.items()}
     mpi = next((kind for kind in (site.mpi, *MPI_TYPES) if kind in MPI_TYPES and kind in mpi_types), "none")
+    modules = loadable_modules(site) if has_modules else ()
     return Layout(
         site=site.name,
         cluster=re.sub(r"[^a-z0-9_]", "_", site.name.lower()),
@@ -54,11 +56,12 @@ def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES) 
         accounts=(ACCOUNT, *sorted(_accounts(site) - {ACCOUNT})),
         features=_features(site),
         mpi=mpi,
+        modules=modules,
         proctrack=shape.proctrack or PROCTRACK[0],
         settings=shape.settings,
         partition_settings=shape.partition_settings,
         files=shape.files,
-        overlay=_overlay(scaled, site=site, mpi=mpi),
+        overlay=_overlay(scaled, site=site, mpi=mpi, modules=modules),
     )
 
 
@@ -189,6 +192,12 @@ def _features(site: Site) -> tuple[str, ...]:
     return tuple(sorted({word for text in asked for word in re.findall(r"[A-Za-z_][\w.-]*", text)}))
 
 
+def loadable_modules(site: Site) -> tuple[str, ...]:
+    """The site's modules by name or name and version (``openmpi``, ``gcc/12.2``); a path names a file of the site's."""
+    name = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*", re.ASCII)
+    return tuple(module for module in site.modules if name.fullmatch(module))
+
+
 def _containers(site: Site) -> dict[str, Any]:
     """The site's way to run images, with this machine's: where they are, and no folder of the site's to bind."""
     base = Containers(runtime="none" if site.containers.runtime == "none" else "apptainer")
@@ -196,7 +205,7 @@ def _containers(site: Site) -> dict[str, Any]:
     return {**msgspec.to_builtins(base), **kept}
 
 
-def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[str, Any]:
+def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str, modules: tuple[str, ...]) -> dict[str, Any]:
     """What a job here must not take from the site: its size, and software that is not on this machine."""
     return {
         "partitions": msgspec.to_builtins(partitions),
@@ -206,7 +215,7 @@ def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str) -> dict[
         "mpi": mpi,
         "interface": "eth0",
         "address_suffix": "",
-        "modules": [],
+        "modules": list(modules),
         "module_init": None,
         "setup": [],
         "environment": {},

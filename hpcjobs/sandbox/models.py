@@ -57,6 +57,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The first one is the users' default."""
     features: tuple[str, ...]
     mpi: str
+    modules: tuple[str, ...] = ()
+    """The site's modules that its hosts have, as modulefiles that change nothing."""
     proctrack: str
     settings: dict[str, str] = {}
     partition_settings: dict[str, str] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sandbox import accounting, cgroups, network, packages, services, slurm_files
+from hpcjobs.sandbox import accounting, cgroups, modules, network, packages, services, slurm_files
 from hpcjobs.sandbox.accounting import node_states
 from hpcjobs.sandbox.build import build, repair, repairable
 from hpcjobs.sandbox.daemons import alive, recorded
@@ -63,7 +63,10 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         take_down(folder)
         folder.clear()
         site = load_site(shape.like or BASE_SITE)
-        layout = settle(shape, site, mpi_types=services.mpi_types(folder))
+        layout = settle(shape, site, mpi_types=services.mpi_types(folder), has_modules=modules.available())
+        for name in site.modules:
+            if name not in layout.modules:
+                say(f"module load {name} is left out of jobs: {modules.reason_for_none()}")
         if site.mpi is not None and layout.mpi != site.mpi:
             say(f"srun --mpi={layout.mpi}: this machine's Slurm has no {site.mpi}, which site {site.name} names")
         if layout.proctrack == "cgroup" and not cgroups.available():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hpcjobs
 from hpcjobs.process import run
+from hpcjobs.sandbox import modules
 from hpcjobs.sandbox import slurm_files as files
 from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded, spawn, until
 from hpcjobs.sandbox.folder import Folder, write
@@ -33,10 +34,12 @@ _DATABASE = (
     # slurmdbd does not start with it on; "loose": a MariaDB that does not know it goes on.
     "--loose-innodb-snapshot-isolation=OFF",
 )
-# In a mount namespace of its own: $1 holds the folders that the host has for itself, the others, up to
-# "--", are folders of this machine that it sees there all the same. ``exec`` keeps the pid.
+# In a mount namespace of its own: $1 holds the folders that the host has for itself, $2 its modulefiles, $3 where
+# `module` looks for them (empty: nowhere), the others, up to "--", are folders of this machine that it sees there all
+# the same. ``exec`` keeps the pid.
 _NODE_SCRIPT = """\
-set -e; home=$1; shift
+set -e; home=$1; modulefiles=$2; searched=$3; shift 3
+[ -z "$searched" ] || mount -o bind,ro "$modulefiles" "$searched"
 while [ "$1" != -- ]; do mkdir -p "$home$1"; mount -o bind,ro "$1" "$home$1"; shift; done
 shift
 mount --rbind "$home/tmp" /tmp; mount --rbind "$home/var/tmp" /var/tmp
@@ -116,7 +119,8 @@ def start_node(folder: Folder, host: Host) -> Daemon:
         (home / name).mkdir(parents=True)
         (home / name).chmod(mode)
     argv = [program("unshare"), "--mount", "--propagation", "private", program("sh"), "-c", _NODE_SCRIPT, "sh"]
-    argv += [str(home), *_needed_from_private_folders(), "--"]
+    argv += [str(home), str(folder.modulefiles), str(modules.SEARCHED) if modules.available() else ""]
+    argv += [*_needed_from_private_folders(), "--"]
     argv += [program("slurmd"), "-D", "-N", host.name, "-f", str(folder.slurm_conf)]
     return _start(folder, f"slurmd-{host.name}", [*enter(folder, host), *argv])
 

@@ -7,10 +7,13 @@ import sys
 import time
 
 import pytest
+from login_node import SITE as SITE_NAME
 from login_node import Cluster
 from waiting import eventually
 
 from hpcjobs.runtime.exits import ExitCode
+from hpcjobs.sandbox import modules
+from hpcjobs.sandbox.packages import apt_line
 
 SITE = {
     "partitions": {"compute": {"nodes": 4, "node": {"cpus": 16}}},
@@ -36,6 +39,33 @@ def test_tasks_have_the_scripts_environment_where_jobs_are_submitted_with_export
     assert answer.code == 0, answer
     job = cluster.took(answer.out).done()
     assert sorted(line for line in job.log.splitlines() if "has" in line) == ["0: has yes", "1: has yes"]
+
+
+@pytest.mark.skipif(not modules.available(), reason=apt_line([modules.PACKAGE]))
+def test_a_job_loads_the_modules_of_its_site_and_one_that_is_not_there_ends_it_by_name(cluster: Cluster) -> None:
+    """By the hosts' own Environment Modules; openmpi is what tu-hpc names."""
+    listed = cluster.submit("-N", "2", "--ntasks-per-node", "1", "bash", "-c", "module -t list 2>&1").done().log
+    assert sorted(line for line in listed.splitlines() if "openmpi" in line) == ["0: openmpi", "1: openmpi"]
+    words = ("submit", "--site", site_of(cluster, modules=["openmpi", "cuda/99"]), "--json", "true")
+    job = cluster.took(cluster.hpcjobs(*words).out)
+    assert job.wait().code == 1
+    assert "Unable to locate a modulefile for 'cuda/99'" in job.log
+    assert "module load cuda/99 failed" in job.log
+
+
+def test_the_script_of_a_dry_run_runs_by_sbatch_alone(cluster: Cluster) -> None:
+    """``hpcjobs submit --dry-run ... > job.sh; sbatch job.sh``, for a job and for an array."""
+    for name, flags in (("one", ("-N", "2", "--ntasks-per-node", "1")), ("many", ("-a", "0-1"))):
+        words = ("submit", "--site", SITE_NAME, "--dry-run", "--name", name, *flags, "bash", "-c", 'echo "rank $RANK"')
+        answer = cluster.hpcjobs(*words)
+        assert answer.code == 0, answer
+        (cluster.folder / f"{name}.sh").write_text(answer.out)
+        cluster.slurm("sbatch", "--wait", f"{name}.sh")
+    (log,) = cluster.folder.glob("one_*.out")
+    assert sorted(line for line in log.read_text().splitlines() if "rank" in line) == ["0: rank 0", "1: rank 1"]
+    assert ["rank 0" in path.read_text() for path in cluster.folder.glob("many_*_[01].out")] == [True, True]
+    states = [json.loads(path.read_text()) for path in cluster.folder.glob("runs/*/**/state.json")]
+    assert [state["state"] for state in states] == ["COMPLETED"] * 3
 
 
 TRAIN = (sys.executable, "-m", "hpcjobs.trainers.ddp", "--steps", "2", "--no-probe", "--device", "cpu")

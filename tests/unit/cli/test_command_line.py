@@ -72,6 +72,7 @@ def test_a_submission_tells_id_folder_and_the_next_command(cluster: Path, here: 
 
 
 def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, here: Path, tmp_path: Path) -> None:
+    """All but where the log goes and who makes the run folder, so that sbatch alone can have it."""
     before = tree(here), tree(Path.home() / ".local")
     dry = ok("submit", "--dry-run", "-N", "2", "--name", "same", "true")
     assert (tree(here), tree(Path.home() / ".local")) == before
@@ -80,11 +81,30 @@ def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, 
     (run_dir,) = (here / "runs").glob("same-*")
 
     def general(text: str, name: str) -> list[str]:
-        return [line.replace(name, "RUN") for line in text.splitlines() if not line.startswith("# made by")]
+        own = ("# made by", "# by hand", "#SBATCH --output", "mkdir -p -m 700 ")
+        return [line.replace(name, "RUN") for line in text.splitlines() if not line.startswith(own)]
 
     planned = next(word for word in dry.err.split() if "/runs/same-" in word)
     assert general(dry.out, planned) == general((run_dir / "job.sh").read_text(), str(run_dir))
     assert (cluster / "sbatch.asked").read_text().split() == ["--parsable", f"{run_dir}/job.sh"]
+
+
+def test_the_script_of_a_dry_run_says_how_it_is_sent_by_hand_and_makes_its_run_folder(cluster: Path) -> None:
+    lines = ok("submit", "--dry-run", "true").out.splitlines()
+    assert "# by hand: sbatch FILE, in a folder that all nodes see; the log is %x_%j.out there" in lines
+    assert "#SBATCH --output=%x_%j.out" in lines
+    assert 'mkdir -p -m 700 -- "$run_dir" || exit' in lines
+    assert "#SBATCH --output=%x_%A_%a.out" in ok("submit", "--dry-run", "--json", "-a", "0-1", "true").json["script"]
+
+
+@pytest.mark.parametrize(("flags", "file"), [(("--retries", "on"), "node.pyz"), (("--snapshot",), "code")])
+def test_the_script_of_a_dry_run_that_needs_files_of_hpcjobs_says_so_at_once(
+    cluster: Path, here: Path, flags: tuple[str, ...], file: str
+) -> None:
+    (here / "job.sh").write_text(ok("submit", "--dry-run", *flags, "true").out)
+    done = subprocess.run(["bash", "job.sh"], cwd=here, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert f"has no {file}, which hpcjobs submit puts there: submit this job with hpcjobs" in done.stderr
 
 
 def test_options_after_the_program_belong_to_it(cluster: Path) -> None:

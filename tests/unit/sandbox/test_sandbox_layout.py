@@ -12,6 +12,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.layout import settle
 from hpcjobs.sandbox.models import Shape
+from hpcjobs.sandbox.modules import write_modulefiles
 from hpcjobs.sandbox.slurm_files import cgroup_conf, gres_conf, slurm_conf
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Resources, Site
@@ -57,6 +58,17 @@ def test_kinds_of_node_share_the_hosts_in_proportion_and_each_has_one() -> None:
     assert layout.members["cpu"] == layout.members["all"] == ("big01", "big02", "big03")
     assert [len(layout.members[name]) for name in ("cpu", "gpu", "all")] == [3, 1, 3]
     assert not set(layout.members["cpu"]) & set(layout.members["gpu"])
+
+
+def test_the_sites_modules_are_empty_modulefiles_of_the_hosts(tmp_path: Path) -> None:
+    """Of a name and its versions the versions are files; a path is a file of the real site."""
+    site = msgspec.structs.replace(mixed_site(), modules=("gcc", "gcc/12.2", "mpi/openmpi-x86_64", "/opt/x", "../y"))
+    layout = settle(Shape(like="big"), site, has_modules=True)
+    assert layout.overlay["modules"] == ["gcc", "gcc/12.2", "mpi/openmpi-x86_64"]
+    write_modulefiles(Folder(tmp_path), layout.modules)
+    files = sorted(path for path in (tmp_path / "modulefiles").rglob("*") if path.is_file())
+    assert [str(path.relative_to(tmp_path / "modulefiles")) for path in files] == ["gcc/12.2", "mpi/openmpi-x86_64"]
+    assert settle(Shape(like="big"), site).overlay["modules"] == []
 
 
 def test_where_slurm_has_no_pmix_its_tasks_find_each_other_by_what_it_has() -> None:
