@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,12 @@ def show(
         print(f"  {key} = {value}  ({source})")
     if told.code:
         print(f"code: {told.code}")
+    if told.step is not None:
+        print(f"progress: {told.step}")
+    for node in told.monitor:
+        print(f"  {node.host}: {node.sample}  ({human_duration(max(0.0, time.time() - node.taken))} ago)")
+    if told.monitor:
+        print(f"follow: hpcjobs logs --monitor -f {entry.job_id}")
     if told.results:
         print("results:")
     for key, value in told.results.items():

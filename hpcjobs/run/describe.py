@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.folder import MANIFEST, task_dir
 from hpcjobs.run.index import Entry
+from hpcjobs.run.progress import NodeSample, Step, newest_samples, newest_step
 from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord, State
@@ -28,6 +29,10 @@ class Description(NamedTuple):
     code: str | None
     results: dict[str, Any]
     """summary.json, nested keys joined by dots; configuration, lists and what was not measured left out."""
+    step: Step | None
+    """The newest line of metrics.jsonl, while the job runs."""
+    monitor: list[NodeSample]
+    """The newest sample of each node, while the job runs."""
 
 
 def describe(entry: Entry) -> Description:
@@ -36,13 +41,15 @@ def describe(entry: Entry) -> Description:
     manifest = _read(Path(entry.run_dir) / MANIFEST)
     job = manifest.get("job", {})
     state = read_state(entry, first_id)
-    summary = _read(task_dir(Path(entry.run_dir), first_id) / "summary.json")
+    folder = task_dir(Path(entry.run_dir), first_id)
+    summary = _read(folder / "summary.json")
     records = statuses([entry])[0].records
+    running = any(not record.state.ended for record in records)
     cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)
     return Description(
         entry=entry,
         records=records,
-        attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
+        attempts=read_attempts(folder),
         first_failure=state.first_failure if state and not cancelled else None,
         program=shlex.join(job.get("argv", [])),
         settings={
@@ -52,6 +59,8 @@ def describe(entry: Entry) -> Description:
         },
         code=_code(manifest.get("code")),
         results=dict(flat({key: value for key, value in summary.items() if key != "config"})),
+        step=newest_step(folder) if running else None,
+        monitor=newest_samples(folder) if running else [],
     )
 
 

@@ -53,7 +53,7 @@ def follow(
 ) -> Iterator[str]:
     """Lines as they come, until the job has ended; of an array all tasks', each line behind its task's number."""
     watch = Watch([entry], connect=connect, clock=clock, report=report)
-    ids, tails = own_ids(entry), [_Tail(path) for path in paths(entry)]
+    ids, tails = own_ids(entry), [Tail(path) for path in paths(entry)]
     labels = [f"[{job_id.partition('_')[2]}] " if len(ids) > 1 else "" for job_id in ids]
     while True:
         over, news = not watch.look(), False
@@ -67,7 +67,7 @@ def follow(
             pause(max(_POLL_S, PER_FILE_S * len(tails)))
 
 
-class _Tail:
+class Tail:
     """A file that grows, or is not there yet. It is open only while it is read: an array has many."""
 
     def __init__(self, path: Path) -> None:

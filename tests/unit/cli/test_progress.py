@@ -1,0 +1,88 @@
+"""What is seen of a run while it goes on: the newest step and samples in show, all samples in logs --monitor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from commandline import hpcjobs, ok, start
+from waiting import eventually
+
+from hpcjobs.run.progress import Sample, Step, newest_samples, newest_step
+from hpcjobs.runtime.summary import METRICS_SCHEMA, MONITOR_SCHEMA, Load, MetricsLog
+
+LOAD = Load(cpu_percent=97.6, rss_bytes=1.5 * 2**30, gpu_percent=91.0, gpu_power_w=68.2)
+
+
+def append(path: Path, kind: str, **values: object) -> None:
+    """A line as a trainer writes it."""
+    log = MetricsLog(path, keep_bytes=path.stat().st_size if path.exists() else 0)
+    log.write(kind, **values)
+    log.close()
+
+
+def write_files(folder: Path) -> None:
+    """What a trainer on two nodes has written after ten steps."""
+    append(folder / "metrics.jsonl", "run", schema=METRICS_SCHEMA, workload="lm", world_size=2)
+    append(folder / "metrics.jsonl", "step", step=10, epoch=0, loss=2.5, throughput=13892.4, unit="tokens/s")
+    append(folder / "metrics.jsonl", "evaluation", step=10, epoch=0, loss=2.4)
+    for name, host, load in (("monitor-1", "n2", Load(cpu_percent=3.0)), ("monitor", "n1", LOAD)):
+        path = folder / f"{name}.jsonl"
+        append(path, "monitor", schema=MONITOR_SCHEMA, host=host, interval_s=1.0, started_at=1000.0)
+        append(path, "sample", time_s=1.0, **asdict(load))
+
+
+def test_a_sample_has_the_values_that_the_monitor_writes() -> None:
+    assert set(Sample.__struct_fields__) == {"time_s", *(field.name for field in fields(Load))}
+
+
+def test_the_newest_step_and_sample_of_each_node_are_read_from_files_that_grow(tmp_path: Path) -> None:
+    """A line that is cut off, and a loss that is no number, hide nothing."""
+    assert (newest_step(tmp_path), newest_samples(tmp_path)) == (None, [])
+    write_files(tmp_path)
+    assert newest_step(tmp_path) == Step(step=10, epoch=0, loss=2.5, throughput=13892.4, unit="tokens/s")
+    assert str(newest_step(tmp_path)) == "step 10, epoch 0, loss 2.5, 13,892 tokens/s"
+    assert [(node.host, node.taken) for node in newest_samples(tmp_path)] == [("n1", 1001.0), ("n2", 1001.0)]
+    append(tmp_path / "metrics.jsonl", "step", step=20, epoch=0, loss=float("nan"))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    step = newest_step(tmp_path)
+    assert step is not None
+    assert str(step) == "step 20, epoch 0, loss nan"
+    (tmp_path / "monitor-x.jsonl").write_text("not the monitor's\n")
+    assert len(newest_samples(tmp_path)) == 2
+
+
+def test_a_running_job_shows_how_far_it_is_and_its_samples_can_be_followed_to_its_end(here: Path) -> None:
+    program = here / "program.sh"
+    program.write_text("#!/bin/bash\ntouch started\nuntil [ -e go ]; do sleep 0.1; done\n")
+    program.chmod(0o755)
+    job = ok("submit", "--site", "local", "--json", str(program)).json
+    eventually(lambda: (here / "started").exists())
+    assert "no samples: a trainer takes them with --monitor" in ok("logs", "--monitor").err
+    write_files(Path(job["run_dir"]))
+    shown = ok("show").out.splitlines()
+    assert "progress: step 10, epoch 0, loss 2.5, 13,892 tokens/s" in shown
+    (node,) = [line for line in shown if line.startswith("  n1: ")]
+    assert node.startswith("  n1: CPU 98 %, memory 1.5G, GPU 91 %, GPU power 68 W  (")
+    assert f"follow: hpcjobs logs --monitor -f {job['job_id']}" in shown
+    assert [node["host"] for node in ok("show", "--json").json["monitor"]] == ["n1", "n2"]
+    follower = start("logs", "--monitor", "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline().endswith("CPU 98 %, memory 1.5G, GPU 91 %, GPU power 68 W\n")
+    append(Path(job["run_dir"]) / "monitor.jsonl", "sample", time_s=2.0, **asdict(Load(cpu_percent=50.0)))
+    rest = [follower.stdout.readline() for _ in range(2)]
+    assert sorted(line.split()[0] for line in rest) == ["n1", "n2"]
+    (here / "go").touch()
+    assert follower.communicate(timeout=120)[0] == ""
+    assert follower.returncode == 0
+    assert ok("wait").code == 0
+    assert "progress" not in ok("show").out
+    assert len(ok("logs", "--monitor").out.splitlines()) == 3
+
+
+def test_samples_are_of_nodes_and_not_of_a_rank(here: Path) -> None:
+    ok("submit", "--site", "local", "--wait", "true")
+    answer = hpcjobs("logs", "--monitor", "--rank", "1")
+    assert answer.code == 5
+    assert "--monitor is about nodes" in answer.err
