@@ -233,3 +233,12 @@ def test_a_node_on_which_no_task_began_is_suspected(node: Node) -> None:
     code, err = node.run(began + 'echo 137 >"$HPCJOBS_CONTROL_DIR/step_code"; exit 137')
     assert (code, node.history[0]["cause"]) == (137, "node"), err
     assert (node.control / "suspects").read_text().split() == ["there"]
+
+
+def test_a_script_without_ranks_completes_by_its_exit_code(node: Node) -> None:
+    code, err = node.run("true")  # a template of one's own, say
+    assert (code, node.state) == (0, "COMPLETED"), err
+    assert node.run("true", "--tasks", "0", SLURM_JOB_ID="43")[0] == 0
+    assert [each["cause"] for each in node.history] == ["completed", "completed"]
+    code, err = node.run('touch "$HPCJOBS_CONTROL_DIR/started/here"', SLURM_JOB_ID="44")  # Slurm has ended its step
+    assert (code, node.state) == (143, "CANCELLED"), err
