@@ -25,6 +25,9 @@ while n < int(sys.argv[1]):
     n += 1
     if rank == "0":
         signals.tell(signals.STEPS, n)
+        signals.saved(n)
+        place.write_text(str(n))
+        print(n, flush=True)
     if stop.asked:
         place.write_text(str(n))
         signals.leave(n)
@@ -85,8 +88,8 @@ def stepd_of_batch(job: Submitted) -> int:
     return parent(deciding_process(job))
 
 
-def stepd_of_last_rank(job: Submitted) -> int:
-    wanted = {f"HPCJOBS_JOB_ID={job.id}", "RANK=1"}
+def stepd_of_rank(job: Submitted, rank: int) -> int:
+    wanted = {f"HPCJOBS_JOB_ID={job.id}", f"RANK={rank}"}
     pid = next(int(p.name) for p in Path("/proc").glob("[0-9]*") if wanted <= set(words_of(p.name, "environ")))
     while "slurmstepd" not in Path(f"/proc/{pid}/cmdline").read_text():
         pid = parent(pid)
@@ -98,6 +101,7 @@ class Begun:
     decider: Submitted
     script: Submitted
     step: Submitted
+    output: Submitted
     batch: Submitted
     shortened: Submitted
 
@@ -106,13 +110,14 @@ class Begun:
 def begun(cluster: Cluster) -> Begun:
     count = cluster.program("count.py", COUNT)
     jobs = Begun(
-        *(cluster.submit("--retries", "on", "-N", "2", "-t", "30m", count, "150") for _ in range(4)),
+        *(cluster.submit("--retries", "on", "-N", "2", "-t", "30m", count, "150") for _ in range(5)),
         shortened=cluster.submit("--retries", "on", "-N", "2", "-t", "30m", count, "600"),
     )
     fates = {
         "decider": lambda job: os.kill(deciding_process(job), signal.SIGKILL),
         "script": lambda job: os.kill(script_of(job), signal.SIGKILL),
-        "step": lambda job: os.kill(stepd_of_last_rank(job), signal.SIGKILL),
+        "step": lambda job: os.kill(stepd_of_rank(job, 1), signal.SIGKILL),
+        "output": lambda job: os.kill(stepd_of_rank(job, 0), signal.SIGKILL),
         "batch": lambda job: os.kill(stepd_of_batch(job), signal.SIGKILL),
         "shortened": lambda job: cluster.slurm("scontrol", "update", f"JobId={job.id}", "TimeLimit=1"),
     }
@@ -128,7 +133,7 @@ def begun(cluster: Cluster) -> Begun:
 
 def test_a_job_outlives_its_own_killed_parts_and_a_shortened_limit(cluster: Cluster, begun: Begun) -> None:
     causes = {}
-    for name in ("decider", "script", "step", "batch", "shortened"):
+    for name in ("decider", "script", "step", "output", "batch", "shortened"):
         job: Submitted = getattr(begun, name)
         answer = job.wait(timeout_s=240)
         assert answer.code == 0, (name, answer, job.log, history(job.run_dir))
@@ -140,6 +145,7 @@ def test_a_job_outlives_its_own_killed_parts_and_a_shortened_limit(cluster: Clus
     assert causes["decider"][0] == ("node", "requeued")
     assert causes["script"][0] == ("preempt", "requeued")
     assert causes["step"][-1] == ("completed", "completed")
+    assert causes["output"][0] == ("node", "requeued")
     assert causes["batch"][-1] == ("completed", "completed")
     assert causes["shortened"][0] == ("timeout", "requeued")
 

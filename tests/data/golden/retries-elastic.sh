@@ -181,6 +181,10 @@ await_program() { # PID: sets `code`
     fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
+    # Where the reader of its output was killed (slurmstepd, say), a program that writes fails: not by its own error.
+    if [ "$code" -ne 0 ] && [ "$code" -ne 85 ] && ! { [ -d "/proc/$PPID" ] && kill -0 "$label" 2>/dev/null; }; then
+        code=137
+    fi
     [ "$RANK" -ne 0 ] || [ "$code" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
     # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
     [ "$code" -ne 85 ] || code=0

@@ -178,6 +178,10 @@ await_program() { # PID: sets `code`
     fi
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
+    # Where the reader of its output was killed (slurmstepd, say), a program that writes fails: not by its own error.
+    if [ "$code" -ne 0 ] && [ "$code" -ne 85 ] && ! { [ -d "/proc/$PPID" ]; }; then
+        code=137
+    fi
     echo "$code" >"$HPCJOBS_CONTROL_DIR/ends/$RANK"
     [ "$RANK" -ne 0 ] || [ "$code" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
     # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
