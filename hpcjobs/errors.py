@@ -2,7 +2,7 @@
 
     HpcJobsError                 3   base: anything else of ours
     ├── ConfigError              4   a site, spec or user file is wrong (names file, line, key)
-    ├── RequestError             5   what was asked for does not fit the site
+    ├── RequestError             5   a value is not understood, or the request does not fit the site
     ├── UnknownJobError          6   no such job, run folder or name
     └── SchedulerError           7   the scheduler refused
         ├── SchedulerDownError   8   the scheduler could not be reached, after retries
@@ -79,10 +79,17 @@ class CommandMissingError(SchedulerError):
     exit_code = 9
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file could not be used, without its name and the number of the error."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """``did you mean 'nodes'? `` plus every legal word, for the end of an error message."""
     import difflib  # only errors need it
 
     words = sorted(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6) or [w for w in words if w.startswith(word)]
+    if not words:
+        return "none is known"
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6) or [w for w in words if word and w.startswith(word)]
     return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(words)

@@ -128,10 +128,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from hpcjobs.cli.unforeseen import current_folder_is_gone, explain
+        from hpcjobs.cli.unforeseen import current_folder_is_gone, debugging, explain, refused_file
 
         if current_folder_is_gone():
             print("hpcjobs: the current folder does not exist any more: change to another one", file=sys.stderr)
+            sys.exit(HpcJobsError.exit_code)
+        if (refused := refused_file(error)) is not None:
+            if debugging():
+                traceback.print_exception(error)
+            print(f"hpcjobs: {refused}", file=sys.stderr)
             sys.exit(HpcJobsError.exit_code)
         print(f"hpcjobs: {explain(error)}", file=sys.stderr)
         _drop_output()

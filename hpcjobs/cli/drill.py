@@ -42,7 +42,7 @@ def _add(fault: str) -> None:
         by: Annotated[
             str | None, _opt("--by", help="preempt: the partition of higher priority whose job takes the nodes of -p.")
         ] = None,
-        at_step: Annotated[int, typer.Option(help="The fault comes at this step.")] = 40,
+        at_step: Annotated[int, typer.Option(help="The fault comes at this step.", min=1)] = 40,
         tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 0.0,
         as_json: Json = False,
     ) -> None:

@@ -44,15 +44,19 @@ def logs(
     if not any(map(os.path.lexists, job_logs.paths(entry))) and not follow:
         note(f"job {entry.job_id} has printed nothing yet ({job_logs.paths(entry)[0]})")
         return
-    _print_lines(source, flush=follow)
+    if not _print_lines(source, flush=follow) and rank is not None:
+        note(f"no line of job {entry.job_id} is from rank {rank} ({job_logs.paths(entry)[0]})")
 
 
-def _print_lines(source: Iterable[str], *, flush: bool) -> None:
+def _print_lines(source: Iterable[str], *, flush: bool) -> int:
+    """Print ``source`` as it comes; the number of its lines."""
+    count = 0
     try:
-        for line in source:
+        for count, line in enumerate(source, 1):  # noqa: B007 # the last one is the number of them
             print(line, end="", flush=flush)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return count
 
 
 def _print_samples(entry: Entry, *, follow: bool, rank: int | None, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.jobs_table import print_jobs, print_totals
 from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -56,15 +57,22 @@ def jobs(
 ) -> None:
     """Jobs as the accounting has them: waits, efficiencies, energy, cost, and what to ask for next time."""
     _require("polars")
-    from hpcjobs.errors import RequestError
+    from hpcjobs.errors import RequestError, UnknownJobError, nearest
     from hpcjobs.report.gather import Wanted, gather, me
     from hpcjobs.report.rows import Doubts
     from hpcjobs.report.sums import moment
+    from hpcjobs.scheduler.base import State
 
     try:
         start = moment(since)
     except ValueError as error:
-        raise RequestError(str(error)) from error
+        raise RequestError(f"--since {since}: say how long ago: 7d, 12h, 30m") from error
+    for word in state or ():
+        if word.upper() not in State.__members__:
+            raise RequestError(f"--state {word} is no state of a job", hint=nearest(word.upper(), State.__members__))
+    for path in (csv, parquet):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
     wanted = Wanted(
         since=start,
         users=tuple(user) if user else None if all_users or ids else (me(),),
@@ -78,12 +86,14 @@ def jobs(
         return
     found = gather(wanted, site=site)
     _say(found)
+    if ids and found.jobs.is_empty():
+        raise UnknownJobError(f"the accounting has no job {' '.join(ids)}", hint="`hpcjobs report jobs` lists jobs")
     if csv is not None or parquet is not None:
         _write(found.jobs, csv=csv, parquet=parquet)
     elif as_json:
         print_json(found.jobs.to_dicts())
     else:
-        _print_jobs(found.jobs)
+        print_jobs(found.jobs)
 
 
 def _say(found: Gathered) -> None:
@@ -100,55 +110,6 @@ def _write(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> No
         frame.write_parquet(parquet)
 
 
-_HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "ELAPSED", "CPU", "MEM", "GOODPUT",
-            "ENERGY", "COST", "ADVICE"]  # fmt: skip
-
-
-def _print_jobs(frame: pl.DataFrame) -> None:
-    from hpcjobs.report.advice import advise
-    from hpcjobs.report.totals import totals
-
-    if frame.is_empty():
-        print("no jobs")
-        return
-    rows = frame.to_dicts()
-    print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(row)))] for row in rows))
-    _print_totals(totals([frame]), "all")
-
-
-def _cells(job: dict[str, Any]) -> list[str]:
-    from hpcjobs.report.tables import energy
-    from hpcjobs.units import human_duration
-
-    def span(value: float | None) -> str:
-        return "-" if value is None else human_duration(value)
-
-    return [
-        job["job_id"],
-        job["name"] or "-",
-        job["user"] or "-",
-        job["state"],
-        *(str(job[key] if job[key] is not None else "-") for key in ("nodes", "cpus", "gpus")),
-        span(job["queue_wait_s"]),
-        span(job["elapsed_s"]),
-        percent(job["cpu_efficiency"]),
-        percent(job["mem_efficiency"]),
-        percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
-        energy(job["energy_j"], job["energy_source"]),
-        "-" if job["cost"] is None else f"{job['cost']:.2f} {job['currency']}",
-    ]
-
-
-def percent(share: float | None) -> str:
-    """``0.934`` -> ``93%``."""
-    return "-" if share is None else f"{share:.0%}"
-
-
-def number(value: float | None, style: str, unit: str = "") -> str:
-    """The value and its unit; ``-`` where it is not known."""
-    return "-" if value is None else f"{value:{style}}{unit}"
-
-
 def _print_sums(wanted: Wanted, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
     from hpcjobs.report.sums import sums
 
@@ -157,27 +118,7 @@ def _print_sums(wanted: Wanted, site: str | None, *, by: str, as_json: bool, dou
     if as_json:
         print_json(found.jobs.to_dicts())
     else:
-        _print_totals(found.jobs, by)
-
-
-def _print_totals(frame: pl.DataFrame, by: str) -> None:
-    headers = [by.upper(), "JOBS", "FAILED", "CPU H", "GPU H", "CPU", "MEM", "MEAN WAIT", "LOST H", "ENERGY", "COST"]
-    from hpcjobs.units import human_duration
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        return [
-            str(row[by]), str(row["jobs"]), str(row["failed"]),
-            number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
-            percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
-            "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
-            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"), number(row["cost"], ".2f"),
-        ]  # fmt: skip
-
-    if frame.is_empty():
-        print("no jobs")
-        return
-    print()
-    print_table(headers, map(cells, frame.to_dicts()))
+        print_totals(found.jobs, by)
 
 
 @app.command()

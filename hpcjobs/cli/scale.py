@@ -29,7 +29,7 @@ def scale(
             "--weak/--strong", help="The same batch on each rank, or the same in all [strong].", show_default=False
         ),
     ] = False,
-    repeats: Annotated[int, typer.Option(help="Runs of each size.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
     name: Annotated[str | None, _opt("--name", "-J", help="Name of the study [the program's].")] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
     time: Annotated[str | None, _opt("--time", "-t", help="Time limit of each run.")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -9,6 +10,7 @@ import time
 import traceback
 from pathlib import Path
 
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 
 
@@ -35,6 +37,13 @@ def current_folder_is_gone() -> bool:
     except OSError:
         return True
     return False
+
+
+def refused_file(error: Exception) -> str | None:
+    """One line, where ``error`` is of a file that the system does not let this user read or write; else None."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS and error.filename is not None:
+        return f"{Path(os.fsdecode(error.filename)).absolute()}: {error.strerror}"
+    return None
 
 
 def _summary(error: Exception) -> str:

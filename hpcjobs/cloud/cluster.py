@@ -13,7 +13,7 @@ import msgspec
 
 from hpcjobs.cloud.machines import MACHINES, Machine
 from hpcjobs.cloud.section import DEFAULT_FILESTORE_TIER, PUBLIC_KEY, Cloud
-from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.errors import ConfigError, nearest, reason_of
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.site.yaml_text import line_of
@@ -195,7 +195,7 @@ def _public_key(site_file: Path, key: str) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{site_file}: cloud.ssh.keys: {path} cannot be read: {error}") from error
+        raise ConfigError(f"{site_file}: cloud.ssh.keys: {path} cannot be read: {reason_of(error)}") from error
     if not re.fullmatch(PUBLIC_KEY, text):
         raise ConfigError(f"{site_file}: cloud.ssh.keys: {path} does not hold one public key of OpenSSH")
     return text

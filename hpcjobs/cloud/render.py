@@ -16,7 +16,7 @@ from hpcjobs.cloud.slurm_files import CGROUP_CONF, gres_conf, slurm_conf
 from hpcjobs.cloud.values import gib, terraform_values
 from hpcjobs.cloud.wheel import Wheel, build_wheel
 from hpcjobs.data import shipped
-from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import write_beside
 from hpcjobs.sandbox.packages import PACKAGES
 from hpcjobs.templating import plain_text
@@ -135,4 +135,4 @@ def write(files: Mapping[str, str], out: Path, wheel: Wheel | None = None) -> No
         if wheel is not None:
             write_beside(out / wheel.name, wheel.content)
     except OSError as error:
-        raise HpcJobsError(f"{out}: cannot be written: {error}") from error
+        raise HpcJobsError(f"{out}: cannot be written: {reason_of(error)}") from error

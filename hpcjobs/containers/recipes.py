@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.data import shipped
-from hpcjobs.errors import ConfigError, RequestError, nearest
+from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
 
 SUFFIX = ".def"
 _SECTION = re.compile(r"%(\w+)")
@@ -57,7 +57,7 @@ def read_recipe(word: str) -> Recipe:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path}: cannot be read: {error}") from error
+        raise ConfigError(f"recipe {path}: cannot be read: {reason_of(error)}") from error
     sections = _sections(text)
     files = (path.parent / line.split()[0] for line in sections.get("files", ()) if "{{" not in line.split()[0])
     about = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))

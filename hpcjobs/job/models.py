@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hpcjobs.site.checks import check_duration
 from hpcjobs.site.containers import Runtime
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
 from hpcjobs.site.retries import Retries, parse_retries
-from hpcjobs.units import time_limit_s, walltime_s
+from hpcjobs.units import time_limit_s
 
 
 class JobSpec(Frozen, frozen=True):
@@ -44,7 +45,7 @@ class JobSpec(Frozen, frozen=True):
         if self.retries is not None:
             parse_retries(self.retries)
         if self.signal_before is not None:
-            walltime_s(self.signal_before)
+            check_duration(self.signal_before, "signal_before")
         for field in ("spare", "min_nodes"):
             if (count := getattr(self, field)) is not None and count < 1:
                 raise ValueError(f"{field} must be positive, not {count}")

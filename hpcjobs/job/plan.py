@@ -19,6 +19,7 @@ from hpcjobs.job.script import render
 from hpcjobs.job.settings import user_settings
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Resources, Site
+from hpcjobs.site.type_errors import in_plain_words
 from hpcjobs.site.yaml_file import read_yaml
 
 
@@ -65,6 +66,8 @@ def plan(
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site.
     """
+    if not isinstance(env, Mapping | None):
+        raise RequestError(f"env is a mapping from names to values, not {env!r}")
     words = program_words(program)
     fields: dict[str, object] = {
         "program": words,
@@ -122,7 +125,15 @@ def _spec(fields: Mapping[str, object]) -> JobSpec:
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$.")
         field = where.rstrip("`").removeprefix("resources").lstrip(".")
-        raise RequestError(f"{field}: {message}" if field else message, hint=resource_hint(message)) from error
+        plain = in_plain_words(message)
+        raise RequestError(f"{field}: {plain}" if field else plain, hint=_hint(message, field)) from error
+
+
+def _hint(message: str, field: str) -> str | None:
+    """What to write instead, for an unknown option, or one without its value."""
+    if field in Resources.__struct_fields__ and message.endswith("got `bool`"):
+        return f"it takes a value: -o {field}=VALUE"
+    return resource_hint(message)
 
 
 def resource_hint(message: str) -> str | None:

@@ -197,7 +197,7 @@ def _launcher(asked: str | None, site: Site) -> str:
     if asked is not None and asked not in allowed:
         raise RequestError(
             f"launcher {asked!r} does not work on site {site.name} ({site.path})",
-            hint=nearest(asked, allowed),
+            hint=nearest("" if asked in LAUNCHERS else asked, allowed),
         )
     return asked or allowed[0]
 

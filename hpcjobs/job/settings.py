@@ -9,6 +9,7 @@ import msgspec
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.site.models import Resources
+from hpcjobs.site.type_errors import in_plain_words
 
 VARIABLES = {
     "SBATCH_ACCOUNT": "account",
@@ -41,5 +42,6 @@ def user_settings(environ: Mapping[str, str], *, rehearsal: bool) -> Iterator[La
             minutes = f"{value}m" if field == "time" and value.isdecimal() else value
             resources = msgspec.convert({field: minutes}, Resources)
         except msgspec.ValidationError as error:
-            raise RequestError(f"{variable}={value!r} (environment): {error}", hint=f"unset {variable}") from error
+            problem = in_plain_words(str(error))
+            raise RequestError(f"{variable}={value!r} (environment): {problem}", hint=f"unset {variable}") from error
         yield Layer(variable, JobSpec(resources=resources))

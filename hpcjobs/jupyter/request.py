@@ -15,7 +15,7 @@ import msgspec
 
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.process import KEPT, LEAKING, LEAKING_NAMES
@@ -140,7 +140,7 @@ def private_token(path: Path) -> str:
         mode = 0o600 if from_pipe else path.stat().st_mode
         token = (sys.stdin.read() if from_pipe else path.read_text(encoding="utf-8")).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"token file {path}: {error}") from error
+        raise RequestError(f"token file {path}: {reason_of(error)}") from error
     if mode & 0o077:
         raise RequestError(f"token file {path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
     if not re.fullmatch(r"[A-Za-z0-9._~-]{16,}", token):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import HpcJobsError, HpcJobsWarning, SchedulerDownError
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerDownError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.run import folder, index
@@ -29,9 +29,11 @@ def submit(
     run folder stays, so that a job which did get through finds it.
 
     Raises:
-        RequestError: the run folder cannot be made.
+        RequestError: this is no plan, or the run folder cannot be made.
         SchedulerError: the scheduler refused, or did not answer.
     """
+    if not isinstance(plan, Plan):
+        raise RequestError(f"submit takes a plan, not {plan!r}", hint="hpcjobs.submit(hpcjobs.plan(PROGRAM, ...))")
     folder.create(plan, code_state(Path(plan.job.chdir)))
     try:
         if prepare is not None:

@@ -80,10 +80,10 @@ def find_default_site() -> str | None:
     None: there is none or more than one.
     """
     if name := os.environ.get("HPCJOBS_SITE"):
-        return name
+        return _existing(name, "HPCJOBS_SITE")
     config = config_dir() / "config.yaml"
     if config.is_file() and (name := read_yaml(config, UserConfig).site):
-        return name
+        return _existing(name, str(config))
     if not slurm_is_here():
         return "local"
     if os.environ.get("SLURM_CONF") and (sandbox := rehearsal.current()) is not None:
@@ -93,6 +93,15 @@ def find_default_site() -> str | None:
     ]
     clusters = [entry for entry in own if read_yaml(entry.path, Site).scheduler == "slurm"]
     return str(clusters[0].path) if len(clusters) == 1 else None
+
+
+def _existing(name: str, where: str) -> str:
+    """``name``, which was read at ``where``, if there is such a site."""
+    try:
+        _path_of(name)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message} (named by {where})", hint=error.hint) from error
+    return name
 
 
 def load_site(name: str) -> Site:
@@ -116,7 +125,8 @@ def _path_of(name: str) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name).expanduser().absolute()
         if not os.path.isfile(path):
-            raise ConfigError(f"site file {path} does not exist")
+            what = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise ConfigError(f"site file {path} {what}")
         return path
     for folder in search_path():
         path = folder / f"{name}.yaml"

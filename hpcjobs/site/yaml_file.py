@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hpcjobs.errors import ConfigError
+from hpcjobs.errors import ConfigError, reason_of
 from hpcjobs.files import cache_dir, write_beside
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -42,8 +42,10 @@ def _text(path: Path) -> str:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}:1: larger than {MOST_BYTES >> 10} KiB, which is no configuration")
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path.absolute()} does not exist") from error
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the name
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def _tree(path: Path, text: str) -> Any:

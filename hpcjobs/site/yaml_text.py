@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.site.type_errors import in_plain_words, is_unquoted_text
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
@@ -139,11 +140,13 @@ def located(
         hint = "a time limit is quoted text with a unit: '2h', '90m', '1-12:00:00' (bare 12:30:00 is 45000 to YAML)"
     elif steps and "Expected `str" in message and str(steps[-1]) in _MEMORY:
         hint = "memory is text with a unit: '64G'; the megabytes that sinfo prints are '192000M'"
+    elif is_unquoted_text(message):
+        hint = f"write the value in quotes: '{_dig(tree, steps)}'"
     elif message.startswith("Invalid enum value") and (words := _words_at(kind, steps)):
         hint = nearest(message.split("'")[1] if "'" in message else "", words)
     line = line_of(text, steps)
     key = ".".join(str(step) for step in steps) or "the file"
-    return ConfigError(f"{path}:{line}: {key}: {_cut(message)}", hint=hint)
+    return ConfigError(f"{path}:{line}: {key}: {_cut(in_plain_words(message))}", hint=hint)
 
 
 def _cut(message: str) -> str:
@@ -208,7 +211,7 @@ def _type_at(kind: type[msgspec.Struct], steps: list[str | int]) -> Any:
         if struct is not None and step in struct.__struct_fields__:
             current = typing.get_type_hints(struct)[str(step)]
         else:
-            current = typing.get_args(current)[-1]
+            current = next(part for part in reversed(typing.get_args(current)) if part is not Ellipsis)
     return current
 
 

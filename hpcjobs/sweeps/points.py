@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.array import MAX_TASKS
 
 Point = Mapping[str, Any]
@@ -41,8 +41,10 @@ def _values(axis: Iterable[Any]) -> list[Any]:
     """The values of an axis, which may be a range or a generator of any length.
 
     Raises:
-        RequestError: more than a sweep may have cells.
+        RequestError: no list, or more than a sweep may have cells.
     """
+    if isinstance(axis, str) or not isinstance(axis, Iterable):
+        raise RequestError(f"the values of a parameter are a list, not {axis!r}", hint=f"[{axis!r}] is a list of one")
     values = list(itertools.islice(axis, MAX_TASKS + 1))
     check_count(len(values))
     return values
@@ -91,7 +93,11 @@ def _drawn(draw: random.Random, axis: Sequence[Any]) -> Any:
     if not isinstance(axis, tuple):
         return draw.choice(axis)
     low, high, *scale = axis
+    if not low <= high:
+        raise RequestError(f"sample: low={low} is above high={high}")
     if scale == ["log"]:
+        if low <= 0:
+            raise RequestError(f"sample: low={low} has no logarithm; say a number above 0")
         return math.exp(draw.uniform(math.log(low), math.log(high)))
     if scale:
         raise RequestError(f"sample: {axis!r} is not understood; say (low, high) or (low, high, 'log')")
@@ -110,7 +116,7 @@ def from_csv(path: str | Path) -> list[Point]:
         with Path(path).open(encoding="utf-8", newline="") as file:
             rows = _values(csv.DictReader(file, strict=True))
     except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise RequestError(f"{path}: cannot be read: {error}") from error
+        raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     ragged = next((n for n, row in enumerate(rows) if None in row or None in row.values()), None)
     if ragged is not None:
         raise RequestError(f"{path}: row {ragged + 1} has another number of columns than the header")
@@ -158,6 +164,11 @@ def checked(points: Sequence[Point]) -> list[Point]:
     Raises:
         RequestError: no point, or an illegal or ambiguous name.
     """
+    if isinstance(points, Mapping) or not all(isinstance(point, Mapping) for point in points):
+        raise RequestError(
+            f"points are a list of mappings from names to values, not {str(points)[:80]}",
+            hint="hpcjobs.grid(lr=[0.1, 0.01]) makes one",
+        )
     if not points:
         raise RequestError("a sweep of no cells: every axis needs a value")
     names = {name for point in points for name in point}

@@ -236,7 +236,7 @@ def test_a_path_that_no_bind_can_say_is_refused_by_name(image: Path, here: Path)
         ("{runtime: apptainer, args: [--writable]}", "an image is shared and stays as it is"),
         ("{runtime: apptainer, binds: ['/a,/b']}", "without commas"),
         ("{runtime: apptainer, binds: ['/a:b']}", "must be an absolute path in the image"),
-        ("{runtime: docker}", "Invalid enum value 'docker'"),
+        ("{runtime: docker}", "'docker' is not one of the allowed values"),
         ("{images: {none: a.sif}}", "and not none"),
     ],
 )

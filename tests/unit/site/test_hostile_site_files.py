@@ -102,7 +102,7 @@ VALUES = [
     ("retries: node=-1", "retries", "neither a number nor"),
     ("signal_before: 5 minutes", "signal_before", "90m"),
     ("qos: {normal: banana}", "qos.normal", "banana"),
-    ("qos: {normal: 12}", "qos", "Expected `str"),
+    ("qos: {normal: 12}", "qos", "expected text"),
     ("default_qos: gone\nqos: {normal: 1h}", "default_qos", "known: normal"),
     ("launchers: [srun, srum]", "launchers", "srum"),
     ("launchers: []", "launchers", "at least one"),

@@ -1,0 +1,80 @@
+"""Tables of ``hpcjobs report jobs``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpcjobs.cli.output import print_table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "ELAPSED", "CPU", "MEM", "GOODPUT",
+            "ENERGY", "COST", "ADVICE"]  # fmt: skip
+
+
+def print_jobs(frame: pl.DataFrame) -> None:
+    """One row per job with its advice, and the sums of all."""
+    from hpcjobs.report.advice import advise
+    from hpcjobs.report.totals import totals
+
+    if frame.is_empty():
+        print("no jobs")
+        return
+    rows = frame.to_dicts()
+    print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(row)))] for row in rows))
+    print_totals(totals([frame]), "all")
+
+
+def _cells(job: dict[str, Any]) -> list[str]:
+    from hpcjobs.report.tables import energy
+    from hpcjobs.units import human_duration
+
+    def span(value: float | None) -> str:
+        return "-" if value is None else human_duration(value)
+
+    return [
+        job["job_id"],
+        job["name"] or "-",
+        job["user"] or "-",
+        job["state"],
+        *(str(job[key] if job[key] is not None else "-") for key in ("nodes", "cpus", "gpus")),
+        span(job["queue_wait_s"]),
+        span(job["elapsed_s"]),
+        percent(job["cpu_efficiency"]),
+        percent(job["mem_efficiency"]),
+        percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
+        energy(job["energy_j"], job["energy_source"]),
+        "-" if job["cost"] is None else f"{job['cost']:.2f} {job['currency']}",
+    ]
+
+
+def percent(share: float | None) -> str:
+    """``0.934`` -> ``93%``."""
+    return "-" if share is None else f"{share:.0%}"
+
+
+def number(value: float | None, style: str, unit: str = "") -> str:
+    """The value and its unit; ``-`` where it is not known."""
+    return "-" if value is None else f"{value:{style}}{unit}"
+
+
+def print_totals(frame: pl.DataFrame, by: str) -> None:
+    """One row per group of ``by``."""
+    headers = [by.upper(), "JOBS", "FAILED", "CPU H", "GPU H", "CPU", "MEM", "MEAN WAIT", "LOST H", "ENERGY", "COST"]
+    from hpcjobs.units import human_duration
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [
+            str(row[by]), str(row["jobs"]), str(row["failed"]),
+            number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
+            percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
+            "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
+            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"), number(row["cost"], ".2f"),
+        ]  # fmt: skip
+
+    if frame.is_empty():
+        print("no jobs")
+        return
+    print()
+    print_table(headers, map(cells, frame.to_dicts()))

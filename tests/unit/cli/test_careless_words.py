@@ -1,0 +1,98 @@
+"""Careless options, files and values: the message names the value, what is allowed and where it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commandline import hpcjobs, within
+
+import hpcjobs as package
+from hpcjobs.errors import HpcJobsError
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("submit --site {here} true", 4, "is a folder, not a file"),
+        ("submit --site local -o constraint true", 5, "it takes a value: -o constraint=VALUE"),
+        ("submit --site local --spec no.yaml true", 4, "{here}/no.yaml does not exist"),
+        ("submit --site local --launcher srun true", 5, "hint: known: "),
+        ("submit --site local --signal-before 5 true", 5, "signal_before: time '5'"),
+        ("submit --site local --container none-such true", 5, "hint: none is known"),
+        ("submit --site local --spec number.yaml", 4, "program.1: expected text, got a whole number\nhint: write"),
+        ("sweep --site local --sweep high.yaml ddp", 5, "low=2 is above high=1"),
+        ("sweep --site local --sweep log.yaml ddp", 5, "low=0 has no logarithm"),
+        ("sweep --site local --sweep none.yaml ddp", 4, "{here}/none.yaml does not exist"),
+        ("scale --site local --repeats 0 true", 2, "--repeats"),
+        ("report jobs --site local --since yesterday", 5, "--since yesterday: say how long ago: 7d"),
+        ("report jobs --site local --state DONE", 5, "--state DONE is no state"),
+        ("report jobs --site local L99999", 6, "no job L99999"),
+        ("report jobs --site local --csv none/x.csv", 5, "there is no folder {here}/none"),
+        ("fabric build --site local --target gpu", 2, "say auto, cpu, cuda"),
+        ("drill kill-rank --site local --at-step -4", 2, "--at-step"),
+        ("nodes --site local --clear n1", 6, "none is known"),
+        ("jupyter --site local --token-file none.txt", 5, "No such file or directory"),
+    ],
+)
+def test_a_careless_word_is_explained(here: Path, words: str, code: int, message: str) -> None:
+    (here / "number.yaml").write_text("program: [ddp, 3]\n")
+    (here / "high.yaml").write_text("sample: {n: 3, space: {lr: {low: 2, high: 1}}}\n")
+    (here / "log.yaml").write_text("sample: {n: 3, space: {lr: {low: 0, high: 1, log: true}}}\n")
+    answer = within(*words.format(here=here).split())
+    assert answer.code == code, answer
+    assert message.format(here=here) in answer.err, answer
+    assert "[Errno" not in answer.err
+    assert not (here / "runs").exists(), answer
+
+
+@pytest.mark.parametrize("verb", ["submit true", "scale true", "sweep --set a=1,2 true"])
+def test_a_folder_that_cannot_be_written_is_no_unforeseen_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr("hpcjobs.report.study.write_beside", refused)
+    name, *words = verb.split()
+    answer = within(name, "--site", "local", *words)
+    assert answer.code in (3, 5), answer
+    assert "Permission denied" in answer.err
+    assert "details in" not in answer.err
+
+
+def test_a_site_that_does_not_exist_is_explained_with_the_place_that_names_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_SITE", "typo")
+    answer = within("submit", "true")
+    assert (answer.code, "(named by HPCJOBS_SITE)" in answer.err) == (4, True), answer
+
+
+def test_a_rank_that_printed_nothing_is_named(here: Path) -> None:
+    assert hpcjobs("submit", "--site", "local", "--wait", "echo", "good").code == 0
+    answer = hpcjobs("logs", "--rank", "7")
+    assert (answer.out, "is from rank 7" in answer.err) == ("", True), answer
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: package.plan(["true"], site="local", nodez=2), "'nodez' is not known"),
+        (lambda: package.plan(["true"], site="local", env=["A=1"]), "env is a mapping"),  # type: ignore[arg-type]
+        (lambda: package.plan(["true"], site="local", time=90), "time: expected text, got a whole number"),
+        (lambda: package.submit("true"), "submit takes a plan"),  # type: ignore[arg-type]
+        (lambda: package.find(999), "no job 999"),
+        (lambda: package.grid(lr=0.1), "a list, not 0.1"),  # type: ignore[arg-type]
+        (lambda: package.grid(lr="abc"), "a list, not 'abc'"),
+        (lambda: package.sweep("ddp", {"lr": [1]}, site="local"), "points are a list of mappings"),  # type: ignore[arg-type]
+        (lambda: package.sweep(print, {"lr": [1]}, site="local"), "points are a list of mappings"),  # type: ignore[arg-type]
+        (lambda: package.sweep("ddp", [1, 2], site="local"), "points are a list of mappings"),  # type: ignore[list-item]
+    ],
+)
+def test_a_careless_call_in_python_is_explained(here: Path, call: Callable[[], object], message: str) -> None:
+    with pytest.raises(HpcJobsError) as refused:
+        call()
+    assert message in str(refused.value)
