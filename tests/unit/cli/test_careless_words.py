@@ -30,7 +30,7 @@ from hpcjobs.errors import HpcJobsError
         ("report jobs --site local --state DONE", 5, "--state DONE is no state"),
         ("report jobs --site local L99999", 6, "no job L99999"),
         ("report jobs --site local --csv none/x.csv", 5, "there is no folder {here}/none"),
-        ("fabric build --site local --target gpu", 2, "say auto, cpu, cuda"),
+        ("fabric build --site local --target gpu", 2, "say auto, cpu or cuda"),
         ("drill kill-rank --site local --at-step -4", 2, "--at-step"),
         ("nodes --site local --clear n1", 6, "none is known"),
         ("jupyter --site local --token-file none.txt", 5, "No such file or directory"),
