@@ -39,7 +39,7 @@ def test_a_grid_has_every_combination_and_a_zip_goes_in_step() -> None:
     assert grid(a=[1, 2], b=["x", "y"]) == [
         {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
     ]  # fmt: skip
-    assert zip_(a=[1, 2], b="xy") == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert zip_(a=[1, 2], b=["x", "y"]) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
     with pytest.raises(RequestError, match="a has 1, b has 2"):
         zip_(a=[1], b=[1, 2])
 
