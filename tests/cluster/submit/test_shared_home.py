@@ -98,3 +98,7 @@ def test_no_job_of_one_cluster_or_of_one_life_of_it_is_taken_for_another(
     assert "CANCELLED" in alpha.hpcjobs("show", old).out
     assert alpha.hpcjobs("cancel", again[2]).out == f"cancelled {again[2]}\n"
     assert beta.queue() == before
+    remaining = alpha.queue()
+    assert beta.hpcjobs("cancel", everything).code == 0
+    assert beta.hpcjobs("wait", everything).code != 0
+    assert (alpha.queue(), beta.queue()) == (remaining, {})
