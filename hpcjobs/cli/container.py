@@ -138,7 +138,7 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
     from hpcjobs.containers.recipes import read_recipe
 
     words = [word for word in _own_words(sys.argv[1:]) if word not in ("--submit", "--dry-run")]
-    asked: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, **sbatch_options(option)}
+    asked: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, **sbatch_options(option, {})}
     plan = hpcjobs.plan(
         [sys.executable, "-u", "-m", "hpcjobs", *words],
         site=site,

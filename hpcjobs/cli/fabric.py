@@ -83,7 +83,7 @@ def build(
         site=site,
         name="fabric-build",
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        **{**asked, **sbatch_options(option or [])},
+        **{**asked, **sbatch_options(option or [], {})},
     )
     raise typer.Exit(_run(plan, dry_run=dry_run))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.options import EPILOG, with_sbatch_options
 from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,19 +25,16 @@ def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, epilog=EPILOG)
+@with_sbatch_options(without=["array", "ntasks_per_node"])
 def jupyter(
+    *,
     context: typer.Context,
     site: SiteName = None,
-    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
-    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes; the server is on the first.")] = None,
-    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs of each node.")] = None,
-    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
-    mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
-    time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m.")] = None,
-    account: Annotated[str | None, _opt("--account", "-A", help="Account.")] = None,
-    qos: Annotated[str | None, _opt("--qos", "-q", help="QOS.")] = None,
-    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o constraint=ib.")] = None,
+    resources: dict[str, object],
+    option: Annotated[
+        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
+    ] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     container: Annotated[
         str | None, _opt("--container", help="Image with Jupyter: a name of the site's, or a file.")
@@ -70,10 +68,6 @@ def jupyter(
     from hpcjobs.jupyter.request import private_token, request
 
     kind: Kind = "code" if code else "notebook" if notebook else "lab"
-    said = {
-        "partition": partition, "nodes": nodes, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node,
-        "mem": mem, "time": time, "account": account, "qos": qos, "container": container,
-    }  # fmt: skip
     asked = request(
         site,
         kind=kind,
@@ -82,7 +76,7 @@ def jupyter(
         token=private_token(token_file) if token_file else None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
         env=environment(env or []),
-        **sbatch_options(option or [], said),
+        **sbatch_options(option or [], resources | {"container": container}),
     )
     print_notes(asked.plan)
     if dry_run:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hpcjobs.cli.options import EPILOG, with_sbatch_options
 from hpcjobs.cli.output import Json, SiteName, note, print_json
 
 app = typer.Typer(rich_markup_mode=None)
@@ -15,8 +16,10 @@ def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_sbatch_options(without=["array"])
 def scale(
+    *,
     program: Annotated[list[str], typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.")],
     site: SiteName = None,
     nodes: Annotated[str, typer.Option("--nodes", "-N", help="Node counts: 1,2,4,8.")] = "1",
@@ -32,13 +35,13 @@ def scale(
     repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
     name: Annotated[str | None, _opt("--name", "-J", help="Name of the study [the program's].")] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
-    time: Annotated[str | None, _opt("--time", "-t", help="Time limit of each run.")] = None,
-    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
-    gpus_per_node: Annotated[int | None, _opt("--gpus-per-node", help="GPUs per node.")] = None,
+    resources: dict[str, object],
     launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     container: Annotated[str | None, _opt("--container", help="Run it in this image of the site's, or file.")] = None,
-    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+    option: Annotated[
+        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
+    ] = None,
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Go on though the code has changed.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for all runs.")] = False,
     as_json: Json = False,
@@ -54,9 +57,8 @@ def scale(
     from hpcjobs.report import measure, study
     from hpcjobs.site.library import default_site
 
-    said = {"time": time, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node, "container": container}
     called = name or PurePath(program[0]).stem.replace(".", "-")[:100]
-    options: dict[str, Any] = sbatch_options(option or [], said)
+    options: dict[str, Any] = sbatch_options(option or [], resources | {"container": container})
     asked = study.Study(
         name=called,
         site=site or default_site(),

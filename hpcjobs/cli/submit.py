@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.options import EPILOG, with_sbatch_options
 from hpcjobs.cli.output import Json, SiteName, note, print_json
 
 if TYPE_CHECKING:
@@ -26,21 +27,16 @@ def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_sbatch_options()
 def submit(
+    *,
     program: Annotated[list[str] | None, typer.Argument(help="Trainer, module, .py file or executable.")] = None,
     site: SiteName = None,
-    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition, or several: a,b.")] = None,
-    nodes: Annotated[str | None, _opt("--nodes", "-N", help="Nodes: 4, or 2-4.")] = None,
-    ntasks_per_node: Annotated[int | None, _opt("--ntasks-per-node", help="Tasks (ranks) per node.")] = None,
-    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
-    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
-    mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
-    time: Annotated[str | None, _opt("--time", "-t", help="Time limit: 2h, 90m, 1-12:00:00, UNLIMITED.")] = None,
-    account: Annotated[str | None, _opt("--account", "-A", help="Account.")] = None,
-    qos: Annotated[str | None, _opt("--qos", "-q", help="QOS.")] = None,
-    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o constraint=ib.")] = None,
-    array: Annotated[str | None, _opt("--array", "-a", help="Job array: 0-9%2.")] = None,
+    resources: dict[str, object],
+    option: Annotated[
+        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
+    ] = None,
     after: Annotated[list[str] | None, _opt("--after", help="Start after this job has succeeded.")] = None,
     launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
@@ -78,10 +74,6 @@ def submit(
     """Submit PROGRAM. Options stand before it; everything after it belongs to it."""
     import hpcjobs
 
-    said: dict[str, object] = {
-        "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
-        "gpus_per_node": gpus_per_node, "mem": mem, "time": time, "account": account, "qos": qos, "array": array,
-    }  # fmt: skip
     plan = hpcjobs.plan(
         program or [],
         site=site,
@@ -100,7 +92,7 @@ def submit(
         container=container,
         stage_image=stage_image or None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        **sbatch_options(option or [], said | _after(after or [], site)),
+        **sbatch_options(option or [], resources, dependency=_after(after or [], site)),
     )
     print_notes(plan)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
@@ -139,10 +131,13 @@ _NOT_BY_O = {
 }
 
 
-def sbatch_options(words: list[str], flags: "Mapping[str, object] | None" = None) -> dict[str, object]:
+def sbatch_options(
+    words: list[str], flags: "Mapping[str, object]", *, dependency: str | None = None
+) -> dict[str, object]:
     """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores.
 
-    ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
+    ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer;
+    ``dependency`` comes on top of theirs.
 
     Raises:
         RequestError: no such option, or it was given by its own flag too.
@@ -150,7 +145,9 @@ def sbatch_options(words: list[str], flags: "Mapping[str, object] | None" = None
     from hpcjobs.errors import RequestError, nearest
     from hpcjobs.site.models import Resources
 
-    options = {name: value for name, value in (flags or {}).items() if value is not None}
+    options = {name: value for name, value in flags.items() if value is not None}
+    if dependency is not None:
+        options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), dependency)))
     by_o: dict[str, object] = {}
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
@@ -164,17 +161,17 @@ def sbatch_options(words: list[str], flags: "Mapping[str, object] | None" = None
     return options | by_o
 
 
-def _after(words: list[str], site: str | None) -> dict[str, str]:
+def _after(words: list[str], site: str | None) -> str | None:
     """The dependency on the jobs that ``words`` name, which must be jobs of the same site."""
     if not words:
-        return {}
+        return None
     from hpcjobs.run.select import select
     from hpcjobs.run.state_file import own_ids
     from hpcjobs.site.library import default_site, load_site
 
     entries = select(words, site=load_site(site or default_site()).name)
     ids = [entry.job_id if entry.task is None else own_ids(entry)[0] for entry in entries]
-    return {"dependency": ":".join(["afterok", *ids])}
+    return ":".join(["afterok", *ids])
 
 
 def environment(words: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hpcjobs.cli.options import EPILOG, with_sbatch_options
 from hpcjobs.cli.output import Json, SiteName, cell, note, print_json, print_table
 from hpcjobs.cli.submit import environment, sbatch_options
 
@@ -42,8 +43,10 @@ def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_sbatch_options(without=["array"])
 def run(
+    *,
     program: Annotated[list[str] | None, typer.Argument(help="Trainer, module, .py file or executable.")] = None,
     sets: Annotated[list[str] | None, _opt("--set", help="NAME=VALUE,... or NAME=0..9 or NAME=[JSON].")] = None,
     file: Annotated[Path | None, _opt("--sweep", help="YAML file with points, job and limits; flags win.")] = None,
@@ -53,14 +56,10 @@ def run(
     pack_parallel: Annotated[int | None, _opt("--pack-parallel", help="How many of them at once [1].")] = None,
     passing: Annotated[str | None, _opt("--pass", help="flags or env: how parameters reach PROGRAM.")] = None,
     site: SiteName = None,
-    partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
-    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes of each cell.")] = None,
-    ntasks_per_node: Annotated[int | None, _opt("--ntasks-per-node", help="Tasks (ranks) per node.")] = None,
-    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs per task.")] = None,
-    gpus_per_node: Annotated[str | None, _opt("--gpus-per-node", help="GPUs per node: 4, or v100:4.")] = None,
-    mem: Annotated[str | None, _opt("--mem", help="Memory per node, with a unit: 64G.")] = None,
-    time: Annotated[str | None, _opt("--time", "-t", help="Time limit of an array task: 2h, 90m.")] = None,
-    option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o account=lab.")] = None,
+    resources: dict[str, object],
+    option: Annotated[
+        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
+    ] = None,
     launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
     retries: Annotated[
         str | None, _opt("--retries", help="Start a cell again after: timeout=∞,preempt=∞,…; on.")
@@ -79,11 +78,6 @@ def run(
 
     spec = written.read_spec(file) if file is not None else written.SweepSpec()
     points = written.points_of(spec, sets or [], beside=file.parent if file is not None else None)
-    said = {
-        "partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "cpus_per_task": cpus_per_task,
-        "gpus_per_node": gpus_per_node, "mem": mem, "time": time, "retries": retries,
-        "container": container,
-    }  # fmt: skip
     definition = written.define(
         program or [],
         points,
@@ -100,7 +94,7 @@ def run(
         env=environment(env or []),
         chdir=chdir,
         snapshot=snapshot or None,
-        **sbatch_options(option or [], said),
+        **sbatch_options(option or [], resources | {"retries": retries, "container": container}),
     )
     sweep = of_definition(definition)
     if dry_run:

@@ -1,0 +1,85 @@
+"""Options of sbatch, typed as sbatch takes them, on every verb that submits jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+
+from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, SbatchOption
+from hpcjobs.site.models import Resources
+
+VALUES = {
+    "nodes": "2-4", "gpus_per_node": "a100:4", "mem": "8G", "mem_per_cpu": "2G", "mem_per_gpu": "20G",
+    "time": "01:00:00",
+    "time_min": "00:30:00", "array": "0-9%2", "dependency": "afterok:7", "mail_type": "END,FAIL", "open_mode": "append",
+    "signal": "B:USR1@60", "gres": "nvme:1", "acctg_freq": "30",
+}  # fmt: skip
+ALONE = {"mem_per_cpu": "mem", "mem_per_gpu": "mem"}
+"""What does not go together with a default of the site."""
+
+
+@pytest.fixture
+def site(here: Path) -> str:
+    """A site that refuses nothing that is asked for here."""
+    partitions = {
+        "a": {"default": True, "nodes": 8, "node": {"cpus": 64, "mem": "500G", "gpus": 4, "gpu_model": "a100"}}
+    }
+    (here / "wide.yaml").write_text(json.dumps({"partitions": partitions, "gpu_request": "gpus-per-node"}))
+    return "./wide.yaml"
+
+
+def test_every_option_that_a_job_can_have_is_declared_once() -> None:
+    fields = [option.field for option in SBATCH_OPTIONS]
+    assert sorted(fields) == sorted(set(Resources.__struct_fields__) - {"clusters"})
+    flags = [flag for option in SBATCH_OPTIONS for flag in option.flags]
+    assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("option", SBATCH_OPTIONS, ids=lambda option: option.field)
+def test_an_option_typed_as_for_sbatch_reaches_sbatch(site: str, option: SbatchOption) -> None:
+    value = VALUES.get(option.field, "3" if option.kind is int else "a")
+    words = [option.short or option.flag] + ([] if option.kind is SWITCH else [value])
+    script = ok("submit", "--site", site, *words, "--dry-run", "true").out
+    line = option.flag if option.kind is SWITCH else f"{option.flag}={value}"
+    assert f"#SBATCH {line}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("sweep", "--set", "lr=1,2", "-C", "ib", "--dry-run", "--json", "true"), None),
+        (("jupyter", "-C", "ib", "--dry-run"), "#SBATCH --constraint=ib"),
+    ],
+    ids=["sweep", "jupyter"],
+)
+def test_other_verbs_take_the_same_options(site: str, words: tuple[str, ...], line: str | None) -> None:
+    out = (
+        ok(words[0], "--site", site, *words[1:]).out
+        if words[0] == "jupyter"
+        else ok(*words[:1], "--site", site, *words[1:]).out
+    )
+    assert line is None or line in out
+
+
+@pytest.mark.parametrize("verb", ["submit", "sweep run", "scale", "jupyter"])
+def test_help_names_every_option(verb: str) -> None:
+    text = " ".join(ok(*verb.split(), "--help").out.split()).replace("- ", "-")
+    missing = [
+        option.flag
+        for option in SBATCH_OPTIONS
+        if option.flag not in text and option.field not in ("array", "ntasks_per_node")
+    ]
+    assert missing == []
+
+
+def test_an_option_that_is_given_twice_is_refused(site: str) -> None:
+    answer = within("submit", "--site", site, "-C", "ib", "-o", "constraint=gpu", "--dry-run", "true")
+    assert answer.code == 5
+    assert "constraint has been given by its own flag too" in answer.err
+
+
+def test_a_dependency_of_ones_own_and_after_add_up(here: Path, site: str) -> None:
+    assert "--dependency=singleton" in ok("submit", "--site", site, "-d", "singleton", "--dry-run", "true").out
