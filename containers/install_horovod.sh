@@ -38,24 +38,28 @@ done
 python=${1:-}
 [[ -n $python ]] || { [[ -x $here/../.venv/bin/python ]] && python=$here/../.venv/bin/python || python=python; }
 
-# Programs the build needs, by the Debian package that has each.
+# Programs the build needs, by the package that has each, of Debian or of Rocky Linux.
 need_programs() {
     local -A package=(["$compiler"]=g++ [make]=make [cmake]=cmake [mpicxx]=libopenmpi-dev [mpirun]=openmpi-bin)
-    local program missing=()
+    local program missing=() install='apt-get install -y --no-install-recommends' headers=python%d.%d-dev
+    if ! command -v apt-get >/dev/null && command -v dnf >/dev/null; then
+        package=(["$compiler"]=gcc-c++ [make]=make [cmake]=cmake [mpicxx]=openmpi-devel [mpirun]=openmpi)
+        install='dnf install -y' headers=python%d.%d-devel
+    fi
     for program in "${!package[@]}"; do
         command -v "$program" >/dev/null || missing+=("${package[$program]}")
     done
     "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
-        missing+=("$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
+        missing+=("$("$python" -c 'import sys; print(sys.argv[1] % sys.version_info[:2])' "$headers")")
     ((${#missing[@]})) || return 0
     [[ $EUID -eq 0 || -z $optional ]] || { say "no Horovod: ${missing[*]} are not on this machine" && exit 0; }
-    local line="apt-get install -y --no-install-recommends ${missing[*]}"
+    local line="$install ${missing[*]}"
     if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
         say "$line"
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive $line >/dev/null
     else
-        die "not on this machine: ${missing[*]}. On Debian or Ubuntu, as root: $line
+        die "not on this machine: ${missing[*]}. As root: $line
 On a cluster, load its compiler and MPI first (module load openmpi), then run this again"
     fi
 }

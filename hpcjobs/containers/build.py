@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -153,7 +154,15 @@ def _alone(image: Path, say: Say) -> Iterator[None]:
         except BlockingIOError:
             say(f"another build of {image.name} is under way: waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            say(f"{image.parent} has no file locks: nobody else must build {image.name} meanwhile")
         yield
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Of Lustre without its mount option flock, and of network file systems whose lock service is down."""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ node gets a program of its own, and the second rank finds that of the first.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -32,15 +33,21 @@ class BuildError(TrainerError):
 def build(target: str = "auto") -> Path:
     """The program for this node, compiled if it has not been.
 
-    ``auto`` is CUDA where there are nvcc and a device, else C++ with OpenMP.
+    ``auto`` is CUDA where there are nvcc and a GPU that this process may use, else C++ with OpenMP.
 
     Raises:
         MissingData: no compiler on PATH. BuildError: it refused; its last lines are quoted.
     """
     if target not in TARGETS:
         raise UsageError(f"target {target!r}", hint="one of " + ", ".join(TARGETS))
-    mpicxx = _found("mpicxx", "is MPI's module named in the site file, and its compiler installed?")
-    cuda = target == "cuda" or (target == "auto" and _has_device() and shutil.which("nvcc") is not None)
+    mpicxx = _found(
+        "mpicxx",
+        "is MPI's module named in the site file? Its compiler is in libopenmpi-dev (apt-get) or openmpi-devel (dnf, "
+        "then module load mpi/openmpi-x86_64)",
+    )
+    cuda = target == "cuda" or (
+        target == "auto" and _has_device() and _may_use_gpus() and shutil.which("nvcc") is not None
+    )
     if cuda:
         nvcc = _found("nvcc", "is CUDA's module named in the site file?")
         arch = ["-arch=native"] if _has_device() else []
@@ -74,6 +81,11 @@ def _has_device() -> bool:
     return Path("/proc/driver/nvidia/version").exists()
 
 
+def _may_use_gpus() -> bool:
+    """False in a job that has been given no GPU: its CUDA_VISIBLE_DEVICES names none. Unset, it hides none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1", "NoDevFiles")
+
+
 def _key(command: list[str]) -> str:
     """Differs where the program must: source, compilers and their versions, MPI, instructions of the CPU."""
     text = [*command, _answer([command[0], "--version"]), _answer(["mpicxx", "-show"])]
@@ -97,11 +109,21 @@ def _instructions() -> str:
 
 @contextmanager
 def _alone(program: Path) -> Iterator[None]:
-    """One process at a time: all ranks of a job come here together."""
+    """One process at a time: all ranks of a job come here together.
+
+    Where the file system has no locks (Lustre without its mount option flock) each compiles; the last one's file stays.
+    """
     program.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(program.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def _compile(attempts: list[list[str]], program: Path) -> None:

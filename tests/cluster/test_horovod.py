@@ -71,6 +71,13 @@ def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> 
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
 
 
+def test_horovodrun_starts_the_ranks_of_one_node_without_ssh(folder: Path) -> None:
+    words = ("--launcher", "horovodrun", "--name", "own", "--wait", "bash", "-c", 'echo "rank $RANK of $WORLD_SIZE"')
+    ended = submit("--site", "tu-hpc", "--ntasks-per-node", "2", *words)
+    assert ended.code == 0, (ended, log("own"))
+    assert sorted(line for line in log("own").splitlines() if " of 2" in line) == ["0: rank 0 of 2", "1: rank 1 of 2"]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_a_wrong_mpi_type_fails_at_once_and_is_named(mpi: str, folder: Path, site_of_mpi: Callable[[str], str]) -> None:

@@ -61,8 +61,11 @@ def _rendezvous(job: Job) -> tuple[str, ...]:
 
 
 def horovodrun(job: Job) -> Launch:
-    """Horovod's own launcher: on this machine directly, on other nodes by ssh."""
-    interface = ("--network-interfaces", job.interface) if job.interface else ()
+    """Horovod's own launcher: on this machine directly, on other nodes by ssh.
+
+    Of one node it wants the loopback interface, and finds none where another one is named.
+    """
+    interface = ("--network-interfaces", job.interface) if job.interface and job.nodes > 1 else ()
     hosts: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     if job.scheduler == "slurm":

@@ -15,7 +15,10 @@ SOFTWARE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _BEFORE = (
     'case "$(mpirun --version 2>&1)" in',
     "    *'(Open MPI)'*) ;;",
-    '    *) die "no mpirun of Open MPI in the job\'s PATH: name its module in the site file" ;;',
+    (
+        "    *) die \"no mpirun of Open MPI in the job's PATH: name its module in the site file,"
+        ' or install openmpi-bin (apt-get) or openmpi (dnf)" ;;'
+    ),
     "esac",
     'if [ "$UID" -eq 0 ]; then # Open MPI 4 and 5 want this said twice',
     "    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",

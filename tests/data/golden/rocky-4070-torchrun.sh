@@ -58,11 +58,8 @@ rm -f -- "$run_dir/first_failure"
 write_state RUNNING null null null
 
 # --- software of the site
-# What was loaded at login is here in part only; while it counts as loaded, module load does nothing.
-unset LOADEDMODULES _LMFILES_ "${!_ModuleTable@}" "${!__MODULES_LM@}"
-command -v module >/dev/null || . /etc/profile.d/modules.sh
-command -v module >/dev/null || die 'no module command on this node: set module_init in the site file'
-module load mpi/openmpi-x86_64 || die 'module load mpi/openmpi-x86_64 failed'
+command -v mpirun >/dev/null || [ ! -r /etc/profile.d/modules.sh ] || . /etc/profile.d/modules.sh
+command -v mpirun >/dev/null || ! command -v module >/dev/null || module load mpi/openmpi-x86_64
 export PATH="/usr/local/cuda/bin:$PATH"
 
 # --- what every task is told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -80,8 +82,21 @@ def test_a_world_of_one_is_refused_where_more_were_asked_for(program: Path) -> N
 
 def test_without_a_compiler_the_message_says_what_to_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingData, match=r"no mpicxx in the PATH of .* Hint: is MPI's module named"):
+    with pytest.raises(MissingData, match=r"no mpicxx in the PATH of .* Hint: is MPI's module named.*dnf"):
         build()
+
+
+def test_it_is_built_on_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lustre without its mount option flock."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(builder, "SOURCE", tmp_path / "small.cpp")
+    (tmp_path / "small.cpp").write_text("int main() { }")
+    assert build("cpu").exists()
 
 
 def test_what_the_compiler_says_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,6 +106,26 @@ def test_what_the_compiler_says_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(builder.BuildError, match="expected"):
         build("cpu")
     assert not list(tmp_path.rglob("matmul"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "compiler"), [(None, "nvcc"), ("0", "nvcc"), ("", "mpicxx"), ("-1", "mpicxx"), ("NoDevFiles", "mpicxx")]
+)
+def test_a_job_without_gpus_on_a_machine_that_has_some_gets_the_program_for_cpus(
+    visible: str | None, compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By stand-ins of the compilers, which write their name where the program would be."""
+    for name in ("mpicxx", "nvcc"):
+        (tmp_path / name).write_text(f'#!/bin/sh\nfor last; do :; done\n[ "$1" = --version ] || echo {name} >"$last"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(builder, "_has_device", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.chdir(tmp_path)
+    assert build().read_text() == f"{compiler}\n"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")

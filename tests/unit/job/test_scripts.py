@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import hpcjobs
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.launch import LAUNCHERS
+from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
 from hpcjobs.site.models import Environment
 
@@ -118,6 +121,13 @@ def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
     assert [word for word in started.split() if "gpus" in word] == ([] if asks is None else [asks])
 
 
+def test_horovodrun_starts_jobs_of_the_university_cluster() -> None:
+    """On one node it takes no other interface than loopback."""
+    script = planned("tu-hpc", "horovodrun", "true").script
+    assert '-m horovod.runner.launch --gloo -np "$HPCJOBS_NTASKS" -H "$hosts" --network-interfaces eth0 ' in script
+    assert "--network-interfaces" not in planned("tu-hpc", "horovodrun", "true", nodes=1).script
+
+
 def test_a_module_that_does_not_load_ends_the_job_by_name(here: Path, tmp_path: Path) -> None:
     plan = planned("tu-hpc", "srun", "true")
     broken = plan._replace(script=plan.script.replace("module load openmpi ||", "false ||"))
@@ -125,6 +135,29 @@ def test_a_module_that_does_not_load_ends_the_job_by_name(here: Path, tmp_path: 
     assert done.returncode == 1
     assert "module load openmpi failed" in done.stderr
     assert json.loads((tmp_path / "run folder" / "state.json").read_text())["state"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("in_path", "module", "printed"),
+    [
+        (True, "", "started\n"),
+        (False, 'module() { echo "module $*"; }', "module load mpi/openmpi-x86_64\nstarted\n"),
+        (False, "", "started\n"),
+    ],
+)
+def test_a_workstation_loads_its_module_of_mpi_only_where_mpi_is_not_in_path(
+    in_path: bool, module: str, printed: str, tmp_path: Path
+) -> None:
+    """Who has neither, and starts no MPI, needs neither."""
+    if in_path:
+        (tmp_path / "mpirun").write_text("#!/bin/sh\n")
+        (tmp_path / "mpirun").chmod(0o755)
+    lines = "\n".join(prologue(hpcjobs.load_site("rocky-4070"))).replace("/etc/profile.d/modules.sh", "/no/such/file")
+    script = f'die() {{ echo "died: $*"; exit 1; }}\n{module}\n{lines}\necho started\n'
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run([bash, "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (printed, "")
 
 
 @pytest.mark.parametrize(

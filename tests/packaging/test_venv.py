@@ -1,0 +1,60 @@
+"""tools/venv on machines that are not this one: an older Python, a GPU. The machine's programs are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAMS = ("bash", "cat", "cut", "dirname", "env", "rm", "sha256sum", "touch")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The part of a checkout that tools/venv needs, and bin/ with the programs of the machine."""
+    (tmp_path / "tools").mkdir()
+    for name in ("tools/venv", "pyproject.toml", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "bin").mkdir()
+    for name in PROGRAMS:
+        program = shutil.which(name)
+        assert program is not None
+        (tmp_path / "bin" / name).symlink_to(program)
+    return tmp_path
+
+
+def stand_in(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def venv(checkout: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": str(checkout / "bin"), "HOME": os.environ["HOME"]}
+    return subprocess.run([checkout / "tools/venv", "demo"], env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_rocky_linux_with_python_3_9_is_told_which_python_to_install(checkout: Path) -> None:
+    stand_in(checkout / "bin/python3", '[ "$1" = --version ] && echo Python 3.9.18')
+    stand_in(checkout / "bin/dnf", "exit 1")
+    done = venv(checkout)
+    assert done.returncode == 1
+    assert "no Python 3.10 or newer (Python 3.9.18)" in done.stderr
+    assert "dnf install -y python3.12    # before 9.4 and 8.10: python3.11" in done.stderr
+    assert "apt-get" not in done.stderr
+
+
+def test_what_reads_gpus_is_installed_where_there_are_some_and_when_they_come(checkout: Path) -> None:
+    stand_in(checkout / ".venv/bin/python", f'echo "$@" >>{checkout}/asked')
+    assert venv(checkout).returncode == 0
+    assert "--editable .[train,digits]\n" in (checkout / "asked").read_text()
+    stand_in(checkout / "bin/nvidia-smi", "echo 'GPU 0: NVIDIA A10G (UUID: GPU-0)'")
+    assert venv(checkout).returncode == 0
+    assert "--editable .[train,digits,gpu]\n" in (checkout / "asked").read_text()
+    asked = (checkout / "asked").read_text().count("--editable")
+    assert venv(checkout).returncode == 0
+    assert (checkout / "asked").read_text().count("--editable") == asked, "installed twice"
