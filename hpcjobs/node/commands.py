@@ -40,5 +40,4 @@ def outside_job(environ: Dict[str, str]) -> Dict[str, str]:
     """``environ`` without what Slurm set for this job, and without a user's defaults for Slurm's commands."""
     ours = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_", "SCONTROL_", "HPCJOBS_")
     kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    clean = {name: value for name, value in environ.items() if name in kept or not name.startswith(ours)}
-    return dict(clean, LC_ALL="C")
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith(ours)}

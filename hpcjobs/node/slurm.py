@@ -52,7 +52,8 @@ class Slurm(Scheduler):
         self.nodes = environ.get("SLURM_JOB_NODELIST", "")
         self._run, self._script, self._held = run, job_script, held
         self._monotonic, self._wall, self._sleep = monotonic, wall, sleep
-        self._env = dict(outside_job(environ), SLURM_TIME_FORMAT="%s")
+        self._job_env = outside_job(environ)
+        self._env = dict(self._job_env, LC_ALL="C", SLURM_TIME_FORMAT="%s")
         self._began_monotonic, self._began_wall = monotonic(), wall()
         self._controller_epoch: Optional[float] = None
 
@@ -140,7 +141,8 @@ class Slurm(Scheduler):
         log = _log_path()
         words += ["--output=" + log.replace("%", "%%")] if log else []
         words += ["--exclude=" + exclude] if exclude else []
-        answer = self._call("sbatch", *words, self._script)
+        # sbatch hands its environment on to the job.
+        answer = self._run(["sbatch", *words, self._script], self._job_env)
         # A site's banner may surround the id, on standard output too.
         ids = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
         if answer.code != 0 or not ids:
@@ -174,9 +176,12 @@ class Slurm(Scheduler):
         return ""
 
     def _show(self) -> Dict[str, str]:
-        """Fields of ``scontrol show job``; none where there is no answer."""
+        """Fields of ``scontrol show job``; none where there is no answer.
+
+        The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
+        """
         out = self._call("scontrol", "--all", "--oneliner", "show", "job", self.job_id).out
-        return dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out))
+        return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
 
     def _call(self, *words: str) -> Answer:
         return self._run(list(words), self._env)

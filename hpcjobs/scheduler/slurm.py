@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
@@ -54,7 +54,7 @@ class Slurm:
         runner: Runner = run,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._env = _SPELLING | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+        self._cluster_env = {"SLURM_CONF": slurm_conf} if slurm_conf else {}
         self._runner = runner
         self._pause = pause
 
@@ -70,7 +70,8 @@ class Slurm:
         """
         maybe_taken = False
         for pause in (*_PAUSES_S, None):
-            result = self._run(plan.command, cwd=plan.job.chdir)
+            # sbatch hands its environment on to the job.
+            result = self._run(plan.command, cwd=plan.job.chdir, env=self._cluster_env)
             printed = parse_submitted(result.out)
             if result.code == 0 and printed is not None:
                 taken = Submitted(job_id=printed[0], cluster=printed[1])
@@ -139,7 +140,7 @@ class Slurm:
         if ids:
             self._ask(["scancel", "--quiet", *ids])
 
-    def _run(self, argv: Sequence[str], *, cwd: str | None = None) -> Result:
+    def _run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         """Slurm's commands look for a configuration that is not there for a minute; nobody waits for that here."""
         conf = self._configuration()
         if conf is not None and not os.path.exists(conf):
@@ -147,10 +148,10 @@ class Slurm:
                 f"no Slurm to ask: its configuration {conf} is not there",
                 hint="a sandbox's is there while it is up; the site's slurm_conf or SLURM_CONF names another cluster's",
             )
-        return self._runner(argv, cwd=cwd, env=self._env)
+        return self._runner(argv, cwd=cwd, env=_SPELLING | self._cluster_env if env is None else env)
 
     def _configuration(self) -> str | None:
-        return self._env.get("SLURM_CONF") or os.environ.get("SLURM_CONF")
+        return self._cluster_env.get("SLURM_CONF") or os.environ.get("SLURM_CONF")
 
     def _ask(self, argv: Sequence[str]) -> Result:
         """Run a command that only reads, or may safely run twice."""

@@ -148,7 +148,8 @@ def parse_scontrol(out: str) -> list[JobRecord]:
     """Records of ``scontrol --oneliner show job`` (SLURM_TIME_FORMAT=%s)."""
     records = []
     for line in out.splitlines():
-        fields = dict(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line))
+        # The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
+        fields = dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line)))
         if "JobId" not in fields or "JobState" not in fields:
             continue
         code, signal = _exit(fields.get("ExitCode", ""))

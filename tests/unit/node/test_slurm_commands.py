@@ -27,10 +27,12 @@ class Cluster:
             "sbatch --test-only": Answer(0, "", ""),
         }
         self.asked: list[list[str]] = []
+        self.env: dict[str, dict[str, str]] = {}
         self.monotonic, self.wall = 50.0, float(START)
 
     def run(self, words: list[str], env: dict[str, str]) -> Answer:
         self.asked.append(words)
+        self.env[words[0]] = env
         if words[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
             return Answer(0, self.job + "\n", "")
         line = " ".join(words)
@@ -141,7 +143,7 @@ def test_an_end_that_left_no_line_has_the_cause_of_the_accounting(states: str, c
 
 def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains_possible() -> None:
     cluster = Cluster()
-    cluster.job += " ExcNodeList=n9"
+    cluster.job = cluster.job.replace("(null)", "n9")
     cluster.answers = {"scontrol show hostnames n9": Answer(0, "n9\n", ""), **cluster.answers}
     assert cluster.slurm.start_again(["n2.cluster.example", "n2", "stranger"]).decision == "requeued"
     assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
@@ -153,7 +155,7 @@ def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains
 
 def test_where_too_few_nodes_are_left_the_oldest_suspicion_is_given_up_and_never_what_the_user_excluded() -> None:
     cluster = Cluster()
-    cluster.job += " ExcNodeList=n[8-9]"
+    cluster.job = cluster.job.replace("(null)", "n[8-9]")
     impossible = Answer(1, "", "Requested node configuration is not available")
     cluster.answers = {
         "scontrol show hostnames n[8-9]": Answer(0, "n8\nn9\n", ""),
@@ -175,6 +177,21 @@ def test_the_id_of_a_resubmission_is_a_line_of_its_own_whatever_a_site_prints(ou
     continuation = cluster.slurm.start_again([])
     assert (continuation.decision, continuation.job_id) == ("resubmitted as 77", "77")
     assert "--dependency=afterany:42" in cluster.commands("sbatch --parsable")[0]
+
+
+def test_a_resubmitted_job_gets_the_locale_and_time_format_of_its_user_and_not_those_of_our_questions() -> None:
+    cluster = Cluster(LC_ALL="de_DE.UTF-8")
+    cluster.answers["scontrol requeue"] = Answer(1, "", "Requested operation is presently disabled for job 42")
+    cluster.slurm.start_again([])
+    assert cluster.env["scontrol"]["LC_ALL"] == "C"
+    assert cluster.env["sbatch"] == {"LC_ALL": "de_DE.UTF-8"}
+
+
+@pytest.mark.parametrize("comment", ["Comment=Restarts=7", "Comment=x JobState=TIMEOUT AdminComment=y Restarts=x"])
+def test_what_a_comment_of_the_job_holds_is_not_taken_for_its_state(comment: str) -> None:
+    cluster = Cluster()
+    cluster.job += f" WorkDir=/home {comment} Power="
+    assert cluster.slurm.read_cause() == "running"
 
 
 def test_a_refusal_of_both_ends_the_job_with_both_reasons() -> None:
@@ -201,4 +218,4 @@ def test_what_slurm_requeued_itself_is_requeued() -> None:
 
 def test_commands_get_neither_the_jobs_nor_the_users_defaults_of_slurm() -> None:
     environ = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SQUEUE_FORMAT": "%i", "SBATCH_HOLD": "1", "PATH": "/bin"}
-    assert outside_job(environ) == {"SLURM_CONF": "/c", "PATH": "/bin", "LC_ALL": "C"}
+    assert outside_job(environ) == {"SLURM_CONF": "/c", "PATH": "/bin"}

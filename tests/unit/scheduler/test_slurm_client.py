@@ -186,6 +186,15 @@ def test_jobs_in_hidden_partitions_are_asked_for_too() -> None:
     assert all("--all" in argv for argv in recorded.commands if argv[0] != "sacct")
 
 
+def test_a_job_does_not_inherit_how_slurm_is_asked(plan: Plan) -> None:
+    """sbatch hands its environment on: squeue in the job would print seconds since 1970."""
+    recorded = Recorded(sbatch=[Result(0, "12\n", "")], squeue=[NOBODY])
+    recorded.slurm().submit(plan)
+    assert "SLURM_TIME_FORMAT" not in recorded.env
+    recorded.slurm().queue()
+    assert recorded.env["SLURM_TIME_FORMAT"] == "%s"
+
+
 def test_a_users_defaults_for_slurms_commands_do_not_reach_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,12 @@ def test_ended_means_that_nothing_more_is_to_come() -> None:
     assert {state.value for state in State if not state.ended} == going
 
 
+def test_what_a_comment_of_the_job_holds_is_not_taken_for_its_state() -> None:
+    shown = "JobId=9 JobName=a JobState=FAILED Reason=None ExitCode=4:0 Comment=x JobState=TIMEOUT Reason=NodeDown Power="
+    (record,) = parse_scontrol(shown)
+    assert (record.state, record.reason) == (State.FAILED, None)
+
+
 @pytest.mark.parametrize("parse", [parse_squeue, parse_sacct, parse_scontrol])
 @pytest.mark.parametrize("out", ["", "\n", "garbage", "1\x1f2\x1f3\n", "JobId=3", "slurm_load_jobs error: nothing"])
 def test_output_of_another_shape_gives_no_records(parse: object, out: str) -> None:
