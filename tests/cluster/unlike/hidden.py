@@ -134,7 +134,8 @@ def test_a_job_is_submitted_listed_followed_and_ends_with_its_own_code(visitor: 
 
 def test_a_running_job_is_found_by_ps_and_really_cancelled(visitor: Visitor) -> None:
     job_id, run_dir = visitor.submit("sleep", "600")
-    eventually(lambda: state_of(visitor, job_id) == "RUNNING")
+    eventually(lambda: (run_dir / "state.json").exists())
+    assert state_of(visitor, job_id) == "RUNNING"
     assert visitor.hpcjobs("cancel", job_id).out == f"cancelled {job_id}\n"
     eventually(lambda: json.loads((run_dir / "state.json").read_text())["state"] == "CANCELLED")
     answer = visitor.hpcjobs("wait", job_id)
@@ -142,6 +143,31 @@ def test_a_running_job_is_found_by_ps_and_really_cancelled(visitor: Visitor) -> 
     assert f"job {job_id} CANCELLED" in answer.err
     assert "first failure" not in answer.err
     assert "had ended before: CANCELLED" in visitor.hpcjobs("cancel", job_id).out
+
+
+def test_a_program_that_asks_to_be_started_again_goes_on_as_another_job_in_the_same_environment(
+    sandbox: Sandbox, visitor: Visitor
+) -> None:
+    """Its comment reads like fields of `scontrol show job`; the nodes' own Python decides."""
+    own_python = visitor.folder / "site_configs" / "own-python.yaml"
+    own_python.parent.mkdir()
+    partitions = {"cpu": {"nodes": 2, "node": {"cpus": 4}}}
+    site = {"partitions": partitions, "defaults": {"time": "10m"}, "slurm_conf": sandbox.slurm_conf}
+    own_python.write_text(json.dumps({**site, "node_python": "/usr/bin/python3"}))
+    program = (
+        'echo "${LC_ALL-none} ${SLURM_TIME_FORMAT-none}"; [ ! -e $HPCJOBS_CONTROL_DIR/progress ] || exit 0; '
+        "echo 5 > $HPCJOBS_CONTROL_DIR/progress; exit 85"
+    )
+    words = ["--site", "own-python", "--retries", "on", "-o", "comment=x JobState=TIMEOUT Restarts=7", "bash", "-c"]
+    job_id, run_dir = visitor.submit(*words, program)
+    answer = visitor.hpcjobs("wait", job_id)
+    assert answer.code == 0, answer
+    attempts = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+    assert [attempt["decision"] for attempt in attempts] == [f"resubmitted as {attempts[1]['job_id']}", "completed"]
+    assert [line for line in visitor.hpcjobs("logs", job_id).out.splitlines() if "hpcjobs" not in line] == [
+        "none none",
+        "none none",
+    ]
 
 
 def state_of(visitor: Visitor, job_id: str) -> str:

@@ -111,8 +111,8 @@ def test_ended_means_that_nothing_more_is_to_come() -> None:
 
 
 def test_what_a_comment_of_the_job_holds_is_not_taken_for_its_state() -> None:
-    shown = "JobId=9 JobName=a JobState=FAILED Reason=None ExitCode=4:0 Comment=x JobState=TIMEOUT Reason=NodeDown Power="
-    (record,) = parse_scontrol(shown)
+    comment = "Comment=x JobState=TIMEOUT Reason=NodeDown"
+    (record,) = parse_scontrol(f"JobId=9 JobName=a JobState=FAILED Reason=None ExitCode=4:0 {comment} Power=")
     assert (record.state, record.reason) == (State.FAILED, None)
 
 
