@@ -33,9 +33,9 @@ VERBS = {
     "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),
     "fabric": ("fabric", "Measure the nodes of an allocation; name the bad ones."),
-    "nodes": ("nodes", "What is remembered of nodes, and which ones submit leaves out."),
+    "nodes": ("nodes", "Known bad nodes, which submit excludes."),
     "container": ("container", "Images: build, list, check against a site."),
-    "sites": ("sites", "The sites known here, and what each one says."),
+    "sites": ("sites", "The known sites, and what each file says."),
     "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
 }

@@ -46,7 +46,7 @@ def render(
         Path | None, typer.Option("--out", "-o", help="Folder to write [./SITE].", show_default=False)
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="vms: Terraform for plain machines. toolkit (GCP), soperator (Nebius): theirs.")
+        str, typer.Option(help="vms: Terraform for virtual machines; toolkit: Google's; soperator: Nebius'.")
     ] = "vms",
 ) -> None:
     """Write a folder that Terraform, or the provider's own tool, builds the cluster from. Builds nothing."""
@@ -67,10 +67,10 @@ def render(
 def check(
     site: SiteName = None,
     folder: Folder = None,
-    kind: Annotated[str, typer.Option(help="What is meant to be rendered: vms, toolkit or soperator.")] = "vms",
+    kind: Annotated[str, typer.Option(help="Kind of the files: vms, toolkit or soperator.")] = "vms",
     as_json: Json = False,
 ) -> None:
-    """Say what is wrong, risky or unsaid, and what it would cost; asks nobody. Exit code 4 on errors."""
+    """Report errors, risks and missing values, and estimate the cost, without network. Exit code 4 on errors."""
     from typing import cast
 
     from hpcjobs.cloud import render as rendering
@@ -113,7 +113,7 @@ def up(
         typer.Option("--run", metavar="COMMAND", help="Run `hpcjobs COMMAND` there when it is ready: 'submit ddp'."),
     ] = None,
 ) -> None:
-    """Build the cluster, or change it to what the site says now; your copy of the site learns its address."""
+    """Build the cluster, or change it to what the site says now; write its address into your copy of the site."""
     import shlex
 
     from hpcjobs.cloud import lifecycle
@@ -135,7 +135,9 @@ def down(
     site: SiteName = None,
     folder: Folder = None,
     yes: Yes = False,
-    force: Annotated[bool, typer.Option("--force", help="Even while jobs run, or if nobody can say.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even while jobs run, or when the queue cannot be read.")
+    ] = False,
 ) -> None:
     """Take the cluster down with its shared filesystem. Refused while jobs are in its queue."""
     from hpcjobs.cloud import lifecycle

@@ -38,8 +38,8 @@ def build(
     wheels: Annotated[
         Path | None, _opt("--wheels", help="Folder of wheels compiled earlier on this distribution.")
     ] = None,
-    fakeroot: Annotated[bool, typer.Option("--fakeroot", help="Build as a root of one's own.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Build although nothing has changed.")] = False,
+    fakeroot: Annotated[bool, typer.Option("--fakeroot", help="Build by --fakeroot, without being root.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build even if nothing has changed.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Build in a job on a node.")] = False,
     option: Annotated[list[str] | None, _opt("-o", help="With --submit, any sbatch option: -o time=2h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit, print what would be sent.")] = False,
@@ -95,7 +95,7 @@ def list_(site: SiteName = None, as_json: Json = False) -> None:
 
 @app.command()
 def check(
-    image: Annotated[str, typer.Argument(help="Image: a name of the site's, or a file.")],
+    image: Annotated[str, typer.Argument(help="Name of an image of the site, or a file.")],
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:

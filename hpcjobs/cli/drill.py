@@ -20,10 +20,24 @@ def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
+FAULTS = {
+    "timeout": "Let a run meet its time limit.",
+    "preempt": "Preempt a run.",
+    "kill-rank": "Kill the last rank of a run.",
+    "kill-node": "Kill every rank of a run on its last node.",
+    "full-disk": "Fill the disk of a run's rank 0 for a while.",
+}
+_HELP = """
+
+Wait for the recovery, and compare the run with an undisturbed one. Both are ordinary jobs of yours; PROGRAM is a
+trainer, with its flags. Exit code 0: the run recovered, and the losses of both are the same.
+"""
+
+
 def _add(fault: str) -> None:
     """``hpcjobs drill FAULT``: the same options for each."""
 
-    @app.command(fault, context_settings={"allow_interspersed_args": False})
+    @app.command(fault, help=FAULTS[fault] + _HELP, context_settings={"allow_interspersed_args": False})
     def command(
         program: Annotated[list[str] | None, typer.Argument(help="As for submit [a small ddp run].")] = None,
         site: SiteName = None,
@@ -46,11 +60,6 @@ def _add(fault: str) -> None:
         tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 0.0,
         as_json: Json = False,
     ) -> None:
-        """Do it to a run of PROGRAM, wait for its recovery, and compare it with a run left alone.
-
-        Both are ordinary jobs of yours; PROGRAM is a trainer, with its flags. Exit code 0: it recovered, and the
-        losses are those of the run left alone.
-        """
         from hpcjobs.cli.submit import sbatch_options
         from hpcjobs.drills.drill import drill
 
@@ -67,7 +76,7 @@ def _add(fault: str) -> None:
         raise typer.Exit(0 if verdict.passed else 1)
 
 
-for _fault in ("timeout", "preempt", "kill-rank", "kill-node", "full-disk"):
+for _fault in FAULTS:
     _add(_fault)
 
 

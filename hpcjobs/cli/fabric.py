@@ -23,7 +23,7 @@ def _opt(*names: str, help: str) -> Any:
 NODE_IS_BAD = 19
 Partition = Annotated[str | None, _opt("--partition", "-p", help="Partition.")]
 Option = Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -38,9 +38,11 @@ def fabric(
     option: Option = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="A node may be so far below the median [0.3].", min=0.0, max=1.0, show_default=False),
+        typer.Option(
+            help="Allowed fraction below the median of all nodes [0.3].", min=0.0, max=1.0, show_default=False
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave the collectives out.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the measurement of collectives.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

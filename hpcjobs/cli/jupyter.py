@@ -39,11 +39,11 @@ def jupyter(
     container: Annotated[
         str | None, _opt("--container", help="Image with Jupyter: a name of the site's, or a file.")
     ] = None,
-    folder: Annotated[str, _opt("--dir", help="Folder that the server shows [here].")] = ".",
+    folder: Annotated[str, _opt("--dir", help="Folder that the server shows [current folder].")] = ".",
     lab: Annotated[bool, typer.Option("--lab", help="JupyterLab; the default.")] = False,
     notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
     code: Annotated[bool, typer.Option("--code", help="code-server, where the node has it.")] = False,
-    idle: Annotated[str | None, _opt("--idle", help="End after so long without activity: 30m, never.")] = None,
+    idle: Annotated[str | None, _opt("--idle", help="End after this time without activity: 30m, or never.")] = None,
     token_file: Annotated[
         Path | None, _opt("--token-file", help="Private file with a token, or - for standard input [a random one].")
     ] = None,
@@ -51,12 +51,14 @@ def jupyter(
         bool,
         typer.Option("--connect", help="On a laptop: start it by ssh, open tunnel and browser; Ctrl-C ends all."),
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when it answers; it runs on.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return when it is submitted.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the server answers; the session keeps running.")
+    ] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as the job is submitted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Jupyter on a node: submit, wait until it answers, and print how to get there."""
+    """Jupyter on a node: submit, wait until it answers, and print how to reach it."""
     if context.invoked_subcommand is not None:
         return
     if lab + notebook + code > 1:
@@ -244,10 +246,12 @@ def _cells(found: Session) -> list[str]:
 def open_(
     job: Annotated[str | None, typer.Argument(help="Id, run folder or name [newest].")] = None,
     site: SiteName = None,
-    browser: Annotated[bool, typer.Option("--browser", help="Open it too: for a session on this machine.")] = False,
+    browser: Annotated[
+        bool, typer.Option("--browser", help="Also open a browser (for a session on this machine).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the way to a session again; waits until it answers."""
+    """Wait until a session answers, and print how to reach it."""
     from hpcjobs.jupyter import session
 
     with _LiveLine() as line:

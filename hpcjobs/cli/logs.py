@@ -21,7 +21,7 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command()
 def logs(
     job: Annotated[str | None, typer.Argument(help="Id, array task, run folder or name [newest].")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(help="Only this rank's lines.", show_default=False)] = None,
     monitor: Annotated[
         bool, typer.Option("--monitor", help="What a trainer with --monitor measured of its nodes, not the log.")

@@ -15,11 +15,12 @@ app = typer.Typer(rich_markup_mode=None)
 def nodes(
     site: SiteName = None,
     clear: Annotated[
-        list[str] | None, typer.Option("--clear", help="Forget what is held against this node.", show_default=False)
+        list[str] | None,
+        typer.Option("--clear", help="Remove the results of this node: submit uses it again.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What checks have found of a site's nodes, and until when `submit` leaves a bad one out."""
+    """Known bad nodes of a site: what was measured, and until when `submit` excludes each."""
     from hpcjobs.job import avoid
     from hpcjobs.site.library import default_site, load_site
 

@@ -19,7 +19,7 @@ _HEADERS = ["JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT",
 
 @app.command()
 def ps(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All jobs ever, not only the last day's.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All jobs, not only those of the last day.")] = False,
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:

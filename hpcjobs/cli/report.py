@@ -41,15 +41,18 @@ def _opt(*names: str, help: str) -> Any:
 @app.command()
 def jobs(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Job ids, anybody's; none: by the options.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Job ids, of any user; without ids the options select jobs.", show_default=False),
     ] = None,
     site: SiteName = None,
-    since: Annotated[str, typer.Option(help="Ended since: 7d, 12h; and all that have not ended.")] = "7d",
-    user: Annotated[list[str] | None, _opt("--user", "-u", help="Of these users [me].")] = None,
-    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Of everybody sacct shows.")] = False,
-    account: Annotated[str | None, _opt("--account", "-A", help="Of this account.")] = None,
-    state: Annotated[list[str] | None, _opt("--state", help="In this state: COMPLETED, FAILED, ...")] = None,
-    name: Annotated[str | None, _opt("--name", "-J", help="With names like this: 'train-*'.")] = None,
+    since: Annotated[str, typer.Option(help="Jobs that ended within this time (7d, 12h), or have not ended.")] = "7d",
+    user: Annotated[list[str] | None, _opt("--user", "-u", help="Jobs of this user; may be repeated [me].")] = None,
+    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
+    account: Annotated[str | None, _opt("--account", "-A", help="Jobs of this account.")] = None,
+    state: Annotated[
+        list[str] | None, _opt("--state", help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.")
+    ] = None,
+    name: Annotated[str | None, _opt("--name", "-J", help="Jobs with names of this pattern: 'train-*'.")] = None,
     by: Annotated[str | None, _opt("--by", help="Sums by user, account, partition, qos, state, name or day.")] = None,
     as_json: Json = False,
     csv: Annotated[Path | None, _opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
@@ -128,7 +131,9 @@ def scaling(
     target: Annotated[float, typer.Option(help="Efficiency of the knee, between 0 and 1.")] = 0.8,
     baseline: Annotated[str | None, _opt("--baseline", help="Another study to compare with.")] = None,
     check: Annotated[Path | None, _opt("--check", help="YAML file of bounds; exit code 1 when one is missed.")] = None,
-    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Also over different code or nodes.")] = False,
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Accept runs of different code, images or node models.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Did more nodes pay off? Table, fits, pictures; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
@@ -184,8 +189,8 @@ def _print_verdicts(verdicts: list[Verdict]) -> None:
 @app.command()
 def sweep(
     name: Annotated[str, typer.Argument(help="Name or folder of the sweep.")],
-    least: Annotated[str | None, _opt("--min", help="Compare by this, smallest best [loss].")] = None,
-    most: Annotated[str | None, _opt("--max", help="Compare by this, largest best.")] = None,
+    least: Annotated[str | None, _opt("--min", help="Metric to compare by; the smallest is best [loss].")] = None,
+    most: Annotated[str | None, _opt("--max", help="Metric to compare by; the largest is best.")] = None,
     output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     as_json: Json = False,
 ) -> None:

@@ -36,8 +36,12 @@ def _end_cleanly_when_terminated() -> None:
 @app.command()
 def up(
     nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Hosts [4].", show_default=False)] = None,
-    cpus_per_node: Annotated[int | None, typer.Option(help="CPUs that a node claims [8].", show_default=False)] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs that a node claims [0].", show_default=False)] = None,
+    cpus_per_node: Annotated[
+        int | None, typer.Option(help="CPUs of each node, as Slurm counts them [8].", show_default=False)
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(help="GPUs of each node, as Slurm counts them [0].", show_default=False)
+    ] = None,
     like: Annotated[str | None, typer.Option(help="Site whose shape and limits it takes.", show_default=False)] = None,
     proctrack: Annotated[
         str | None,
@@ -67,7 +71,7 @@ def up(
 
 @app.command()
 def status(root: Root = None, as_json: Json = False) -> None:
-    """Say whether a sandbox is up, and whole (exit code 0), damaged or down (1)."""
+    """Say whether a sandbox is up and complete (exit code 0), or damaged or down (1)."""
     from hpcjobs import sandbox
 
     found = sandbox.status(root=root)
@@ -102,7 +106,7 @@ def down(root: Root = None) -> None:
 
 @app.command("add-user")
 def add_user(users: Annotated[list[str], typer.Argument(help="Users of this machine.")], root: Root = None) -> None:
-    """Let users submit who were not on this machine, or not listed by it, when the sandbox came up."""
+    """Let users submit whom the machine's list of users did not have when the sandbox came up."""
     from hpcjobs import sandbox
 
     sandbox.add_users(users, root=root)

@@ -29,7 +29,7 @@ def scale(
     weak: Annotated[
         bool,
         typer.Option(
-            "--weak/--strong", help="The same batch on each rank, or the same in all [strong].", show_default=False
+            "--weak/--strong", help="Constant batch per rank, or constant global batch [strong].", show_default=False
         ),
     ] = False,
     repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
@@ -42,7 +42,9 @@ def scale(
     option: Annotated[
         list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
     ] = None,
-    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Go on though the code has changed.")] = False,
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Submit even if the code has changed since the earlier runs.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for all runs.")] = False,
     as_json: Json = False,
 ) -> None:

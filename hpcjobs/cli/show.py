@@ -19,7 +19,7 @@ def show(
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
-    """One job: where it stands, what was settled and where each value came from, what came out."""
+    """One job: its state, its resolved settings with the source of each, its results."""
     from hpcjobs.run.describe import describe
     from hpcjobs.run.select import newest, select
     from hpcjobs.units import human_bytes, human_duration

@@ -42,7 +42,7 @@ def submit(
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     name: Annotated[str | None, _opt("--name", "-J", help="Job name.")] = None,
     spec: Annotated[Path | None, _opt("--spec", help="YAML file with any of this; flags win.")] = None,
-    template: Annotated[str | None, _opt("--template", help="Template of the script.")] = None,
+    template: Annotated[str | None, _opt("--template", help="Template of the job script, by name.")] = None,
     chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
     retries: Annotated[
         str | None, _opt("--retries", help="Start again after: timeout=∞,preempt=∞,node=3,error=0; on; off.")
@@ -51,24 +51,30 @@ def submit(
         str | None, _opt("--signal-before", help="Signal the program this long before its time limit.")
     ] = None,
     preflight: Annotated[
-        bool, typer.Option("--preflight", help="Measure the nodes first; stop with the name of a bad one.")
+        bool, typer.Option("--preflight", help="Check the nodes first; end the job and name the node if one is bad.")
     ] = False,
     spare: Annotated[
-        int | None, typer.Option(min=1, help="More nodes to choose the best ones from.", show_default=False)
+        int | None, typer.Option(min=1, help="Extra nodes to request; the best ones are used.", show_default=False)
     ] = None,
     min_nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Go on with so few when nodes fail (torchrun, --retries).", show_default=False),
+        typer.Option(
+            min=1,
+            help="Continue with at least this many nodes when others fail (torchrun, --retries).",
+            show_default=False,
+        ),
     ] = None,
     container: Annotated[
         str | None, _opt("--container", help="Run it in this image: a name of the site's, or a file; none.")
     ] = None,
     stage_image: Annotated[bool, typer.Option("--stage-image", help="Copy the image to each node first.")] = False,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent; touch nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the log as it comes, then as --wait.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit PROGRAM. Options stand before it; everything after it belongs to it."""

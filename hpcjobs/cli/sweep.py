@@ -68,8 +68,10 @@ def run(
     env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
     chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells; touch nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; 1 unless every cell succeeded.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells; write nothing.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit one cell per combination, except those that are done, and return."""
@@ -198,7 +200,9 @@ def status(name: Name, as_json: Json = False) -> None:
 @app.command()
 def resume(
     name: Name,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; 1 unless every cell succeeded.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Submit the cells that failed or are missing, and only those."""

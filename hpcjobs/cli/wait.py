@@ -19,7 +19,9 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command()
 def wait(
     jobs: Annotated[list[str] | None, typer.Argument(help="Ids, ranges, run folders, names [newest].")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds.", show_default=False)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Stop waiting after this many seconds.", show_default=False)
+    ] = None,
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
