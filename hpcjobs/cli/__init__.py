@@ -60,6 +60,11 @@ class _LazyGroup(TyperGroup):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == ["help"]:  # `hpcjobs help submit`
+            args = [*(word for word in args[1:] if not word.startswith("-")), "--help"]
+            if args == ["--help"]:
+                print(ctx.get_help())
+                ctx.exit()
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from hpcjobs.errors import nearest
 
@@ -67,7 +72,13 @@ class _LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=_LazyGroup, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_LazyGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every verb too
+)
 
 
 def _print_version(asked: bool) -> None:
@@ -88,7 +99,7 @@ def _enable_debugging(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", callback=_enable_debugging, is_eager=True, help="Show tracebacks of errors.")

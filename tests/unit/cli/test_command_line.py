@@ -358,3 +358,22 @@ def test_records_from_an_earlier_version_are_still_read(cluster: Path) -> None:
     index.index_dir().mkdir(parents=True)
     (index.index_dir() / "mine.5.json").write_bytes(msgspec.json.encode(old))
     assert ok("show", "5", "--json").json["entry"]["job_id"] == "5"
+
+
+@pytest.mark.parametrize(
+    "words", [("submit", "-h"), ("help", "submit"), ("sweep", "run", "-h"), ("help", "sweep", "run")]
+)
+def test_help_is_found_however_it_is_asked_for(words: tuple[str, ...]) -> None:
+    assert "--constraint" in ok(*words).out
+
+
+def test_help_alone_and_the_version_have_short_forms() -> None:
+    assert ok("help").out == ok("-h").out == ok("--help").out
+    assert ok("-V").out == ok("--version").out
+    answer = within("help", "submitt")
+    assert answer.code == 2
+    assert "did you mean 'submit'" in answer.err
+
+
+def test_a_word_after_the_program_is_the_programs_also_where_it_looks_like_help() -> None:
+    assert "-h" in ok("submit", "--site", "local", "--dry-run", "python", "-h").out
