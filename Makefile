@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long fresh lint bench horovod lock lowest clean drills soak notebooks
+.PHONY: help demo test long fresh lint bench horovod lock lowest clean drills soak notebooks unit coverage
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -31,6 +31,14 @@ fresh: ## make demo and make test on an empty Debian 12 that is made for it, REL
 lint: ## ruff, mypy --strict, shellcheck
 	@tools/venv dev
 	@tools/lint
+
+unit: ## The unit tests without what trains; needs no root and no Slurm
+	@tools/venv dev
+	$(BIN)/pytest tests/unit --ignore tests/unit/trainers --ignore tests/unit/horovod
+
+coverage: ## Lines that make unit runs, with a floor; build/coverage/worst_modules.md names the worst modules
+	@tools/venv dev
+	@tools/coverage
 
 drills: ## Every drill (hpcjobs drill) on the sandbox; root, about 15 minutes
 	@tools/venv dev
