@@ -20,6 +20,7 @@ die() {
 cannot_build() { # no error where Horovod is optional
     [[ -n $optional ]] || die "$*"
     say "no Horovod: $*"
+    echo "$*" >"$stated"
     exit 0
 }
 
@@ -37,6 +38,7 @@ while [[ ${1:-} == --* ]]; do
 done
 python=${1:-}
 [[ -n $python ]] || { [[ -x $here/../.venv/bin/python ]] && python=$here/../.venv/bin/python || python=python; }
+stated=$("$python" -c 'import sys; print(sys.prefix)')/.no-horovod # why there is none: its tests may skip then
 
 # Programs the build needs, by the package that has each, of Debian or of Rocky Linux.
 need_programs() {
@@ -52,7 +54,7 @@ need_programs() {
     "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
         missing+=("$("$python" -c 'import sys; print(sys.argv[1] % sys.version_info[:2])' "$headers")")
     ((${#missing[@]})) || return 0
-    [[ $EUID -eq 0 || -z $optional ]] || { say "no Horovod: ${missing[*]} are not on this machine" && exit 0; }
+    [[ $EUID -eq 0 || -z $optional ]] || cannot_build "${missing[*]} are not on this machine"
     local line="$install ${missing[*]}"
     if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then
         say "$line"
@@ -142,4 +144,5 @@ if ! works; then
     "${pip[@]}" "$kept"/horovod-"$version"-*.whl # what Horovod needs beside itself
     works || cannot_build "Horovod $version was installed and does not load: $("$python" -c 'import horovod.torch' 2>&1 | tail -n 1)"
 fi
+rm -f "$stated"
 say "Horovod $version is there, over MPI and Gloo, for torch $torch"

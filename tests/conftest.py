@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,14 +11,16 @@ import pytest
 
 HERE = Path(__file__).parent
 KNOWN_SKIPS = HERE / "known_skips.txt"
+NO_HOROVOD = Path(sys.prefix) / ".no-horovod"
+"""Why this environment has no Horovod: written by ``install_horovod.sh --optional``."""
 SKIPS = pytest.StashKey[list[tuple[str, str]]]()
 
 
 def _allowed() -> list[str]:
     """The patterns of test ids that may skip here and now."""
     lines = (line.split("#")[0].split() for line in KNOWN_SKIPS.read_text(encoding="utf-8").splitlines())
-    now = {"always"} | ({"not-root"} if os.geteuid() != 0 else set())
-    return [words[1] for words in lines if words and words[0] in now]
+    holds = {"always": True, "not-root": os.geteuid() != 0, "no-horovod": NO_HOROVOD.exists()}
+    return [words[1] for words in lines if words and holds[words[0]]]
 
 
 class _Notes:
@@ -62,5 +65,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for test, reason in skips:
         verdict = "NOT ON THE LIST" if test in unknown else "known"
         terminalreporter.line(f"{verdict}: {test}: {reason}")
+    if NO_HOROVOD.exists():
+        terminalreporter.line(f"no Horovod: {NO_HOROVOD.read_text(encoding='utf-8').strip()}")
     if unknown:
         terminalreporter.line(f"failed: {len(unknown)} skipped, and tests/known_skips.txt does not allow it", red=True)

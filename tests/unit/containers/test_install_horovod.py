@@ -15,6 +15,7 @@ PYTHON = r"""#!/bin/bash
 case "$*" in
     *'version("torch")'*) echo 9.9 ;;
     *'cp%d%d'*) echo cp399 ;;
+    *sys.prefix*) echo "${0%/*}" ;;
     '- '*) exit 1 ;; # Horovod does not load
     '-m pip download'*)
         dest=$(sed 's/.*--dest \([^ ]*\).*/\1/' <<<"$*")
@@ -59,12 +60,14 @@ def test_a_build_that_fails_is_no_error_where_horovod_is_optional(python: Path, 
     done = install(*option, python)
     assert done.returncode == 0, done
     assert "no Horovod: it did not build" in done.stdout
+    assert (python.parent / ".no-horovod").read_text() == "it did not build; see above\n"
 
 
 def test_a_build_that_fails_is_an_error_where_horovod_is_asked_for(python: Path) -> None:
     done = install(python)
     assert done.returncode == 1
     assert "error: it did not build" in done.stderr
+    assert not (python.parent / ".no-horovod").exists()
 
 
 def test_the_source_that_is_built_assigns_to_no_constant(python: Path) -> None:
