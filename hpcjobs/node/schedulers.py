@@ -8,6 +8,10 @@ from hpcjobs.node import decide
 from hpcjobs.node.clock import Limit
 
 
+KILL_WAIT_S = 30.0
+"""Slurm's own default, which most sites leave."""
+
+
 class Continuation(NamedTuple):
     """How a job goes on."""
 
@@ -31,6 +35,10 @@ class Scheduler:
     def read_cause(self) -> Optional[str]:
         """Why the scheduler ends this job: a cause, ``running``, ``cancelled`` or ``requeued``."""
         raise NotImplementedError
+
+    def read_kill_wait_s(self) -> float:
+        """How long after SIGTERM the scheduler sends SIGKILL."""
+        return KILL_WAIT_S
 
     def read_earlier_cause(self, job_id: str) -> str:
         """The cause that ended ``job_id``, of which nothing was recorded."""

@@ -97,6 +97,10 @@ class Slurm(Scheduler):
             cause = decide.PREEMPT
         return cause or decide.CANCELLED
 
+    def read_kill_wait_s(self) -> float:
+        found = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call("scontrol", "show", "config").out, re.MULTILINE)
+        return float(found.group(1)) if found else super().read_kill_wait_s()
+
     def read_earlier_cause(self, job_id: str) -> str:
         words = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=State", "--jobs=" + job_id)
         states = [(line.split() or [""])[0] for line in self._call("sacct", *words).out.splitlines()]

@@ -31,8 +31,8 @@ SAVE_GRACE_S = 60.0
 """For ranks to save and leave when the script that started them was killed; later signals follow at a third of it."""
 READ_PATIENCE_S = 300.0
 """So long the history may be unreadable, while a file server restarts, before the job is held."""
-BEFORE_KILL_S = 20.0
-"""After SIGTERM; Slurm's KillWait is 30 s unless a site says otherwise."""
+BEFORE_KILL_S = 4.0
+"""So long before Slurm's SIGKILL a cancellation is recorded, where there is so much time between SIGTERM and it."""
 PAST_LIMIT_S = 2.0
 """Until the limit, from when on an end counts as the limit's."""
 KILLED_CODE = 137
@@ -77,7 +77,7 @@ class Supervisor:
         self.terminated = False
         self.step_ended_by_us: Optional[str] = None
         self.cause_at_term: Optional[str] = None
-        self._terminated_at: Optional[float] = None
+        self._record_cancelled_at = math.inf
         self._limit_read = time.monotonic()
         self._next_launcher_signal = (signal.SIGTERM, 0.0)
 
@@ -95,7 +95,7 @@ class Supervisor:
 
     def _patience_s(self) -> float:
         left = self.clock.left_s - self.signal_before_s if self.signalled is None else math.inf
-        return min(LOOK_S, max(0.0, left))
+        return min(LOOK_S, max(0.0, left), max(0.0, self._record_cancelled_at - time.monotonic()))
 
     @property
     def signal_before_s(self) -> float:
@@ -117,16 +117,18 @@ class Supervisor:
     def _on_term(self) -> None:
         if not self.terminated:
             self.terminated = True
-            self._terminated_at = time.monotonic()
+            terminated_at = time.monotonic()
             self.script.send_signal(signal.SIGTERM)
             self.cause_at_term = self.job.scheduler.read_cause()  # it is gone from the queue later
+            if self.cause_at_term == decide.CANCELLED:
+                kill_wait_s = self.job.scheduler.read_kill_wait_s()
+                self._record_cancelled_at = terminated_at + max(kill_wait_s - BEFORE_KILL_S, kill_wait_s / 2)
 
     def _check_kill(self) -> None:
         """Record the cancellation before Slurm's SIGKILL, where the launcher outlasts the time until it."""
-        if self._terminated_at is not None and time.monotonic() - self._terminated_at > BEFORE_KILL_S:
-            self._terminated_at = None
-            if self.cause_at_term == decide.CANCELLED:
-                self.job.write_state("CANCELLED", CANCELLED_CODE, int(time.time()))
+        if time.monotonic() >= self._record_cancelled_at:
+            self._record_cancelled_at = math.inf
+            self.job.write_state("CANCELLED", CANCELLED_CODE, int(time.time()))
 
     def _on_warning(self) -> None:
         """Slurm's signal to the script: ahead of the limit, or ahead of a preemption."""

@@ -26,6 +26,7 @@ SCONTROL = """#!/bin/sh
 echo "$*" >>"$LOG"
 case "$*" in
     *"show job"*) cat "$JOB" ;;
+    "show config") echo 'KillWait                = 2 sec' ;;
     "show hostnames"*) printf 'here\\nthere\\n' ;;
 esac
 """
@@ -182,6 +183,20 @@ def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
             (node.control / "running").unlink()
     assert [each["cause"] for each in node.history] == ["timeout"]
     assert node.requeued
+
+
+def test_a_cancellation_is_recorded_before_the_kill_where_the_launcher_outlasts_it(node: Node) -> None:
+    """As srun does whose step had not yet begun when Slurm signalled the steps."""
+    process = node.begin("""trap '' TERM; touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)""")
+    wait_until((node.control / "ready").exists)
+    node.says("JobState=COMPLETING Reason=None Restarts=0")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: node.state == "CANCELLED")
+    assert time.monotonic() - began < 2
+    for pid in [*children(process.pid), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
 
 
 def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing(
