@@ -40,6 +40,10 @@ class Scheduler:
         """How long after SIGTERM the scheduler sends SIGKILL."""
         return KILL_WAIT_S
 
+    def read_queued_at(self) -> Optional[float]:
+        """When this start of the job was put into the queue, in seconds since 1970; None: the scheduler does not say."""
+        return None
+
     def read_earlier_cause(self, job_id: str) -> str:
         """The cause that ended ``job_id``, of which nothing was recorded."""
         raise NotImplementedError

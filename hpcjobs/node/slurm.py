@@ -101,6 +101,9 @@ class Slurm(Scheduler):
         found = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call("scontrol", "show", "config").out, re.MULTILINE)
         return float(found.group(1)) if found else super().read_kill_wait_s()
 
+    def read_queued_at(self) -> Optional[float]:
+        return _epoch(self._show().get("SubmitTime"))
+
     def read_earlier_cause(self, job_id: str) -> str:
         words = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=State", "--jobs=" + job_id)
         states = [(line.split() or [""])[0] for line in self._call("sacct", *words).out.splitlines()]

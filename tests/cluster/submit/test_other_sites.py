@@ -109,8 +109,8 @@ def test_ranks_that_mpirun_starts_on_two_hosts_are_refused_without_a_master_and_
 def test_a_job_that_is_cancelled_as_its_step_begins_is_recorded_as_cancelled(cluster: Cluster) -> None:
     """srun waits for such a step for longer than Slurm lets the script live."""
     jobs = []
-    for _ in range(3):
-        job = cluster.submit("-N", "2", "--ntasks-per-node", "2", "sleep", "600")
+    for retries in ("off", "on", "on"):
+        job = cluster.submit("--retries", retries, "-N", "2", "--ntasks-per-node", "2", "sleep", "600")
         eventually(lambda job=job: f"{job.id}.0" in cluster.slurm("squeue", "-h", "-s", "-j", job.id, "-o", "%i"))
         cluster.slurm("scancel", job.id)
         jobs.append(job)

@@ -162,6 +162,24 @@ def test_a_job_that_slurm_starts_again_after_its_end_ends_at_once_with_0(node: N
     assert (node.run_dir / "ran").exists()
 
 
+def test_a_preempted_job_that_slurm_starts_again_after_it_failed_ends_at_once_with_its_code(node: Node) -> None:
+    """Slurm 24.11 requeues such a job at its end; a user who requeues it later gets another attempt."""
+    fails = '[ ! -e "$0" ] || exit 7; touch "$0"; ' + SAVED + 'echo 85 >"$HPCJOBS_CONTROL_DIR/ends/0"'
+    fails = fails.replace("$0", f"{node.run_dir}/ran")
+    assert node.run(fails)[0] == 85
+    assert node.run(fails, SLURM_RESTART_COUNT="1")[0] == 7
+    decisions = [each["decision"] for each in node.history]
+    assert decisions == ["requeued", "ended: the budget error=0 is spent"]
+    ended = node.history[-1]["ended"]
+    node.says(f"JobId=42 JobState=RUNNING Reason=None Restarts=2 SubmitTime={ended + 1}")
+    code, err = node.run(fails, SLURM_RESTART_COUNT="2")
+    assert (code, node.state, len(node.history)) == (7, "FAILED", 2), err
+    assert "this job has ended: nothing is left to do (ended: the budget error=0 is spent)" in err
+    node.says(f"JobId=42 JobState=RUNNING Reason=None Restarts=3 SubmitTime={ended + 300}")
+    assert node.run(fails, SLURM_RESTART_COUNT="3")[0] == 7
+    assert len(node.history) == 3
+
+
 def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
     waits = f"trap '{SAVED} exit 143' TERM; touch \"$HPCJOBS_CONTROL_DIR/ready\"; read -rt 60 <> <(:)"
     for says, state in (
