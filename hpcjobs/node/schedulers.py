@@ -7,7 +7,6 @@ from typing import Dict, List, NamedTuple, Optional
 from hpcjobs.node import decide
 from hpcjobs.node.clock import Limit
 
-
 KILL_WAIT_S = 30.0
 """Slurm's own default, which most sites leave."""
 
@@ -41,7 +40,7 @@ class Scheduler:
         return KILL_WAIT_S
 
     def read_queued_at(self) -> Optional[float]:
-        """When this start of the job was put into the queue, in seconds since 1970; None: the scheduler does not say."""
+        """When this start of the job was put into the queue, in seconds since 1970; None: unknown."""
         return None
 
     def read_earlier_cause(self, job_id: str) -> str:

@@ -16,6 +16,7 @@ from hpcjobs.node.clock import Clock, signal_time_s
 from hpcjobs.node.commands import run
 from hpcjobs.node.conclude import CANCELLED_CODE, Job
 from hpcjobs.node.control import Running
+from hpcjobs.node.finished import code_of_finished, leave_orphaned
 from hpcjobs.node.history import History, read_history
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Local, Scheduler
@@ -35,8 +36,6 @@ BEFORE_KILL_S = 4.0
 """So long before Slurm's SIGKILL a cancellation is recorded, where there is so much time between SIGTERM and it."""
 PAST_LIMIT_S = 2.0
 """Until the limit, from when on an end counts as the limit's."""
-REQUEUE_AT_END_S = 15.0
-"""So late after a job's end a busy slurmctld requeues it by itself."""
 KILLED_CODE = 137
 _SUBREAPER = 36
 """prctl's PR_SET_CHILD_SUBREAPER."""
@@ -291,47 +290,6 @@ def wait_for_history(job: Job, signals: Signals, patience_s: float = READ_PATIEN
             reported = True
         if time.monotonic() > give_up or signal.SIGTERM in signals.wait(LOOK_S):
             return None
-
-
-def code_of_finished(job: Job, history: History) -> Optional[int]:
-    """The exit code of a start that has nothing to do; None: it has.
-
-    Slurm may start a job again that has told its end: when slurmstepd was killed, or when it was preempted with grace
-    before and requeued itself, for Slurm 24.11 then requeues it once more as it ends.
-    """
-    last = history.attempts[-1] if history.attempts else None
-    code = job.control.finished_code(job.scheduler.job_id)
-    if code is None and last is not None and last.job_id == job.scheduler.job_id:
-        if last.decision == decide.COMPLETED:
-            code = 0
-        elif last.decision.startswith("resubmitted as"):
-            code = decide.REQUEUE_CODE
-        elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
-            code = last.exit_code or decide.REQUEUE_CODE
-    if code is not None:
-        report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
-    return code
-
-
-def requeued_by_slurm(job: Job, history: History) -> bool:
-    """Whether Slurm started this ended job again for an old preemption's sake, and not its user.
-
-    Slurm does so at the job's end; a user who requeues a job that failed needs longer to see that it did.
-    """
-    own = [attempt for attempt in history.attempts if attempt.job_id == job.scheduler.job_id]
-    ended = own[-1].ended
-    if ended is None or not any(attempt.cause == decide.PREEMPT for attempt in own[:-1]):
-        return False
-    queued_at = job.scheduler.read_queued_at()
-    return queued_at is not None and queued_at - ended <= REQUEUE_AT_END_S
-
-
-def leave_orphaned(job: Job, code: int) -> None:
-    """Nobody is left who would tell Slurm the end of this job: a short start more does."""
-    report(f"slurmstepd of this job is gone: one more start tells Slurm the end, code {code}")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    job.control.write_finished(job.scheduler.job_id, code)
-    job.scheduler.start_again([])
 
 
 def publish_deadline(job: Job, clock: Clock) -> None:

@@ -35,6 +35,7 @@ while not stop.asked:
     time.sleep(0.1)
 signals.leave(5)
 """
+FAILS_AFTER_PREEMPTION = COUNT.replace("while n < 200", "if n: sys.exit(7)\nwhile n < 200")
 KILLED = """
 import os, pathlib, signal, socket
 hosts = pathlib.Path(os.environ["HPCJOBS_RUN_DIR"], "hosts")
@@ -77,18 +78,19 @@ class Begun:
     trained: Submitted
     undisturbed: Submitted
     preempted: Submitted
+    failed: Submitted
 
 
 @pytest.fixture
 def begun(cluster: Cluster) -> Begun:
     """One of each, and what each is to get: a signal, or a job of higher priority on its node."""
-    count, stuck, killed = (
-        cluster.program(name, text) for name, text in (("count.py", COUNT), ("stuck.py", STUCK), ("killed.py", KILLED))
-    )
+    texts = {"count.py": COUNT, "fails.py": FAILS_AFTER_PREEMPTION, "stuck.py": STUCK, "killed.py": KILLED}
+    count, fails, stuck, killed = (cluster.program(name, text) for name, text in texts.items())
     cluster.program("slow.py", SLOW)
     whole_node = ("--cpus-per-task", "16")
     jobs = Begun(
         preempted=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, count),
+        failed=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, fails),
         told=cluster.submit("--retries", "on", "-N", "2", count),
         forbidden=cluster.submit("--retries", "on", count),
         stuck=cluster.submit("--retries", "on", "-t", "1m", "--signal-before", "55s", stuck),
@@ -104,7 +106,7 @@ def begun(cluster: Cluster) -> Begun:
     def take(job: Submitted) -> None:
         cluster.submit("-p", "compute", "-o", f"nodelist={job.state['nodes']}", *whole_node, "true")
 
-    fates = {"told": tell, "forbidden": tell, "trained": tell, "preempted": take}
+    fates = {"told": tell, "forbidden": tell, "trained": tell, "preempted": take, "failed": take}
 
     def all_have_met_theirs() -> bool:
         for name in [name for name in fates if steps(getattr(jobs, name)) >= 10]:
@@ -167,3 +169,7 @@ def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: C
     assert answer.code == 85
     assert "after 2 attempts ended: no progress" in answer.err
     assert [line["cause"] for line in history(begun.stuck)] == ["timeout", "timeout"]
+
+    assert begun.failed.wait().code == 7
+    eventually(lambda: begun.failed.id not in cluster.slurm("squeue", "-h", "--me", "-o", "%i").split())
+    assert [line["cause"] for line in history(begun.failed)] == ["preempt", "error"], "Slurm may start it once more"

@@ -1,0 +1,53 @@
+"""Starts of a job that has ended already: Slurm causes some, and they do nothing but tell it the job's exit code."""
+
+import signal
+from typing import Optional
+
+from hpcjobs.node import decide
+from hpcjobs.node.conclude import Job
+from hpcjobs.node.history import History
+from hpcjobs.node.slurm import report
+
+REQUEUE_AT_END_S = 15.0
+"""So late after a job's end a busy slurmctld requeues it by itself."""
+
+
+def code_of_finished(job: Job, history: History) -> Optional[int]:
+    """The exit code of a start that has nothing to do; None: it has.
+
+    Slurm may start a job again that has told its end: when slurmstepd was killed, or when it was preempted with grace
+    before and requeued itself, for Slurm 24.11 then requeues it once more as it ends.
+    """
+    last = history.attempts[-1] if history.attempts else None
+    code = job.control.finished_code(job.scheduler.job_id)
+    if code is None and last is not None and last.job_id == job.scheduler.job_id:
+        if last.decision == decide.COMPLETED:
+            code = 0
+        elif last.decision.startswith("resubmitted as"):
+            code = decide.REQUEUE_CODE
+        elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
+            code = last.exit_code or decide.REQUEUE_CODE
+    if code is not None:
+        report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
+    return code
+
+
+def requeued_by_slurm(job: Job, history: History) -> bool:
+    """Whether Slurm started this ended job again for an old preemption's sake, and not its user.
+
+    Slurm does so at the job's end; a user who requeues a job that failed needs longer to see that it did.
+    """
+    own = [attempt for attempt in history.attempts if attempt.job_id == job.scheduler.job_id]
+    ended = own[-1].ended
+    if ended is None or not any(attempt.cause == decide.PREEMPT for attempt in own[:-1]):
+        return False
+    queued_at = job.scheduler.read_queued_at()
+    return queued_at is not None and queued_at - ended <= REQUEUE_AT_END_S
+
+
+def leave_orphaned(job: Job, code: int) -> None:
+    """Nobody is left who would tell Slurm the end of this job: a short start more does."""
+    report(f"slurmstepd of this job is gone: one more start tells Slurm the end, code {code}")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    job.control.write_finished(job.scheduler.job_id, code)
+    job.scheduler.start_again([])
