@@ -169,6 +169,9 @@ if "$prefix/bin/apptainer" --version >/dev/null 2>&1; then
     install_helpers
     done_with "$prefix/bin/apptainer"
 fi
+if ! command -v apt-get >/dev/null && command -v dnf >/dev/null; then # Rocky Linux, RHEL: it is in EPEL
+    give_up 'not installed; as root: dnf install -y epel-release && dnf install -y apptainer'
+fi
 command -v apt-get >/dev/null || give_up "this is neither Debian nor Ubuntu: install it as https://apptainer.org says"
 if [[ $(apt-cache policy apptainer 2>/dev/null) == *'Candidate: '[0-9]* ]]; then
     [[ $EUID -eq 0 ]] || give_up 'not installed; as root: apt-get install -y apptainer'

@@ -1,4 +1,4 @@
-"""tools/venv on machines that are not this one: an older Python, a GPU. The machine's programs are stand-ins."""
+"""Scripts that install, on machines that are not this one: Rocky Linux, a GPU. The machine's programs are stand-ins."""
 
 from __future__ import annotations
 
@@ -46,6 +46,34 @@ def test_rocky_linux_with_python_3_9_is_told_which_python_to_install(checkout: P
     assert "no Python 3.10 or newer (Python 3.9.18)" in done.stderr
     assert "dnf install -y python3.12    # before 9.4 and 8.10: python3.11" in done.stderr
     assert "apt-get" not in done.stderr
+
+
+def test_rocky_linux_without_apptainer_is_told_where_it_is(checkout: Path) -> None:
+    stand_in(checkout / "bin/dnf", "exit 1")
+    script = REPOSITORY / "containers/install_apptainer.sh"
+    env = {"PATH": str(checkout / "bin"), "HOME": str(checkout)}
+    done = subprocess.run(["bash", script, checkout / "prefix"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "dnf install -y epel-release && dnf install -y apptainer" in done.stderr
+
+
+def test_rocky_linux_without_a_compiler_is_told_the_names_of_its_packages(checkout: Path) -> None:
+    stand_in(checkout / "bin/dnf", "exit 1")
+    python = """
+    case $* in
+        -\\ *) exit 1 ;; # Horovod does not load
+        *Python.h*) exit 1 ;;
+        *version_info*) echo python3.12-devel ;;
+        *) echo 9.9 ;;
+    esac"""
+    stand_in(checkout / "bin/python", python)
+    script = REPOSITORY / "containers/install_horovod.sh"
+    env = {"PATH": str(checkout / "bin"), "HOME": str(checkout)}
+    done = subprocess.run(["bash", script, "python"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "As root: dnf install -y " in done.stderr
+    for name in ("gcc-c++", "openmpi-devel", "python3.12-devel"):
+        assert f" {name}" in done.stderr
 
 
 def test_what_reads_gpus_is_installed_where_there_are_some_and_when_they_come(checkout: Path) -> None:
