@@ -13,22 +13,35 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command()
 def cancel(
-    jobs: Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.")],
+    jobs: Annotated[list[str] | None, typer.Argument(help="Ids, ranges, run folders or names.")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All of my jobs that have not ended.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="Only those in this state: PENDING …", show_default=False)
+    ] = None,
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
     """Cancel jobs; one that has ended already is no error."""
+    from hpcjobs.cli.ps import parse_states
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.cancel import cancel
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select, unfinished
 
-    outcome = cancel(select(jobs, site=site))
+    if bool(jobs) == everything:
+        problem = "JOBS and --all exclude each other" if jobs else "no job is named (hpcjobs ps lists them; --all)"
+        raise typer.BadParameter(problem)
+    entries = unfinished(site=site) if everything else select(jobs or [], site=site)
+    outcome = cancel(entries, only=parse_states(state or []))
+    if everything:
+        outcome = outcome._replace(ended={}, unknown=[])  # nobody named them
     if as_json:
         print_json({"cancelled": outcome.cancelled, "ended": outcome.ended, "unknown": outcome.unknown})
     else:
         if outcome.cancelled:
             print("cancelled " + " ".join(outcome.cancelled))
-        for job_id, state in outcome.ended.items():
-            print(f"job {job_id} had ended before: {state.value}")
+        elif everything or state:
+            print("nothing to cancel")
+        for job_id, ended_state in outcome.ended.items():
+            print(f"job {job_id} had ended before: {ended_state.value}")
     if outcome.unknown:
         raise UnknownJobError(f"nothing cancelled: the scheduler does not know job {', '.join(outcome.unknown)}")

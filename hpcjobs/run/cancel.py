@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import NamedTuple
 
@@ -26,8 +26,10 @@ class Cancelled(NamedTuple):
     """Jobs that the scheduler does not know (any more)."""
 
 
-def cancel(entries: Iterable[Entry], *, connect: Connect = connect) -> Cancelled:
+def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: Connect = connect) -> Cancelled:
     """End those of ``entries`` that have not ended; one queue query and one cancelling command per scheduler.
+
+    ``only``: those in one of these states; none: whatever their state.
 
     The queue is asked first because an id alone may be another job's by now.
 
@@ -39,7 +41,7 @@ def cancel(entries: Iterable[Entry], *, connect: Connect = connect) -> Cancelled
     wanted = sorted(entries, key=_where)
     require_reachable(wanted)
     for (kind, conf), group in groupby(statuses(wanted, connect=connect), key=lambda known: _where(known.entry)):
-        alive = [_id(known.entry) for known in group if _alive(known, outcome)]
+        alive = [_id(known.entry) for known in group if _alive(known, outcome) and _is_in(known, only)]
         if alive:
             connect(kind, conf or None).cancel(alive)
             outcome.cancelled.extend(alive)
@@ -48,6 +50,10 @@ def cancel(entries: Iterable[Entry], *, connect: Connect = connect) -> Cancelled
 
 def _where(entry: Entry) -> tuple[str, str]:
     return entry.scheduler, entry.slurm_conf or ""
+
+
+def _is_in(known: Known, states: Collection[State]) -> bool:
+    return not states or any(record.state in states for record in known.records)
 
 
 def _id(entry: Entry) -> str:

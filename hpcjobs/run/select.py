@@ -12,6 +12,7 @@ import msgspec
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
+from hpcjobs.run.accounting_file import is_closed
 from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.identity import is_reachable
 from hpcjobs.run.index import Entry
@@ -33,6 +34,12 @@ def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
     known = [entry for entry in index.entries() if site is None or entry.site == site]
     found = [entry for word in words for entry in _one(word, known)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in found}.values())
+
+
+def unfinished(*, site: str | None = None) -> list[Entry]:
+    """Jobs of this host or cluster that are not accounted for yet, oldest first."""
+    known = [entry for entry in index.entries() if (site is None or entry.site == site) and not is_closed(entry)]
+    return [entry for entry in known if is_reachable(entry)]
 
 
 def newest(*, site: str | None = None) -> Entry:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from commandline import hpcjobs, ok, start, within
+from waiting import eventually
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -377,3 +383,56 @@ def test_help_alone_and_the_version_have_short_forms() -> None:
 
 def test_a_word_after_the_program_is_the_programs_also_where_it_looks_like_help() -> None:
     assert "-h" in ok("submit", "--site", "local", "--dry-run", "python", "-h").out
+
+
+def test_jobs_are_listed_by_state_name_age_and_number() -> None:
+    for name in ("first", "second", "second"):
+        ok("submit", "--site", "local", "--name", name, "--wait", "true")
+    within("submit", "--site", "local", "--name", "third", "--wait", "false")
+
+    def names(*words: str) -> list[str]:
+        return [row["name"] for row in ok("ps", "--json", *words).json]
+
+    assert names("--name", "second") == ["second", "second"]
+    assert names("--state", "failed") == ["third"]
+    assert names("--state", "COMPLETED,FAILED", "-n", "2") == ["second", "third"]
+    assert names("--since", "1h", "--state", "PENDING") == []
+    assert "no such jobs" in ok("ps", "--name", "fourth").out
+    answer = within("ps", "--state", "RUNING")
+    assert answer.code == 5
+    assert "did you mean 'RUNNING'" in answer.err
+    assert "--since soon" in within("ps", "--since", "soon").err
+
+
+def test_run_folders_are_left_out_on_a_terminal_unless_they_are_asked_for() -> None:
+    run_dir = ok("submit", "--site", "local", "--wait", "--json", "true").json["run_dir"]
+    assert run_dir in ok("ps").out
+    for words, shown in (((), False), (("--wide",), True)):
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        with subprocess.Popen([sys.executable, "-m", "hpcjobs", "ps", *words], stdout=slave, stdin=slave) as process:
+            os.close(slave)
+            seen = read_all(master)
+        assert process.returncode == 0
+        assert ("RUN FOLDER" in " ".join(seen.split())) == shown
+        assert "COMPLETED" in seen
+
+
+def read_all(terminal: int) -> str:
+    seen = b""
+    with contextlib.suppress(OSError):  # the other side is closed
+        while data := os.read(terminal, 4096):
+            seen += data
+    return seen.decode()
+
+
+def test_all_jobs_or_those_in_a_state_are_cancelled_at_once() -> None:
+    running = ok("submit", "--site", "local", "--json", "sleep", "600").json["job_id"]
+    eventually(lambda: ok("ps", "--json", "--state", "RUNNING").json)
+    assert within("cancel").code == 2
+    assert within("cancel", running, "--all").code == 2
+    assert ok("cancel", "--all", "--state", "PENDING").out == "nothing to cancel\n"
+    assert ok("cancel", "--all").out == f"cancelled {running}\n"
+    ok("ps")
+    assert within("wait", running).code != 0
+    assert ok("cancel", "--all").out == "nothing to cancel\n"
