@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcjobs.cli.options import EPILOG, with_sbatch_options
-from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 
 if TYPE_CHECKING:
     from hpcjobs.jupyter.request import Kind, Request
-    from hpcjobs.jupyter.session import Session
     from hpcjobs.run.index import Entry
-    from hpcjobs.scheduler.base import JobRecord
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -114,40 +113,15 @@ def _attend(entry: Entry, *, detach: bool, as_json: bool) -> None:
     from hpcjobs.jupyter import session
 
     try:
-        with _LiveLine() as line:
+        with LiveLine() as line:
             found = session.await_answer(entry, progress=line)
-        _tell(found, as_json=as_json)
+        print_session(found, as_json=as_json)
         if not detach:
             note("Ctrl-C asks whether to keep the session")
             note(f"job {entry.job_id} {session.await_end(entry).value}")
     except KeyboardInterrupt:
         _keep_or_cancel(entry)
         raise
-
-
-class _LiveLine:
-    """What the scheduler says of a job that has not started: one line that changes, or on a pipe a line per change."""
-
-    def __init__(self) -> None:
-        self._said = ""
-
-    def __enter__(self) -> _LiveLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._said and sys.stderr.isatty():
-            print(file=sys.stderr)
-
-    def __call__(self, record: JobRecord) -> None:
-        reason = f" ({record.reason})" if record.reason and record.reason != "None" and not record.node_list else ""
-        start = f", estimated start {clock(record.start_estimate)}" if record.start_estimate else ""
-        where = f" on {record.node_list}, the server is starting" if record.node_list else ""
-        text = f"job {record.job_id} {record.state.value}{reason}{where}{start}"
-        if sys.stderr.isatty():
-            print(f"\r\033[Khpcjobs: {text}", end="", file=sys.stderr, flush=True)
-        elif text != self._said:
-            note(text)
-        self._said = text
 
 
 def _keep_or_cancel(entry: Entry) -> None:
@@ -169,52 +143,6 @@ def _keep_or_cancel(entry: Entry) -> None:
     note(f"job {entry.job_id} is cancelled")
 
 
-def _told(found: Session) -> dict[str, Any]:
-    """What scripts, and a laptop that asks, are told. It holds the token."""
-    known = found.connection
-    told: dict[str, Any] = {
-        "job_id": found.entry.job_id,
-        "site": found.entry.site,
-        "state": found.record.state.value,
-        "run_dir": found.entry.run_dir,
-        "kind": found.settings.kind,
-        "folder": found.settings.folder,
-    }
-    if known is not None:
-        way = found.tunnel
-        told |= {
-            "node": known.host,
-            "ends": known.ends,
-            "url": found.url,
-            "tunnel": found.command,
-            "connection": known._asdict(),
-            "way": None if way is None else way._asdict(),
-        }
-    return told
-
-
-def _tell(found: Session, *, as_json: bool) -> None:
-    """Where it is, the ssh line for the laptop, the address, and the end."""
-    told = _told(found)
-    if as_json:
-        print_json(told)
-        return
-    if found.connection is None:
-        print(f"job {found.entry.job_id} {found.record.state.value}: no server answers")
-        return
-    until = f", until {clock(told['ends'])}" if told["ends"] else ""
-    print(f"job {told['job_id']}  {told['kind']} on {told['node']}, site {told['site']}{until}")
-    if told["tunnel"]:
-        print(f"on your laptop:  {shlex.join(told['tunnel'])}")
-    print(f"then open:       {told['url']}" if told["tunnel"] else f"open:            {told['url']}", flush=True)
-    if found.connection.kind == "code":
-        print(f"password:        {found.connection.token}", flush=True)
-    if found.connection.fingerprint is not None:
-        print(f"certificate:     SHA-256 {found.connection.fingerprint}", flush=True)
-    elif found.settings.bind == "address":
-        note("from the login node to the worker this is plain HTTP; jupyter.tls: true in the site file encrypts it")
-
-
 @app.command("list")
 def list_(site: SiteName = None, as_json: Json = False) -> None:
     """My sessions that have not ended."""
@@ -222,24 +150,11 @@ def list_(site: SiteName = None, as_json: Json = False) -> None:
 
     found = sessions(site=site)
     if as_json:
-        print_json([{k: v for k, v in _told(s).items() if k not in ("url", "connection", "way")} for s in found])
+        print_json([{k: v for k, v in as_dict(s).items() if k not in ("url", "connection", "way")} for s in found])
     elif not found:
         print("no sessions (hpcjobs jupyter starts one)")
     else:
-        print_table(["JOB", "SITE", "KIND", "STATE", "NODE", "UNTIL", "FOLDER"], map(_cells, found))
-
-
-def _cells(found: Session) -> list[str]:
-    known = found.connection
-    return [
-        found.entry.job_id,
-        found.entry.site,
-        found.settings.kind,
-        found.record.state.value if known else f"{found.record.state.value}, not answering yet",
-        known.host if known else "-",
-        clock(known.ends) if known else "-",
-        found.settings.folder,
-    ]
+        print_table(["JOB", "SITE", "KIND", "STATE", "NODE", "UNTIL", "FOLDER"], map(cells, found))
 
 
 @app.command("open")
@@ -254,9 +169,9 @@ def open_(
     """Wait until a session answers, and print how to reach it."""
     from hpcjobs.jupyter import session
 
-    with _LiveLine() as line:
+    with LiveLine() as line:
         found = session.await_answer(session.find(job, site=site), progress=line)
-    _tell(found, as_json=as_json)
+    print_session(found, as_json=as_json)
     if browser and found.url is not None:
         from hpcjobs.jupyter.laptop import show
 

@@ -65,6 +65,7 @@ def jobs(
     from hpcjobs.report.rows import Doubts
     from hpcjobs.report.sums import moment
     from hpcjobs.scheduler.base import State
+    from hpcjobs.site.library import default_site
 
     try:
         start = moment(since)
@@ -90,7 +91,10 @@ def jobs(
     found = gather(wanted, site=site)
     _say(found)
     if ids and found.jobs.is_empty():
-        raise UnknownJobError(f"the accounting has no job {' '.join(ids)}", hint="`hpcjobs report jobs` lists jobs")
+        where = site or default_site()
+        raise UnknownJobError(
+            f"the accounting of site {where} has no job {' '.join(ids)}", hint="--site names another site"
+        )
     if csv is not None or parquet is not None:
         _write(found.jobs, csv=csv, parquet=parquet)
     elif as_json:

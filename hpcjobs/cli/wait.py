@@ -76,7 +76,9 @@ def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
         if record.state.value == "COMPLETED":
             continue
         own = read_state(entry, record.job_id)
-        code = "" if record.exit_code is None else f", exit code {record.exit_code}"
+        code = (
+            f", exit code {record.exit_code}" if record.exit_code else ""
+        )  # Slurm's 0 of a cancelled job is no success
         who = ""
         if own is not None and own.first_failure is not None and record.state.value != "CANCELLED":
             who = f"; first failure: rank {own.first_failure.rank} on {own.first_failure.host}"

@@ -1,6 +1,7 @@
 """The job's one step: when its launcher waits for tasks that have all ended, and how it is ended then."""
 
 import contextlib
+import ctypes
 import os
 import signal
 from typing import Callable, Dict, List, Optional
@@ -13,6 +14,8 @@ FAILED_GRACE_S = 180.0
 """For the other tasks after one failed: the launcher kills them, which takes Slurm's KillWait and more."""
 MISSING_GRACE_S = 60.0
 """For the launcher after the last process of this host's tasks is gone."""
+_SUBREAPER = 36
+"""prctl's PR_SET_CHILD_SUBREAPER."""
 
 
 class StepWatch:
@@ -99,3 +102,19 @@ def _parent(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, IndexError):
         return 0
+
+
+def adopt_orphans() -> None:
+    """What a killed child leaves behind becomes a child of this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> bool:
+    """Collect children that ended; whether any is left."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True

@@ -1,15 +1,12 @@
 """One attempt of a job from its start to the decision about the next one: the process that the job script becomes."""
 
-import contextlib
-import ctypes
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 from hpcjobs.node import decide, step
 from hpcjobs.node.clock import Clock, signal_time_s
@@ -20,6 +17,7 @@ from hpcjobs.node.finished import code_of_finished, leave_orphaned
 from hpcjobs.node.history import History, read_history
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Local, Scheduler
+from hpcjobs.node.signals import Signals
 from hpcjobs.node.slurm import Slurm, report
 
 LOOK_S = 5.0
@@ -37,34 +35,6 @@ BEFORE_KILL_S = 4.0
 PAST_LIMIT_S = 2.0
 """Until the limit, from when on an end counts as the limit's."""
 KILLED_CODE = 137
-_SUBREAPER = 36
-"""prctl's PR_SET_CHILD_SUBREAPER."""
-_NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-
-
-class Signals:
-    """Signals as events that can be awaited with a timeout."""
-
-    def __init__(self) -> None:
-        self._arrived: List[int] = []
-        self._out, write = os.pipe()
-        for number in (self._out, write):
-            os.set_blocking(number, False)
-        signal.set_wakeup_fd(write)
-        for number in _NUMBERS:
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: object) -> None:
-        self._arrived.append(number)
-
-    def wait(self, timeout_s: float) -> List[int]:
-        """Signals that arrived, at once or within ``timeout_s``."""
-        if not self._arrived:
-            select.select([self._out], [], [], max(0.0, timeout_s))
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._out, 4096)
-        arrived, self._arrived = self._arrived, []
-        return arrived
 
 
 class Supervisor:
@@ -164,7 +134,7 @@ class Supervisor:
 
     def _check_step(self) -> None:
         if self.step_ended_by_us is None:
-            problem = self.watch.problem(self.job.control.ends(), self._ranks_are_alive)
+            problem = self.watch.problem(self.job.control.ends(), lambda: bool(step.rank_processes(self.job.job_id)))
             if problem is None or self.script.poll() is not None:
                 return
             report(f"{problem}, and the launcher waits: it is ended")
@@ -174,9 +144,6 @@ class Supervisor:
         if time.monotonic() >= when:
             step.end_launcher(self.script.pid, number)
             self._next_launcher_signal = (signal.SIGKILL, time.monotonic() + SAVE_GRACE_S / 3)
-
-    def _ranks_are_alive(self) -> bool:
-        return bool(step.rank_processes(self.job.job_id))
 
     def _end_orphans(self) -> None:
         """The script was killed: let the ranks of the launcher that it left behind save, then end it."""
@@ -189,7 +156,7 @@ class Supervisor:
             orphans = step.children(os.getpid())
             step.send(orphans, number)
             give_up = time.monotonic() + grace_s
-            while reap() and not set(orphans).isdisjoint(step.children(os.getpid())):
+            while step.reap() and not set(orphans).isdisjoint(step.children(os.getpid())):
                 if time.monotonic() > give_up:
                     break
                 self.signals.wait(min(1.0, give_up - time.monotonic()))
@@ -260,7 +227,7 @@ def supervise(options: Options) -> int:
     job.control.write_aftermath([sys.executable, "-I", os.path.abspath(sys.argv[0]), "aftermath", job.control.path])
     job.write_state("RUNNING")
     parent = os.getppid()
-    adopt_orphans()
+    step.adopt_orphans()
     clock = Clock(time.monotonic, scheduler.read_limit())
     publish_deadline(job, clock)
     script = subprocess.Popen(options.command, env=script_environ(job, environ, clock))
@@ -307,19 +274,3 @@ def script_environ(job: Job, environ: Dict[str, str], clock: Clock) -> Dict[str,
     if clock.left_s < math.inf:
         added["HPCJOBS_DEADLINE"] = f"{time.time() + clock.left_s:.0f}"
     return dict(environ, **added)
-
-
-def adopt_orphans() -> None:
-    """What a killed child leaves behind becomes a child of this process."""
-    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
-
-
-def reap() -> bool:
-    """Collect children that ended; whether any is left."""
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if pid == 0:
-            return True

@@ -28,7 +28,7 @@ from hpcjobs.errors import HpcJobsError
         ("scale --site local --repeats 0 true", 2, "--repeats"),
         ("report jobs --site local --since yesterday", 5, "--since yesterday: say how long ago: 7d"),
         ("report jobs --site local --state DONE", 5, "--state DONE is no state"),
-        ("report jobs --site local L99999", 6, "no job L99999"),
+        ("report jobs --site local L99999", 6, "the accounting of site local has no job L99999"),
         ("report jobs --site local --csv none/x.csv", 5, "there is no folder {here}/none"),
         ("fabric build --site local --target gpu", 2, "say auto, cpu or cuda"),
         ("drill kill-rank --site local --at-step -4", 2, "--at-step"),

@@ -54,9 +54,9 @@ def answer(folder: Path, command: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def ended(cluster: Path, code: int) -> None:
+def ended(cluster: Path, code: int, *, state: str | None = None) -> None:
     """Job 42 is over."""
-    state = "COMPLETED" if code == 0 else "FAILED"
+    state = state or ("COMPLETED" if code == 0 else "FAILED")
     answer(cluster, "squeue", ":")
     now = int(time.time())
     row = ["42", "true", state, "None", "main", "n1", "1", str(now), str(now), str(now + 2), "2", f"{code}:0"]
@@ -216,6 +216,15 @@ def test_waiting_ends_with_the_jobs_own_exit_code(cluster: Path, code: int) -> N
     assert answered.code == code
     assert ("exit code 7" in answered.err) == (code == 7)
     assert within("submit", "--wait", "true").code == code
+
+
+def test_a_cancelled_job_is_not_reported_with_exit_code_0(cluster: Path) -> None:
+    ok("submit", "true")
+    ended(cluster, 0, state="CANCELLED")
+    answered = within("wait", "42")
+    assert answered.code == 1
+    assert "job 42 CANCELLED\n" in answered.err
+    assert "exit code" not in answered.err
 
 
 def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> None:
