@@ -30,7 +30,12 @@ class Answer:
         return json.loads(self.out)
 
 
-def start(*words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    *words: str,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    start_new_session: bool = False,
+) -> subprocess.Popen[str]:
     """``hpcjobs WORDS`` begun; ``env`` is added to the environment of the test."""
     return subprocess.Popen(
         [sys.executable, "-m", "hpcjobs", *words],
@@ -41,6 +46,7 @@ def start(*words: str, cwd: str | Path | None = None, env: Mapping[str, str] | N
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
+        start_new_session=start_new_session,
     )
 
 

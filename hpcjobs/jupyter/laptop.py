@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.runtime.session.files import Connection
@@ -31,6 +32,8 @@ _NO_CONNECTION = 255
 """Exit code of an ssh that did not reach the other side, or lost it."""
 # A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s.
 _KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, an end of the laptop's own, and a closed terminal: each ends the session."""
 Say = Callable[[str], None]
 
 
@@ -52,37 +55,49 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
     named = [] if site else ["--site", where.name]  # the default there may be another one
     if "--dry-run" in words:
         return remote.show([*words, *named])
-    with _ignore_interrupts():
-        job_id = str(remote.ask([*words, *named, "--no-wait", "--json"], given=token)["job_id"])
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # the terminal is closed: as by Ctrl-C
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, _interrupt_once)
+    job_id = None
     try:
+        with _delay_signals():
+            job_id = str(remote.ask([*words, *named, "--no-wait", "--json"], given=token)["job_id"])
         _Link(remote, job_id, where.name, say).follow()
-        return 0
     except KeyboardInterrupt:
-        return 0
+        if job_id is None:
+            raise
     finally:
-        _stop_session(remote, job_id, where.name, say)
+        if job_id is not None:
+            _stop_session(remote, job_id, where.name, say)
+    return 0
 
 
 def _stop_session(remote: _Remote, job_id: str, site: str, say: Say) -> None:
-    with _ignore_interrupts():
-        try:
-            remote.ask(["jupyter", "stop", job_id, "--site", site, "--json"])
-        except HpcJobsError as error:
-            say(f"job {job_id} could not be stopped: {error.message}; on the login node: hpcjobs jupyter stop {job_id}")
-        else:
-            say(f"job {job_id} is ended")
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        remote.ask(["jupyter", "stop", job_id, "--site", site, "--json"])
+    except HpcJobsError as error:
+        say(f"job {job_id} could not be stopped: {error.message}; on the login node: hpcjobs jupyter stop {job_id}")
+    else:
+        say(f"job {job_id} is ended")
+
+
+def _interrupt_once(number: int, frame: object) -> NoReturn:
+    """End the session. Later signals are ignored, also by ssh: a closed terminal sends SIGHUP twice, and the second
+    one would interrupt the stop."""
+    for each in _ENDING_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager
-def _ignore_interrupts() -> Iterator[None]:
-    """Ctrl-C waits: a job that was submitted, or is being stopped, must not be forgotten half-way."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _delay_signals() -> Iterator[None]:
+    """Signals that end the session arrive after the block, and not at the ssh within it: the job's id must be known."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
 class _NoConnectionError(HpcJobsError):
@@ -149,7 +164,8 @@ class _Link:
 
     def __init__(self, remote: _Remote, job_id: str, site: str, say: Say) -> None:
         self._remote, self._job_id, self._site, self._say = remote, job_id, site, say
-        self._port = free_port()
+        self._port = 0
+        self._port_taken = False
         self._shown = False
         self._lost = False
 
@@ -181,6 +197,8 @@ class _Link:
 
     def _open(self, folder: Path) -> bool:
         """One tunnel, until it ends; whether the session answered through it."""
+        if not self._has_port():
+            return False
         answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
         connection = Connection(**answer["connection"])
         ssh, *command = Tunnel(**answer["way"]).command(self._port)
@@ -193,6 +211,21 @@ class _Link:
             return True
         finally:
             _end(tunnel)
+
+    def _has_port(self) -> bool:
+        """Whether the tunnel may listen at its port, which remains the same once the browser knows it.
+
+        What another program answers there must not be taken for the session, whose token it would be sent.
+        """
+        if not self._shown:
+            self._port = free_port()
+        elif not is_free(self._port):
+            if not self._port_taken:
+                self._say(f"another program listens at port {self._port} of this machine: waiting until it ends")
+            self._port_taken = True
+            return False
+        self._port_taken = False
+        return True
 
     def _await_page(self, tunnel: subprocess.Popen[bytes], scheme: str) -> bool:
         """Whether something answers at the other end.
@@ -239,6 +272,17 @@ def free_port() -> int:
         return port
 
 
+def is_free(port: int) -> bool:
+    """Whether nobody listens at ``port`` of this machine; connections that ended lately do not count, as for ssh."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 def answers(port: int, scheme: str = "http") -> bool:
     """Whether something at this ``port`` of this machine speaks HTTP; no proxy is asked."""
     # The certificate is the session's own: its fingerprint is printed, and compared by whoever opens the page.
@@ -248,7 +292,7 @@ def answers(port: int, scheme: str = "http") -> bool:
         direct.open(f"{scheme}://127.0.0.1:{port}/", timeout=5).close()
     except urllib.error.HTTPError:
         return True  # a refusal is an answer
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     return True
 

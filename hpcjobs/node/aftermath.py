@@ -29,5 +29,9 @@ def conclude_killed(control_dir: str) -> int:
     job = Job(
         options, scheduler, job_id=os.environ.get("SLURM_JOB_ID", ""), nodes=running.nodes, started=running.started
     )
+    recorded = job.find_recorded(running)
+    if recorded is not None:
+        job.carry_out(recorded, int(time.time()))
+        return 0
     job.conclude(decide.End(KILLED_CODE, scheduler_cause=decide.NODE), int(time.time()))
     return 0

@@ -7,7 +7,7 @@ from typing import Dict, Optional
 from hpcjobs.node import decide
 from hpcjobs.node.control import ControlDir, Running
 from hpcjobs.node.files import write_beside
-from hpcjobs.node.history import Attempt, append_attempt, count_unrecorded, read_history, replace_last
+from hpcjobs.node.history import Attempt, append_attempt, count_unrecorded, find_recorded, read_history, replace_last
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Scheduler
 from hpcjobs.node.slurm import report
@@ -49,7 +49,10 @@ class Job:
             report(f"state.json cannot be written: {error.strerror}")
 
     def judge_earlier(self, running: Running) -> str:
-        """Record the attempt before this one, which left no line; its decision."""
+        """Record the attempt before this one, if it left no line; its decision."""
+        recorded = self.find_recorded(running)
+        if recorded is not None:
+            return recorded.decision
         cause = self.scheduler.read_earlier_cause(running.job_id)
         decision = self._decide(cause, earlier=True)
         decision = "requeued by Slurm" if decision == decide.CONTINUES else decision
@@ -64,10 +67,7 @@ class Job:
         if cause is None:
             requeued = end.scheduler_cause == decide.REQUEUED
             self.write_state("REQUEUED" if requeued else "CANCELLED", CANCELLED_CODE, ended)
-            if end.scheduler_cause == decide.CANCELLED:
-                self.control.clear_running()
-            else:
-                self.control.leave_to_scheduler()
+            self._release(cancelled=end.scheduler_cause == decide.CANCELLED)
             return CANCELLED_CODE
         if cause == decide.NODE:
             self._suspect_silent_nodes()
@@ -75,11 +75,16 @@ class Job:
         attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                           self.control.steps, self.control.saved, decision)  # fmt: skip
         self._record(attempt)
+        return self.carry_out(attempt, ended)
+
+    def carry_out(self, attempt: Attempt, ended: int) -> int:
+        """Bring about what was decided after ``attempt``; the exit code of the job."""
+        decision = attempt.decision
         if decision == decide.COMPLETED:
             self.is_over = True
-            self.write_state("COMPLETED", end.exit_code, ended)
-            return end.exit_code
-        code = end.exit_code or decide.REQUEUE_CODE
+            self.write_state("COMPLETED", 0, ended)
+            return 0
+        code = attempt.exit_code or decide.REQUEUE_CODE
         if decision == decide.CONTINUES:
             self.write_state("REQUEUED", code, ended)  # before Slurm ends this process in the course of it
             decision = self._start_again(attempt)
@@ -87,6 +92,23 @@ class Job:
             self.is_over = True
             self.write_state("FAILED", code, ended)
         return code
+
+    def find_recorded(self, running: Running) -> Optional[Attempt]:
+        """The line of ``running``, whose process was killed after it had written it; None: there is none."""
+        try:
+            return find_recorded(read_history(self.options.run_dir), running.job_id, running.started)
+        except OSError:
+            return None  # the decision about it meets the same error, and says so
+
+    def _release(self, *, cancelled: bool) -> None:
+        """Leave the attempt to the scheduler, which ends the job for good or starts it again."""
+        try:
+            if cancelled:
+                self.control.clear_running()
+            else:
+                self.control.leave_to_scheduler()
+        except OSError as error:
+            report(f"{self.control.path} cannot be written: {error.strerror}")
 
     def _suspect_silent_nodes(self) -> None:
         """Suspect nodes on which no task began although others began: Slurm could not launch the step there."""

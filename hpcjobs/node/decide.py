@@ -60,7 +60,7 @@ def find_cause(end: End) -> Optional[str]:
     if end.exit_code in LOST_RANK_CODES:
         return NODE
     if end.exit_code in SIGNAL_CODES:
-        return PREEMPT
+        return TIMEOUT if end.signalled == TIMEOUT or late else PREEMPT
     return ERROR
 
 

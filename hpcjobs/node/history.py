@@ -57,6 +57,12 @@ def append_attempt(run_dir: str, attempt: Attempt) -> None:
     append_line(os.path.join(run_dir, NAME), attempt.line())
 
 
+def find_recorded(history: History, job_id: str, started: int) -> Optional[Attempt]:
+    """The line of the attempt of ``job_id`` that began at ``started``, if it is the last one."""
+    last = history.attempts[-1] if history.attempts else None
+    return last if last is not None and (last.job_id, last.started) == (job_id, started) else None
+
+
 def replace_last(run_dir: str, attempt: Attempt) -> None:
     """Correct the line that was appended last. Raises OSError."""
     path = os.path.join(run_dir, NAME)

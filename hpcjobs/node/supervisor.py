@@ -223,8 +223,15 @@ def supervise(options: Options) -> int:
             report(decision)
             job.write_state("FAILED", 1, int(time.time()))
             return 1
-    job.control.prepare(Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.words))
-    job.control.write_aftermath([sys.executable, "-I", os.path.abspath(sys.argv[0]), "aftermath", job.control.path])
+    try:
+        job.control.prepare(
+            Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.words)
+        )
+        job.control.write_aftermath([sys.executable, "-I", os.path.abspath(sys.argv[0]), "aftermath", job.control.path])
+    except OSError as error:
+        report(f"{job.control.path} cannot be written: {error.strerror}")
+        report(scheduler.hold())
+        return 1
     job.write_state("RUNNING")
     parent = os.getppid()
     step.adopt_orphans()

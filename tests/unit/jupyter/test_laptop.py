@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,22 +18,32 @@ from commandline import ok, start, within
 from waiting import eventually
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.jupyter.laptop import find_json
+from hpcjobs.jupyter.laptop import answers, find_json
 
 # An ssh that is cut while there is a file named cut. A forwarded port is held by a program that copies both ways.
 SSH = """#!{python}
-import os, socket, subprocess, sys, threading, time
+import os, signal, socket, subprocess, sys, threading, time
 
 here = {here!r}
 words = sys.argv[1:]
 with open(here + "/calls", "a") as calls:
     calls.write(" ".join(words) + "\\n")
+
+
+def forget_signals():  # what the laptop ignores or blocks is no matter of the login node
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 cut = lambda: os.path.exists(here + "/cut")
 if cut():
     sys.exit(255)
 print("Welcome to the login node {{maintenance on Friday}}", flush=True) if "-L" not in words else None
 if "-L" not in words:
-    sys.exit(subprocess.run(words[-1], shell=True).returncode)
+    while os.path.exists(here + "/slow"):
+        time.sleep(0.05)
+    sys.exit(subprocess.run(words[-1], shell=True, start_new_session=True, preexec_fn=forget_signals).returncode)
 port, host, to = words[words.index("-L") + 1].split(":")
 listening = socket.create_server(("127.0.0.1", int(port)))
 
@@ -136,6 +150,62 @@ def test_a_session_that_is_stopped_elsewhere_ends_the_command(desk: Path) -> Non
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "has ended" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_submission_ends_the_session_that_was_submitted(desk: Path, number: int) -> None:
+    (desk / "slow").touch()
+    process = start(*CONNECT, start_new_session=True)
+    eventually((desk / "calls").exists, what="the ssh that submits")
+    os.killpg(process.pid, number)
+    (desk / "slow").unlink()
+    _, err = process.communicate(timeout=60)
+    assert "is ended" in err, err
+    assert (process.returncode, ok("jupyter", "list", "--json").json) == (0, [])
+
+
+def test_a_closed_terminal_whose_signal_comes_twice_ends_the_session(desk: Path) -> None:
+    process = start(*CONNECT, start_new_session=True)
+    read_until(process, "password:")
+    (desk / "slow").touch()
+    calls = (desk / "calls").read_text()
+    os.killpg(process.pid, signal.SIGHUP)
+    eventually(lambda: "jupyter stop" in (desk / "calls").read_text()[len(calls) :], what="the ssh that stops")
+    os.killpg(process.pid, signal.SIGHUP)
+    (desk / "slow").unlink()
+    _, err = process.communicate(timeout=60)
+    assert "is ended" in err, err
+    assert (process.returncode, ok("jupyter", "list", "--json").json) == (0, [])
+
+
+def test_a_program_that_takes_the_port_while_the_link_is_down_is_not_taken_for_the_session(desk: Path) -> None:
+    process = start(*CONNECT)
+    address = re.search("localhost:([0-9]+)", read_until(process, "password:"))
+    assert address is not None
+    (desk / "cut").touch()
+    read_until(process, "is lost")
+    with HTTPServer(("127.0.0.1", int(address[1])), BaseHTTPRequestHandler) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        (desk / "cut").unlink()
+        between = read_until(process, f"another program listens at port {address[1]}")
+        stranger.shutdown()
+    assert "connected again" not in between
+    read_until(process, "connected again")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+def test_what_speaks_no_http_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            other, _ = server.accept()
+            with other:
+                other.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                other.recv(1000)
+
+        threading.Thread(target=greet, daemon=True).start()
+        assert not answers(server.getsockname()[1])
 
 
 def test_a_dry_run_from_the_laptop_shows_the_script_of_the_login_node(desk: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hpcjobs.node import supervisor
+from hpcjobs.node.history import Attempt
 from hpcjobs.node.step import children
 from hpcjobs.pyz import pack
 
@@ -275,3 +276,47 @@ def test_a_script_without_ranks_completes_by_its_exit_code(node: Node) -> None:
     assert [each["cause"] for each in node.history] == ["completed", "completed"]
     code, err = node.run('touch "$HPCJOBS_CONTROL_DIR/started/here"', SLURM_JOB_ID="44")  # Slurm has ended its step
     assert (code, node.state) == (143, "CANCELLED"), err
+
+
+def test_an_attempt_whose_process_was_killed_after_its_line_was_written_counts_once(node: Node) -> None:
+    fails = 'cp "$HPCJOBS_CONTROL_DIR/running" "$HPCJOBS_RUN_DIR/kept"; '
+    fails += 'echo "$SLURM_RESTART_COUNT" >"$HPCJOBS_CONTROL_DIR/progress"; exit 18'
+    for restarts in range(3):
+        _, err = node.run(fails, HPCJOBS_RUN_DIR=str(node.run_dir), SLURM_RESTART_COUNT=str(restarts))
+        assert [each["decision"] for each in node.history] == ["requeued"] * (restarts + 1), err
+        shutil.copy(node.run_dir / "kept", node.control / "running")  # killed before it was removed
+
+
+def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_killed(node: Node) -> None:
+    process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
+    wait_until((node.control / "ready").exists)
+    (script,) = children(process.pid)
+    process.kill()
+    os.kill(script, signal.SIGKILL)
+    process.communicate(timeout=60)
+    running = json.loads((node.control / "running").read_text())
+    line = Attempt("42", running["started"], running["started"] + 9, "here", 138, "preempt", 0, 0, "requeued").line()
+    (node.run_dir / "attempts.jsonl").write_text(line + "\n")
+    done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
+    assert (done.returncode, node.state, node.requeued) == (0, "REQUEUED", True), done.stderr
+    assert [each["cause"] for each in node.history] == ["preempt"]
+
+
+def test_a_job_that_cannot_write_its_control_directory_is_held(node: Node) -> None:
+    (node.control / "running" / "full").mkdir(parents=True)
+    code, err = node.run("exit 0")
+    assert code == 1
+    assert "Traceback" not in err
+    assert "job 42 is held: scontrol release 42" in err
+    assert "requeuehold 42" in node.log.read_text()
+
+
+def test_a_preemption_ends_in_order_where_the_control_directory_cannot_be_written(node: Node) -> None:
+    full = 'cd "$HPCJOBS_CONTROL_DIR" && mv running old && mkdir running && touch running/full ready'
+    process = node.begin(full + "; trap 'exit 143' TERM; read -rt 60 <> <(:)")
+    wait_until((node.control / "ready").exists)
+    node.says("JobState=COMPLETING Restarts=0 Reason=None")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, node.state) == (143, "CANCELLED")
+    assert "Traceback" not in err

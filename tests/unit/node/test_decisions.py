@@ -51,6 +51,9 @@ def attempt(cause: str = "preempt", saved: int = 10, job_id: str = "7", decision
         # exit codes
         *((End(code), "node") for code in (11, 18, 19, 137)),
         *((End(code), "preempt") for code in (138, 143)),
+        *((End(code, signalled=TIMEOUT), "timeout") for code in (138, 143)),  # a program without a handler
+        (End(143, past_limit=True), "timeout"),
+        (End(138, signalled=PREEMPT), "preempt"),
         *((End(code), "error") for code in (1, 2, 10, 12, 17, 20, 139)),
         (End(1, past_limit=True), "error"),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hpcjobs.report.fits import AMDAHL, GUSTAFSON, USL, Law, fit
+from hpcjobs.report.intervals import mean_ratio
 
 NODES = [n for n in (1, 2, 4, 8, 16) for _ in range(3)]
 
@@ -97,3 +98,8 @@ def test_misfit_is_told_apart_from_scatter() -> None:
     assert holds.lack.p_value is not None
     assert falls.lack.p_value < 1e-4
     assert holds.lack.p_value > 0.5
+
+
+def test_repeats_that_are_all_alike_on_one_side_are_compared_without_a_warning() -> None:
+    ratio, p_value = mean_ratio([50.0, 51.0, 52.0], [100.0, 100.0, 100.0])
+    assert (ratio.low, ratio.high, p_value) == pytest.approx((0.494, 0.526, 0), abs=1e-3)
