@@ -31,7 +31,7 @@ def explain(error: Exception) -> str:
 
 
 def current_folder_is_gone() -> bool:
-    """Whether somebody has removed the folder that this process is in."""
+    """Whether the current folder of this process has been removed."""
     try:
         os.getcwd()
     except OSError:

@@ -79,7 +79,7 @@ def up(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None
 
 
 def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
-    """What is decided at each call, and not by the site file."""
+    """Choices of one call, which the site file does not make."""
     built = len(terraform.outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
     count = nodes if nodes is not None else built or cluster.cloud.nodes.min
     words = ["-var", f"nodes={count}"]

@@ -25,7 +25,7 @@ LAYOUT = {"slurm": {"nodes": 2}, "local": {"ntasks_per_node": 2}}
 """Two ranks, as far from each other as the site allows, unless something else is asked for."""
 POLL_S = 0.2
 FULL_S = 8.0
-"""So long the disk is full."""
+"""Seconds for which the disk is full."""
 
 
 class Verdict(NamedTuple):

@@ -112,7 +112,7 @@ FAULTS = {
 
 
 TAKEN_S = 300.0
-"""So long a preemption may take: the grace time of the partition, and a look of the scheduler."""
+"""Longest time of a preemption in seconds: the grace time of the partition, and a cycle of the scheduler."""
 
 
 def taken_by(partition: str, site: Site) -> Fault:

@@ -11,7 +11,7 @@ from hpcjobs.node.files import append_line, read_text, remove, write_beside
 
 
 class Running(NamedTuple):
-    """The attempt that is running, for whoever must judge its end because its own process could not."""
+    """The attempt that is running: another process reads this if the attempt's own process was killed."""
 
     job_id: str
     started: int
@@ -77,7 +77,7 @@ class ControlDir:
 
     @property
     def signal_before_s(self) -> int:
-        """How long before its limit the program wants the signal, from what it measured; 0: not known yet."""
+        """Seconds before its limit at which the program wants the signal, by its own measurement; 0: not known yet."""
         return self._number("signal-before")
 
     def ends(self) -> Dict[int, int]:

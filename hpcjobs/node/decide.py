@@ -23,7 +23,7 @@ PATIENCE_AT_LIMIT = 1
 
 
 class End(NamedTuple):
-    """What is known of the end of an attempt."""
+    """The facts about the end of an attempt."""
 
     exit_code: int
     asks_to_continue: bool = False

@@ -46,8 +46,8 @@ def requeued_by_slurm(job: Job, history: History) -> bool:
 
 
 def leave_orphaned(job: Job, code: int) -> None:
-    """Nobody is left who would tell Slurm the end of this job: a short start more does."""
-    report(f"slurmstepd of this job is gone: one more start tells Slurm the end, code {code}")
+    """Requeue a job whose slurmstepd died: one more short start reports its end to Slurm."""
+    report(f"slurmstepd of this job died: one more start reports exit code {code} to Slurm")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job.control.write_finished(job.scheduler.job_id, code)
     job.scheduler.start_again([])

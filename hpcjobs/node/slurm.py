@@ -24,7 +24,7 @@ _UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
 _UNREACHABLE = re.compile(r"contact|timed out|connect|zero bytes|communicat|respond|answer", re.IGNORECASE)
 """In messages of a command whose controller is away; a refusal has none of these words."""
 _PATIENCE_S = 300.0
-"""So long a controller that restarts may need."""
+"""Seconds for which commands are repeated while a controller restarts."""
 _RETRY_S = 5.0
 MOST_SUSPECTS = 8
 """The newest ones; each may cost a question whether the job is possible without it."""

@@ -13,7 +13,7 @@ ENDED_GRACE_S = 30.0
 FAILED_GRACE_S = 180.0
 """For the other tasks after one failed: the launcher kills them, which takes Slurm's KillWait and more."""
 MISSING_GRACE_S = 60.0
-"""For the launcher after the last process of this host's tasks is gone."""
+"""For the launcher after the last process of this host's tasks has ended."""
 _SUBREAPER = 36
 """prctl's PR_SET_CHILD_SUBREAPER."""
 

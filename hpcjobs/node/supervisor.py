@@ -29,16 +29,16 @@ WARNING_MARGIN_S = 65.0
 SAVE_GRACE_S = 60.0
 """For ranks to save and leave when the script that started them was killed; later signals follow at a third of it."""
 READ_PATIENCE_S = 300.0
-"""So long the history may be unreadable, while a file server restarts, before the job is held."""
+"""Seconds to wait for an unreadable history, as while a file server restarts, before the job is held."""
 BEFORE_KILL_S = 4.0
-"""So long before Slurm's SIGKILL a cancellation is recorded, where there is so much time between SIGTERM and it."""
+"""Seconds before Slurm's SIGKILL at which a cancellation is recorded, if SIGTERM comes that long before it."""
 PAST_LIMIT_S = 2.0
 """Until the limit, from when on an end counts as the limit's."""
 KILLED_CODE = 137
 
 
 class Supervisor:
-    """Runs the script of one attempt, signals it ahead of the limit, and gathers what is known of its end."""
+    """Runs the script of one attempt, signals it ahead of the limit, and collects the facts about its end."""
 
     def __init__(self, job: Job, clock: Clock, signals: Signals, script: "subprocess.Popen[bytes]") -> None:
         self.job, self.clock, self.signals, self.script = job, clock, signals, script
@@ -53,7 +53,7 @@ class Supervisor:
         self._next_launcher_signal = (signal.SIGTERM, 0.0)
 
     def run(self) -> decide.End:
-        """Wait for the script, however it ends; what is known of the end."""
+        """Wait until the script has ended; the facts about its end."""
         while self.script.poll() is None:
             for number in self.signals.wait(self._patience_s()):
                 self._handle(number)
@@ -90,7 +90,7 @@ class Supervisor:
             self.terminated = True
             terminated_at = time.monotonic()
             self.script.send_signal(signal.SIGTERM)
-            self.cause_at_term = self.job.scheduler.read_cause()  # it is gone from the queue later
+            self.cause_at_term = self.job.scheduler.read_cause()  # later the job is no longer in the queue
             if self.cause_at_term == decide.CANCELLED:
                 kill_wait_s = self.job.scheduler.read_kill_wait_s()
                 self._record_cancelled_at = terminated_at + max(kill_wait_s - BEFORE_KILL_S, kill_wait_s / 2)
@@ -184,7 +184,7 @@ class Supervisor:
         )
 
     def _exit_code(self) -> int:
-        """The tasks' code where they told it, whatever became of script and launcher; else the script's.
+        """The exit code of the tasks where they wrote it, else the exit code of the script.
 
         A code that the script has from elsewhere than its step, from its last lines say, remains.
         """
@@ -267,7 +267,7 @@ def wait_for_history(job: Job, signals: Signals, patience_s: float = READ_PATIEN
 
 
 def publish_deadline(job: Job, clock: Clock) -> None:
-    """Tell the program when its limit comes; on a full disk it keeps what it knew."""
+    """Write the time limit for the program; on a full disk the program keeps the limit it read before."""
     if clock.left_s < math.inf:
         try:
             job.control.write_deadline(time.time() + clock.left_s)

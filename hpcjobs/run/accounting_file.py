@@ -22,7 +22,7 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord
 
 SETTLED_S = 300.0
-"""After this long the accounting has what it will ever have of an end."""
+"""Seconds after the end of a job until its accounting record is final."""
 _REQUEUE_S = 86_400.0
 
 

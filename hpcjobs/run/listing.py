@@ -111,7 +111,7 @@ def _is_over(job: Known) -> bool:
 
 
 def _others(queue: Iterable[JobRecord], mine: Iterable[Entry]) -> list[JobRecord]:
-    """What is in the queue without being one of ``mine``."""
+    """Jobs of the queue that are not in ``mine``."""
     by_id: dict[str, list[Entry]] = {}
     for entry in filter(is_reachable, mine):
         by_id.setdefault(current_id(entry), []).append(entry)

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def discard(line: str) -> None:
-    """A report that nobody reads."""
+    """Report nothing: the argument of a caller that wants no messages."""
 
 
 class Outage:

@@ -45,7 +45,7 @@ def check_amount(value: float | None, what: str) -> None:
 
 
 def check_duration(value: str | None, what: str) -> None:
-    """Refuse what is no time with a unit."""
+    """Refuse a value that is not a time with a unit."""
     if value is not None:
         try:
             walltime_s(value)

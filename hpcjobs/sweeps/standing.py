@@ -116,7 +116,7 @@ def _attempts(folder: SweepFolder, scheduler: Scheduler, tail: Entry | None) -> 
 
 
 def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, tail: Entry | None) -> bool:
-    """Whether somebody is at it: a process that holds the sweep's lock, or the job that submits the rest."""
+    """Whether the sweep is being submitted: a process holds its lock, or the job that submits the rest exists."""
     if folder.owner(chunk) == NOBODY:
         return False
     served = folder.being_submitted() or (tail is not None and _queued(tail, folder, scheduler))

@@ -83,7 +83,7 @@ def _place(settings: Settings, private: Path) -> Iterator[Place]:
 
 
 def _make_certificate(private: Path, address: str) -> servers.Certificate:
-    """A certificate for this session alone. Nobody signs it: whoever opens the page compares its fingerprint."""
+    """A self-signed certificate for this session: the user compares its fingerprint in the browser."""
     path, key = private / "certificate.pem", private / "key.pem"
     names = f"subjectAltName=DNS:localhost,DNS:{socket.gethostname()},IP:{address},IP:127.0.0.1"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=hpcjobs session"]
