@@ -25,12 +25,12 @@ def cancel(
     from hpcjobs.cli.ps import parse_states
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.cancel import cancel
-    from hpcjobs.run.select import select, unfinished
+    from hpcjobs.run.select import select, select_unfinished
 
     if bool(jobs) == everything:
         problem = "JOBS and --all exclude each other" if jobs else "no job is named (hpcjobs ps lists them; --all)"
         raise typer.BadParameter(problem)
-    entries = unfinished(site=site) if everything else select(jobs or [], site=site)
+    entries = select_unfinished(site=site) if everything else select(jobs or [], site=site)
     outcome = cancel(entries, only=parse_states(state or []))
     if everything:
         outcome = outcome._replace(ended={}, unknown=[])  # nobody named them

@@ -36,7 +36,7 @@ def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in found}.values())
 
 
-def unfinished(*, site: str | None = None) -> list[Entry]:
+def select_unfinished(*, site: str | None = None) -> list[Entry]:
     """Jobs of this host or cluster that are not accounted for yet, oldest first."""
     known = [entry for entry in index.entries() if (site is None or entry.site == site) and not is_closed(entry)]
     return [entry for entry in known if is_reachable(entry)]
