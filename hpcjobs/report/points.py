@@ -80,6 +80,9 @@ def _row(point: Point, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
 
 def _measured(summary: RunSummary) -> dict[str, Any]:
     stall, elapsed = summary.checkpoint_stall_s, summary.elapsed_s
+    own_epochs = summary.epochs  # of the attempt whose time elapsed_s is
+    if summary.epochs and summary.steps and summary.resumed_from_step:
+        own_epochs = summary.epochs * (summary.steps - summary.resumed_from_step) / summary.steps
     return {
         "throughput": summary.throughput.value if summary.throughput else None,
         "unit": summary.throughput.unit if summary.throughput else None,
@@ -89,7 +92,7 @@ def _measured(summary: RunSummary) -> dict[str, Any]:
         "data_wait_s": _median(summary.data_wait_s),
         "checkpoint_share": stall.median * stall.count / elapsed if stall and elapsed else None,
         "samples": summary.samples,
-        "epoch_s": elapsed / summary.epochs if elapsed and summary.epochs else None,
+        "epoch_s": elapsed / own_epochs if elapsed and own_epochs else None,
         "mfu": summary.mfu,
         "loss": summary.loss,
         "node_model": summary.device_name,

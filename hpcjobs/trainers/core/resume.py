@@ -86,9 +86,12 @@ def _choose_on_first(resume: str, run_dir: Path, group: Group) -> Path | str | N
 
 
 def position(moment: Moment, plan: Plan) -> int:
-    """Finished steps of this plan that come nearest to the saved moment; exact for the same global batch."""
-    whole = moment.epoch * plan.steps_per_epoch
-    return min(whole + moment.epoch_samples // plan.global_batch_size, plan.total_steps)
+    """Finished steps of this plan that come nearest to the saved moment; exact for the same global batch, and at the
+    end of an epoch."""
+    of_epoch = moment.epoch_samples // plan.global_batch_size
+    if moment.epoch_samples >= plan.epoch_samples:  # more, where the last batch was smaller
+        of_epoch = plan.steps_per_epoch
+    return min(moment.epoch * plan.steps_per_epoch + of_epoch, plan.total_steps)
 
 
 def changes(moment: Moment, plan: Plan) -> str:

@@ -264,3 +264,16 @@ def test_two_laws_that_fit_a_weak_study_give_no_interval_beyond_it() -> None:
 def test_json_of_an_analysis_can_be_written() -> None:
     found = analyse(runs({1: 100, 2: 190}), mode="strong")
     assert json.loads(json.dumps([group._asdict() for group in found.groups]))[0]["n"] == 1
+
+
+def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten epochs a resumed run did the last one, in 60 s."""
+    times = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0}
+    RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)  # type: ignore[arg-type]
+    monkeypatch.setattr(points, "gather", lambda wanted, site: Gathered(pl.DataFrame(schema=SCHEMA), [], []))
+    point = Point(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
+    assert points.points(study(points=(point,), sizes=(point.size,)))["epoch_s"].to_list() == [60.0]
+    RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)  # type: ignore[arg-type]
+    assert points.points(study(points=(point,), sizes=(point.size,)))["epoch_s"].to_list() == [None]

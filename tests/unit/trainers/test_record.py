@@ -13,11 +13,13 @@ from hpcjobs import trainers
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.trainers.core import watchdog
+from hpcjobs.trainers.core.checkpoint import Moment
 from hpcjobs.trainers.core.config import Config
 from hpcjobs.trainers.core.data import EpochOrder
 from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.core.meter import Meter
 from hpcjobs.trainers.core.plan import grow_synthetic, plan_training
+from hpcjobs.trainers.core.resume import position
 from hpcjobs.trainers.core.run import set_numerics
 from hpcjobs.trainers.core.watchdog import Watchdog
 from hpcjobs.trainers.workloads import load_workload
@@ -93,6 +95,20 @@ def test_samples_of_any_number_of_steps_are_those_that_the_ranks_take(count: int
             for step, (_, indices) in enumerate(batches, epoch * plan.steps_per_epoch):
                 taken[step] += len(indices)
     assert [plan.samples_before(step + 1) - plan.samples_before(step) for step in range(plan.total_steps)] == taken
+
+
+@pytest.mark.parametrize(("count", "world", "batch_size"), [(100, 1, 10), (100, 1, 70), (100, 2, 20), (101, 2, 30)])
+def test_a_checkpoint_at_the_end_of_an_epoch_is_the_start_of_the_next_for_any_world(
+    count: int, world: int, batch_size: int
+) -> None:
+    """The last batch of an epoch is smaller: as many full batches of another size are more samples than there are."""
+    workload = replace(worlds.points(Config()), train=worlds.Points(count))
+    before = plan_training(Config(batch_size=10, epochs=3), workload, 3)
+    ended = Moment(before.steps_per_epoch, 0, before.steps_per_epoch * before.global_batch_size, 3, 0, None)
+    plan = plan_training(Config(batch_size=batch_size, epochs=3), workload, world)
+    assert position(ended, plan) == plan.steps_per_epoch
+    earlier = replace(ended, step=ended.step - 1, epoch_samples=(ended.step - 1) * before.global_batch_size)
+    assert position(earlier, plan) == earlier.epoch_samples // plan.global_batch_size < plan.steps_per_epoch
 
 
 def test_synthetic_data_grows_with_the_world_so_that_every_batch_is_full() -> None:
