@@ -112,9 +112,10 @@ def _say(found: Gathered) -> None:
 
 def _write(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
     if csv is not None:
-        sys.stdout.write(frame.write_csv()) if str(csv) == "-" else frame.write_csv(csv)
+        sys.stdout.write(frame.write_csv()) if str(csv) == "-" else csv.write_text(frame.write_csv(), encoding="utf-8")
     if parquet is not None:
-        frame.write_parquet(parquet)
+        with parquet.open("wb") as file:  # opened here: an error then names the file
+            frame.write_parquet(file)
 
 
 def _print_sums(wanted: Wanted, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:

@@ -10,7 +10,7 @@ import time
 import traceback
 from pathlib import Path
 
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR)
 DEBUG_VARIABLE = "HPCJOBS_DEBUG"
 
 

@@ -46,8 +46,8 @@ def find(word: str) -> SweepFolder:
     """
     if "/" in word or os.path.isfile(os.path.join(word, "sweep.json")):
         return SweepFolder(Path(word).absolute())
-    known = all_known()
-    named = [Path(sweep.path) for sweep in known if sweep.name == word and Path(sweep.path).is_dir()]
+    known = [sweep for sweep in all_known() if Path(sweep.path).is_dir()]
+    named = [Path(sweep.path) for sweep in known if sweep.name == word]
     if not named:
         raise UnknownJobError(f"no sweep named {word!r}", hint=nearest(word, {sweep.name for sweep in known}))
     here = [path for path in named if path.is_relative_to(Path.cwd())]

@@ -10,6 +10,8 @@ from commandline import hpcjobs, within
 
 import hpcjobs as package
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.sweeps.folder import SweepFolder
+from hpcjobs.sweeps.index import remember
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,20 @@ def test_a_folder_that_cannot_be_written_is_no_unforeseen_error(
     assert answer.code in (3, 5), answer
     assert "Permission denied" in answer.err
     assert "details in" not in answer.err
+
+
+def test_a_sweep_whose_folder_was_removed_is_not_suggested(here: Path) -> None:
+    remember("gone", SweepFolder(here / "removed"))
+    answer = within("sweep", "status", "gone")
+    assert (answer.code, "did you mean" in answer.err) == (6, False), answer
+
+
+def test_a_table_that_cannot_be_written_is_no_unforeseen_error(here: Path) -> None:
+    (here / "x.parquet").mkdir()
+    (here / "x.csv").symlink_to("/proc/self/mem/x")
+    for option in ("--parquet=x.parquet", "--csv=x.csv"):
+        answer = within("report", "jobs", "--site", "local", option)
+        assert (answer.code, "details in" in answer.err) == (3, False), answer
 
 
 def test_a_site_that_does_not_exist_is_explained_with_the_place_that_names_it(
