@@ -154,7 +154,7 @@ def recorded_loss(place: Path) -> float | None:
     """Held-out loss of a checkpoint; None where there is none to read."""
     try:
         loss: float | None = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["loss"]
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return loss
 
@@ -168,14 +168,17 @@ def damage(place: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        _moment(manifest)
         for name, (wanted_size, wanted_crc) in manifest["files"].items():
             size, crc = measure(place / name)
             if size != wanted_size:
                 return f"{name} has {size} bytes of {wanted_size}"
             if crc != wanted_crc:
                 return f"{name} has checksum {crc:08x} instead of {wanted_crc:08x}"
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return f"{error}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} is not the manifest of a checkpoint: {error!r}"
     return None
 
 
@@ -200,4 +203,8 @@ def read(place: Path, placed: Callable[[parts.Where], torch.Tensor | None] = lam
             state = parts.read(place / PARTS, state, placed)
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
         raise BadCheckpoint(f"{place} can't be loaded: {error}") from error
-    return Moment(**{key: manifest[key] for key in Moment.__dataclass_fields__}), state
+    return _moment(manifest), state
+
+
+def _moment(manifest: dict[str, Any]) -> Moment:
+    return Moment(**{key: manifest[key] for key in Moment.__dataclass_fields__})

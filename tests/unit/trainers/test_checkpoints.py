@@ -9,6 +9,7 @@ import pytest
 
 from hpcjobs import trainers
 from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.trainers.core import checkpoint
 
 from .conftest import World
 from .test_world import worlds_path
@@ -127,3 +128,16 @@ def test_sharded_weights_are_saved_by_the_ranks_that_hold_them_and_every_file_is
     assert other.codes == [0]
     assert "at step 60; world size 2 -> 1" in other.out[0]
     assert len(other.losses()) == 62
+
+
+@pytest.mark.parametrize("manifest", ["", "null", "{}", "[]", '{"files": null}', '{"files": {"state.pt": 1}}'])
+def test_a_checkpoint_whose_manifest_is_no_manifest_is_passed_over(tmp_path: Path, manifest: str) -> None:
+    place = tmp_path / "step-00000010"
+    place.mkdir()
+    (place / "state.pt").write_bytes(b"")
+    (place / checkpoint.MANIFEST).write_text(manifest)
+    ((looked, wrong),) = checkpoint.newest_valid(tmp_path)
+    assert looked == place
+    assert wrong is not None
+    assert checkpoint.MANIFEST in wrong
+    assert checkpoint.recorded_loss(place) is None
