@@ -42,7 +42,7 @@ class ControlDir:
             os.makedirs(self._file(folder), exist_ok=True)
             for name in os.listdir(self._file(folder)):
                 remove(self._file(folder, name))
-        for name in ("requeue", "completed", "finished", "step_code", "nodes"):
+        for name in ("requeue", "completed", "finished", "step_code", "nodes", "deadline"):
             remove(self._file(name))
         remove(os.path.join(self.run_dir, "first_failure"))
         write_beside(self._file("running"), json.dumps(running._asdict()) + "\n")
@@ -151,7 +151,10 @@ class ControlDir:
         write_beside(self._file("continued"), job_id + "\n")
 
     def write_deadline(self, deadline: float) -> None:
-        """Seconds since 1970, by this host's clock: limits are extended and shortened while a job runs."""
+        """Seconds since 1970, by this host's clock; infinity: no limit, or none known.
+
+        Limits are extended and shortened while a job runs.
+        """
         write_beside(self._file("deadline"), f"{deadline:.0f}\n")
 
     def finished_code(self, job_id: str) -> Optional[int]:

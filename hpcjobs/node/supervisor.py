@@ -268,11 +268,10 @@ def wait_for_history(job: Job, signals: Signals, patience_s: float = READ_PATIEN
 
 def publish_deadline(job: Job, clock: Clock) -> None:
     """Write the time limit for the program; on a full disk the program keeps the limit it read before."""
-    if clock.left_s < math.inf:
-        try:
-            job.control.write_deadline(time.time() + clock.left_s)
-        except OSError as error:
-            report(f"the time limit cannot be told to the program: {error.strerror}")
+    try:
+        job.control.write_deadline(time.time() + clock.left_s)
+    except OSError as error:
+        report(f"the time limit cannot be told to the program: {error.strerror}")
 
 
 def script_environ(job: Job, environ: Dict[str, str], clock: Clock) -> Dict[str, str]:

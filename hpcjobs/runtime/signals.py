@@ -20,6 +20,7 @@ written when all is saved and the program wants to be started again. docs/reliab
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -31,7 +32,9 @@ from hpcjobs.runtime.exits import ExitCode
 
 FOLDER = "HPCJOBS_CONTROL_DIR"
 DEADLINE = "HPCJOBS_DEADLINE"
-"""When the time limit ends the job, in seconds since 1970; not set where there is none."""
+"""When the time limit ends the job, in seconds since 1970, as known at its start; not set where there is none."""
+DEADLINE_FILE = "deadline"
+"""The same as known last, in the control directory: limits are extended and shortened while a job runs."""
 PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE, SUSPECTS = "progress", "steps", "requeue", "signal-before", "suspects"
 
 
@@ -61,6 +64,15 @@ def listen(*numbers: int) -> Stop:
 def folder() -> Path | None:
     """Where job script and program meet; None: nobody would start this program again."""
     return Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None
+
+
+def deadline() -> float | None:
+    """When the time limit ends the job, in seconds since 1970, as known last; None: there is none, or nobody knows."""
+    place, known = folder(), os.environ.get(DEADLINE) or None
+    if place is not None:
+        with contextlib.suppress(OSError):  # the variable is what is known without the file
+            known = (place / DEADLINE_FILE).read_text(encoding="ascii").strip() or known
+    return None if known is None or known == "inf" else float(known)
 
 
 def saved(progress: int) -> None:

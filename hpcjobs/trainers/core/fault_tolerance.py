@@ -32,8 +32,6 @@ class FaultTolerance:
         self._vote: dist.Work | None = None
         place = signals.folder() if stop is not None and group.rank == 0 else None
         self._steps = None if place is None else os.open(place / signals.STEPS, os.O_WRONLY | os.O_CREAT, 0o600)
-        deadline = os.environ.get(signals.DEADLINE) if stop is not None else None
-        self.deadline = math.inf if deadline is None else float(deadline) - KILL_WAIT_S
 
     def close(self) -> None:
         if self._vote is not None:
@@ -90,5 +88,6 @@ class FaultTolerance:
 
     @property
     def left_s(self) -> float:
-        """Seconds until nothing can be saved any more."""
-        return self.deadline - time.time()
+        """Seconds until nothing can be saved any more, by the time limit as it is now."""
+        deadline = None if self._stop is None else signals.deadline()
+        return math.inf if deadline is None else deadline - KILL_WAIT_S - time.time()

@@ -84,6 +84,7 @@ def roll_call(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, ...]:
 
 def _claim_rank(env: DistEnv, store: Store) -> None:
     host = socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME") or host
     claims = store.add(f"claims/{env.rank}", 1)
     if claims > 1:
         error = WorldMismatch(
@@ -92,7 +93,7 @@ def _claim_rank(env: DistEnv, store: Store) -> None:
         )
         error.elected = True
         raise error
-    store.set(f"here/{env.rank}", host)
+    store.set(f"here/{env.rank}", json.dumps([host, node]))
 
 
 def _await_verdict(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, ...]:
@@ -114,9 +115,10 @@ def _judge(env: DistEnv, store: Store, timeout_s: float) -> list[str]:
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except dist.DistError:
-        here = {rank: store.get(key).decode() for rank, key in enumerate(keys) if store.check([key])}
-        raise _absent(env, here, timeout_s) from None
-    hosts = [store.get(key).decode() for key in keys]
+        arrived = [rank for rank, key in enumerate(keys) if store.check([key])]
+        names = node_names(store, [keys[rank] for rank in arrived])
+        raise _absent(env, dict(zip(arrived, names, strict=True)), timeout_s) from None
+    hosts = node_names(store, keys)
     asked = os.environ.get("HPCJOBS_NNODES")
     if asked is not None and len(set(hosts)) < int(asked):
         raise WorldMismatch(
@@ -125,6 +127,17 @@ def _judge(env: DistEnv, store: Store, timeout_s: float) -> list[str]:
             hint="is --ntasks-per-node larger than asked, or has a node dropped out?",
         )
     return hosts
+
+
+def node_names(store: Store, keys: list[str]) -> list[str]:
+    """The hosts of the ranks that wrote ``keys``, by Slurm's names of its nodes where it has told them.
+
+    Slurm knows a node by its NodeName alone, which need not be its hostname. A launcher that sends the environment
+    of the first node to all others makes one name of several hosts: hostnames are used then.
+    """
+    claims = [json.loads(store.get(key)) for key in keys]
+    hosts, nodes = [host for host, _ in claims], [node for _, node in claims]
+    return nodes if len(set(nodes)) >= len(set(hosts)) else hosts
 
 
 def _absent(env: DistEnv, here: dict[int, str], timeout_s: float) -> RendezvousError:

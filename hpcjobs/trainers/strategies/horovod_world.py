@@ -108,7 +108,7 @@ def _init(over: str) -> None:
 def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
     if (hvd.rank(), hvd.size()) == (env.rank, env.world_size):
         return
-    here = hvd.allgather_object(socket.gethostname()) if hvd.size() > 1 else [socket.gethostname()]
+    here = hvd.allgather_object(hosts[env.rank]) if hvd.size() > 1 else [hosts[env.rank]]
     missing = [host for host in dict.fromkeys(hosts) if host not in here]
     raise WorldMismatch(
         f"Horovod's world has {hvd.size()} of {env.world_size} ranks (rank {env.rank} is its rank {hvd.rank()}), "

@@ -145,6 +145,14 @@ def test_ranks_of_a_script_that_was_killed_save_before_the_job_is_requeued(node:
     assert time.monotonic() - began < 30
 
 
+def test_the_limit_of_an_earlier_attempt_is_not_taken_for_that_of_the_next_one(node: Node) -> None:
+    node.control.mkdir()
+    (node.control / "deadline").write_text("1700000000\n")
+    copy = f'cp "$HPCJOBS_CONTROL_DIR/deadline" {node.run_dir}/known'
+    assert node.run(copy, HPCJOBS_DEADLINE="")[0] == 0
+    assert (node.run_dir / "known").read_text() == "inf\n"
+
+
 def test_a_program_that_leaves_by_85_without_a_word_is_started_again(node: Node) -> None:
     code, _ = node.run('echo 85 >"$HPCJOBS_CONTROL_DIR/ends/0"', scheduler="local")
     assert (code, node.state) == (85, "REQUEUED")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.signals import Stop
 from hpcjobs.trainers.core import checkpoint
+from hpcjobs.trainers.core.fault_tolerance import FaultTolerance
+from hpcjobs.trainers.core.group import Group
 
 from .conftest import World, await_step, free_port, start_rank
 from .ranks import Rank
@@ -45,17 +51,38 @@ def test_one_rank_is_told_all_save_at_the_same_step_and_the_next_start_has_the_l
     assert ended.summary.evaluation == alone.summary.evaluation
 
 
-def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wait_for(world: World) -> None:
+def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wait_for_by_its_slurm_node(
+    world: World, tmp_path: Path
+) -> None:
     flags = ("--workload", "faulty:hanging", "--steps", "60", "--stall-after", "3")
-    ended = world(2, "ddp", *flags, env={"PYTHONPATH": worlds_path()})
+    nodes = {rank: {"SLURMD_NODENAME": f"node{rank}"} for rank in range(2)}
+    ended = world(2, "ddp", *flags, env=surviving(tmp_path / "run"), env_of=nodes)
     assert 19 in ended.codes
     (told,) = ended.complaints
-    assert "behind: rank 1 on " in told
+    assert "behind: rank 1 on node1 " in told
+    assert (tmp_path / "run" / "control" / "suspects").read_text().split() == ["node1"]
     assert "(in data of step " in told
     reports = {path.name: path.read_text() for path in (ended.run_dir / "stalled").iterdir()}
     assert reports.keys() == {"rank-0.txt", "rank-1.txt"}
     assert json.loads(reports["rank-1.txt"].splitlines()[0])["phase"] == "data"
     assert 'faulty.py", line' in reports["rank-1.txt"], "the stack shows where"
+
+
+def test_the_time_left_to_save_is_that_of_the_limit_as_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_CONTROL_DIR", str(tmp_path))
+    monkeypatch.setenv("HPCJOBS_DEADLINE", f"{time.time() + 100:.0f}")
+    alone = Group(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
+    fault_tolerance, file = FaultTolerance(alone, Stop()), tmp_path / "deadline"
+    assert 90 < fault_tolerance.left_s < 100
+    file.write_text(f"{time.time() + 1000:.0f}\n")
+    assert 990 < fault_tolerance.left_s < 1000
+    file.write_text(f"{time.time() + 50:.0f}\n")
+    assert 40 < fault_tolerance.left_s < 50
+    file.write_text("inf\n")
+    assert fault_tolerance.left_s == math.inf
+    assert FaultTolerance(alone, None).left_s == math.inf
 
 
 PACED = ("--workload", "faulty:paced", "--log-every", "1", "--steps", "140")

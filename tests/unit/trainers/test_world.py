@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
+
+from torch._C._distributed_c10d import HashStore
+
+from hpcjobs.trainers.core import rendezvous
 
 from .conftest import World
 
@@ -73,3 +78,19 @@ def worlds_path() -> str:
     from .conftest import REPOSITORY
 
     return f"{REPOSITORY}:{REPOSITORY / 'tests/unit/trainers'}"
+
+
+def test_ranks_have_the_names_of_slurms_nodes_unless_a_launcher_sent_the_first_ones_to_all() -> None:
+    by_slurm = claims(["cn-a.site", "n1"], ["cn-b.site", "n2"])
+    sent_to_all = claims(["cn-a.site", "n1"], ["cn-b.site", "n1"])
+    several_on_one_machine = claims(["machine", "n1"], ["machine", "n2"])
+    assert rendezvous.node_names(by_slurm, ["0", "1"]) == ["n1", "n2"]
+    assert rendezvous.node_names(sent_to_all, ["0", "1"]) == ["cn-a.site", "cn-b.site"]
+    assert rendezvous.node_names(several_on_one_machine, ["0", "1"]) == ["n1", "n2"]
+
+
+def claims(*hosts_and_nodes: list[str]) -> HashStore:
+    store = HashStore()
+    for rank, claim in enumerate(hosts_and_nodes):
+        store.set(str(rank), json.dumps(claim))
+    return store
