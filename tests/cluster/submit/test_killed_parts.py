@@ -91,7 +91,7 @@ def stepd_of_batch(job: Submitted) -> int:
 def stepd_of_rank(job: Submitted, rank: int) -> int:
     wanted = {f"HPCJOBS_JOB_ID={job.id}", f"RANK={rank}"}
     pid = next(int(p.name) for p in Path("/proc").glob("[0-9]*") if wanted <= set(words_of(p.name, "environ")))
-    while "slurmstepd" not in Path(f"/proc/{pid}/cmdline").read_text():
+    while not words_of(pid, "cmdline")[0].startswith("slurmstepd: "):  # a rank's shell has this word in its text
         pid = parent(pid)
     return pid
 

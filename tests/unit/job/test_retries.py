@@ -20,6 +20,32 @@ signals.tell(signals.STEPS, int(sys.argv[2]))
 signals.leave(int(sys.argv[1]))
 """
 
+UNREAD = """
+import os, pathlib, signal, sys, time
+
+def stat(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+control, ranks = pathlib.Path(os.environ["HPCJOBS_CONTROL_DIR"]), int(os.environ["WORLD_SIZE"])
+launcher = int(stat(os.getppid())[1])
+if os.environ["RANK"] == "0":
+    while len(list(control.glob("ready-*"))) < ranks - 1:
+        time.sleep(0.01)
+    script = int(stat(launcher)[1])
+    os.kill(script, signal.SIGSTOP)  # it would collect its child
+    os.kill(launcher, signal.SIGKILL)
+    if os.fork() == 0:
+        while len(list((control / "ends").iterdir())) < ranks:
+            time.sleep(0.01)
+        os.kill(script, signal.SIGCONT)
+        os._exit(0)
+else:
+    (control / ("ready-" + os.environ["RANK"])).touch()
+while stat(launcher)[0] != "Z":
+    time.sleep(0.01)
+sys.exit(1)
+"""
+
 
 def test_what_is_named_changes_the_defaults_and_nothing_else() -> None:
     assert parse_retries("on") == Retries(timeout=UNLIMITED, preempt=UNLIMITED, node=3, error=0)
@@ -108,6 +134,13 @@ def test_a_program_that_fails_ends_with_its_code_and_one_that_is_killed_is_tried
     done = script.start(program="raise SystemExit(7)")
     assert (done.returncode, script.state) == (7, "FAILED")
     assert script.history[-1]["decision"] == "ended: the budget error=0 is spent"
+
+
+def test_ranks_that_fail_since_the_reader_of_their_output_is_dead_are_tried_again_also_if_nobody_collects_it(
+    script: Script,
+) -> None:
+    done = script.start(program=UNREAD)
+    assert (script.state, script.history[-1]["cause"]) == ("REQUEUED", "node"), done
 
 
 def test_an_attempt_that_left_no_word_is_in_the_history_of_the_next_one(script: Script) -> None:
