@@ -179,7 +179,10 @@ await_program() { # PID: sets `code`
 }
 record_failure() { # at once: a rank that fails for want of this one must come second
     # Where the reader of its output was killed (slurmstepd, say), a program that writes fails: not by its own error.
-    if [ "$code" -ne 0 ] && [ "$code" -ne 85 ] && ! { [ -d "/proc/$PPID" ]; }; then
+    # A new parent shows it. The parent's /proc entry does not: hidepid hides those of other users, a zombie keeps its own.
+    local parent
+    read -r _ _ _ parent _ <"/proc/$$/stat"
+    if [ "$code" -ne 0 ] && [ "$code" -ne 85 ] && ! { [ "$parent" = "$PPID" ]; }; then
         code=137
     fi
     echo "$code" >"$HPCJOBS_CONTROL_DIR/ends/$RANK"
