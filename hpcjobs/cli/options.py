@@ -5,6 +5,7 @@ help's last paragraph, and explained by ``man sbatch``.
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple
 
@@ -71,7 +72,9 @@ BY_NAME = (
 )
 """Options without a line of their own in help."""
 SBATCH_OPTIONS = (*OFTEN_TYPED, *BY_NAME)
-EPILOG = "Also, as sbatch has them: " + ", ".join(sorted(option.flag for option in BY_NAME)) + "."
+_NAMES = ", ".join(sorted(option.flag for option in BY_NAME))
+# Behind \b help keeps the lines as they are: it would break them within names, at a hyphen.
+EPILOG = "\b\n" + textwrap.fill(f"Also, as sbatch has them: {_NAMES}.", 76, break_on_hyphens=False)
 
 
 def with_sbatch_options(*, without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
