@@ -121,12 +121,14 @@ def _accounted(
 ) -> JobRecord:  # fmt: skip
     code, signal = _exit(exit_code)
     parsed = State.parse(state)
+    # sacct keeps the last reason for which the job waited: once it has started, that does not explain its end.
+    explains = not parsed.ended or _epoch(started) is None
     return JobRecord(
         job_id=job_id,
         state=parsed,
         source="sacct",
         name=_text(name),
-        reason=_text(reason),
+        reason=_text(reason) if explains else None,
         partition=_text(partition),
         node_list=_text(node_list),
         nnodes=_count(nnodes),

@@ -66,6 +66,15 @@ def test_the_accounting_is_read_with_exit_codes_signals_and_times() -> None:
     assert (jobs["256"].started, jobs["256"].node_list) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("state", "started", "reason"), [("COMPLETED", "1795264464", None), ("CANCELLED by 0", "None", "BeginTime")]
+)
+def test_why_a_job_once_waited_is_no_reason_for_its_end(state: str, started: str, reason: str | None) -> None:
+    row = ["9", "a", state, "BeginTime", "cpu", "n1", "1", "1795264464", started, "1795264470", "6", "0:0"]
+    (record,) = parse_sacct(SEPARATOR.join(row) + "\n")
+    assert record.reason == reason
+
+
 def test_the_controllers_own_words_agree_with_the_accounting() -> None:
     shown = by_id(parse_scontrol(recorded("scontrol.txt")))
     accounted = by_id(parse_sacct(recorded("sacct.txt")))
