@@ -81,7 +81,7 @@ def _by_id(job_id: str, task: str | None, known: list[Entry]) -> Entry:
         )
     if len(sites := dict.fromkeys(entry.site for entry in found)) > 1:
         raise RequestError(f"job {job_id} exists on several sites: {', '.join(sites)}", hint="say --site")
-    if len(clusters := dict.fromkeys(str(entry.cluster) for entry in found)) > 1:
+    if len(clusters := dict.fromkeys(entry.cluster or "one not recorded" for entry in found)) > 1:
         raise RequestError(
             f"job {job_id} exists on several clusters or hosts: {', '.join(clusters)}", hint="name its run folder"
         )

@@ -174,6 +174,13 @@ await_program() { # PID: sets `code`
         [ "$again" -eq 127 ] || code=$again # 127: its end was told already
     fi
 }
+write_control() { # NAME TEXT: also on a disk that is full, or a file system that is away, for a moment
+    for _ in {1..60}; do
+        { echo "$2" >"$HPCJOBS_CONTROL_DIR/$1"; } 2>/dev/null && return
+        sleep 1
+    done
+    echo "hpcjobs: $(hostname): $HPCJOBS_CONTROL_DIR/$1 cannot be written for a minute: the end of this rank is not recorded" >&2
+}
 record_failure() { # at once: a rank that fails for want of this one must come second
     # Where the reader of its output was killed (slurmstepd, say), a program that writes fails: not by its own error.
     # A new parent shows it. The parent's /proc entry does not: hidepid hides those of other users, a zombie keeps its own.
@@ -182,7 +189,7 @@ record_failure() { # at once: a rank that fails for want of this one must come s
     if [ "$code" -ne 0 ] && [ "$code" -ne 85 ] && ! { [ "$parent" = "$PPID" ] && kill -0 "$label" 2>/dev/null; }; then
         code=137
     fi
-    [ "$RANK" -ne 0 ] || [ "$code" -ne 0 ] || echo "$code" >"$HPCJOBS_CONTROL_DIR/completed"
+    [ "$RANK" -ne 0 ] || [ "$code" -ne 0 ] || write_control completed "$code"
     # Saved, and to be started again: no failure, nor anything that an elastic agent should restart.
     [ "$code" -ne 85 ] || code=0
     [ "$code" -ne 0 ] || return 0
@@ -240,11 +247,18 @@ await_program() { # PID: sets `code`
         [ "$again" -eq 127 ] || code=$again # 127: its end was told already
     fi
 }
+write_control() { # NAME TEXT: also on a disk that is full, or a file system that is away, for a moment
+    for _ in {1..60}; do
+        { echo "$2" >"$HPCJOBS_CONTROL_DIR/$1"; } 2>/dev/null && return
+        sleep 1
+    done
+    echo "hpcjobs: $(hostname): $HPCJOBS_CONTROL_DIR/$1 cannot be written for a minute: the end of this rank is not recorded" >&2
+}
 trap 'cat "$ranks"/* 2>/dev/null | xargs -r kill -USR2 2>/dev/null' USR1
 trap 'told=TERM; kill -TERM "$program" 2>/dev/null' TERM
 (trap "" USR1 && exec python -m torch.distributed.run --nnodes="$HPCJOBS_NNODES" --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id="$HPCJOBS_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))" --local-addr="$node_addr" --max-restarts=3 --no-python "${@//\$/\$\$}") &
 await_program $!
-echo "$code" >"$HPCJOBS_CONTROL_DIR/ends/${SLURM_NODEID:-0}"
+write_control "ends/${SLURM_NODEID:-0}" "$code"
 exit "$code"
 AGENT
 )

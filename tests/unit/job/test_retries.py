@@ -149,3 +149,21 @@ def test_an_attempt_that_left_no_word_is_in_the_history_of_the_next_one(script: 
     script.start(program="pass")
     assert [line["decision"] for line in script.history] == ["requeued", "requeued by Slurm", "completed"]
     assert script.state == "COMPLETED"
+
+
+@pytest.mark.parametrize(("code", "state"), [(85, "REQUEUED"), (0, "COMPLETED")])
+def test_how_a_rank_ended_is_recorded_where_the_run_folder_is_away_for_a_moment(
+    script: Script, code: int, state: str
+) -> None:
+    program = f"""
+import os, subprocess, sys
+control = os.environ["HPCJOBS_CONTROL_DIR"]
+if os.environ["RANK"] == "0":
+    open(control + "/progress", "w").write("3")
+    os.rename(control, control + ".away")
+    subprocess.Popen(["bash", "-c", 'sleep 0.5; mv "$0.away" "$0"', control])
+sys.exit({code})
+"""
+    done = script.start(program=program)
+    assert script.state == state, done.stderr
+    assert "cannot be written" not in done.stderr
