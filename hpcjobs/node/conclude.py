@@ -111,12 +111,19 @@ class Job:
             report(f"{self.control.path} cannot be written: {error.strerror}")
 
     def _suspect_silent_nodes(self) -> None:
-        """Suspect nodes on which no task began although others began: Slurm could not launch the step there."""
-        started = self.control.started()
-        if not started or self.options.tasks == 0 or self.options.agents:
+        """Suspect nodes on which no task began although others began: Slurm could not launch the step there.
+
+        Where no task began at all, the first node is not the reason: it runs this process. Of several others
+        nobody knows which one it is.
+        """
+        if self.options.tasks == 0 or self.options.agents:
+            return
+        nodes, started = self.scheduler.node_names(self.nodes), self.control.started()
+        silent = set(nodes) - set(started or nodes[:1])
+        if not started and len(silent) > 1:
             return
         try:
-            for node in set(self.scheduler.node_names(self.nodes)) - set(started):
+            for node in silent:
                 self.control.add_suspect(node)
         except OSError as error:
             report(f"the suspects cannot be written: {error.strerror}")

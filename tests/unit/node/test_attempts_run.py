@@ -270,6 +270,12 @@ def test_rank_0_decides_nothing_while_the_deciding_process_lives(node: Node) -> 
     process.communicate(timeout=60)
 
 
+def test_of_two_nodes_the_second_is_suspected_if_no_task_began_at_all(node: Node) -> None:
+    node.run("exit 137", "--tasks", "2")
+    assert node.requeued
+    assert (node.control / "suspects").read_text().split() == ["there"]
+
+
 def test_a_node_on_which_no_task_began_is_suspected(node: Node) -> None:
     began = 'touch "$HPCJOBS_CONTROL_DIR/started/here"; '
     code, err = node.run(began + 'echo 137 >"$HPCJOBS_CONTROL_DIR/step_code"; exit 137')
