@@ -22,9 +22,9 @@ def notes(job: Job) -> Iterator[str]:
 
 
 def _shadowing_template(name: str) -> Path | None:
-    """The user's own template of a name that hpcjobs ships too."""
+    """The user's own template of a name that hpcjobs ships too; a checkout of hpcjobs has the shipped ones itself."""
     files = [folder / f"{name}{SUFFIX}" for folder in template_folders()]
     if not (shipped("templates") / f"{name}{SUFFIX}").is_file():
         return None
     used = next(path for path in files if path.is_file())
-    return None if used == files[-1] else used
+    return None if used.samefile(files[-1]) else used

@@ -11,7 +11,21 @@ _RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORL
 # Variables of the script and of its task wrapper; a test compares them with the scripts.
 _SCRIPT = frozenset(
     (
-        *("agent", "caught", "code", "failure", "host", "init", "job_id", "label", "labelled", "node_addr", "nodes"),
+        *(
+            "agent",
+            "caught",
+            "cluster",
+            "code",
+            "ended",
+            "failure",
+            "host",
+            "init",
+            "job_id",
+            "label",
+            "labelled",
+            "node_addr",
+            "nodes",
+        ),
         *("early", "node_program", "node_python", "step_tasks", "HPCJOBS_ATTEMPTS_PID"),  # of further attempts
         *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
         *("again", "program", "ranks", "told"),  # of whoever hands signals on

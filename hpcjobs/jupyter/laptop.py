@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shlex
 import signal
@@ -19,19 +18,16 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.jupyter.remote import KEEP_ALIVE, NoConnectionError, Remote
 from hpcjobs.runtime.session.files import Connection
 from hpcjobs.runtime.session.tunnel import Tunnel, page
 from hpcjobs.site.library import default_site, load_site
 
 _ANSWER_S, _LOOK_S, _STOP_S = 60.0, 0.2, 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_NO_CONNECTION = 255
-"""Exit code of an ssh that did not reach the other side, or lost it."""
-# A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s.
-_KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, an end of the laptop's own, and a closed terminal: each ends the session."""
 Say = Callable[[str], None]
@@ -51,7 +47,7 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
         raise RequestError(
             f"site {where.name} ({where.path}) has no login host", hint="name it in the site file: login: user@host"
         )
-    remote = _Remote(where.login, where.jupyter.hpcjobs)
+    remote = Remote(where.login, where.jupyter.hpcjobs)
     named = [] if site else ["--site", where.name]  # the default there may be another one
     if "--dry-run" in words:
         return remote.show([*words, *named])
@@ -71,7 +67,7 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
     return 0
 
 
-def _stop_session(remote: _Remote, job_id: str, site: str, say: Say) -> None:
+def _stop_session(remote: Remote, job_id: str, site: str, say: Say) -> None:
     for number in _ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -100,69 +96,10 @@ def _delay_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
-class _NoConnectionError(HpcJobsError):
-    """The login node is out of reach, for now."""
-
-
-class _Remote:
-    """hpcjobs on the login node."""
-
-    def __init__(self, login: str, hpcjobs: str) -> None:
-        self.login, self._hpcjobs = login, hpcjobs
-
-    def ask(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
-        """The JSON it answers with; its messages go to the terminal. ``given`` is its standard input.
-
-        Raises:
-            HpcJobsError: it failed there, or answered with something else.
-        """
-        command = self._command(words)
-        result = subprocess.run(command, input=given or "", stdout=subprocess.PIPE, text=True, check=False)
-        if result.returncode == _NO_CONNECTION:
-            raise _NoConnectionError(f"{self.login} cannot be reached by ssh", hint=f"does `ssh {self.login}` work?")
-        if result.returncode != 0:
-            raise HpcJobsError(
-                f"{shlex.join(command)}: exit code {result.returncode}",
-                hint="jupyter.hpcjobs of the site file says how hpcjobs is called there"
-                if result.returncode == 127
-                else None,
-            )
-        return find_json(result.stdout)
-
-    def show(self, words: Sequence[str]) -> int:
-        """Run it with this terminal; its exit code."""
-        return subprocess.run(self._command(words), stdin=subprocess.DEVNULL, check=False).returncode
-
-    def _command(self, words: Sequence[str]) -> list[str]:
-        return ["ssh", *_KEEP_ALIVE, self.login, f"{self._hpcjobs} {shlex.join(words)}"]
-
-
-def find_json(output: str) -> dict[str, Any]:
-    """The JSON object in ``output``: a login node's profile may print lines before and after it.
-
-    Raises:
-        HpcJobsError: there is none.
-    """
-    decoder = json.JSONDecoder()
-    starts = [0, *(position + 1 for position, letter in enumerate(output) if letter == "\n")]
-    for start in starts:
-        if output.startswith("{", start):
-            try:
-                value, _ = decoder.raw_decode(output, start)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                return value
-    raise HpcJobsError(
-        f"no answer of hpcjobs in what the login node printed: {output.strip()[-300:]!r}",
-        hint="is it the same version there? `hpcjobs jupyter list` on the login node shows what was submitted",
-    )
-
-
 class _Link:
     """The tunnel to a session: opened, watched, and opened again when it is lost."""
 
-    def __init__(self, remote: _Remote, job_id: str, site: str, say: Say) -> None:
+    def __init__(self, remote: Remote, job_id: str, site: str, say: Say) -> None:
         self._remote, self._job_id, self._site, self._say = remote, job_id, site, say
         self._port = 0
         self._port_taken = False
@@ -181,7 +118,7 @@ class _Link:
                 try:
                     if self._open(Path(folder)):
                         pause_s = _FIRST_PAUSE_S
-                except _NoConnectionError:
+                except NoConnectionError:
                     if not self._shown:
                         raise
                 except HpcJobsError:  # it was asked, and its message is on the terminal
@@ -202,7 +139,7 @@ class _Link:
         answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
         connection = Connection(**answer["connection"])
         ssh, *command = Tunnel(**answer["way"]).command(self._port)
-        tunnel = subprocess.Popen([ssh, *_KEEP_ALIVE, *command], stdin=subprocess.DEVNULL)
+        tunnel = subprocess.Popen([ssh, *KEEP_ALIVE, *command], stdin=subprocess.DEVNULL)
         try:
             if not self._await_page(tunnel, "http" if connection.fingerprint is None else "https"):
                 return False

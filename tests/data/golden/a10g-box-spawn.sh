@@ -10,13 +10,15 @@ job_id=${HPCJOBS_JOB_ID:?run this through hpcjobs, which gives local jobs their 
 nodes=$(hostname)
 
 # --- state file: written at the start and, by a trap, at every end a script can notice
-started=$(date +%s)
+printf -v started '%(%s)T' -1
+cluster=$(hostname)
 caught=''
 
-write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
+write_state() { # STATE EXIT_CODE FIRST_FAILURE
+    local ended=null # no `date`: a signal to all processes of the job would end it
+    [ "$1" = RUNNING ] || printf -v ended '%(%s)T' -1
     printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
-        "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" \
-        "$(hostname)" >"$run_dir/.state.json" &&
+        "$job_id" "$1" "$2" "$started" "$ended" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$3" "$cluster" >"$run_dir/.state.json" &&
         mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
 }
 
@@ -29,7 +31,7 @@ finish() {
     fi
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
-write_state "$state" "$code" "$(date +%s)" "$failure"
+    write_state "$state" "$code" "$failure"
     trap - EXIT
     exit "$code"
 }
@@ -55,7 +57,7 @@ await_step() { # PID: wait for it, handing TERM on; its exit code
 trap finish EXIT
 trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
-write_state RUNNING null null null
+write_state RUNNING null null
 
 # --- software of the site
 

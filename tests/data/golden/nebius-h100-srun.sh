@@ -19,13 +19,15 @@ job_id=$SLURM_JOB_ID
 nodes=$SLURM_JOB_NODELIST
 
 # --- state file: written at the start and, by a trap, at every end a script can notice
-started=$(date +%s)
+printf -v started '%(%s)T' -1
+cluster=${SLURM_CLUSTER_NAME:-}
 caught=''
 
-write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
+write_state() { # STATE EXIT_CODE FIRST_FAILURE
+    local ended=null # no `date`: a signal to all processes of the job would end it
+    [ "$1" = RUNNING ] || printf -v ended '%(%s)T' -1
     printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
-        "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" \
-        "${SLURM_CLUSTER_NAME:-}" >"$run_dir/.state.json" &&
+        "$job_id" "$1" "$2" "$started" "$ended" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$3" "$cluster" >"$run_dir/.state.json" &&
         mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
 }
 
@@ -39,7 +41,7 @@ finish() {
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
     [ -z "${recorder:-}" ] || { kill "$recorder" && wait "$recorder"; } 2>/dev/null
-write_state "$state" "$code" "$(date +%s)" "$failure"
+    write_state "$state" "$code" "$failure"
     trap - EXIT
     exit "$code"
 }
@@ -53,7 +55,7 @@ record_before_kill() { # KillWait after TERM Slurm kills this script; srun may w
     local kill_wait
     kill_wait=$(timeout 5 scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
     read -rt "$((${kill_wait:-30} > 8 ? ${kill_wait:-30} - 4 : 4))" <> <(:) # a sleep that leaves no process behind
-    write_state CANCELLED 143 "$(date +%s)" null
+    write_state CANCELLED 143 null
 }
 
 await_step() { # PID: wait for it, handing TERM on; its exit code
@@ -72,7 +74,7 @@ await_step() { # PID: wait for it, handing TERM on; its exit code
 trap finish EXIT
 trap 'caught=TERM; exit 143' TERM
 rm -f -- "$run_dir/first_failure"
-write_state RUNNING null null null
+write_state RUNNING null null
 
 # --- what srun reads from the environment
 # After --export=NONE it would start tasks without this script's environment.

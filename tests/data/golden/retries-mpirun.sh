@@ -47,15 +47,17 @@ job_id=$SLURM_JOB_ID
 nodes=$SLURM_JOB_NODELIST
 
 # --- state file: written at the start and, by a trap, at every end a script can notice
-started=$(date +%s)
+printf -v started '%(%s)T' -1
+cluster=${SLURM_CLUSTER_NAME:-}
 caught=''
 early=''
 trap 'early=yes' USR1 # the job's time is over before its step has begun
 
-write_state() { # STATE EXIT_CODE ENDED FIRST_FAILURE
+write_state() { # STATE EXIT_CODE FIRST_FAILURE
+    local ended=null # no `date`: a signal to all processes of the job would end it
+    [ "$1" = RUNNING ] || printf -v ended '%(%s)T' -1
     printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
-        "$job_id" "$1" "$2" "$started" "$3" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$4" \
-        "${SLURM_CLUSTER_NAME:-}" >"$run_dir/.state.json" &&
+        "$job_id" "$1" "$2" "$started" "$ended" "$nodes" "${SLURM_RESTART_COUNT:-0}" "$3" "$cluster" >"$run_dir/.state.json" &&
         mv -f -- "$run_dir/.state.json" "$run_dir/state.json"
 }
 
@@ -69,7 +71,7 @@ finish() {
     [ "$code" -eq 0 ] || state=FAILED
     [ -z "$caught" ] || state=CANCELLED
     [ ! -s "$HPCJOBS_CONTROL_DIR/requeue" ] || state=REQUEUED
-[ "$BASHPID" = $$ ] || write_state "$state" "$code" "$(date +%s)" "$failure" # the job's own comes from the process above
+    [ "$BASHPID" = $$ ] || write_state "$state" "$code" "$failure" # the job's own comes from the process above
     trap - EXIT
     exit "$code"
 }

@@ -234,3 +234,19 @@ def test_an_agent_that_ends_after_the_one_with_the_store_prints_no_trace_of_the_
     script = (GOLDEN / "tu-hpc-torchrun.sh").read_text(encoding="utf-8")
     quiet = script.index('export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"')
     assert quiet < script.rindex("srun "), "before the agents start; the user's own value stays"
+
+
+@pytest.mark.parametrize("launcher", ["srun", "spawn"])
+def test_the_state_file_is_whole_also_where_a_signal_ends_the_scripts_helpers(
+    launcher: str, here: Path, tmp_path: Path
+) -> None:
+    """A signal for all processes of a job ends what the script has just started, `date` for example."""
+    plan = planned("tu-hpc" if launcher == "srun" else "local", launcher, "true")
+    helpers = tmp_path / "helpers"
+    helpers.mkdir()
+    (helpers / "date").write_text("#!/bin/sh\nkill -TERM $$\n")
+    (helpers / "date").chmod(0o755)
+    run_here(plan, tmp_path, PATH=f"{tmp_path}/stubs:{helpers}:{os.environ['PATH']}")
+    state = json.loads((tmp_path / "run folder" / "state.json").read_text())
+    assert state["state"] == "COMPLETED"
+    assert 0 <= state["ended"] - state["started"] < 60

@@ -18,7 +18,8 @@ from commandline import ok, start, within
 from waiting import eventually
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.jupyter.laptop import answers, find_json
+from hpcjobs.jupyter.laptop import answers
+from hpcjobs.jupyter.remote import find_json
 
 # An ssh that is cut while there is a file named cut. A forwarded port is held by a program that copies both ways.
 SSH = """#!{python}
@@ -77,7 +78,7 @@ os._exit(255)
 @pytest.fixture
 def desk(here: Path, code_server: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A site that is reached by ssh, and a laptop with that ssh and a browser that notes what it is to open."""
-    fields = {"scheduler": "local", "login": "login.example", "jupyter": {"hpcjobs": f"{sys.executable} -m hpcjobs"}}
+    fields = {"scheduler": "local", "login": "front.example", "jupyter": {"hpcjobs": f"{sys.executable} -m hpcjobs"}}
     (here / "afar.yaml").write_text(json.dumps(fields))
     folder = here / "bin"
     folder.mkdir()
@@ -114,7 +115,7 @@ def test_a_link_that_is_lost_is_made_anew_and_the_session_runs_on(desk: Path, mo
     eventually((desk / "opened").exists, what="the browser")
     (told,) = ok("jupyter", "list", "--json").json
     (desk / "cut").touch()
-    read_until(process, "the connection to login.example is lost: it is made anew; the session runs on")
+    read_until(process, "the connection to front.example is lost: it is made anew; the session runs on")
     calls = len((desk / "calls").read_text().splitlines())
     eventually(lambda: len((desk / "calls").read_text().splitlines()) >= calls + 2, what="two more tries")
     assert [s["state"] for s in ok("jupyter", "list", "--json").json] == ["RUNNING"]

@@ -240,6 +240,7 @@ def test_when_supervisor_and_guard_are_killed_a_program_that_heeds_the_end_ends(
     for keeper in machine.keepers(job):
         os.kill(keeper, signal.SIGKILL)
     until(lambda: not alive(int((machine.here / "pid").read_text())))  # nobody has asked in between
+    until(lambda: not machine.keepers(job))
     assert machine.record(job).reason == "supervisor was killed"
 
 
