@@ -90,10 +90,10 @@ def jobs(
         return
     found = gather(wanted, site=site)
     _say(found)
-    if ids and found.jobs.is_empty():
-        where = site or default_site()
+    if ids and found.jobs.is_empty() and not (user or account or state or name):
         raise UnknownJobError(
-            f"the accounting of site {where} has no job {' '.join(ids)}", hint="--site names another site"
+            f"the accounting of site {site or default_site()} has no job {' '.join(ids)}",
+            hint="it knows a new job some seconds after its start; --site names another site",
         )
     if csv is not None or parquet is not None:
         _write(found.jobs, csv=csv, parquet=parquet)

@@ -16,6 +16,7 @@ import pytest
 from commandline import Answer, hpcjobs
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs.errors import UnknownJobError
 from hpcjobs.report.starts import starts
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
@@ -67,7 +68,9 @@ def accounted(job_id: str, condition: Callable[[dict[str, Any]], object]) -> dic
     """The job's row, once the accounting has caught up."""
     end = time.monotonic() + 60
     while True:
-        row = jobs(job_id).get(job_id)
+        answer = hpcjobs("report", "jobs", *SITE, job_id, "--json")
+        assert answer.code in (0, UnknownJobError.exit_code), answer  # a new job is not known at once
+        row = next((r for r in answer.json if r["job_id"] == job_id), None) if answer.code == 0 else None
         if row is not None and condition(row):
             return row
         assert time.monotonic() < end, row
