@@ -35,6 +35,7 @@ class Fsdp(Strategy):
         the loss: the model's outputs are cast."""
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
+        require_streams(group.device)
         able = hasattr(FSDPModule, "set_reshard_after_forward")  # torch 2.6 has FSDP2 without it
         self.quiet_passes = able and dtype is None and room_for(model, group)
         mesh = self._mesh(group)
@@ -148,3 +149,15 @@ def like(value: torch.Tensor, mine: Any) -> torch.Tensor:
     if isinstance(value, DTensor) or not isinstance(mine, DTensor):
         return value
     return distribute_tensor(value.to(mine.device), mine.device_mesh, mine.placements)
+
+
+def require_streams(device: torch.device) -> None:
+    """Refuse CPUs where torch's fully_shard asks their streams for events that they do not have, as in torch 2.6.
+
+    Raises:
+        UsageError: names what works instead.
+    """
+    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise UsageError(
+            f"torch {torch.__version__} has fully_shard for GPUs alone: on CPUs use fsdp_scratch, or a newer torch"
+        )

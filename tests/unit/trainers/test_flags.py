@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hpcjobs import trainers
+from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.summary import RunSummary
 
 from .conftest import Runs, World
@@ -66,3 +68,15 @@ def test_digits_are_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert summary.samples == 16
     assert summary.evaluation is not None
     assert summary.evaluation.predictions == 8
+
+
+def test_fsdp_on_cpus_is_refused_by_name_where_torch_has_it_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.6 ended in the middle of its own code: 'Stream' object has no attribute 'record_event'."""
+    from hpcjobs.trainers.strategies.fsdp import require_streams
+
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
+    with pytest.raises(UsageError, match=r"fully_shard for GPUs alone: on CPUs use fsdp_scratch"):
+        require_streams(torch.device("cpu"))
+    require_streams(torch.device("cuda"))
+    monkeypatch.undo()
+    require_streams(torch.device("cpu"))
