@@ -2,6 +2,7 @@
 
 import os
 import time
+from abc import ABC, abstractmethod
 from typing import Dict, List, NamedTuple, Optional
 
 from hpcjobs.node import decide
@@ -20,7 +21,7 @@ class Continuation(NamedTuple):
     """Of the job that continues this one."""
 
 
-class Scheduler:
+class Scheduler(ABC):
     """What every scheduler answers; each method has an answer where the scheduler is silent."""
 
     job_id = ""
@@ -28,12 +29,13 @@ class Scheduler:
     restarts = 0
     """How often the scheduler has started this job again."""
 
+    @abstractmethod
     def read_limit(self) -> Optional[Limit]:
-        raise NotImplementedError
+        """The time limit as it is now; None: it is not known, or has not changed."""
 
+    @abstractmethod
     def read_cause(self) -> Optional[str]:
         """Why the scheduler ends this job: a cause, ``running``, ``cancelled`` or ``requeued``."""
-        raise NotImplementedError
 
     def read_kill_wait_s(self) -> float:
         """How long after SIGTERM the scheduler sends SIGKILL."""
@@ -43,21 +45,21 @@ class Scheduler:
         """When this start of the job was put into the queue, in seconds since 1970; None: unknown."""
         return None
 
+    @abstractmethod
     def read_earlier_cause(self, job_id: str) -> str:
         """The cause that ended ``job_id``, of which nothing was recorded."""
-        raise NotImplementedError
 
     def node_names(self, nodes: str) -> List[str]:
         """The names in a list of nodes; none where this scheduler has one machine."""
         return []
 
+    @abstractmethod
     def start_again(self, suspects: List[str]) -> Continuation:
         """Another attempt after this one, if possible without ``suspects``, of which the newest matter most."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hold(self) -> str:
         """Put the job back into the queue, to wait there until its user releases it; a message about it."""
-        raise NotImplementedError
 
 
 class Local(Scheduler):
