@@ -46,7 +46,7 @@ drills: ## Every drill (hpcjobs drill) on the sandbox; root, about 15 minutes
 
 soak: ## A training run killed a hundred times (KILLS=100); about 10 minutes
 	@tools/venv dev
-	$(BIN)/pytest -m long tests/unit/trainers/test_soak.py
+	$(BIN)/pytest -m long tests/unit/trainers/checkpoint/test_soak.py
 
 notebooks: ## Run the notebooks anew on this machine and keep what they show
 	@tools/venv dev

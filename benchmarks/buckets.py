@@ -8,9 +8,9 @@ import torch
 from harness import machine
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.core.config import Config
-from hpcjobs.trainers.core.group import Group, joined
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
+from hpcjobs.trainers.distributed.process_group import Group, joined
 from hpcjobs.trainers.strategies.base import Traffic
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.workloads.resnet50 import resnet50

@@ -23,8 +23,8 @@ import torch
 from harness import compete, report
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from hpcjobs.trainers.core.checkpoint import Moment
-from hpcjobs.trainers.core.saver import Saver
+from hpcjobs.trainers.checkpoint.format import Moment
+from hpcjobs.trainers.checkpoint.writer import Saver
 
 STATE_MIB = 337
 STEPS = 8

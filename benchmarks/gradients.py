@@ -20,12 +20,12 @@ import torch
 from harness import compete, report
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.core.config import Config
-from hpcjobs.trainers.core.group import Group, joined
-from hpcjobs.trainers.core.plan import plan_training
-from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
+from hpcjobs.trainers.distributed.process_group import Group, joined
 from hpcjobs.trainers.horovod import HorovodFlags
+from hpcjobs.trainers.optimization.plan import plan_training
+from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.strategies.ddp_mpi import DdpOverMpi

@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 import torch
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.core.config import Config
-from hpcjobs.trainers.core.group import Group
-from hpcjobs.trainers.core.plan import plan_training
-from hpcjobs.trainers.core.record import Recorder
-from hpcjobs.trainers.core.watchdog import Watchdog
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
+from hpcjobs.trainers.metrics.recorder import Recorder
+from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.workloads.lm import lm
 
 STEPS = int(os.environ.get("STEPS", 10**6))

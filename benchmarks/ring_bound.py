@@ -18,7 +18,7 @@ import torch.distributed as dist
 from harness import machine
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.core.group import Group, joined
+from hpcjobs.trainers.distributed.process_group import Group, joined
 
 SIZES_MIB = (1, 8, 25, 100)
 ROUNDS = 11

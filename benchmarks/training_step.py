@@ -25,18 +25,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.core.config import Config
-from hpcjobs.trainers.core.gpus import Gpus
-from hpcjobs.trainers.core.group import Group, joined
-from hpcjobs.trainers.core.monitor import INTERVAL_S, Sampler
-from hpcjobs.trainers.core.plan import plan_training
-from hpcjobs.trainers.core.probe import Probe
-from hpcjobs.trainers.core.record import Recorder
-from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
 from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
+from hpcjobs.trainers.distributed.process_group import Group, joined
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
+from hpcjobs.trainers.metrics.communication_probe import Probe
+from hpcjobs.trainers.metrics.gpu_sensors import Gpus
+from hpcjobs.trainers.metrics.monitor import INTERVAL_S, Sampler
+from hpcjobs.trainers.metrics.recorder import Recorder
+from hpcjobs.trainers.optimization.plan import plan_training
+from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.strategies.ddp_scratch import DdpScratch

@@ -94,7 +94,7 @@ def _package(image: Image, site: Site, runner: Runner) -> Iterator[Finding]:
     """The nodes' corner of hpcjobs comes by a bind: does this Python import it there?"""
     source = Path(hpcjobs.__file__).resolve().parent
     words = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
-    imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.core.config"
+    imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.commandline.config"
     done = inside(site, image.path, [*words, imports], binds=(f"{source}:{PACKAGE}/hpcjobs:ro",), runner=runner)
     if done.code == 0:
         yield Finding("good", "hpcjobs", f"{source} can be bound and imported")

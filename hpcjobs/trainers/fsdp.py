@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcjobs.trainers.core.flags import flag, positive
-from hpcjobs.trainers.core.launch import launch
+from hpcjobs.trainers.commandline.flags import flag, positive
+from hpcjobs.trainers.commandline.launch import launch
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,28 @@ ALLOWED = {
     "hpcjobs": {"site", "job", "run", "sweeps"},
     "__main__": {"cli"},
 }
+# package of the trainers -> the packages of the trainers it may import from, besides itself
+TRAINERS = {
+    "commandline": set[str](),
+    "distributed": set[str](),
+    "workloads": {"commandline"},
+    "data": {"commandline", "distributed", "workloads"},
+    "optimization": {"commandline", "distributed", "workloads", "strategies"},
+    "checkpoint": {"distributed", "optimization"},
+    "metrics": {"distributed", "workloads", "optimization", "checkpoint"},
+    "fault_tolerance": {"distributed", "metrics"},
+    "loop": {
+        "commandline",
+        "distributed",
+        "workloads",
+        "data",
+        "strategies",
+        "optimization",
+        "checkpoint",
+        "metrics",
+        "fault_tolerance",
+    },
+}
 STDLIB_ONLY = {"node", "runtime", "fabric"}
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 
@@ -99,6 +121,17 @@ def test_no_module_imports_against_the_direction() -> None:
     assert not wrong
 
 
+def test_the_packages_of_the_trainers_import_in_one_direction() -> None:
+    wrong = {
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for package, allowed in TRAINERS.items()
+        for path in sorted((PACKAGE / "trainers" / package).glob("*.py"))
+        for name in imported(path)
+        if name.startswith("hpcjobs.trainers.") and name.split(".")[2] not in {*allowed, package}
+    }
+    assert not wrong
+
+
 def test_the_node_side_imports_nothing_but_the_standard_library() -> None:
     wrong = {
         f"{path.relative_to(PACKAGE)} imports {name}"
@@ -135,7 +168,7 @@ def test_the_node_side_imports_without_any_other_package(module: str) -> None:
 
 
 def test_a_trainers_config_imports_without_the_submit_side() -> None:
-    python(blocking(SUBMIT_SIDE) + "import hpcjobs.trainers.core.config")
+    python(blocking(SUBMIT_SIDE) + "import hpcjobs.trainers.commandline.config")
 
 
 def test_the_help_page_loads_nothing_heavy() -> None:

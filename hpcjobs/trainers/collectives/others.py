@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcjobs.trainers.collectives.sweep import Reduce
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 
 
 def over_horovod(group: Group) -> tuple[str, Reduce]:
@@ -21,7 +21,7 @@ def over_mpi(group: Group) -> tuple[str, Reduce]:
     Raises:
         WorldMismatch: it does not.
     """
-    from hpcjobs.trainers.core.mpi import Mpi
+    from hpcjobs.trainers.distributed.mpi import Mpi
 
     world = Mpi.of(group)
     return "mpi", world.sum

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, TrainerError
-from hpcjobs.trainers.core.group import Group, joined
-from hpcjobs.trainers.core.launch import named, report
+from hpcjobs.trainers.commandline.launch import named, report
+from hpcjobs.trainers.distributed.process_group import Group, joined
 
 LEAST = 1 << 10
 Reduce = Callable[[torch.Tensor], None]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import UnequalData
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.workloads.base import Workload
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.ddp import DdpFlags
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.strategies.compress import HALVES, compress
 from hpcjobs.trainers.workloads.base import Workload

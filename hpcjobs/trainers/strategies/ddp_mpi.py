@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcjobs.runtime.exits import UsageError, WorldMismatch
-from hpcjobs.trainers.core.cores import crowded
-from hpcjobs.trainers.core.group import Group
-from hpcjobs.trainers.core.mpi import Mpi
 from hpcjobs.trainers.ddp import DdpFlags
+from hpcjobs.trainers.distributed.cpu_affinity import crowded
+from hpcjobs.trainers.distributed.mpi import Mpi
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.strategies.ddp_scratch import Bucket, into_buckets

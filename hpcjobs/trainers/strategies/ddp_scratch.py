@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcjobs.trainers.core.group import Group
 from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.workloads.base import Workload
 

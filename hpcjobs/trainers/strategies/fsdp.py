@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, room_for
 from hpcjobs.trainers.workloads.base import Workload

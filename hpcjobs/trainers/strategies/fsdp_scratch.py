@@ -27,7 +27,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, room_for
 from hpcjobs.trainers.strategies.flat import FlatUnit

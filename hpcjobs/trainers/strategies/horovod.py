@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.horovod import HorovodFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.strategies.horovod_gloo import hvd

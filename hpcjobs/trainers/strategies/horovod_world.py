@@ -18,8 +18,8 @@ from importlib import import_module
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
-from hpcjobs.trainers.core.mpi import SPEAKS, first_word, launched_by, spoken
-from hpcjobs.trainers.core.rendezvous import open_store, roll_call
+from hpcjobs.trainers.distributed.mpi import SPEAKS, first_word, launched_by, spoken
+from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
 
 START_TIMEOUT_S = 55.0

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.summary import RunSummary
-from hpcjobs.trainers.core.group import Group
-from hpcjobs.trainers.core.launch import Call
-from hpcjobs.trainers.core.run import Run, opened
+from hpcjobs.trainers.commandline.launch import Call
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.lightning import LightningFlags
+from hpcjobs.trainers.loop.run import Run, opened
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
 
@@ -47,7 +47,7 @@ def spread(flags: LightningFlags) -> Strategy:
 
 
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
-    """As core.train.train, with Lightning's loop in the place of ours."""
+    """As loop.train.train, with Lightning's loop in the place of ours."""
     with opened(call, strategy) as run:
         run.evaluate_resumed()
         if run.first_step < run.plan.total_steps:

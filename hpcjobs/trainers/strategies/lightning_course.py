@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from hpcjobs.trainers.core.data import EpochOrder, Loader
-from hpcjobs.trainers.core.run import Run
-from hpcjobs.trainers.core.step import Stepper
+from hpcjobs.trainers.data.loader import EpochOrder, Loader
+from hpcjobs.trainers.loop.run import Run
+from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.workloads.base import Batch
 
 

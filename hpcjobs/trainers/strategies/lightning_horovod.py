@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 from hpcjobs.trainers.strategies.horovod_gloo import hvd
 from hpcjobs.trainers.strategies.horovod_world import start, start_alone
 

@@ -7,7 +7,7 @@ import os
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from hpcjobs.trainers.core.group import Group
+from hpcjobs.trainers.distributed.process_group import Group
 
 
 def place(group: Group) -> ClusterEnvironment:

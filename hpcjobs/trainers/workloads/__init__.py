@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.commandline.config import Config
 
 if TYPE_CHECKING:
     from hpcjobs.trainers.workloads.base import Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
 from hpcjobs.trainers.workloads.decoder import Block, Decoder, Shape, flops_per_token
 from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload, classification_loss, classification_score
 from hpcjobs.trainers.workloads.digits import Digits, idx_digits, shipped_digits
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
 from hpcjobs.trainers.workloads.images import SyntheticImages, image_folder
 from hpcjobs.trainers.workloads.resnet import Bottleneck, ResNet50, flops_per_image

@@ -13,7 +13,7 @@ from waiting import eventually
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.daemons import recorded
 from hpcjobs.sandbox.folder import folder_at
-from hpcjobs.trainers.core import checkpoint
+from hpcjobs.trainers.checkpoint import format as checkpoint
 
 # 1.6 MB a checkpoint, and a hundred of them wanted: no disk of 50 MB has room for these.
 TRAINING = ("ddp", "--workload", "lm", "--steps", "400", "--log-every", "1", "--no-probe")

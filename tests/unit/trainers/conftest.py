@@ -27,6 +27,11 @@ FOREIGN = ("SLURM", "PMI", "OMPI", "HOROVOD", "HPCJOBS", "TORCHELASTIC", "MASTER
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
+def worlds_path() -> str:
+    """PYTHONPATH of ranks that use the workloads of the tests."""
+    return f"{REPOSITORY}:{REPOSITORY / 'tests/unit/trainers'}"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a world left: by rank its exit code, output and complaints, and the run folder."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from worlds import Points, noisy_points
 
-from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload
 
 

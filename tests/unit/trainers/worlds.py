@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from hpcjobs.trainers.core.config import Config
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Score, Workload, classification_score
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints: their format on disk, the writer, and the state they hold."""

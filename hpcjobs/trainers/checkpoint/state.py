@@ -1,0 +1,104 @@
+"""What a checkpoint holds of a run, and how a run takes it up again."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcjobs.runtime.exits import BadCheckpoint, MissingData
+from hpcjobs.trainers.checkpoint import format as checkpoint
+from hpcjobs.trainers.checkpoint.format import Moment
+from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.optimization.step import Stepper
+
+
+def capture(stepper: Stepper, group: Group) -> dict[str, Any]:
+    """The state to save; a collective call, and what it gives counts on rank 0 alone."""
+    generators = group.gather(own_generators(group))
+    return {
+        "model": stepper.strategy.model_state(stepper.model),
+        "optimizer": stepper.strategy.optimizer_state(stepper.model, stepper.optimizer),
+        "scaler": stepper.scaler.state_dict(),
+        "generators": generators,
+    }
+
+
+def restore(state: dict[str, Any], stepper: Stepper, group: Group) -> None:
+    stepper.strategy.load_model_state(stepper.model, state["model"])
+    stepper.strategy.load_optimizer_state(stepper.model, stepper.optimizer, state["optimizer"])
+    stepper.scaler.load_state_dict(state["scaler"])
+    if len(state["generators"]) == group.world_size:
+        set_own_generators(state["generators"][group.rank], group)
+
+
+def own_generators(group: Group) -> dict[str, Any]:
+    device = torch.cuda.get_rng_state(group.device) if group.device.type == "cuda" else None
+    return {"torch": torch.get_rng_state(), "device": device, "python": random.getstate()}
+
+
+def set_own_generators(saved: dict[str, Any], group: Group) -> None:
+    torch.set_rng_state(saved["torch"])
+    if saved["device"] is not None and group.device.type == "cuda":
+        torch.cuda.set_rng_state(saved["device"], group.device)
+    version, internal, gauss = saved["python"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+def choose(resume: str, run_dir: Path, group: Group) -> Path | None:
+    """The checkpoint to start from, agreed by all ranks. Damaged ones are passed over, and said."""
+    if resume == "none":
+        return None
+    chosen = _choose_on_first(resume, run_dir, group) if group.rank == 0 else None
+    said = group.from_first(_as_text(chosen))
+    if said.startswith("!"):
+        raise BadCheckpoint(said[1:], hint="--resume none starts over")
+    if not said:
+        return None
+    if not os.path.isdir(said):
+        raise MissingData(
+            f"rank {group.rank} on {group.hosts[group.rank]} does not see {said}",
+            hint="the run folder must be on a file system that all hosts share",
+        )
+    return Path(said)
+
+
+def _as_text(chosen: Path | str | None) -> str:
+    return "" if chosen is None else f"!{chosen}" if isinstance(chosen, str) else str(chosen)
+
+
+def _choose_on_first(resume: str, run_dir: Path, group: Group) -> Path | str | None:
+    """A sound checkpoint, None where there is none yet, or words about why there is none."""
+    if resume != "auto":
+        wrong = checkpoint.damage(Path(resume))
+        return Path(resume).resolve() if wrong is None else f"--resume {resume}: {wrong}"
+    looked: Sequence[tuple[Path, str | None]] = list(checkpoint.newest_valid(run_dir / checkpoint.FOLDER))
+    for place, wrong in looked:
+        if wrong is None:
+            return place.resolve()
+        group.say(f"passing over the damaged checkpoint {place.name}: {wrong}")
+    return f"none of {len(looked)} checkpoints in {run_dir} is sound" if looked else None
+
+
+def position(moment: Moment, plan: Plan) -> int:
+    """Finished steps of this plan that come nearest to the saved moment; exact for the same global batch, and at the
+    end of an epoch."""
+    of_epoch = moment.epoch_samples // plan.global_batch_size
+    if moment.epoch_samples >= plan.epoch_samples:  # more, where the last batch was smaller
+        of_epoch = plan.steps_per_epoch
+    return min(moment.epoch * plan.steps_per_epoch + of_epoch, plan.total_steps)
+
+
+def changes(moment: Moment, plan: Plan) -> str:
+    """What is not as it was when the checkpoint was written, in words; empty where nothing changed."""
+    if moment.world_size == plan.world_size:
+        return ""
+    return (
+        f"; world size {moment.world_size} -> {plan.world_size}: random generators start anew, "
+        f"the position is kept to a whole step"
+    )

@@ -1,0 +1,85 @@
+"""What every trainer can be told. None means "not said": the workload's own default is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcjobs.trainers.commandline.flags import flag, not_negative, positive
+
+
+@dataclass(frozen=True)
+class Config:
+    workload: str = flag("mnist", "lm, matmul, mnist, resnet50, or a function of your own as `package.module:function`")
+    epochs: int | None = flag(None, "passes over the training data", parse=positive(int), metavar="N")
+    steps: int | None = flag(None, "stop after so many optimizer steps", parse=positive(int), metavar="N")
+    batch_size: int | None = flag(None, "samples per rank and forward pass", parse=positive(int), metavar="N")
+    accumulate: int = flag(1, "forward passes per optimizer step", parse=positive(int), metavar="N")
+    lr: float | None = flag(None, "learning rate before scaling", parse=positive(float))
+    lr_scaling: str = flag(
+        "none", "multiply the rate by the world size, its root, or 1", choices=("none", "sqrt", "linear")
+    )
+    lr_decay: str = flag("none", "cosine: down to a tenth at the last step", choices=("none", "cosine"))
+    warmup_steps: int | None = flag(
+        None,
+        "steps over which the rate rises from near 0 [a tenth of the run where the rate is above the workload's own]",
+        parse=not_negative(int),
+        metavar="N",
+    )
+    clip_norm: float | None = flag(None, "largest norm of the gradient", parse=positive(float))
+    seed: int = flag(0, "of the weights and of the order of samples", parse=int)
+    precision: str = flag("fp32", "bf16 and fp16 are mixed precision", choices=("fp32", "bf16", "fp16"))
+    tf32: bool = flag(False, "TF32 matrix products and convolutions on GPUs that have them, with --precision fp32")
+    deterministic: bool = flag(False, "refuse operations whose result may differ from run to run")
+    device: str = flag("auto", "auto takes a GPU where torch sees one", choices=("auto", "cpu", "cuda"))
+    compile: bool = flag(False, "torch.compile the model")
+    workers: int = flag(
+        0,
+        "loader processes per rank, for the whole run; as many again for evaluation",
+        parse=not_negative(int),
+        metavar="N",
+    )
+    log_every: int = flag(10, "steps between two lines of metrics", parse=positive(int), metavar="N")
+    eval_every: int | None = flag(
+        None,
+        "steps between evaluations of the held-out part; 0: none [after each epoch]",
+        parse=not_negative(int),
+        metavar="N",
+    )
+    eval_batches: int | None = flag(None, "batches per rank and evaluation [all]", parse=positive(int), metavar="N")
+    checkpoint_every: int | None = flag(None, "steps between checkpoints", parse=positive(int), metavar="N")
+    save_every_epochs: int | None = flag(None, "epochs between checkpoints", parse=positive(int), metavar="N")
+    checkpoint_keep: int = flag(3, "newest checkpoints kept; the best stays too", parse=positive(int), metavar="N")
+    checkpoint_async: bool = flag(True, "write checkpoints while training goes on")
+    resume: str = flag("auto", "auto: from the run folder's newest sound checkpoint; none; or a folder")
+    probe_every: int = flag(
+        250, "steps between two measurements of exposed communication", parse=positive(int), metavar="N"
+    )
+    probe: bool = flag(True, "measure exposed communication, on passes that do not train")
+    monitor: bool = flag(False, "each second, what cores, memory, network and GPUs do, into monitor.jsonl")
+    stall_after: float | None = flag(
+        None,
+        "end the run after so many seconds without a step [30 times the p95 step, where the job is started again]",
+        parse=positive(float),
+        metavar="S",
+    )
+    run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
+    rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
+    stage_to: str | None = flag(None, "copy --data and --text once per node to this local folder", metavar="DIR")
+    # for workloads
+    data: str | None = flag(
+        None, "mnist: folder with the idx files; resnet50: with train/CLASS/* and val/CLASS/*", metavar="DIR"
+    )
+    text: tuple[str, ...] = flag((), "lm: train on these files, byte by byte, with 256 tokens", metavar="FILE")
+    preset: str = flag("tiny", "lm: size of the decoder", choices=("tiny", "small", "gpt2"))
+    sequence_length: int | None = flag(None, "lm: tokens per sample", parse=positive(int), metavar="N")
+    train_samples: int | None = flag(
+        None,
+        "synthetic data: samples per epoch [enough for 32 steps, and at least the workload's own number]",
+        parse=positive(int),
+        metavar="N",
+    )
+    image_size: int = flag(224, "resnet50: side of an image in pixels", parse=positive(int), metavar="N")
+    channels_last: bool = flag(True, "resnet50: the channels of a pixel lie side by side in memory")
+    matrix_size: int | None = flag(
+        None, "matmul: rows and columns [2048, on a GPU 8192]", parse=positive(int), metavar="N"
+    )

@@ -1,0 +1,145 @@
+"""From a command line to an exit code, with torch loaded only once both flags and world are right."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, WorldMismatch
+from hpcjobs.runtime.signals import Stop, folder, ignore, listen
+from hpcjobs.runtime.streams import flush, print_error
+from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.commandline.flags import Parser, add_flags, parse_all, read_flags
+
+F = TypeVar("F")
+SILENT_RANKS_WAIT_S = 1.5
+
+
+@dataclass(frozen=True)
+class Call(Generic[F]):
+    """One rank's whole request: which trainer, its flags, and the rank's place in the world."""
+
+    trainer: str
+    config: Config
+    flags: F
+    env: DistEnv
+    stop: Stop | None = None
+    """Where a job script would start the run again: whether it asks to stop now."""
+
+
+def launch(
+    trainer: str,
+    about: str | None,
+    flags: type[Any],
+    argv: Sequence[str] | None,
+    *,
+    strategy: str,
+    train: str = "hpcjobs.trainers.loop.train:train",
+) -> int:
+    """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
+    config = Config()
+    stop = listen() if folder() is not None else None  # at once: a signal kills who does not listen yet
+    collecting = gc.isenabled()
+    gc.disable()  # loading torch makes 300,000 objects and no garbage; opened() turns it on again
+    atexit.register(gc.freeze)  # nor need they be looked through as the process ends
+    try:
+        config, chosen = _parse(trainer, about, flags, argv)
+        call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ), stop)
+        _refuse_other_world(call.env)
+        _settle_environment(call.env)
+        run = named(train)
+        run(call, named(strategy)(chosen))
+    except Requeue as left:
+        ignore()
+        return left.code
+    except TrainerError as error:
+        record_failure(trainer, config, error)
+        return report(error)
+    finally:
+        gc.unfreeze()
+        if "hpcjobs.trainers.distributed.process_group" in sys.modules:
+            named("hpcjobs.trainers.distributed.process_group:let_go")()
+        if collecting:
+            gc.enable()
+        flush()
+    return ExitCode.OK
+
+
+def named(dotted: str) -> Any:
+    """What `module:name` stands for; loads torch."""
+    module, _, name = dotted.partition(":")
+    return getattr(import_module(module), name)
+
+
+def own_rank() -> str:
+    """Good enough to decide who speaks, also where the environment is what is wrong."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+
+
+def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
+    """The summary of a run that failed: what was asked and why it ended; metrics.jsonl tells how far."""
+    run_dir = os.environ.get("HPCJOBS_RUN_DIR", config.run_dir)
+    if own_rank() != "0" or run_dir is None or not Path(run_dir).is_dir():
+        return
+    ranks = os.environ.get("HPCJOBS_NTASKS", os.environ.get("WORLD_SIZE", "1"))
+    summary = RunSummary(
+        trainer=trainer,
+        strategy=trainer,
+        workload=config.workload,
+        status="failed",
+        exit_code=int(error.code),
+        error=str(error),
+        world_size=int(ranks) if ranks.isdigit() else 1,
+        job_id=os.environ.get("HPCJOBS_JOB_ID"),
+        config=asdict(config),
+    )
+    try:
+        summary.write(Path(run_dir))
+    except OSError as full:  # the error itself is still to be told
+        print_error(f"warning: no summary in {run_dir}: {full}")
+
+
+def report(error: TrainerError) -> int:
+    """Say it once. Before ranks can talk, all meet the same error: the others wait for rank 0's line."""
+    if isinstance(error, AlreadyReported):
+        return error.code
+    if error.elected or own_rank() == "0":
+        print_error(f"error: {error}")
+    else:
+        time.sleep(SILENT_RANKS_WAIT_S)  # a launcher kills all ranks when the first one leaves
+    return error.code
+
+
+def _parse(trainer: str, about: str | None, flags: type[F], argv: Sequence[str] | None) -> tuple[Config, F]:
+    parser = Parser(prog=trainer, description=about, allow_abbrev=False)
+    add_flags(parser, Config, title="every trainer")
+    add_flags(parser, flags, title=trainer)
+    parsed = parse_all(parser, argv)
+    return read_flags(Config, parsed), read_flags(flags, parsed)
+
+
+def _refuse_other_world(env: DistEnv) -> None:
+    asked = os.environ.get("HPCJOBS_NTASKS")
+    if asked is not None and asked != str(env.world_size):
+        raise WorldMismatch(
+            f"the job asked for {asked} ranks (HPCJOBS_NTASKS), but the world that started has {env.world_size}",
+            hint="start all tasks in one srun or torchrun, without an -n of its own",
+        )
+
+
+def _settle_environment(env: DistEnv) -> None:
+    """Before torch is loaded: libraries read these once."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # retries of a connection are no news
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // env.local_world_size))

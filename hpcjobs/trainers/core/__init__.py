@@ -1,1 +1,0 @@
-"""What every trainer shares: flags, the group, data, the loop, and the record of a run."""

@@ -1,0 +1,1 @@
+"""Which rank reads which samples, and where the data lies."""

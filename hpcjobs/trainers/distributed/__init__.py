@@ -1,0 +1,1 @@
+"""Ranks: how they meet, the process group, MPI, their cores, and errors that cross them."""

@@ -1,0 +1,1 @@
+"""The training loop and the run around it."""

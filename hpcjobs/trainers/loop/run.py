@@ -1,0 +1,250 @@
+"""A run around its loop: the world, the workload and the record are opened here, and closed into a summary."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from hpcjobs.runtime.exits import UnequalData, UsageError
+from hpcjobs.runtime.summary import Quantiles, RunSummary
+from hpcjobs.trainers.checkpoint.format import Moment
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.commandline.launch import Call
+from hpcjobs.trainers.data.staging import staged
+from hpcjobs.trainers.distributed.cpu_affinity import crowded, written
+from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
+from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
+from hpcjobs.trainers.loop.checkpointing import Checkpoints, take_up
+from hpcjobs.trainers.loop.evaluation import Evaluator
+from hpcjobs.trainers.metrics.monitor import Monitor
+from hpcjobs.trainers.metrics.recorder import Recorder
+from hpcjobs.trainers.optimization.plan import Plan, grow_synthetic, plan_training
+from hpcjobs.trainers.optimization.step import Stepper
+from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.workloads import load_workload
+from hpcjobs.trainers.workloads.base import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """One rank's part of a run, whoever's loop it is."""
+
+    call: Call[Any]
+    group: Group
+    workload: Workload
+    plan: Plan
+    run_dir: Path
+    stepper: Stepper
+    resumed: Moment | None
+    recorder: Recorder
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    monitor: Monitor
+    fault_tolerance: FaultTolerance
+    watchdog: Watchdog
+
+    @property
+    def config(self) -> Config:
+        return self.call.config
+
+    @property
+    def first_step(self) -> int:
+        return 0 if self.resumed is None else self.resumed.step
+
+    def end_step(self, step: int, epoch: int) -> None:
+        """After every step: write its line, evaluate and save where that is due, and stop where that was asked."""
+        self.fault_tolerance.finished(step)
+        self.watchdog.beat(step, "data")
+        saves, evaluates = self.checkpoints.due(step), self.evaluator.due(step)
+        ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
+        if saves or evaluates or ends or step % self.config.log_every == 0:
+            self.recorder.flush(step, epoch)
+            self.watchdog.update_limit()
+        if evaluates:
+            self.evaluate(step, epoch)
+        if saves:  # after the evaluation, whose loss decides which checkpoint is the best
+            self.checkpoints.save(step, epoch)
+        self.stop_if_asked(step, epoch)
+
+    def stop_if_asked(self, step: int, epoch: int) -> None:
+        """A boundary: all ranks come by here equally often, and leave together."""
+        why = self.fault_tolerance.agreed()
+        if why is not None:
+            self.recorder.flush(step, epoch)
+            self.checkpoints.insist(step, epoch)
+            self.fault_tolerance.leave(step, why)
+
+    def evaluate(self, step: int, epoch: int) -> None:
+        """Scores the held-out part; a collective call."""
+        result = self.evaluator.evaluate(boundary=lambda: self._evaluating(step, epoch))
+        self.recorder.evaluated(result, step, epoch)
+
+    def evaluate_resumed(self) -> None:
+        """Scores a resumed model where its step is one to evaluate at: its lines end before that evaluation."""
+        step = self.first_step
+        if self.evaluator.due(step):
+            self.evaluate(step, (step - 1) // self.plan.steps_per_epoch)
+
+    def _evaluating(self, step: int, epoch: int) -> None:
+        self.watchdog.beat(step, "evaluation")
+        self.stop_if_asked(step, epoch)
+
+    def finish(self, *, exposed_s: Sequence[float], compute_s: Sequence[float]) -> RunSummary:
+        """The summary, once the last checkpoint is on disk; a collective call."""
+        self.checkpoints.finish()
+        strategy, config = self.stepper.strategy, self.config
+        traffic = strategy.traffic(self.stepper.model) if self.group.world_size > 1 else None
+        summary = self.recorder.finish(
+            steps=self.plan.total_steps,
+            resumed_from_step=None if self.resumed is None else self.resumed.step,
+            exposed_communication_s=Quantiles.of(exposed_s),
+            compute_s=compute_s,
+            checkpoint_stall_s=Quantiles.of(self.checkpoints.stall_s),
+            trainer=self.call.trainer,
+            strategy=strategy.name,
+            monitor=self.monitor.summary(),
+            backend=strategy.backend or self.group.backend,
+            job_id=os.environ.get("HPCJOBS_JOB_ID"),
+            precision=config.precision,
+            tf32=config.tf32,
+            parameters=self.stepper.parameters,
+            bytes_moved_per_step=None if traffic is None else traffic.bytes,
+            collectives_per_step=None if traffic is None else traffic.calls,
+            config={**asdict(config), **asdict(self.call.flags)},
+        )
+        self.group.say(done(summary, self.run_dir))
+        return summary
+
+
+@contextmanager
+def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
+    """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
+    config = call.config
+    with joined(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
+        introduce(group)
+        workload = grow_synthetic(config, load_workload(staged(config, group)), group.world_size)
+        set_numerics(config, workload)
+        refuse_unequal_data(group, workload)
+        plan = plan_training(config, workload, group.world_size, fill=strategy.fills)
+        run_dir = settle_run_dir(call, group)
+        stepper = Stepper(config, workload, strategy, group=group, plan=plan)
+        group.say(opening(call.trainer, workload, plan, stepper, run_dir))
+        warn_of_small_share(group, plan)
+        resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
+        evaluator = Evaluator(config, workload, stepper, plan=plan, group=group)
+        with (
+            Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
+            closing(FaultTolerance(group, call.stop)) as fault_tolerance,
+            Checkpoints(config, run_dir, stepper, recorder, fault_tolerance, plan=plan, group=group) as checkpoints,
+            Monitor(group, run_dir, on=config.monitor) as monitor,
+            closing(watchdog_of(call, group, run_dir, recorder)) as watchdog,
+        ):
+            gc.freeze()  # what was loaded stays: the loop never looks through it for garbage
+            gc.enable()
+            yield Run(
+                call,
+                group,
+                workload,
+                plan,
+                run_dir,
+                stepper,
+                resumed,
+                recorder,
+                evaluator,
+                checkpoints,
+                monitor,
+                fault_tolerance,
+                watchdog,
+            )
+
+
+def watchdog_of(call: Call[Any], group: Group, run_dir: Path, recorder: Recorder) -> Watchdog:
+    """On where a job script would start the run again, or where its patience was said."""
+    after_s = call.config.stall_after
+    on = call.stop is not None or after_s is not None
+    return Watchdog(group, run_dir, recorder.meter, after_s=after_s, on=on)
+
+
+def introduce(group: Group) -> None:
+    """Every rank says where it runs; a reader of the log sees the whole world, and where it is too crowded."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    print(
+        f"rank {group.rank} of {group.world_size} on {group.hosts[group.rank]}: {group.device}, "
+        f"{threads} threads on {len(cores)} cores ({written(cores)})",
+        flush=True,
+    )
+    everyone = cast(list[tuple[int, set[int]]], group.gather((threads, cores)))
+    for line in crowded(group.hosts, everyone):
+        group.say(line)
+
+
+def set_numerics(config: Config, workload: Workload) -> None:
+    """One switch for all fp32 products: torch's own default is full precision for matrices, TF32 for convolutions."""
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = workload.convolutions and not config.deterministic
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def warn_of_small_share(group: Group, plan: Plan) -> None:
+    """Steps smaller than what was asked for measure something else."""
+    share = -(-plan.epoch_samples // plan.world_size)
+    if share < plan.samples_per_step:
+        group.say(
+            f"warning: a rank's share of an epoch is {share} of {plan.epoch_samples:,} samples, less than the "
+            f"{plan.samples_per_step} of its step: every step takes {share}. Hint: a smaller --batch-size, or more data"
+        )
+
+
+def refuse_unequal_data(group: Group, workload: Workload) -> None:
+    """Ranks that count different samples would end an epoch at different steps, and hang there."""
+    mine = (len(workload.train), 0 if workload.held_out is None else len(workload.held_out))
+    everyone = group.gather(mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise UnequalData(
+                f"rank 0 on {group.hosts[0]} has {everyone[0]} training and held-out samples, "
+                f"rank {rank} on {group.hosts[rank]} has {theirs}",
+                hint="is the data on every host the same version, or on a shared file system?",
+            )
+
+
+def settle_run_dir(call: Call[Any], group: Group) -> Path:
+    """The job's run folder; by hand --run-dir; else one made once, named by rank 0."""
+    given, asked = os.environ.get("HPCJOBS_RUN_DIR"), call.config.run_dir
+    if given is not None and asked is not None and Path(given) != Path(asked):
+        raise UsageError(f"--run-dir {asked}, but the job's run folder is {given}", hint="leave it out")
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    run_dir = Path(group.from_first(given or asked or f"runs/{call.trainer}-{stamp}"))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_dir
+
+
+def opening(trainer: str, workload: Workload, plan: Plan, stepper: Stepper, run_dir: Path) -> str:
+    return (
+        f"{trainer}: {workload.name}, {stepper.parameters:,} parameters, {len(workload.train):,} samples, "
+        f"batch {plan.batch_size} × {plan.accumulate} × {plan.world_size} ranks, "
+        f"{plan.total_steps} steps, lr {plan.lr:g}, run folder {run_dir}"
+    )
+
+
+def done(summary: RunSummary, run_dir: Path) -> str:
+    assert summary.throughput is not None
+    assert summary.elapsed_s is not None
+    used = "" if summary.mfu is None else f", {100 * summary.mfu:.1f} % of the stated peak"
+    return (
+        f"done: {summary.steps} steps in {summary.elapsed_s:.1f} s, "
+        f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks{used}; "
+        f"{run_dir / 'summary.json'}"
+    )

@@ -1,0 +1,55 @@
+"""Training from top to bottom: every step of every epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.trainers.commandline.launch import Call
+from hpcjobs.trainers.data.loader import EpochOrder, Loader
+from hpcjobs.trainers.loop.run import Run, opened
+from hpcjobs.trainers.metrics.communication_probe import Probe
+from hpcjobs.trainers.strategies.base import Strategy
+
+
+def train(call: Call[Any], strategy: Strategy) -> RunSummary:
+    """One rank's part of a run."""
+    with opened(call, strategy) as run:
+        probe = Probe(run.config.probe_every if run.config.probe else None, run.stepper, run.group)
+        run.evaluate_resumed()
+        run_loop(run, probe)
+        return run.finish(exposed_s=probe.exposed_s, compute_s=probe.compute_s)
+
+
+def run_loop(run: Run, probe: Probe) -> None:
+    """Every step of every epoch; `end_step` writes lines, evaluates and saves where that is due."""
+    config, plan, stepper, recorder = run.config, run.plan, run.stepper, run.recorder
+    loader = Loader(run.workload.train, device=run.group.device, workers=config.workers)
+    meter, step = recorder.meter, run.first_step
+    for epoch in range(step // plan.steps_per_epoch, plan.epochs):
+        order = EpochOrder(
+            len(run.workload.train),
+            run.group.rank,
+            run.group.world_size,
+            plan.samples_per_step,
+            config.seed,
+            epoch,
+            first_step=step - epoch * plan.steps_per_epoch,
+            fill=stepper.strategy.fills,
+        )
+        batches = loader.epoch(order)
+        for _ in range(min(len(order), plan.total_steps - step)):
+            meter.begin()
+            batch = next(batches, None)  # none: this rank has run out, a step before others
+            meter.data_ready()
+            run.watchdog.beat(step, "step")
+            loss = None if batch is None else stepper.step(batch, step)
+            if loss is None or (not stepper.strategy.fills and step + 1 == (epoch + 1) * plan.steps_per_epoch):
+                loss = stepper.strategy.join(stepper.model, loss)
+            meter.end()
+            recorder.add(loss)
+            step += 1
+            run.end_step(step, epoch)
+            if batch is not None and probe.due(step):
+                run.watchdog.beat(step, "probe")
+                probe.measure(batch)

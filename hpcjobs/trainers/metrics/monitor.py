@@ -1,0 +1,140 @@
+"""What the machine does while a run goes on: a sample each second, by one rank of each node.
+
+Node 0 writes monitor.jsonl, node N monitor-N.jsonl: lines that several hosts append to one file would mix.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import torch
+
+from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog, Monitored
+from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.metrics.gpu_sensors import Gpus
+
+INTERVAL_S = 1.0
+IDLE_PERCENT = 5.0  # below it, GPUs (where there are none, cores) count as idle
+
+
+class Monitor:
+    """Samples while the `with` block runs; does nothing on ranks other than the first of their node."""
+
+    def __init__(self, group: Group, run_dir: Path, *, on: bool) -> None:
+        self.group, self.run_dir = group, run_dir
+        self.on, self.host = on, group.hosts[group.rank]
+        self.samples: list[Load] = []
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Monitor:
+        if self.on:
+            ranks = cast(list[tuple[str, int, str | None]], self.group.gather((self.host, *self._own())))
+            pids = [pid for host, pid, _ in ranks if host == self.host]
+            uuids = [uuid for host, _, uuid in ranks if host == self.host and uuid is not None]
+            if self.group.rank == self.group.hosts.index(self.host):
+                sampler = Sampler(pids, Gpus(uuids))
+                if sampler.gpus.missing is not None:
+                    self.group.say(f"monitor: no GPU is watched: {sampler.gpus.missing}")
+                self._thread = threading.Thread(target=self._watch, args=(sampler,), name="monitor", daemon=True)
+                self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def summary(self) -> Monitored | None:
+        """Over the samples of all nodes; a collective call."""
+        if not self.on:
+            return None
+        self.__exit__()
+        nodes = cast(list[list[Load]], self.group.gather(self.samples))
+        return summed_up([sample for samples in nodes for sample in samples])
+
+    def _own(self) -> tuple[int, str | None]:
+        """This rank's process and GPU."""
+        if self.group.device.type != "cuda":
+            return os.getpid(), None
+        return os.getpid(), f"GPU-{torch.cuda.get_device_properties(self.group.device).uuid}"
+
+    def _watch(self, sampler: Sampler) -> None:
+        node = list(dict.fromkeys(self.group.hosts)).index(self.host)
+        log = MetricsLog(self.run_dir / ("monitor.jsonl" if node == 0 else f"monitor-{node}.jsonl"))
+        began = time.time()
+        log.write("monitor", schema=MONITOR_SCHEMA, host=self.host, interval_s=INTERVAL_S, started_at=began)
+        last = False
+        while not last:
+            last = self._done.wait(INTERVAL_S)  # the last, shorter interval counts too: short runs have no other
+            sample = sampler.sample()
+            self.samples.append(sample)
+            log.write("sample", time_s=round(time.time() - began, 3), **asdict(sample))
+        log.close()
+
+
+class Sampler:
+    """Rates are those since the sample before."""
+
+    def __init__(self, pids: Sequence[int], gpus: Gpus) -> None:
+        self.gpus = gpus
+        self._ranks = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        self._cores = sorted({core for rank in self._ranks for core in rank.cpu_affinity()})
+        psutil.cpu_percent(percpu=True)
+        self._before, self._totals = time.perf_counter(), self._counted()
+
+    def sample(self) -> Load:
+        now, totals = time.perf_counter(), self._counted()
+        passed = max(now - self._before, 1e-6)
+        rates = [max(0, new - old) / passed for new, old in zip(totals, self._totals, strict=True)]
+        self._before, self._totals = now, totals
+        busy = psutil.cpu_percent(percpu=True)
+        cores = [busy[core] for core in self._cores if core < len(busy)] or busy
+        return Load(
+            cpu_percent=sum(cores) / len(cores),
+            rss_bytes=float(sum(self._each(lambda rank: rank.memory_info().rss))),
+            network_received_bytes_per_s=rates[0],
+            network_sent_bytes_per_s=rates[1],
+            read_bytes_per_s=rates[2],
+            written_bytes_per_s=rates[3],
+            **self.gpus.read(),
+        )
+
+    def _counted(self) -> list[float]:
+        """Network of the node, loopback included, since ranks of one node talk there; storage of the ranks."""
+        network = psutil.net_io_counters(nowrap=False)
+        storage = self._each(lambda rank: rank.io_counters())
+        received, sent = (0, 0) if network is None else (network.bytes_recv, network.bytes_sent)
+        return [received, sent, sum(io.read_bytes for io in storage), sum(io.write_bytes for io in storage)]
+
+    def _each(self, ask: Callable[[psutil.Process], Any]) -> list[Any]:
+        """Of the ranks that are still there and may be asked."""
+        answers = []
+        for rank in self._ranks:
+            with suppress(psutil.Error, OSError):
+                answers.append(ask(rank))
+        return answers
+
+
+def summed_up(samples: Sequence[Load]) -> Monitored | None:
+    """Means and peaks of each value over the samples that have it, and the share of idle samples."""
+    if not samples:
+        return None
+    columns = {item.name: [getattr(sample, item.name) for sample in samples] for item in fields(Load)}
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    busy = known["gpu_percent"] or known["cpu_percent"]
+    return Monitored(
+        samples=len(samples),
+        interval_s=INTERVAL_S,
+        idle_share=sum(value < IDLE_PERCENT for value in busy) / len(busy),
+        mean=Load(**{name: sum(values) / len(values) for name, values in known.items() if values}),
+        peak=Load(**{name: max(values) for name, values in known.items() if values}),
+    )

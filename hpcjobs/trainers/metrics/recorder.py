@@ -1,0 +1,210 @@
+"""Progress lines and metrics while a run goes on; its summary at the end. Rank 0 writes."""
+
+from __future__ import annotations
+
+import math
+import platform
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcjobs.runtime.exits import LossNotFinite
+from hpcjobs.runtime.summary import (
+    METRICS_FILE,
+    METRICS_SCHEMA,
+    ByRank,
+    Evaluation,
+    MetricsLog,
+    Quantiles,
+    RunSummary,
+    Throughput,
+)
+from hpcjobs.trainers.checkpoint.format import Moment
+from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.metrics.peak_flops import peak_flops_per_s
+from hpcjobs.trainers.metrics.step_timer import Meter
+from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.workloads.base import Workload
+
+
+class Recorder:
+    """Losses stay on the device until a line is due: then one small all-reduce averages them."""
+
+    def __init__(self, group: Group, plan: Plan, workload: Workload, run_dir: Path, *, resumed: Moment | None) -> None:
+        self.group, self.plan, self.workload, self.run_dir = group, plan, workload, run_dir
+        self.meter = Meter(group.device)
+        self.loss: float | None = None
+        self.evaluation: Evaluation | None = None
+        self._evaluated_at: tuple[int, int] | None = None  # finished steps; bytes of metrics before the evaluation
+        self._pending: list[torch.Tensor] = []
+        self._started = time.time()
+        kept = 0 if resumed is None else resumed.metrics_bytes
+        self._log = MetricsLog(run_dir / METRICS_FILE, keep_bytes=kept) if group.rank == 0 else None
+        self._first_step = 0 if resumed is None else resumed.step
+        self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
+                    hosts=group.hosts, global_batch_size=plan.global_batch_size)  # fmt: skip
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def add(self, loss: torch.Tensor) -> None:
+        self._pending.append(loss)
+
+    def flush(self, step: int, epoch: int) -> None:
+        """Write the line of the steps since the last one; `step` counts finished steps."""
+        if not self._pending:
+            return
+        steps = len(self._pending)
+        self.meter.settle()
+        recent, waits = self.meter.step_s[-steps:], self.meter.wait_s[-steps:]
+        mine = torch.stack(self._pending).double().mean(), sum(recent) / steps, sum(waits) / steps
+        losses, step_s, wait_s = self.group.rows([float(value) for value in mine]).unbind(1)
+        mean = float(losses.mean())
+        self._pending.clear()
+        if mean != mean or mean in (float("inf"), float("-inf")):
+            raise LossNotFinite(
+                f"the loss is {mean} at step {step} (epoch {epoch + 1})",
+                hint="a smaller --lr, --warmup-steps, --clip-norm 1.0, or --precision bf16 instead of fp16",
+            )
+        self.loss = mean
+        rate = self._rate(recent, last=step)
+        self._write("step", step=step, epoch=epoch, loss=mean, lr=self.plan.lr_at(step - 1),
+                    step_time_s=float(step_s[0]), step_time_max_s=float(step_s.max()),
+                    data_wait_s=float(wait_s[0]), data_wait_max_s=float(wait_s.max()),
+                    data_wait_max_rank=int(wait_s.argmax()), throughput=rate,
+                    unit=f"{self.workload.unit}/s")  # fmt: skip
+        width = len(str(self.plan.total_steps))
+        self.group.say(
+            f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
+            f"loss {mean:.4f}  {rate:,.0f} {self.workload.unit}/s  {1e3 * sum(recent) / steps:.1f} ms/step"
+        )
+
+    def metrics_bytes_at(self, step: int) -> int:
+        """Bytes of metrics that a run which goes on from `step` keeps: it repeats the evaluation of that step."""
+        if self._evaluated_at is not None and self._evaluated_at[0] == step:
+            return self._evaluated_at[1]
+        return self._bytes
+
+    @property
+    def _bytes(self) -> int:
+        return 0 if self._log is None else self._log.tell()
+
+    def evaluation_at(self, step: int) -> Evaluation | None:
+        """What was measured after exactly so many steps."""
+        return self.evaluation if self._evaluated_at is not None and self._evaluated_at[0] == step else None
+
+    def saved(self, step: int, stall_s: float) -> None:
+        self._write("checkpoint", step=step, stall_s=stall_s)
+
+    def evaluated(self, result: Evaluation, step: int, epoch: int) -> None:
+        self.evaluation, self._evaluated_at = result, (step, self._bytes)
+        self._write("evaluation", step=step, epoch=epoch, **asdict(result))
+        extra = "" if result.perplexity is None else f"  perplexity {result.perplexity:.3f}"
+        self.group.say(
+            f"epoch {epoch + 1}/{self.plan.epochs}  held out: loss {result.loss:.4f}  "
+            f"accuracy {result.accuracy:.4f}{extra}  ({result.predictions:,} predictions)"
+        )
+
+    def finish(self, *, steps: int, precision: str, tf32: bool, compute_s: Sequence[float], **known: Any) -> RunSummary:
+        """The summary, written by rank 0; the same value on every rank."""
+        self.meter.settle()
+        meter, now = self.meter, time.time()
+        ranks = by_rank(self.group, meter, compute_s)
+        rate = self._rate(meter.counted_steps, last=steps)
+        flops_per_s = rate / self.workload.units_per_sample * self.workload.flops_per_sample
+        peak = self._peak(precision, tf32=tf32)
+        summary = RunSummary(
+            workload=self.workload.name,
+            status="completed",
+            exit_code=0,
+            world_size=self.group.world_size,
+            hosts=self.group.hosts,
+            nnodes=len(set(self.group.hosts)),
+            started_at=_utc(self._started),
+            ended_at=_utc(now),
+            elapsed_s=now - self._started,
+            device=self.group.device.type,
+            device_name=device_name(self.group.device),
+            threads_per_rank=torch.get_num_threads(),
+            torch_version=str(torch.__version__),
+            python_version=platform.python_version(),
+            epochs=steps / self.plan.steps_per_epoch,
+            steps=steps,
+            samples=self.plan.samples_before(steps),
+            batch_size_per_rank=self.plan.batch_size,
+            global_batch_size=self.plan.global_batch_size,
+            lr=self.plan.lr,
+            throughput=Throughput(rate, f"{self.workload.unit}/s"),
+            step_time_s=Quantiles.of(meter.counted_steps),
+            data_wait_s=Quantiles.of(meter.counted_waits),
+            by_rank=ranks,
+            imbalance=ranks.imbalance,
+            memory_peak_bytes=self._memory_peak(),
+            precision=precision,
+            flops_per_s=flops_per_s,
+            peak_flops_per_s=peak,
+            mfu=None if peak is None else flops_per_s / peak,
+            loss=self.loss,
+            evaluation=self.evaluation,
+            **known,
+        )
+        self._write("end", step=steps, elapsed_s=summary.elapsed_s)
+        if self._log is not None:
+            summary.write(self.run_dir)
+        return summary
+
+    def _rate(self, step_s: Sequence[float], *, last: int) -> float:
+        """Units per second of all ranks, over the steps that end with step `last`."""
+        if not step_s:
+            return 0.0
+        samples = self.plan.samples_before(last) - self.plan.samples_before(last - len(step_s))
+        return samples * self.workload.units_per_sample / sum(step_s)
+
+    def _peak(self, precision: str, *, tf32: bool) -> float | None:
+        """Of all ranks, a device each; none is claimed for a CPU."""
+        if self.group.device.type != "cuda":
+            return None
+        one = peak_flops_per_s(device_name(self.group.device), precision, tf32=tf32)
+        return None if one is None else one * self.group.world_size
+
+    def _memory_peak(self) -> int:
+        if self.group.device.type == "cuda":
+            mine = torch.cuda.max_memory_allocated(self.group.device)
+        else:
+            mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return int(self.group.max(torch.tensor(mine, device=self.group.device)))
+
+    def _write(self, kind: str, **values: object) -> None:
+        if self._log is not None:
+            self._log.write(kind, time_s=round(time.time() - self._started, 6), **values)
+
+
+def by_rank(group: Group, meter: Meter, compute_s: Sequence[float]) -> ByRank:
+    """The medians of every rank; a collective call."""
+    mine = [Quantiles.of(values) for values in (meter.counted_steps, meter.counted_waits, compute_s)]
+    medians = group.rows([math.nan if one is None else one.median for one in mine]).T.tolist()
+    step_s, wait_s, alone_s = (None if any(map(math.isnan, row)) else tuple(row) for row in medians)
+    return ByRank(step_time_s=step_s, data_wait_s=wait_s, compute_s=alone_s)
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

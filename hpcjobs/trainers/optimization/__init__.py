@@ -1,0 +1,1 @@
+"""The plan of a run (steps, batch sizes, learning rate) and one optimizer step."""

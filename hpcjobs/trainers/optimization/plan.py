@@ -1,0 +1,113 @@
+"""Everything about the course of a run that follows from flags, workload and world; settled once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hpcjobs.runtime.exits import BadData
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.workloads.base import Workload
+
+DECAYED = 0.1  # of the full rate is left at the end of a cosine
+WARMUP_SHARE = 0.1  # of a run's steps, where its rate is above the workload's own (Goyal et al. 2017)
+SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches whatever the world size
+
+
+@dataclass(frozen=True)
+class Plan:
+    world_size: int
+    batch_size: int  # per rank and forward pass
+    accumulate: int
+    epochs: int
+    steps_per_epoch: int
+    total_steps: int
+    lr: float  # after scaling with the world size
+    warmup_steps: int
+    lr_decay: str
+    epoch_samples: int  # of the training data
+    fill: bool  # ranks repeat samples, so that each has as many
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of one rank."""
+        return self.batch_size * self.accumulate
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.samples_per_step * self.world_size
+
+    def samples_before(self, step: int) -> int:
+        """Samples that all ranks take in the first `step` steps; the last batches of an epoch may be smaller."""
+        epochs, steps = divmod(step, self.steps_per_epoch)
+        return epochs * self._in_epoch(self.steps_per_epoch) + self._in_epoch(steps)
+
+    def _in_epoch(self, steps: int) -> int:
+        """Of all ranks, in the first steps of an epoch: some ranks have one sample more where none is repeated."""
+        share, extra = divmod(self.epoch_samples, self.world_size)
+        most = steps * self.samples_per_step
+        if self.fill and extra:
+            extra = self.world_size
+        return extra * min(most, share + 1) + (self.world_size - extra) * min(most, share)
+
+    def lr_at(self, step: int) -> float:
+        """The rate of step 0, 1, …: a function of the number alone, so a resumed run needs no more."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.lr_decay == "none":
+            return self.lr
+        done = (step - self.warmup_steps) / max(1, self.total_steps - 1 - self.warmup_steps)
+        wave = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.lr * (DECAYED + (1 - DECAYED) * wave)
+
+
+def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workload:
+    """The workload with synthetic data for SYNTHETIC_STEPS full steps at least; real data, and data whose length
+    was given, stay as they are."""
+    if workload.synthetic is None or config.train_samples is not None:
+        return workload
+    count = SYNTHETIC_STEPS * _batch_size(config, workload) * config.accumulate * world_size
+    return workload if count <= len(workload.train) else replace(workload, train=workload.synthetic(count))
+
+
+def plan_training(config: Config, workload: Workload, world_size: int, *, fill: bool = True) -> Plan:
+    if len(workload.train) == 0:
+        raise BadData(f"the workload {workload.name} has no training samples")
+    batch_size = _batch_size(config, workload)
+    per_rank = math.ceil(len(workload.train) / world_size)
+    steps_per_epoch = math.ceil(per_rank / (batch_size * config.accumulate))
+    epochs, steps = _length(config, workload, steps_per_epoch)
+    lr = _scaled(workload.lr if config.lr is None else config.lr, config.lr_scaling, world_size)
+    warmup_steps = config.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = math.ceil(WARMUP_SHARE * steps) if lr > workload.lr else 0
+    return Plan(
+        world_size=world_size,
+        batch_size=batch_size,
+        accumulate=config.accumulate,
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=steps,
+        lr=lr,
+        warmup_steps=warmup_steps,
+        lr_decay=config.lr_decay,
+        epoch_samples=len(workload.train),
+        fill=fill,
+    )
+
+
+def _batch_size(config: Config, workload: Workload) -> int:
+    return workload.batch_size if config.batch_size is None else config.batch_size
+
+
+def _length(config: Config, workload: Workload, steps_per_epoch: int) -> tuple[int, int]:
+    """Epochs and steps; whichever limit was given ends the run, and the nearer one if both were."""
+    if config.steps is not None and config.epochs is None:
+        return math.ceil(config.steps / steps_per_epoch), config.steps
+    epochs = workload.epochs if config.epochs is None else config.epochs
+    steps = epochs * steps_per_epoch
+    return epochs, steps if config.steps is None else min(steps, config.steps)
+
+
+def _scaled(lr: float, rule: str, world_size: int) -> float:
+    return lr * {"none": 1.0, "sqrt": math.sqrt(world_size), "linear": float(world_size)}[rule]

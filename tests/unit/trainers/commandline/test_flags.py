@@ -1,0 +1,82 @@
+"""Flags that change how a step computes leave what it computes."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcjobs import trainers
+from hpcjobs.runtime.exits import UsageError
+from hpcjobs.runtime.summary import RunSummary
+
+from ..conftest import Runs, World
+
+LM = ("--workload", "lm", "--sequence-length", "16", "--train-samples", "64", "--batch-size", "4", "--no-probe")
+FIVE = (*LM, "--steps", "5", "--log-every", "1")
+SAME = {
+    "workers": ("ddp", "--workers", "1"),
+    "tf32": ("ddp", "--tf32"),
+    "static graph": ("ddp", "--static-graph", "--no-gradient-as-bucket-view"),
+    "static graph, two passes": ("ddp", "--static-graph", "--batch-size", "2", "--accumulate", "2"),
+    "small buckets": ("ddp", "--bucket-cap-mb", "0.1", "--no-broadcast-buffers"),
+    "computed again": ("fsdp", "--activation-checkpointing"),
+    "replicas": ("fsdp", "--shard-size", "1"),
+    "kept whole": ("fsdp", "--no-reshard-after-forward"),
+    "scratch kept whole": ("fsdp_scratch", "--no-reshard-after-forward"),
+    "scratch computed again": ("fsdp_scratch", "--activation-checkpointing"),
+    "deterministic": ("ddp", "--deterministic"),
+}
+
+
+def test_losses_are_those_of_plain_ddp(two_ranks: Runs) -> None:
+    two_ranks.run(
+        ("plain", "ddp", FIVE),
+        ("fp16", "ddp", (*FIVE, "--precision", "fp16")),
+        *((name, trainer, (*FIVE, *flags)) for name, (trainer, *flags) in SAME.items()),
+    )
+    plain = two_ranks["plain"].losses()
+    for name in SAME:
+        assert two_ranks[name].losses() == pytest.approx(plain, rel=2e-4), name
+    assert two_ranks["fp16"].losses() == pytest.approx(plain, rel=1e-2)
+    assert two_ranks["fp16"].losses() != plain
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="on a CPU torch.compile needs g++")
+def test_a_compiled_model_has_the_losses_of_plain_ddp(world: World) -> None:
+    flags = ("--workload", "mnist", "--steps", "4", "--log-every", "1", "--no-probe")
+    plain, compiled = (world(1, "ddp", *flags, *more, run_dir=f"run{len(more)}") for more in ((), ("--compile",)))
+    assert compiled.codes == [0], compiled.err
+    assert compiled.losses() == pytest.approx(plain.losses(), rel=2e-4)
+
+
+def test_digits_are_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part, count in (("train", 16), ("t10k", 8)):
+        labels = np.arange(count, dtype=np.uint8) % 10
+        images = np.repeat(labels, 28 * 28)
+        header = struct.pack(">IIII", 0x803, count, 28, 28)
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
+    monkeypatch.setenv("HPCJOBS_RUN_DIR", str(tmp_path))
+    flags = ["--workload", "mnist", "--data", str(tmp_path), "--batch-size", "8", "--epochs", "1"]
+    assert trainers.run("ddp", flags) == 0
+    summary = RunSummary.read(tmp_path)
+    assert summary.samples == 16
+    assert summary.evaluation is not None
+    assert summary.evaluation.predictions == 8
+
+
+def test_fsdp_on_cpus_is_refused_by_name_where_torch_has_it_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.6 ended in the middle of its own code: 'Stream' object has no attribute 'record_event'."""
+    from hpcjobs.trainers.strategies.fsdp import require_streams
+
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
+    with pytest.raises(UsageError, match=r"fully_shard for GPUs alone: on CPUs use fsdp_scratch"):
+        require_streams(torch.device("cpu"))
+    require_streams(torch.device("cuda"))
+    monkeypatch.undo()
+    require_streams(torch.device("cpu"))

@@ -1,0 +1,51 @@
+"""Who Lightning thinks it is: by its own reading of Slurm, or by ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.trainers.distributed.process_group import Group
+
+SRUN = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NTASKS": "4",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_NNODES": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_NAME": "train",
+}
+
+
+def third_of_four() -> Group:
+    env = DistEnv(3, 1, 4, 2, 1, "c07", 23456, "torchrun")
+    return Group(env, ("c07", "c07", "c08", "c08"), torch.device("cpu"), "gloo")
+
+
+def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcjobs.trainers.strategies.lightning_place import SLURMEnvironment, place
+
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    found = place(third_of_four())
+    assert isinstance(found, SLURMEnvironment)
+    assert not found.auto_requeue
+    assert (found.global_rank(), found.local_rank(), found.node_rank(), found.world_size()) == (3, 1, 1, 4)
+
+
+@pytest.mark.parametrize("said", [{}, {**SRUN, "TORCHELASTIC_RUN_ID": "x"}, {**SRUN, "SLURM_PROCID": "0"}])
+def test_under_any_other_launcher_it_is_the_place_that_we_read(
+    said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcjobs.trainers.strategies.lightning_place import Place, place
+
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    found = place(third_of_four())
+    assert isinstance(found, Place)
+    assert (found.global_rank(), found.local_rank(), found.node_rank(), found.world_size()) == (3, 1, 1, 4)
+    assert (found.main_address, found.main_port) == ("c07", 23456)
