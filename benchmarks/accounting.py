@@ -36,7 +36,7 @@ COLUMNS = (
 )
 """In the order in which hpcjobs asks for them."""
 OURS = "\x1f\x02\x1d\x07"
-"""As `hpcjobs.report.rows.new_separator` draws one; the peers read one of a single character."""
+"""As `hpcjobs.accounting.parse.new_separator` draws one; the peers read one of a single character."""
 GATE_MB = 250
 DAYS = 30
 
@@ -81,10 +81,10 @@ def _job(draw: random.Random, job: int, submitted: int, longest_s: int) -> Itera
 
 def run_hpcjobs(path: str) -> int:
     """The whole way of `hpcjobs report jobs --by user`, from the first byte."""
-    from hpcjobs.report.derive import derive
-    from hpcjobs.report.fold import fold
-    from hpcjobs.report.rows import Doubts, frames
-    from hpcjobs.report.totals import totals
+    from hpcjobs.accounting.derive import derive
+    from hpcjobs.accounting.fold import fold
+    from hpcjobs.accounting.parse import Doubts, frames
+    from hpcjobs.accounting.totals import totals
     from hpcjobs.site.library import load_site
 
     def blocks() -> Iterator[bytes]:
@@ -195,12 +195,12 @@ def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> boo
 
 def run_days(folder: str) -> int:
     """A report over 30 days whose rows lie in ``folder``, a file per day; the cache is where XDG_CACHE_HOME says."""
+    from hpcjobs.accounting.columns import choose, order
+    from hpcjobs.accounting.derive import derive
+    from hpcjobs.accounting.parse import Doubts
+    from hpcjobs.accounting.query import Question, Sacct
+    from hpcjobs.accounting.totals import totals
     from hpcjobs.process import Result
-    from hpcjobs.report.columns import choose, order
-    from hpcjobs.report.derive import derive
-    from hpcjobs.report.rows import Doubts
-    from hpcjobs.report.sacct import Question, Sacct
-    from hpcjobs.report.totals import totals
     from hpcjobs.site.library import load_site
 
     site, now = load_site("tu-hpc"), time.time()
@@ -245,8 +245,6 @@ def second_report(rows: int, rounds: int, folder: Path) -> None:
 
 def run_nothing(path: str) -> int:
     """What every report imports."""
-    import hpcjobs.report.gather
-    import hpcjobs.report.sums  # noqa: F401
 
     return 0
 

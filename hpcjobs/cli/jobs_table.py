@@ -15,8 +15,8 @@ _HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "EL
 
 def print_jobs(frame: pl.DataFrame) -> None:
     """One row per job with its advice, and the sums of all."""
-    from hpcjobs.report.advice import advise
-    from hpcjobs.report.totals import totals
+    from hpcjobs.accounting.advice import advise
+    from hpcjobs.accounting.totals import totals
 
     if frame.is_empty():
         print("no jobs")
@@ -27,7 +27,7 @@ def print_jobs(frame: pl.DataFrame) -> None:
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
-    from hpcjobs.report.tables import energy
+    from hpcjobs.scaling.tables import energy
     from hpcjobs.units import human_duration
 
     def span(value: float | None) -> str:

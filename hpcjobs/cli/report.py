@@ -14,8 +14,8 @@ from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
 if TYPE_CHECKING:
     import polars as pl
 
-    from hpcjobs.report.compare import Verdict
-    from hpcjobs.report.gather import Gathered, Wanted
+    from hpcjobs.accounting.sources import Gathered, Wanted
+    from hpcjobs.scaling.comparison import Verdict
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -60,10 +60,10 @@ def jobs(
 ) -> None:
     """Jobs as the accounting has them: waits, efficiencies, energy, cost, and what to ask for next time."""
     _require("polars")
+    from hpcjobs.accounting.group_totals import moment
+    from hpcjobs.accounting.parse import Doubts
+    from hpcjobs.accounting.sources import Wanted, gather, me
     from hpcjobs.errors import RequestError, UnknownJobError, nearest
-    from hpcjobs.report.gather import Wanted, gather, me
-    from hpcjobs.report.rows import Doubts
-    from hpcjobs.report.sums import moment
     from hpcjobs.scheduler.base import State
     from hpcjobs.site.library import default_site
 
@@ -119,7 +119,7 @@ def _write(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> No
 
 
 def _print_sums(wanted: Wanted, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
-    from hpcjobs.report.sums import sums
+    from hpcjobs.accounting.group_totals import sums
 
     found = sums(wanted, by=by, site=site)
     _say(found)
@@ -141,20 +141,21 @@ def scaling(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Did more nodes pay off? Table, fits, pictures; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
+    """Did more nodes pay off? Table, fits, plots; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
     _require("polars", "matplotlib", "scipy")
-    from hpcjobs.report import compare, page, points, tables
-    from hpcjobs.report.scaling import analyse
-    from hpcjobs.report.study import path_of, read
+    from hpcjobs.scaling import comparison, page, tables
+    from hpcjobs.scaling.analysis import analyse
+    from hpcjobs.scaling.runs import read_runs
+    from hpcjobs.scaling.study import path_of, read
 
     asked = read(path_of(study))
-    runs = points.points(asked)
+    runs = read_runs(asked)
     found = analyse(runs, mode=asked.mode, target=target, allow_mixed=allow_mixed)
     rows = None
     if baseline is not None:
         other = read(path_of(baseline))
-        before = analyse(points.points(other), mode=other.mode, target=target, allow_mixed=allow_mixed)
-        rows = compare.compare(found, before)
+        before = analyse(read_runs(other), mode=other.mode, target=target, allow_mixed=allow_mixed)
+        rows = comparison.compare(found, before)
     folder = output or Path(f"{asked.name}-report")
     page.write(asked, found, runs, folder, baseline=baseline, comparison=rows)
     if as_json:
@@ -180,7 +181,7 @@ def scaling(
             print_table(rows[0], rows[1:])
         print(f"page {folder / 'index.html'}")
     if check is not None:
-        _print_verdicts(compare.check(found, check))
+        _print_verdicts(comparison.check(found, check))
 
 
 def _print_verdicts(verdicts: list[Verdict]) -> None:
@@ -201,8 +202,8 @@ def sweep(
 ) -> None:
     """Which parameters did best? A page with pictures to pass on (HTML, CSV, Parquet, PNG, SVG)."""
     _require("polars", "matplotlib")
-    from hpcjobs.report import sweep_page
-    from hpcjobs.report.sweep_page import cell
+    from hpcjobs.sweeps import results_page
+    from hpcjobs.sweeps.results_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
 
     found = find_sweep(name)
@@ -211,7 +212,9 @@ def sweep(
     ranked = table.ranked(metric, largest=most is not None)
     best = ranked[0] if ranked else None
     folder = output or Path(f"{called}-report")
-    sweep_page.write(called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None)
+    results_page.write(
+        called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None
+    )
     if as_json:
         print_json({"best": best, "page": str(folder / "index.html")})
         return
@@ -229,7 +232,7 @@ def advise(
 ) -> None:
     """What to ask for next time: memory, time, CPUs, nodes, from what was used; and when it would start then."""
     _require("polars", "scipy")
-    from hpcjobs.report.right_size import right_size
+    from hpcjobs.scaling.right_size import right_size
 
     told = right_size(words, site=site)
     if as_json:

@@ -56,7 +56,7 @@ def scale(
     from pathlib import PurePath
 
     from hpcjobs.cli.submit import environment, sbatch_options
-    from hpcjobs.report import measure, study
+    from hpcjobs.scaling import measure, study
     from hpcjobs.site.library import default_site
 
     called = name or PurePath(program[0]).stem.replace(".", "-")[:100]

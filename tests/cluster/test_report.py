@@ -16,8 +16,8 @@ import pytest
 from commandline import Answer, hpcjobs
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs.accounting.start_times import starts
 from hpcjobs.errors import UnknownJobError
-from hpcjobs.report.starts import starts
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter

@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_is_no_unforeseen_error(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refused)
-    monkeypatch.setattr("hpcjobs.report.study.write_beside", refused)
+    monkeypatch.setattr("hpcjobs.scaling.study.write_beside", refused)
     name, *words = verb.split()
     answer = within(name, "--site", "local", *words)
     assert answer.code in (3, 5), answer

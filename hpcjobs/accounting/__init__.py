@@ -1,0 +1,16 @@
+"""Jobs of a site as a table: from sacct (or who else knows) to rows, totals and advice. Needs the extra ``report``."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcjobs.accounting.dataframe import accounting
+
+_WHERE = {"accounting": "hpcjobs.accounting.dataframe"}
+__all__ = ["accounting"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'hpcjobs.accounting' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)

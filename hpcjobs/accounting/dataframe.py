@@ -1,0 +1,92 @@
+"""The accounting as a pandas DataFrame, for notebooks and scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import polars as pl
+
+from hpcjobs.accounting.columns import COLUMNS
+from hpcjobs.accounting.group_totals import moment
+from hpcjobs.accounting.sources import Wanted, gather
+from hpcjobs.site.models import Site
+
+_REPEATING = (
+    "user",
+    "account",
+    "partition",
+    "qos",
+    "state",
+    "gpu_source",
+    "energy_source",
+    "currency",
+    "goodput_source",
+    "source",
+    "site",
+)
+
+
+def accounting(
+    *,
+    site: str | Site | None = None,
+    since: str | float = "7d",
+    until: float | None = None,
+    users: list[str] | None = None,
+    account: str | None = None,
+    states: list[str] | None = None,
+    name: str | None = None,
+    jobs: list[str] | None = None,
+) -> pd.DataFrame:
+    """Jobs of a site, one row each, with the columns of `columns.COLUMNS`.
+
+    Args:
+        since: a span (``7d``, ``12h``) back from now, or seconds since 1970; jobs that ended since then, and
+            those that have not ended.
+        until: seconds since 1970; jobs submitted before.
+        users: their names; default everybody's that sacct shows.
+        name: shell pattern over job names.
+        jobs: these ids, whenever they ran.
+
+    Doubtful rows are in ``frame.attrs["doubts"]`` (kind, rows, examples), fallbacks in ``attrs["notes"]``.
+
+    Raises:
+        ConfigError: no such site. SchedulerError: neither sacct nor the queue answers.
+    """
+    found = gather(
+        Wanted(
+            since=moment(since),
+            until=until,
+            users=None if users is None else tuple(users),
+            account=account,
+            states=None if states is None else tuple(states),
+            name=name,
+            job_ids=None if jobs is None else tuple(jobs),
+        ),
+        site=site,
+    )
+    frame = as_pandas(found.jobs)
+    frame.attrs["doubts"] = [doubt._asdict() for doubt in found.doubts]
+    frame.attrs["notes"] = found.notes
+    return frame
+
+
+def as_pandas(frame: pl.DataFrame) -> pd.DataFrame:
+    """Nullable integers, UTC times, categories for words that repeat; without going through pyarrow."""
+    whole: pd.DataFrame = pd.DataFrame({name: _series(frame[name]) for name in frame.columns})
+    return whole
+
+
+def _series(column: pl.Series) -> pd.Series[Any]:
+    kind = COLUMNS[column.name][0] if column.name in COLUMNS else None
+    found: pd.Series[Any]
+    if kind == "time":
+        found = pd.to_datetime(pd.Series(column.cast(pl.Float64).to_numpy()), unit="s", utc=True)
+    elif column.dtype.is_integer():
+        values, missing = column.fill_null(0).to_numpy(), column.is_null().to_numpy()
+        found = pd.Series(pd.arrays.IntegerArray(values.copy(), missing.copy()))
+    elif column.dtype.is_float():
+        found = pd.Series(column.to_numpy())
+    else:
+        found = pd.Series(column.to_list(), dtype="str")
+    return found.astype("category") if column.name in _REPEATING else found

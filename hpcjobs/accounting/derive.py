@@ -1,0 +1,122 @@
+"""Efficiencies, energy and cost of attempts, and their sum over a requeued job.
+
+- CPU efficiency: cpu_s / (cpus x elapsed_s), as Slurm's seff has it.
+- Energy, measured: ConsumedEnergyRaw counts whole nodes, so it is a job's own only when the job had all
+  CPUs of its nodes. Otherwise modelled, P = cpus x watts.cpu + gpus x watts.gpu + the job's share of
+  nodes x watts.node_idle, and marked so. The share is that of the node's CPUs (1 where the site does not say).
+- Cost: elapsed hours x (cpus x cpu_hour + gpus x gpu_hour + nodes x node_hour).
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from hpcjobs.accounting.columns import COLUMNS
+from hpcjobs.site.models import Site
+
+PUT_BACK = ("REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL")
+"""Ends after which Slurm itself may put a job back into the queue."""
+REQUEUE_S = 3600
+"""A requeue is a new submission at the end of the one before, or, of a job that has ended, while slurmctld remembers it
+(MinJobAge: minutes). Later the id was given out again: the counter was reset."""
+JOB_KEY = ("site", "job_id", "job_id_raw", "name", "user")
+_TYPES = {"text": pl.String, "whole": pl.Int64, "real": pl.Float64, "time": pl.Int64}
+SCHEMA = {name: _TYPES[kind]() for name, (kind, _) in COLUMNS.items()}
+MEASURED_J = "_counted_j"
+
+
+def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.DataFrame:
+    """All columns of `COLUMNS`, one row per attempt; what it cannot know is null."""
+    missing = {name: dtype for name, dtype in (SCHEMA | {MEASURED_J: pl.Int64()}).items() if name not in frame.columns}
+    frame = frame.with_columns(pl.lit(None, dtype=dtype).alias(name) for name, dtype in missing.items())
+    elapsed, cpus, mem = pl.col("elapsed_s"), pl.col("cpus"), pl.col("mem_requested_bytes")
+    return (
+        frame.with_columns(
+            cpu_efficiency=pl.when(cpus * elapsed > 0).then(pl.col("cpu_s") / (cpus * elapsed)),
+            mem_efficiency=pl.when(mem > 0).then(pl.col("mem_used_bytes") / mem),
+            cost=_cost(site),
+            currency=pl.lit(site.prices.currency if _has_prices(site) else None, dtype=pl.String),
+            attempts=pl.lit(1, dtype=pl.Int64),
+            elapsed_all_s=elapsed,
+            lost_s=pl.when(pl.col("state").is_in(PUT_BACK)).then(elapsed).otherwise(0).cast(pl.Float64),
+            site=pl.lit(site.name),
+            source=pl.coalesce("source", pl.lit(source)),
+            gpu_source=pl.when(pl.col("gpu_utilization").is_not_null()).then(pl.lit("sacct")),
+            **_energy(site),
+        )
+        .with_columns(goodput=_goodput(), goodput_source=pl.lit("sacct"))
+        .select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+    )
+
+
+def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
+    """One row per job: the last attempt's, with energy, cost and elapsed time of all of them.
+
+    Ids are given out again after a reset of the counter: rows of one id with different names or users, or of which
+    one was submitted long after the end of the other, are different jobs.
+    """
+    several = frame.select(JOB_KEY).is_duplicated()
+    if not several.any():
+        return frame
+    again = frame.filter(several).sort("submitted", "started", nulls_last=True, maintain_order=True)
+    later = (pl.col("submitted") > pl.col("ended").shift() + REQUEUE_S).fill_null(False)
+    again = again.with_columns(_use=later.cum_sum().over(JOB_KEY))
+    key = [*JOB_KEY, "_use"]
+    first = pl.col("elapsed_s").fill_null(0)
+    merged = again.group_by(key, maintain_order=True).agg(
+        pl.all().exclude("energy_j", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
+        known_sum(pl.col("energy_j")),
+        known_sum(pl.col("cost")),
+        attempts=pl.col("started").count().cast(pl.Int64),
+        elapsed_all_s=first.sum(),
+        lost_s=(first.sum() - first.last()).cast(pl.Float64),
+    )
+    merged = merged.with_columns(goodput=_goodput()).select(frame.columns)
+    return pl.concat([frame.filter(~several), merged]).sort("submitted", nulls_last=True, maintain_order=True)
+
+
+def known_sum(column: pl.Expr) -> pl.Expr:
+    """The sum of the values that are known; null where none is."""
+    return pl.when(column.count() > 0).then(column.sum())
+
+
+def _goodput() -> pl.Expr:
+    spent = pl.col("elapsed_all_s")
+    return pl.when(spent > 0).then(1 - pl.col("lost_s") / spent)
+
+
+def _has_prices(site: Site) -> bool:
+    prices = site.prices
+    return any(price is not None for price in (prices.cpu_hour, prices.gpu_hour, prices.node_hour))
+
+
+def _cost(site: Site) -> pl.Expr:
+    if not _has_prices(site):
+        return pl.lit(None, dtype=pl.Float64)
+    prices = site.prices
+    hourly = (
+        pl.col("cpus").fill_null(0) * (prices.cpu_hour or 0.0)
+        + pl.col("gpus").fill_null(0) * (prices.gpu_hour or 0.0)
+        + pl.col("nodes").fill_null(0) * (prices.node_hour or 0.0)
+    )
+    return pl.col("elapsed_s") / 3600 * hourly
+
+
+def _energy(site: Site) -> dict[str, pl.Expr]:
+    sizes = {name: {group.cpus for group in partition.groups} for name, partition in site.partitions.items()}
+    cores = {name: cpus.pop() for name, cpus in sizes.items() if len(cpus) == 1}
+    per_node = pl.col("partition").replace_strict(cores, default=None, return_dtype=pl.Int64)
+    share = (pl.col("cpus") / (pl.col("nodes") * per_node)).clip(0, 1)
+    measured = pl.when(pl.col(MEASURED_J).is_not_null() & (share >= 1)).then(pl.col(MEASURED_J).cast(pl.Float64))
+    watts = site.watts
+    if watts.cpu is None and watts.gpu is None and watts.node_idle is None:
+        modelled = pl.lit(None, dtype=pl.Float64)
+    else:
+        power = (
+            pl.col("cpus").fill_null(0) * (watts.cpu or 0.0)
+            + pl.col("gpus").fill_null(0) * (watts.gpu or 0.0)
+            + pl.col("nodes").fill_null(0) * share.fill_null(1) * (watts.node_idle or 0.0)
+        )
+        modelled = power * pl.col("elapsed_s")
+    which = pl.when(measured.is_not_null()).then(pl.lit("measured")).when(modelled.is_not_null())
+    return {"energy_j": pl.coalesce(measured, modelled), "energy_source": which.then(pl.lit("modelled"))}

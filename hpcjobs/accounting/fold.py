@@ -1,0 +1,227 @@
+"""Rows of sacct (jobs, array tasks, components, steps) folded into one row per attempt of a job.
+
+sacct prints a job and then its steps. So steps belong to the job above them, which also tells the
+attempts of a requeued job apart: they share every id.
+
+Memory: a step's tasks peak at different moments and nobody records the peak of the whole, so figures are
+upper estimates: the sum of the tasks' peaks (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
+it), of the widest step, plus the batch script that runs beside it. What Slurm's own extern step used is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import polars as pl
+
+from hpcjobs.accounting.field_values import by_word, bytes_of, clock_s, exit_of, gpu_count, text, tres, usage, whole
+from hpcjobs.accounting.parse import Doubts
+from hpcjobs.scheduler.base import State
+
+_OF_JOBS = (
+    *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NCPUS", "MaxRSS"),
+    *("ConsumedEnergyRaw", "Restarts"),
+)
+_OF_STEPS = ("ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS", "ConsumedEnergyRaw")
+_WORDS = (
+    *("JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason", "ReqMem"),
+    *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU"),
+)
+_USAGE = ("TRESUsageInTot", "TRESUsageInAve")
+_BESIDE = r"\.(batch|extern|interactive)$"
+_LARGEST_J = 10**13
+"""Above this a counter has overflowed: 2.8 GWh for one job."""
+
+
+def fold(frames: Iterable[pl.DataFrame], doubts: Doubts) -> Iterator[pl.DataFrame]:
+    """Attempts, a frame per frame; the last job of each waits for the next one, which may hold its steps."""
+    held: pl.DataFrame | None = None
+    for part in frames:
+        frame = part if held is None else pl.concat([held, part])
+        starts = frame["JobID"].str.contains(".", literal=True).not_().arg_true()
+        last = int(starts[-1]) if len(starts) else 0
+        held = frame.slice(last)
+        if last:
+            yield _folded(frame.slice(0, last), doubts)
+    if held is not None and len(held):
+        yield _folded(held, doubts)
+
+
+def _folded(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+    frame = _with_ids(frame, doubts)
+    is_job = frame["JobID"].str.contains(".", literal=True).not_()
+    frame = frame.with_columns(is_job.cum_sum().alias("_group"))
+    jobs = _typed(frame.select("JobID", "_group", *_WORDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
+    steps = frame.select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS).filter(~is_job)
+    steps = steps.join(jobs.select("_group", _job_tres="AllocTRES"), on="_group", how="left", maintain_order="left")
+    steps = _typed(_of_their_job(steps, jobs, doubts), _OF_STEPS, doubts)
+    cpu_missing = jobs["TotalCPU"].is_in(["", "00:00:00"]).any() or jobs["TotalCPU"].has_nulls()
+    summed = _steps(steps, cpu_missing=bool(cpu_missing))
+    return _jobs(jobs.join(summed, on="_group", how="left", maintain_order="left"), doubts)
+
+
+def _of_their_job(steps: pl.DataFrame, jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+    """Steps whose job is the one above them; the others' own row is missing."""
+    owners = pl.concat([pl.Series("owner", [None], dtype=pl.String), jobs["JobID"].alias("owner")])
+    mine = steps["JobID"].str.starts_with(owners.gather(steps["_group"]) + ".").fill_null(False)
+    if mine.all():
+        return steps
+    doubts.add("step without its job", steps.filter(~mine)["JobID"].to_list())
+    return steps.filter(mine)
+
+
+def _with_ids(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+    """Without rows that no job id begins, and with every column a later version may lack."""
+    sound = frame["JobID"].str.contains(r"^\d").fill_null(False)
+    if not sound.all():
+        odd = frame.filter(~sound)
+        doubts.add("no job id", ("|".join(str(v) for v in row[:4] if v is not None) for row in odd.iter_rows()))
+        frame = frame.filter(sound)
+    missing = [name for name in (*_WORDS, *_OF_JOBS, *_OF_STEPS, *_USAGE) if name not in frame.columns]
+    return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in dict.fromkeys(missing))
+
+
+def _typed(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
+    return frame.with_columns(whole(frame, name, doubts) for name in columns)
+
+
+def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
+    """What the steps of each job add up to; their CPU time only where a job does not tell its own."""
+    beside = pl.col("JobID").str.contains(_BESIDE)
+    extern = pl.col("JobID").str.ends_with(".extern")
+    tasks = pl.col("NTasks").fill_null(1).clip(1)
+    per_node = ((tasks - 1) // pl.col("NNodes").fill_null(1).clip(1)) + 1
+    largest = pl.when(~extern).then(pl.col("MaxRSS"))
+    sampled = steps["TRESUsageInTot"]
+    told = steps.with_columns(
+        usage(sampled, "mem").alias("_used"),
+        _beside=beside,
+        _node=largest * per_node,
+        _gpu=_gpu_share(steps),
+        _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
+    ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
+    if told["_gpu"].null_count() < len(told):
+        told = told.with_columns(usage(sampled, "gres/gpumem").alias("_gpu_mem"))
+    else:
+        told = told.with_columns(_gpu_mem=pl.lit(None, dtype=pl.Int64))
+    weight = pl.when(pl.col("_gpu").is_not_null()).then(pl.col("ElapsedRaw").clip(1))
+    return told.group_by("_group", maintain_order=True).agg(
+        steps=pl.len(),
+        tasks=pl.col("NTasks").filter(~pl.col("_beside")).max(),
+        max_rss_bytes=largest.max(),
+        mem_used_bytes=_widest_and_beside("_used"),
+        mem_per_node_bytes=_widest_and_beside("_node"),
+        _step_cpu=pl.col("_cpu").sum(),
+        gpu_utilization=pl.when(weight.sum() > 0).then((pl.col("_gpu") * weight).sum() / weight.sum() / 100),
+        gpu_mem_bytes=pl.col("_gpu_mem").max(),
+    )
+
+
+def _gpu_share(steps: pl.DataFrame) -> pl.Series:
+    """Mean use of a step's GPUs in percent. Slurm adds up the GPUs of each process, so the total of all tasks (or the
+    average x tasks) is divided by the step's GPUs."""
+    found = steps.select(
+        pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False),
+    )
+    total, mean = found["TRESUsageInTot"], found["TRESUsageInAve"]
+    if mean.null_count() == len(steps) and total.null_count() == len(steps):
+        return mean
+    gpus = by_word(steps["AllocTRES"], gpu_count, pl.Float64)
+    gpus = gpus.zip_with(gpus.is_not_null(), by_word(steps["_job_tres"], gpu_count, pl.Float64))
+    tasks = steps["NTasks"].fill_null(1)
+    summed: pl.Series = total.zip_with(total.is_not_null(), mean * tasks)
+    share: pl.Series = summed / gpus.zip_with(gpus > 0, gpus.clip(1))
+    return share.clip(0, 100)
+
+
+def _widest_and_beside(column: str) -> pl.Expr:
+    """The largest numbered step plus batch and interactive, which run beside it; null where nothing was sampled."""
+    total = pl.col(column).filter(~pl.col("_beside")).max().fill_null(0)
+    total = total + pl.col(column).filter(pl.col("_beside")).sum()
+    return pl.when(pl.col(column).count() > 0).then(total)
+
+
+def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+    jobs = jobs.with_columns(*_words(jobs), _clock=clock_s("TotalCPU"))
+    # Exactly 0 is what an accounting without measurements prints: every process takes some milliseconds.
+    cpu = pl.coalesce(pl.when(pl.col(name) > 0).then(name) for name in ("_clock", "_step_cpu"))
+    # Of a job that has not ended only the steps that have are accounted for.
+    live = pl.col("state").is_in([state.value for state in State if not state.ended and state is not State.REQUEUED])
+    live &= pl.col("state") != State.UNKNOWN.value
+    energy = pl.col("ConsumedEnergyRaw")
+    waited_until = pl.coalesce("started", "ended")
+    frame = jobs.select(
+        job_id="JobID",
+        job_id_raw=pl.coalesce("JobIDRaw", "JobID"),
+        name="JobName",
+        user=text("User"),
+        account=text("Account"),
+        partition=text("Partition"),
+        qos=text("QOS"),
+        state="state",
+        _word="State",
+        reason=text("Reason"),
+        exit_code=pl.when(~pl.col("state").is_in(["PENDING", "RUNNING", "SUSPENDED", "REQUEUED"])).then("_code"),
+        signal=pl.when(pl.col("_signal") > 0).then("_signal"),
+        submitted=pl.when(pl.col("Submit") > 0).then("Submit"),
+        eligible=pl.when(pl.col("Eligible") > 0).then("Eligible"),
+        started=pl.when(pl.col("Start") > 0).then("Start"),
+        ended=pl.when(pl.col("End") > 0).then("End"),
+        elapsed_s="ElapsedRaw",
+        time_limit_s=pl.col("TimelimitRaw") * 60,
+        nodes="NNodes",
+        tasks=pl.coalesce("tasks", pl.when(pl.col("steps") > 0).then(1)),
+        cpus="NCPUS",
+        gpus=pl.col("_gpus").fill_null(0),
+        node_list=text("NodeList"),
+        mem_requested_bytes="_mem",
+        mem_used_bytes=pl.when(~live).then("mem_used_bytes"),
+        mem_per_node_bytes=pl.when(~live).then("mem_per_node_bytes"),
+        max_rss_bytes=pl.when(~live).then(pl.coalesce("max_rss_bytes", "MaxRSS")),
+        cpu_s=pl.when(~live).then(cpu),
+        gpu_utilization=pl.when(~live).then("gpu_utilization"),
+        gpu_mem_bytes="gpu_mem_bytes",
+        _counted_j=pl.when((energy > 0) & (energy < _LARGEST_J)).then(energy),
+        _ended_steps_cpu_s=pl.when(live).then(cpu.fill_null(0.0)),
+        steps=pl.col("steps").fill_null(0).cast(pl.Int64),
+    )  # fmt: skip
+    frame = frame.with_columns(
+        queue_wait_s=(waited_until - pl.col("eligible")).clip(0),
+        held_s=(pl.col("eligible") - pl.col("submitted")).clip(0),
+    )
+    return _believed(frame, doubts)
+
+
+def _words(jobs: pl.DataFrame) -> list[pl.Series]:
+    """What is read from columns whose words repeat: state, exit code, signal, GPUs, memory."""
+    held = jobs.select(pl.coalesce("AllocTRES", "ReqTRES"))["AllocTRES"]
+    memory = by_word(held, lambda word: bytes_of(tres(word, "mem")), pl.Int64)
+    if memory.has_nulls():
+        memory = memory.zip_with(memory.is_not_null(), _asked(jobs))
+    return [
+        by_word(jobs["State"], lambda word: State.parse(word).value, pl.String).fill_null("UNKNOWN").alias("state"),
+        by_word(jobs["ExitCode"], lambda word: exit_of(word, 0), pl.Int64).alias("_code"),
+        by_word(jobs["ExitCode"], lambda word: exit_of(word, 1), pl.Int64).alias("_signal"),
+        by_word(held, gpu_count, pl.Int64).alias("_gpus"),
+        memory.alias("_mem"),
+    ]
+
+
+def _asked(jobs: pl.DataFrame) -> pl.Series:
+    """ReqMem of all nodes: per CPU (``4000Mc``) or node (``4Gn``) before Slurm 21.08, the job's total later."""
+    each = by_word(jobs["ReqMem"], lambda word: bytes_of(word.rstrip("cn")), pl.Int64)
+    per_cpu, per_node = (jobs["ReqMem"].str.ends_with(unit).fill_null(False) for unit in ("c", "n"))
+    parts = pl.select(pl.when(per_cpu).then(jobs["NCPUS"]).when(per_node).then(jobs["NNodes"]).otherwise(1)).to_series()
+    return each * parts
+
+
+def _believed(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+    """Count what cannot be: unknown states, ends before starts. Such times are left blank."""
+    odd = frame.filter(pl.col("state") == "UNKNOWN")
+    doubts.add("unknown state", (f"{job}: {word!r}" for job, word in odd.select("job_id", "_word").rows()))
+    backwards = (pl.col("ended") < pl.col("started")).fill_null(False)
+    doubts.add("ends before it starts", frame.filter(backwards)["job_id"].to_list())
+    blank = pl.lit(None, dtype=pl.Int64)
+    return frame.drop("_word").with_columns(
+        pl.when(backwards).then(blank).otherwise(pl.col(name)).alias(name) for name in ("started", "ended", "elapsed_s")
+    )

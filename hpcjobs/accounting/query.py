@@ -1,0 +1,108 @@
+"""Asking sacct, day by day."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from hpcjobs.accounting.columns import choose, order
+from hpcjobs.accounting.day_cache import Kept, Window, windows
+from hpcjobs.accounting.fold import fold
+from hpcjobs.accounting.parse import Doubts, frames, new_separator
+from hpcjobs.accounting.stream import Streamer, stream
+from hpcjobs.errors import SchedulerError
+from hpcjobs.process import Runner, run
+
+
+class Question(NamedTuple):
+    """Whose jobs, and from when to when (seconds since 1970). ``users`` None: everybody's."""
+
+    site: str
+    since: float
+    until: float
+    users: tuple[str, ...] | None
+    slurm_conf: str | None = None
+    cluster: str | None = None
+
+
+class Sacct:
+    """The accounting of one cluster."""
+
+    def __init__(self, question: Question, *, runner: Runner = run, streamer: Streamer = stream) -> None:
+        self._question = question
+        self._runner, self._stream = runner, streamer
+        # Times as seconds; the indices of pending array tasks in full, not cut to 64 characters.
+        self._env = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+        if question.slurm_conf:
+            self._env["SLURM_CONF"] = question.slurm_conf
+        self.asked = 0
+        """Windows that were asked for; the others were kept from an earlier call."""
+
+    def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
+        """Ended attempts by the day of their end; of the last day also those that ended later, or have not ended.
+
+        The last day is always asked for: whether what ran then has ended may change.
+
+        Raises:
+            SchedulerError: sacct refused, or lacks a column. CommandMissingError: there is no sacct.
+        """
+        columns = self._columns()
+        kept = Kept(*self._identity(), *columns)
+        days = list(windows(self._question.since, self._question.until))
+        for number, window in enumerate(days):
+            last = number == len(days) - 1
+            frame = None if last else kept.read(window)
+            if frame is not None:
+                yield frame
+                continue
+            answer = self._ask(window, columns, doubts)
+            frame = answer.filter(_within(window))
+            kept.keep(window, frame)
+            yield frame
+            if last:
+                end = int(window.end.timestamp())
+                yield answer.filter(pl.col("ended").is_null() | (pl.col("ended") >= end))
+
+    def of_jobs(self, job_ids: Sequence[str], doubts: Doubts) -> Iterator[pl.DataFrame]:
+        """Every attempt of these jobs, whenever they ran and whoever's they are."""
+        columns = self._columns()
+        yield self._rows([f"--jobs={','.join(job_ids)}", "--starttime=1970-01-02", "--allusers"], columns, doubts)
+
+    def _columns(self) -> tuple[str, ...]:
+        answer = self._runner(["sacct", "--helpformat"], env=self._env)
+        if answer.code != 0:
+            raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
+        return order(choose(answer.out))
+
+    def _identity(self) -> tuple[str, ...]:
+        """What kept days depend on: two clusters, or two sets of users, never share them."""
+        asked = self._question
+        conf = asked.slurm_conf or os.environ.get("SLURM_CONF", "")
+        return asked.site, conf, asked.cluster or "", "*" if asked.users is None else ",".join(asked.users)
+
+    def _ask(self, window: Window, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
+        self.asked += 1
+        users = self._question.users
+        who = ["--allusers"] if users is None else [f"--user={','.join(users)}"]
+        return self._rows([*window.arguments, *who], columns, doubts)
+
+    def _rows(self, arguments: Iterable[str], columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
+        separator = new_separator()
+        argv = ["sacct", "--duplicates", "--noheader", "--parsable2", "--noconvert", f"--delimiter={separator}"]
+        cluster = [f"--clusters={self._question.cluster}"] if self._question.cluster else []
+        blocks = self._stream([*argv, f"--format={','.join(columns)}", *cluster, *arguments], env=self._env)
+        found = list(fold(frames(blocks, columns, separator=separator, doubts=doubts), doubts))
+        return pl.concat(found) if found else fold_nothing(columns)
+
+
+def fold_nothing(columns: Sequence[str]) -> pl.DataFrame:
+    """No rows, with the columns that rows would have."""
+    one = pl.DataFrame({name: ["0"] for name in columns}, schema=dict.fromkeys(columns, pl.String))
+    return next(fold([one], Doubts())).clear()
+
+
+def _within(window: Window) -> pl.Expr:
+    return (pl.col("ended") >= int(window.begin.timestamp())) & (pl.col("ended") < int(window.end.timestamp()))

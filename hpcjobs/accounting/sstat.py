@@ -1,0 +1,78 @@
+"""CPU time and memory of running jobs, which the accounting has of ended steps only: sstat asks the nodes."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeVar
+
+import polars as pl
+
+from hpcjobs.accounting.field_values import bytes_of, clock_of, tres
+from hpcjobs.errors import CommandMissingError
+from hpcjobs.process import Runner, run
+
+_MOST_JOBS: Final = 16
+"""sstat asks every node of every step: a page of a hundred jobs would wait for it, and so would their nodes."""
+_FORMAT: Final = ("JobID", "MaxRSS", "TRESUsageInTot")
+
+
+N = TypeVar("N", int, float)
+
+
+class Usage(NamedTuple):
+    """What the steps of a running job have used so far. None: not measured."""
+
+    cpu_s: float | None
+    mem_bytes: int | None
+    """Sum of the tasks' peaks, all steps together."""
+    max_rss_bytes: int | None
+
+
+def with_running(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner = run) -> pl.DataFrame:
+    """Running jobs with their use so far, where they are few and sstat answers; else it stays unknown."""
+    running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
+    if not 0 < len(running) <= _MOST_JOBS:
+        return frame
+    argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_FORMAT)}"]
+    # The exit code tells nothing: other people's jobs are refused one by one, and the rest is printed.
+    try:
+        answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    except CommandMissingError:  # some sites give their users sacct alone: the use of running jobs stays unknown
+        return frame
+    usage = parse_sstat(answer.out)
+    if not usage:
+        return frame
+    schema = {"job_id_raw": pl.String, "_cpu": pl.Float64, "_mem": pl.Int64, "_rss": pl.Int64}
+    seen = pl.DataFrame([(job_id, *used) for job_id, used in usage.items()], schema=schema, orient="row")
+    live = pl.col("state") == "RUNNING"
+    return (
+        frame.join(seen, on="job_id_raw", how="left", maintain_order="left")
+        .with_columns(
+            cpu_s=pl.when(live & pl.col("_cpu").is_not_null())
+            .then(pl.col("_cpu") + pl.col("_ended_steps_cpu_s").fill_null(0.0))
+            .otherwise("cpu_s"),
+            mem_used_bytes=pl.when(live).then(pl.coalesce("_mem", "mem_used_bytes")).otherwise("mem_used_bytes"),
+            max_rss_bytes=pl.when(live).then(pl.coalesce("_rss", "max_rss_bytes")).otherwise("max_rss_bytes"),
+        )
+        .select(frame.columns)
+    )
+
+
+def parse_sstat(text: str) -> dict[str, Usage]:
+    """Job id -> use, from lines of ``_FORMAT``."""
+    used: dict[str, Usage] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != len(_FORMAT):
+            continue
+        job_id = fields[0].partition(".")[0]
+        before = used.get(job_id, Usage(None, None, None))
+        used[job_id] = Usage(
+            _added(before.cpu_s, clock_of(tres(fields[2], "cpu"))),
+            _added(before.mem_bytes, bytes_of(tres(fields[2], "mem"))),
+            max((size for size in (before.max_rss_bytes, bytes_of(fields[1])) if size is not None), default=None),
+        )
+    return used
+
+
+def _added(first: N | None, second: N | None) -> N | None:
+    return second if first is None else first if second is None else first + second

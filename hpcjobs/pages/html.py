@@ -1,0 +1,17 @@
+"""HTML pages that need no other file and no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+from hpcjobs import __version__
+
+
+def render(template: str, **content: object) -> str:
+    """One of the pages that lie beside this module, which needs no other file; its content is escaped."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    footer = f"hpcjobs {__version__}; every figure comes from the run folders and the accounting named above."
+    return environment.get_template(f"{template}.html.j2").render(footer=footer, **content)

@@ -1,0 +1,207 @@
+"""Speed-up, efficiency, fitted laws, the knee and the next doubling, from the runs of a study.
+
+N is the number of nodes where all sizes have the same tasks per node, else the number of ranks. Speed-up is
+against the smallest N measured (``baseline``), S = X(N) / X(base); efficiency is S / (N / base), so the
+smallest size has 1 by definition.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from hpcjobs.errors import RequestError
+from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Fit, fit
+from hpcjobs.scaling.intervals import Interval, geometric_mean, mean_ratio
+from hpcjobs.scaling.law_choice import choose, find_rival
+from hpcjobs.scaling.runs import mixtures
+
+_FURTHEST = 64
+"""The knee is looked for up to this many times the largest size measured."""
+
+
+class Group(NamedTuple):
+    """All repeats of one size. Shares are of a step, 0 to 1; None: not measured."""
+
+    n: int
+    nodes: int
+    ranks: int
+    runs: int
+    measured: tuple[float, ...]
+    """Throughput of each run."""
+    throughput: Interval
+    """The geometric mean of the runs."""
+    speedup: Interval
+    efficiency: Interval
+    step_s: float | None
+    compute: float | None
+    communication: float | None
+    data_wait: float | None
+    checkpoint: float | None
+    cpu_efficiency: float | None
+    gpu_utilization: float | None
+    queue_wait_s: float | None
+    epoch_s: float | None
+    energy_j: float | None
+    energy_source: str | None
+    cost_per_million: float | None
+    """Per million samples (of the unit that throughput counts)."""
+    currency: str | None
+
+
+class Knee(NamedTuple):
+    """The largest N whose efficiency is at least ``target``."""
+
+    target: float
+    measured: int | None
+    fitted: Interval | None
+    """By the chosen law, as a real number; None: no law was chosen."""
+    beyond: bool
+    """The fitted one lies beyond what was measured: an extrapolation."""
+
+
+class Analysis(NamedTuple):
+    """Everything a report shows."""
+
+    unit: str
+    per: str
+    """``nodes`` or ``ranks``: what N counts."""
+    mode: str
+    groups: list[Group]
+    fits: list[Fit]
+    chosen: Fit | None
+    """The law that the knee and the next doubling are computed by."""
+    summary: list[str]
+    """Which law was chosen and how well it fits; the knee; the next doubling."""
+    knee: Knee
+    doubling: Interval | None
+    """Throughput at twice the largest N, by the chosen law."""
+    mixed: list[str]
+    left_out: list[str]
+    """Runs without a figure, and why."""
+
+
+def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
+    """What the runs of a study say.
+
+    Raises:
+        RequestError: no run has a figure yet; runs of different code, images, node models or units are mixed; or the
+            target is no efficiency.
+    """
+    if not 0 < target < 1:
+        raise RequestError(
+            f"a target efficiency of {target:g} is not allowed", hint="a share between 0 and 1: 0.8 is 80 %"
+        )
+    sound = runs.filter(pl.col("throughput").is_finite() & (pl.col("throughput") > 0))
+    left_out = [f"job {r['job_id']}: {r['state'] or 'not known'}" for r in _rest(runs, sound).to_dicts()]
+    if sound.is_empty():
+        raise RequestError("no run of the study has ended with a figure yet", hint="; ".join(left_out[:5]) or None)
+    if sound["unit"].n_unique() > 1:
+        raise RequestError(
+            f"the runs have throughputs in different units: {', '.join(sorted(set(sound['unit'])))}",
+            hint="some runs left a summary.json and others did not: measure them anew under another --name",
+        )
+    mixed = mixtures(sound)
+    if mixed and not allow_mixed:
+        raise RequestError(
+            f"the study mixes {'; '.join(mixed)}", hint="measure it anew, or --allow-mixed, which says so in the report"
+        )
+    per = "nodes" if sound["ntasks_per_node"].n_unique() == 1 else "ranks"
+    base = sound.filter(pl.col(per) == sound[per].min())["throughput"].to_list()
+    smallest = int(sound[per].min())  # type: ignore[arg-type]
+    groups = [_group(part, per, smallest, base) for (_,), part in sound.sort(per).group_by([per], maintain_order=True)]
+    n, x = [float(v) for v in sound[per]], [float(v) for v in sound["throughput"]]
+    laws = (GUSTAFSON, USL) if mode == "weak" else (AMDAHL, USL)
+    fits = [fitted for law in laws if (fitted := fit(law, n, x)) is not None]
+    chosen, reasons = choose(fits, [group.throughput.value for group in groups], per=per)
+    knee = _knee(groups, chosen, target)
+    doubling = chosen.at(2 * groups[-1].n) if chosen else None
+    rival = find_rival(fits, chosen)
+    if rival is not None and doubling is not None:  # an interval of one law would leave out what the other predicts
+        doubling = Interval(doubling.value)
+        knee = knee._replace(fitted=Interval(knee.fitted.value) if knee.fitted else None)
+    summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
+    if rival is not None:
+        summary.append(
+            f"{rival.law.name} fits as well and predicts {rival.at(2 * groups[-1].n).value:,.0f} there, so knee and"
+            " prediction have no interval: more sizes or repeats tell which law holds."
+        )
+    return Analysis(
+        str(sound["unit"][0]), per, mode, groups, fits, chosen, summary, knee, doubling, mixed, left_out
+    )  # fmt: skip
+
+
+def _rest(runs: pl.DataFrame, sound: pl.DataFrame) -> pl.DataFrame:
+    return runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
+
+
+def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Group:
+    measured = [float(v) for v in part["throughput"]]
+    first = part.to_dicts()[0]
+    n = int(first[per])
+    speedup = mean_ratio(measured, base).ratio if n != smallest else Interval(1.0)
+    step, comm, wait = (_median(part, name) for name in ("step_s", "communication_s", "data_wait_s"))
+    shares = [None if v is None or not step else min(1.0, max(0.0, v / step)) for v in (comm, wait)]
+    paid = part.filter(pl.col("cost").is_not_null() & (pl.col("samples") > 0))
+    return Group(
+        n=n,
+        nodes=int(first["nodes"]),
+        ranks=int(first["ranks"]),
+        runs=len(part),
+        measured=tuple(measured),
+        throughput=geometric_mean(measured),
+        speedup=speedup,
+        efficiency=speedup.scaled(smallest / n),
+        step_s=step,
+        compute=None if step is None else max(0.0, 1 - sum(share for share in shares if share is not None)),
+        communication=shares[0],
+        data_wait=shares[1],
+        checkpoint=_median(part, "checkpoint_share"),
+        cpu_efficiency=_median(part, "cpu_efficiency"),
+        gpu_utilization=_median(part, "gpu_utilization"),
+        queue_wait_s=_median(part, "queue_wait_s"),
+        epoch_s=_median(part, "epoch_s"),
+        energy_j=_median(part, "energy_j"),
+        energy_source=first["energy_source"],
+        cost_per_million=sum(paid["cost"]) / sum(paid["samples"]) * 1e6 if len(paid) else None,
+        currency=first["currency"],
+    )
+
+
+def _median(part: pl.DataFrame, column: str) -> float | None:
+    value: Any = part[column].median()
+    return None if value is None else float(value)
+
+
+def _knee(groups: list[Group], chosen: Fit | None, target: float) -> Knee:
+    measured = max((group.n for group in groups if group.efficiency.value >= target), default=None)
+    if chosen is None:
+        return Knee(target, measured, None, beyond=False)
+    base, largest = groups[0].n, groups[-1].n
+    fitted = chosen.knee(target, base=base, furthest=largest * _FURTHEST)
+    return Knee(target, measured, fitted, beyond=fitted.value > largest)
+
+
+def _count(n: int, per: str) -> str:
+    return f"{n} {per[:-1] if n == 1 else per}"
+
+
+def _outlook(knee: Knee, doubling: Interval | None, groups: list[Group], per: str, *, unit: str) -> list[str]:
+    largest = groups[-1].n
+    lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {_count(knee.measured or 0, per)}."]
+    if knee.fitted is not None:
+        value, low, high = knee.fitted
+        far = value >= largest * _FURTHEST
+        reach = "" if low is None else f" (95 %: {low:.3g} to {high:.3g})" if high else f" (95 %: {low:.3g} or more)"
+        beyond = f", which is an extrapolation beyond the {largest} measured" if knee.beyond else ""
+        where = f"at least {largest * _FURTHEST} {per}" if far else f"{value:.3g} {per}"
+        lines.append(f"By the law the knee is at {where}{reach}{beyond}.")
+    if doubling is not None:
+        value, low, high = doubling
+        reach = "" if low is None or high is None else f"{low:,.0f} to {high:,.0f}, "
+        lines.append(  # the interval is of the law: what the law leaves out is not in it
+            f"Twice as many ({2 * largest} {per}) would give {value:,.0f} {unit}"
+            f" ({reach}if the law holds beyond what was measured)."
+        )
+    return lines

@@ -1,0 +1,121 @@
+"""Pictures of a study: figures of matplotlib, drawn without a display."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, PercentFormatter
+
+from hpcjobs.pages.figures import blank, spaced
+from hpcjobs.scaling.analysis import Analysis
+from hpcjobs.scaling.host_spread import draw_hosts, host_spread
+from hpcjobs.scaling.intervals import Interval
+
+_COLOURS: Final = {"measured": "#1f5fa8", "ideal": "#8a8f98", "fit": ("#c2571a", "#2c7a4b")}
+_PARTS: Final = {
+    "compute": "#1f5fa8",
+    "communication": "#c2571a",
+    "data_wait": "#d9a514",
+    "checkpoint": "#8a8f98",
+}
+
+
+def figures(found: Analysis, runs: pl.DataFrame) -> dict[str, Figure]:
+    """Picture name -> figure: ``speedup``, ``efficiency``, ``breakdown`` (where steps were measured), ``spread``."""
+    made = {"speedup": _figure(_speedup, found), "efficiency": _figure(_efficiency, found)}
+    if any(group.compute is not None for group in found.groups):
+        made["breakdown"] = _figure(_breakdown, found)
+    made["spread"] = draw_hosts(host_spread(runs, per=found.per))
+    return made
+
+
+def _figure(draw: Callable[[Axes, Analysis], None], found: Analysis) -> Figure:
+    figure, axes = blank()
+    draw(axes, found)
+    return figure
+
+
+def _size_axis(axes: Axes, found: Analysis) -> None:
+    """Sizes on a logarithmic axis: they are mostly doubled, and every one of 1 to 64 has room for its label."""
+    n = [group.n for group in found.groups]
+    axes.set_xscale("log", base=2)
+    labelled = [n[index] for index in spaced([math.log2(value) for value in n])]
+    axes.set_xticks(n, [str(value) if value in labelled else "" for value in n])
+    axes.minorticks_off()
+    axes.set_xlabel(found.per)
+
+
+def _bars(values: Sequence[Interval]) -> list[list[float]]:
+    """Lengths below and above; nothing where there is no interval."""
+    return [
+        [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values],
+        [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values],
+    ]
+
+
+def _curves(axes: Axes, found: Analysis, *, per_unit: bool) -> None:
+    base, largest = found.groups[0].n, found.groups[-1].n
+    where = np.geomspace(base, largest, 100)
+    for fitted, colour in zip(found.fits, _COLOURS["fit"], strict=False):
+        curve = [fitted.efficiency(n, base) if per_unit else fitted.speedup(n, base) for n in where]
+        style = "-" if fitted is found.chosen else "--"
+        axes.plot(where, [at.value for at in curve], style, color=colour, label=fitted.law.name, zorder=2)
+        if fitted is found.chosen:
+            low = [at.value if at.low is None else at.low for at in curve]
+            high = [at.value if at.high is None else at.high for at in curve]
+            axes.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _speedup(axes: Axes, found: Analysis) -> None:
+    n = [group.n for group in found.groups]
+    values = [group.speedup for group in found.groups]
+    axes.plot(n, [v / n[0] for v in n], ":", color=_COLOURS["ideal"], label="ideal")
+    axes.set_yscale("log", base=2)
+    _curves(axes, found, per_unit=False)
+    axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
+                  label="measured, 95 %", zorder=3)  # fmt: skip
+    _size_axis(axes, found)
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], min(v.value for v in values) / 2))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.set_ylabel(f"speed-up over {n[0]} {found.per[:-1] if n[0] == 1 else found.per}")
+    axes.legend(frameon=False)
+
+
+def _efficiency(axes: Axes, found: Analysis) -> None:
+    n = [group.n for group in found.groups]
+    values = [group.efficiency for group in found.groups]
+    axes.axhline(1, linestyle=":", color=_COLOURS["ideal"], label="ideal")
+    axes.axhline(found.knee.target, linestyle="-.", linewidth=1, color=_COLOURS["ideal"],
+                 label=f"target {found.knee.target:.0%}")  # fmt: skip
+    _curves(axes, found, per_unit=True)
+    axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
+                  label="measured, 95 %", zorder=3)  # fmt: skip
+    _size_axis(axes, found)
+    axes.set_ylim(0, max(1.1, *(v.value * 1.1 for v in values)))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylabel("efficiency")
+    axes.legend(frameon=False)
+
+
+def _breakdown(axes: Axes, found: Analysis) -> None:
+    groups = [group for group in found.groups if group.step_s is not None]
+    bottom = np.zeros(len(groups))
+    where = np.arange(len(groups))
+    for part, colour in _PARTS.items():
+        shares = [getattr(group, part) for group in groups]
+        if all(share is None for share in shares):
+            continue
+        heights = np.array([1e3 * (group.step_s or 0) * (s or 0) for group, s in zip(groups, shares, strict=True)])
+        axes.bar(where, heights, 0.6, bottom=bottom, color=colour, label=part.replace("_", " "))
+        bottom += heights
+    labelled = set(spaced([float(index) for index in where]))
+    axes.set_xticks(where, [str(group.n) if index in labelled else "" for index, group in enumerate(groups)])
+    axes.set_xlabel(found.per)
+    axes.set_ylabel("milliseconds per step")
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

@@ -1,0 +1,117 @@
+"""The runs of a study as a table: what run folders and the accounting say about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from hpcjobs.accounting.sources import Wanted, gather
+from hpcjobs.job.array import task_ids
+from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, RunSummary
+from hpcjobs.scaling.code_versions import code_of, image_of
+from hpcjobs.scaling.study import Mode, Point, Study
+
+MIXABLE: Final = {
+    "code": "code versions",
+    "image": "container images",
+    "node_model": "node models",
+    "torch_version": "versions of torch",
+}
+"""What must not differ within a study, and what it is called."""
+
+_COLUMNS: Final[dict[str, Any]] = {
+    "nodes": pl.Int64, "ranks": pl.Int64, "ntasks_per_node": pl.Int64, "repeat": pl.Int64, "job_id": pl.String,
+    "state": pl.String, "throughput": pl.Float64, "unit": pl.String, "elapsed_s": pl.Float64, "step_s": pl.Float64,
+    "communication_s": pl.Float64, "data_wait_s": pl.Float64, "checkpoint_share": pl.Float64, "samples": pl.Int64,
+    "epoch_s": pl.Float64, "mfu": pl.Float64, "loss": pl.Float64, "cpu_efficiency": pl.Float64,
+    "gpu_utilization": pl.Float64, "queue_wait_s": pl.Int64, "energy_j": pl.Float64, "energy_source": pl.String,
+    "cost": pl.Float64, "currency": pl.String, "node_list": pl.String, "source": pl.String, "code": pl.String,
+    "image": pl.String, "node_model": pl.String, "torch_version": pl.String, "run_dir": pl.String,
+}  # fmt: skip
+_FROM_ACCOUNTING = (
+    *("state", "cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j", "energy_source", "cost", "currency"),
+    *("node_list", "source"),
+)
+
+
+def read_runs(study: Study) -> pl.DataFrame:
+    """One row per run, also of runs that have not ended.
+
+    A program that leaves no summary.json is measured by the time its job took: in ``runs/h``, or, as a run of a weak
+    study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h).
+
+    Raises:
+        SchedulerError: neither the accounting nor the queue answers.
+    """
+    known = [(point, point.job_id) for point in study.points if point.job_id is not None]
+    if not known:
+        return pl.DataFrame(schema=_COLUMNS)
+    ids = tuple(dict.fromkeys(job_id.partition("_")[0] for _, job_id in known))
+    jobs = gather(Wanted(since=0, job_ids=ids), site=study.site).jobs
+    by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
+    rows = [_row(point, by_id.get(job_id, {}), mode=study.mode) for point, job_id in known]
+    return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat")
+
+
+def _row(point: Point, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
+    folder = Path(point.run_dir)
+    row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+    row.update({name: job.get(name) for name in _FROM_ACCOUNTING})
+    row.update(
+        nodes=point.size.nodes,
+        ntasks_per_node=point.size.ntasks_per_node,
+        ranks=point.size.ranks,
+        repeat=point.repeat,
+        job_id=point.job_id,
+        run_dir=point.run_dir,
+        elapsed_s=None if job.get("elapsed_s") is None else float(job["elapsed_s"]),
+    )
+    row.update(code=code_of(point.job_dir), image=image_of(point.job_dir))
+    if (folder / SUMMARY_FILE).exists():
+        row.update(_measured(RunSummary.read(folder)))
+    elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
+        work, unit = (point.size.ranks, "rank-runs/h") if mode == "weak" else (1, "runs/h")
+        row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
+    return row
+
+
+def _measured(summary: RunSummary) -> dict[str, Any]:
+    stall, elapsed = summary.checkpoint_stall_s, summary.elapsed_s
+    own_epochs = summary.epochs  # of the attempt whose time elapsed_s is
+    if summary.epochs and summary.steps and summary.resumed_from_step:
+        own_epochs = summary.epochs * (summary.steps - summary.resumed_from_step) / summary.steps
+    return {
+        "throughput": summary.throughput.value if summary.throughput else None,
+        "unit": summary.throughput.unit if summary.throughput else None,
+        "elapsed_s": elapsed,
+        "step_s": _median(summary.step_time_s),
+        "communication_s": _median(summary.exposed_communication_s),
+        "data_wait_s": _median(summary.data_wait_s),
+        "checkpoint_share": stall.median * stall.count / elapsed if stall and elapsed else None,
+        "samples": summary.samples,
+        "epoch_s": elapsed / own_epochs if elapsed and own_epochs else None,
+        "mfu": summary.mfu,
+        "loss": summary.loss,
+        "node_model": summary.device_name,
+        "torch_version": summary.torch_version,
+    }
+
+
+def _median(value: Quantiles | None) -> float | None:
+    return None if value is None else value.median
+
+
+def mixtures(runs: pl.DataFrame) -> list[str]:
+    """What differs between runs that must not: one sentence each."""
+    return [
+        f"{what}: {', '.join(sorted(values))}"
+        for column, what in MIXABLE.items()
+        if len(values := _different(runs[column])) > 1
+    ]
+
+
+def _different(values: Iterable[str | None]) -> set[str]:
+    return {value for value in values if value is not None}

@@ -1,0 +1,94 @@
+"""A sweep on one page: which parameters did best, with pictures, and the rows beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from hpcjobs.pages import figures
+from hpcjobs.pages.html import render
+from hpcjobs.sweeps import results_plots
+
+_CAPTIONS = {
+    "effect": "Every completed cell.",
+    "heatmap": "Mean over the cells that share both values.",
+    "parallel": "One line per completed cell, in the colour of its metric.",
+}
+_MOST_ROWS = 2000
+
+
+def write(
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    params: Sequence[str],
+    folder: Path,
+    *,
+    compared: Sequence[dict[str, Any]],
+    metric: str,
+    largest: bool,
+) -> list[Path]:
+    """index.html, results.csv, results.parquet and the pictures (PNG, SVG) in ``folder``; rows as `Results` has them.
+
+    Args:
+        compared: those of ``rows`` that have a rank by ``metric``, best first; the others are counted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = results_plots.figures(compared, params, metric, best=compared[0]) if compared else {}
+    written = figures.save(made, folder)
+    columns = [*params, metric, "state", "elapsed_s", "nodes", "job_id", "folder"]
+    page = render(
+        "sweep",
+        title=f"Sweep {name}",
+        lead=f"{len(rows)} cells over {', '.join(params)}; {'largest' if largest else 'smallest'} {metric} is best",
+        warnings=_warnings(rows, compared, metric),
+        words=_words(compared, params, metric),
+        pictures=[(_CAPTIONS[kind], figures.svg(figure)) for kind, figure in made.items()],
+        metric=metric,
+        headers=columns,
+        rows=[[cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]],
+    )
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    every = list(dict.fromkeys(key for row in rows for key in row))
+    frame = pl.DataFrame({key: [row.get(key) for row in rows] for key in every}, strict=False)
+    frame.write_csv(folder / "results.csv")
+    frame.write_parquet(folder / "results.parquet")
+    return [folder / "index.html", folder / "results.csv", folder / "results.parquet", *written]
+
+
+def _in_order(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    ids = {row["cell"] for row in compared}
+    return [*compared, *(row for row in rows if row["cell"] not in ids)]
+
+
+def _warnings(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]], metric: str) -> list[str]:
+    found = []
+    others = Counter(row["state"] for row in rows if row["state"] != "COMPLETED")
+    if others:
+        found.append("not compared: " + ", ".join(f"{count} {state}" for state, count in others.most_common()))
+    if silent := len(rows) - len(compared) - others.total():
+        found.append(f"{silent} completed without a finite number for {metric}")
+    if len(rows) > _MOST_ROWS:
+        found.append(f"the table below has the first {_MOST_ROWS} of {len(rows)} cells; results.csv has all")
+    return found
+
+
+def _words(compared: Sequence[dict[str, Any]], params: Sequence[str], metric: str) -> list[str]:
+    if not compared:
+        return [f"No completed cell has a finite number for {metric}."]
+    best, last = compared[0], compared[-1]
+    told = ", ".join(f"{name} {cell(best.get(name))}" for name in params)
+    return [
+        f"Best: {metric} {cell(best[metric])} with {told} (job {best['job_id']}).",
+        f"The {len(compared)} cells compared lie between that and {cell(last[metric])}.",
+    ]
+
+
+def cell(value: object) -> str:
+    """A parameter or a metric as text."""
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,142 @@
+"""Pictures of a sweep: what each parameter did to one metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+
+from hpcjobs.pages.figures import blank, literal, spaced
+
+Row = dict[str, Any]
+_MAP: Final = "viridis_r"
+_MOST_TICKS = 12
+
+
+def figures(rows: Sequence[Row], params: Sequence[str], metric: str, *, best: Row) -> dict[str, Figure]:
+    """Picture name -> figure: ``effect`` of the one parameter that varies, ``heatmap`` of two that were crossed,
+    ``parallel`` coordinates of two or more. None where nothing varies.
+
+    ``rows`` all have a number for ``metric``.
+    """
+    varied = [name for name in params if len({row.get(name) for row in rows}) > 1]
+    if len(varied) == 1:
+        return {"effect": _effect(rows, varied[0], metric, best)}
+    made = {}
+    if len(varied) == 2 and len({tuple(row.get(name) for name in varied) for row in rows}) > 3:
+        made["heatmap"] = _heatmap(rows, varied, metric)
+    if varied:
+        made["parallel"] = _parallel(rows, [*varied, metric], metric, best)
+    return made
+
+
+class _Scale:
+    """Where the values of one parameter or metric stand on an axis from 0 to 1: numbers by size (by magnitude where
+    they span more than a factor of 50), anything else in the order it appears."""
+
+    def __init__(self, rows: Sequence[Row], name: str) -> None:
+        self.values: list[Any] = list(dict.fromkeys(row.get(name) for row in rows))
+        self.numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
+        if self.numeric:
+            self.values.sort()
+            low, high = self.values[0], self.values[-1]
+            self.norm: Normalize = LogNorm(low, high) if low > 0 and high / low > 50 else Normalize(low, high)
+
+    def place(self, value: Any) -> float:
+        if self.numeric:
+            return float(np.asarray(self.norm(value)))
+        return self.values.index(value) / max(1, len(self.values) - 1)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Place and label of each value, or of some where there are too many to read."""
+        shown = self.values
+        if len(shown) > _MOST_TICKS:
+            shown = [self.values[round(n)] for n in np.linspace(0, len(self.values) - 1, 5)]
+        if len(shown) > 1:
+            shown = [shown[index] for index in spaced([self.place(value) for value in shown], gap=0.05)]
+        return [(self.place(value), _short(value)) for value in shown]
+
+    def colour(self, value: Any) -> Any:
+        return mpl.colormaps[_MAP](self.place(value))
+
+    def mappable(self) -> ScalarMappable:
+        return ScalarMappable(self.norm, _MAP)
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return literal(text if len(text) <= 18 else f"{text[:17]}…")
+
+
+def _effect(rows: Sequence[Row], param: str, metric: str, best: Row) -> Figure:
+    figure, axes = blank()
+    scale = _Scale(rows, param)
+    axes.plot([scale.place(row.get(param)) for row in rows], [row[metric] for row in rows], "o", alpha=0.7)
+    axes.plot(scale.place(best.get(param)), best[metric], "o", ms=11, mfc="none", mec="#c2571a", mew=2, label="best")
+    axes.set_xticks(*map(list, zip(*scale.ticks(), strict=True)))
+    axes.set_xlabel(literal(param))
+    axes.set_ylabel(literal(metric))
+    axes.legend(frameon=False)
+    return figure
+
+
+def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
+    """The mean over cells that share both values; white where there is none."""
+    figure, axes = blank()
+    across, down = (_Scale(rows, name) for name in pair)
+    colours = _Scale(rows, metric)
+    cells: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        where = down.values.index(row.get(pair[1])), across.values.index(row.get(pair[0]))
+        cells.setdefault(where, []).append(row[metric])
+    grid = np.full((len(down.values), len(across.values)), np.nan)
+    for where, found in cells.items():
+        grid[where] = np.mean(found)
+    axes.grid(visible=False)
+    axes.imshow(grid, cmap=_MAP, norm=colours.norm, aspect="auto", origin="lower")
+    if grid.size <= 64:
+        for (y, x), value in np.ndenumerate(grid):
+            if not np.isnan(value):
+                ink = "white" if colours.place(value) > 0.5 else "black"
+                axes.text(x, y, f"{value:.3g}", ha="center", va="center", fontsize=8, color=ink)
+    axes.set_xticks(range(len(across.values)), [_short(value) for value in across.values])
+    axes.set_yticks(range(len(down.values)), [_short(value) for value in down.values])
+    axes.set_xlabel(literal(pair[0]))
+    axes.set_ylabel(literal(pair[1]))
+    figure.colorbar(colours.mappable(), ax=axes, label=literal(metric))
+    return figure
+
+
+def _parallel(rows: Sequence[Row], names: Sequence[str], metric: str, best: Row) -> Figure:
+    """One line per cell over one axis per parameter, the metric last and in colour."""
+    figure, axes = blank(width=max(6.4, 1.6 * len(names)))
+    scales = [_Scale(rows, name) for name in names]
+    for row in rows:
+        heights = [scale.place(row.get(name)) for scale, name in zip(scales, names, strict=True)]
+        axes.plot(heights, color=scales[-1].colour(row[metric]), alpha=0.6, linewidth=1)
+    heights = [scale.place(best.get(name)) for scale, name in zip(scales, names, strict=True)]
+    axes.plot(heights, color="#c2571a", linewidth=2.5, label="best")
+    _upright(axes, names, scales)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.12))
+    return figure
+
+
+def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None:
+    """An upright axis for each name, with its own values."""
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.set_yticks([])
+    axes.set_xticks(range(len(names)), [literal(name) for name in names])
+    axes.set_xlim(-0.2, len(names) - 0.6)
+    for where, scale in enumerate(scales):
+        axes.axvline(where, color="#8a8f98", linewidth=1, zorder=0)
+        for height, words in scale.ticks():
+            axes.annotate(
+                words, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=8, color="#5a6472"
+            )

@@ -1,0 +1,98 @@
+"""``hpcjobs report jobs ID``: whoever's the job is, and however its id is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+from sacct_versions import FakeSacct, row
+
+SITE = "{description: two nodes, partitions: {compute: {nodes: 2, node: {cpus: 8, mem: 8G}}}}\n"
+ROWS = [
+    row(JobID="102+0", JobIDRaw="102"), row(JobID="102+1", JobIDRaw="103"),
+    row(JobID="7_3", JobIDRaw="8"), row(JobID="7_4", JobIDRaw="9"), row(JobID="7_[5-9]", JobIDRaw="7", State="PENDING"),
+]  # fmt: skip
+SACCT = """#!{python}
+import json, sys
+said = {{word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]}}
+print("asked", *sys.argv[1:], file=open({log!r}, "a"))
+if "--helpformat" in said:
+    print({columns!r})
+else:
+    for row in json.loads({rows!r}):
+        print(said["--delimiter"].join(row[name] for name in said["--format"].split(",")))
+"""
+
+
+@pytest.fixture(autouse=True)
+def asked(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster whose sacct shows jobs of ``ana``, who is somebody else; gives the record of what it was asked."""
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text(SITE)
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    commands, log = tmp_path / "slurm", tmp_path / "asked"
+    commands.mkdir()
+    script = SACCT.format(
+        python=sys.executable, log=str(log), columns=" ".join(FakeSacct().columns), rows=json.dumps(ROWS)
+    )
+    (commands / "sacct").write_text(script)
+    (commands / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return log
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        (["102"], {"102+0", "102+1"}),
+        (["102+1"], {"102+1"}),
+        (["7"], {"7_3", "7_4", "7_[5-9]"}),
+        (["7_3"], {"7_3"}),
+        (["7_6"], {"7_[5-9]"}),
+        (["7_3", "102+0"], {"7_3", "102+0"}),
+    ],
+)
+def test_a_job_of_anybody_is_found_by_its_id(ids: list[str], found: set[str]) -> None:
+    assert {job["job_id"] for job in ok("report", "jobs", *ids, "--json").json} == found
+
+
+def test_a_user_that_is_named_still_restricts_the_ids() -> None:
+    assert "no jobs" in ok("report", "jobs", "102", "--user", "bo").out
+
+
+def test_sacct_is_asked_about_the_cluster_that_the_environment_names(
+    asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """squeue and sbatch heed SLURM_CLUSTERS; sacct does not."""
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+    ok("report", "jobs", "102", "--json")
+    assert "--clusters=other" in asked.read_text()
+
+
+def test_sums_and_jobs_that_nobody_measured_are_printed_as_unknown() -> None:
+    """A site without prices and watts: no ``0.00 None``, no ``0 Wh``, no ``0 kWh``."""
+    for words in (["7"], ["7", "--by", "user"]):
+        answer = within("report", "jobs", "--all-users", *words)
+        assert answer.code == 0, answer
+        assert "None" not in answer.out
+        assert "Wh" not in answer.out
+
+
+def test_accounting_needs_neither_scipy_nor_matplotlib() -> None:
+    """They may be missing, or be broken, where only jobs are looked at."""
+    program = (
+        "import sys; sys.modules.update(scipy=None, matplotlib=None)\n"
+        "from hpcjobs.accounting import accounting\n"
+        "from hpcjobs.cli import main\n"
+        "assert len(accounting(jobs=['102'])) == 2\n"
+        "sys.argv[1:] = ['report', 'jobs', '102', '--json']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "102+1" in done.stdout

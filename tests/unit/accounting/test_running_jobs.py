@@ -1,0 +1,81 @@
+"""Running jobs have what sstat measures, or nothing: never 0 %."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+import pytest
+from sacct_versions import BEGUN, SEPARATOR, printed, row, step
+
+from hpcjobs.accounting.columns import SACCT_COLUMNS
+from hpcjobs.accounting.derive import derive
+from hpcjobs.accounting.fold import fold
+from hpcjobs.accounting.parse import Doubts, frames
+from hpcjobs.accounting.sstat import with_running
+from hpcjobs.accounting.totals import totals
+from hpcjobs.errors import CommandMissingError
+from hpcjobs.process import Result
+from hpcjobs.site.models import NodeShape, Partition, Site
+
+SITE = Site(name="uni", partitions={"compute": Partition(node=NodeShape(cpus=8), nodes=4)})
+LIVE = {"State": "RUNNING", "End": "Unknown", "TotalCPU": "00:00:00", "ElapsedRaw": 600}
+
+
+class FakeSstat:
+    """Answers like sstat of 22.05: a line per step that runs now."""
+
+    def __init__(self, out: str = "", code: int = 0) -> None:
+        self.out, self.code = out, code
+        self.asked: list[Sequence[str]] = []
+
+    def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        self.asked.append(argv)
+        return Result(self.code, self.out, "")
+
+
+def folded(*rows: Mapping[str, str]) -> pl.DataFrame:
+    doubts = Doubts()
+    blocks = [printed(rows, SACCT_COLUMNS, SEPARATOR)]
+    return pl.concat(list(fold(frames(blocks, SACCT_COLUMNS, separator=SEPARATOR, doubts=doubts), doubts)))
+
+
+def test_a_running_job_is_not_idle_because_nobody_measured_it() -> None:
+    jobs = derive(with_running(folded(row(**LIVE)), slurm_conf=None, runner=FakeSstat(code=1)), SITE)
+    (job,) = jobs.to_dicts()
+    assert (job["cpu_s"], job["cpu_efficiency"], job["mem_used_bytes"], job["mem_efficiency"]) == (None,) * 4
+    assert totals([jobs])["cpu_efficiency"].to_list() == [None]
+
+
+def test_running_jobs_have_what_sstat_and_their_ended_steps_tell() -> None:
+    """Ten minutes on 8 CPUs: a step of 1,000 s of CPU time has ended, one of 1,400 runs beside the batch script's."""
+    live = row(**LIVE)
+    ended = step(live, TotalCPU="16:40", State="COMPLETED", End=BEGUN + 100)
+    sstat = FakeSstat("7.1|1048576|cpu=00:23:20,energy=0,mem=4194304\n7.batch|1024|cpu=00:00:00,mem=1024\n")
+    (job,) = derive(with_running(folded(live, ended), slurm_conf=None, runner=sstat), SITE).to_dicts()
+    assert job["cpu_s"] == 2400
+    assert job["cpu_efficiency"] == pytest.approx(2400 / 4800)
+    assert (job["mem_used_bytes"], job["max_rss_bytes"]) == (4194304 + 1024, 1048576)
+    assert "--jobs=7" in sstat.asked[0]
+
+
+def test_without_sstat_the_accounting_is_told_all_the_same() -> None:
+    def missing(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        raise CommandMissingError("sstat: not found on PATH")
+
+    frame = with_running(folded(row(**LIVE)), slurm_conf=None, runner=missing)
+    assert frame["cpu_s"].to_list() == [None]
+
+
+def test_sstat_is_not_asked_about_many_jobs_or_none() -> None:
+    sstat = FakeSstat()
+    with_running(folded(row()), slurm_conf=None, runner=sstat)
+    with_running(folded(*(row(JobID=n, JobIDRaw=n, **LIVE) for n in range(100))), slurm_conf=None, runner=sstat)
+    assert sstat.asked == []
+
+
+def test_an_accounting_that_measures_nothing_tells_no_efficiency() -> None:
+    """Without jobacct_gather TotalCPU is exactly 0; the shortest process takes a millisecond."""
+    (silent,) = derive(folded(row(TotalCPU="00:00:00")), SITE).to_dicts()
+    (short,) = derive(folded(row(TotalCPU="00:00.003")), SITE).to_dicts()
+    assert (silent["cpu_efficiency"], short["cpu_s"]) == (None, 0.003)

@@ -1,0 +1,105 @@
+"""Fits give back what made the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Law, fit
+from hpcjobs.scaling.intervals import mean_ratio
+
+NODES = [n for n in (1, 2, 4, 8, 16) for _ in range(3)]
+
+
+def usl(n: float) -> float:
+    return 1000 * n / (1 + 0.03 * (n - 1) + 0.002 * n * (n - 1))
+
+
+@pytest.mark.parametrize(
+    ("law", "curve", "truth"),
+    [
+        (AMDAHL, lambda n: 1000 / (0.05 + 0.95 / n), {"serial": 0.05}),
+        (GUSTAFSON, lambda n: 1000 * (0.10 + 0.90 * n), {"serial": 0.10}),
+        (USL, usl, {"sigma": 0.03, "kappa": 0.002}),
+    ],
+    ids=["Amdahl", "Gustafson", "USL"],
+)
+def test_exact_data_give_exact_parameters(law: Law, curve: Callable[[float], float], truth: dict[str, float]) -> None:
+    fitted = fit(law, NODES, [curve(n) for n in NODES])
+    assert fitted is not None
+    assert {name: each.value for name, each in fitted.parameters.items()} == pytest.approx(truth, rel=1e-6)
+    assert fitted.x1.value == pytest.approx(1000)
+    assert fitted.at(32).value == pytest.approx(curve(32))
+    assert fitted.rms < 1e-9
+
+
+def test_too_few_node_counts_give_no_fit() -> None:
+    assert fit(USL, [1, 1, 2, 2], [1, 1, 2, 2]) is None
+    assert fit(AMDAHL, [4, 4, 4], [1, 1, 1]) is None
+
+
+def test_as_many_points_as_parameters_give_no_interval() -> None:
+    found = fit(AMDAHL, [1, 2], [100, 190])
+    assert found is not None
+    assert found.parameters["serial"].value == pytest.approx(0.0526, abs=1e-3)
+    assert found.parameters["serial"].low is None
+
+
+def test_better_than_linear_is_no_negative_fraction() -> None:
+    found = fit(AMDAHL, [1, 2, 4], [100, 210, 430])
+    assert found is not None
+    assert found.parameters["serial"].value == 0
+
+
+def test_a_curve_that_falls_is_for_usl() -> None:
+    """Amdahl's law never falls; its residuals show it."""
+    n = [1, 2, 4, 8, 16, 32]
+    x = [1000 * k / (1 + 0.05 * (k - 1) + 0.01 * k * (k - 1)) for k in n]
+    usl, amdahl = fit(USL, n, x), fit(AMDAHL, n, x)
+    assert usl is not None
+    assert amdahl is not None
+    assert usl.rms < 0.001 < amdahl.rms
+
+
+def test_predictions_have_intervals() -> None:
+    noisy = [1000 / (0.05 + 0.95 / n) * (1 + 0.02 * (-1) ** i) for i, n in enumerate(NODES)]
+    found = fit(AMDAHL, NODES, noisy)
+    assert found is not None
+    ahead = found.at(32)
+    assert ahead.low is not None
+    assert ahead.high is not None
+    assert ahead.low < 1000 / (0.05 + 0.95 / 32) < ahead.high
+
+
+@pytest.mark.parametrize("serial", [0.0, 1.0])
+def test_a_parameter_at_its_bound_is_within_its_interval(serial: float) -> None:
+    noisy = [1000 / (serial + (1 - serial) / n) * (1 + 0.02 * (-1) ** i) for i, n in enumerate(NODES)]
+    fitted = fit(AMDAHL, NODES, noisy)
+    assert fitted is not None
+    value, low, high = fitted.parameters["serial"]
+    assert low is not None
+    assert high is not None
+    assert 0 <= low <= value <= high
+
+
+def test_misfit_is_told_apart_from_scatter() -> None:
+    """Amdahl's law cannot fall, however much the runs scatter."""
+    scatter = [1.02, 1.0, 0.98] * 5
+    falls = fit(AMDAHL, NODES, [usl(n**1.5) * s for n, s in zip(NODES, scatter, strict=True)])
+    holds = fit(AMDAHL, NODES, [1000 / (0.05 + 0.95 / n) * s for n, s in zip(NODES, scatter, strict=True)])
+    assert falls is not None
+    assert holds is not None
+    assert falls.lack is not None
+    assert holds.lack is not None
+    assert falls.lack.scatter == pytest.approx(holds.lack.scatter)
+    assert holds.lack.scatter == pytest.approx(0.02, rel=0.01)
+    assert falls.lack.p_value is not None
+    assert holds.lack.p_value is not None
+    assert falls.lack.p_value < 1e-4
+    assert holds.lack.p_value > 0.5
+
+
+def test_repeats_that_are_all_alike_on_one_side_are_compared_without_a_warning() -> None:
+    ratio, p_value = mean_ratio([50.0, 51.0, 52.0], [100.0, 100.0, 100.0])
+    assert (ratio.low, ratio.high, p_value) == pytest.approx((0.494, 0.526, 0), abs=1e-3)
