@@ -19,7 +19,12 @@ SKIPS = pytest.StashKey[list[tuple[str, str]]]()
 def _allowed() -> list[str]:
     """The patterns of test ids that may skip here and now."""
     lines = (line.split("#")[0].split() for line in KNOWN_SKIPS.read_text(encoding="utf-8").splitlines())
-    holds = {"always": True, "not-root": os.geteuid() != 0, "no-horovod": NO_HOROVOD.exists()}
+    holds = {
+        "always": True,
+        "not-root": os.geteuid() != 0,
+        "no-horovod": NO_HOROVOD.exists(),
+        "gpu-fsdp": "torch" in sys.modules and not hasattr(sys.modules["torch"].cpu.Stream, "record_event"),
+    }
     return [words[1] for words in lines if words and holds[words[0]]]
 
 

@@ -12,6 +12,7 @@ from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.checkpoint import format as checkpoint
 
 from ..conftest import World, worlds_path
+from ..fsdp_here import needs_fsdp
 
 NOISY = ("--workload", "worlds:noisy_points", "--log-every", "1", "--checkpoint-every", "9")
 
@@ -106,6 +107,7 @@ def test_a_checkpoint_of_one_rank_goes_on_with_two_and_says_what_changed(world: 
     assert [line["step"] for line in ended.lines("step")] == list(range(1, 13))
 
 
+@needs_fsdp
 def test_sharded_weights_are_saved_by_the_ranks_that_hold_them_and_every_file_is_checked(
     world: World, tmp_path: Path
 ) -> None:

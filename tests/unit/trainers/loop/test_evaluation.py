@@ -13,6 +13,8 @@ import torch
 from hpcjobs import trainers
 from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
 
+from ..fsdp_here import strategies
+
 HERE = str(Path(__file__).parents[1])
 
 
@@ -87,7 +89,7 @@ def test_a_run_that_goes_on_from_the_end_of_an_epoch_has_that_evaluation_once(tm
     )
 
 
-@pytest.mark.parametrize("trainer", ["ddp", "ddp_scratch", "fsdp", "fsdp_scratch"])
+@pytest.mark.parametrize("trainer", strategies(["ddp", "ddp_scratch", "fsdp", "fsdp_scratch"]))
 def test_the_loss_is_computed_in_fp32_whatever_the_precision(
     tmp_path: Path, trainer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
