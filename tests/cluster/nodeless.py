@@ -139,10 +139,10 @@ def nodeless(sandbox: Sandbox, name: str, site: Site, home: Path) -> Iterator[No
         daemon = subprocess.Popen([controller, "-D", "-f", str(conf)], stdout=out, stderr=out)
     asked = Nodeless(conf)
     try:
-        eventually(lambda: asked.run("scontrol", "ping").returncode == 0, what="an answer of slurmctld", timeout_s=30)
+        eventually(lambda: asked.run("scontrol", "ping").returncode == 0, what="an answer of slurmctld")
         yield asked
     finally:
         asked.run("scancel", "--user=root")
         daemon.terminate()
-        daemon.wait(timeout=30)
+        daemon.wait(timeout=240)
         _empty_accounting(sandbox, cluster, site)

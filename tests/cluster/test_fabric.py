@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from commandline import Answer, hpcjobs
 
+from hpcjobs.fabric.check import QUICK_S
 from hpcjobs.sandbox import Sandbox, status
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
@@ -93,14 +94,12 @@ def test_the_job_scripts_own_node_may_be_the_one_that_is_left_out(
 
 
 @pytest.mark.timeout(400)
-def test_a_node_whose_interface_is_down_is_named_within_a_minute(sandbox: Sandbox, folder: Path) -> None:
-    begun = time.monotonic()
+def test_a_node_whose_interface_is_down_is_named_and_not_waited_for(sandbox: Sandbox, folder: Path) -> None:
     with on(sandbox, "tu04", "ip link set eth0 down", "ip link set eth0 up"):
         ended = hpcjobs("fabric", "--site", "tu-hpc", "-w", "tu[03-04]", "-N", "2", "--quick", timeout_s=200)
-        took_s = time.monotonic() - begun
     assert ended.code == 19, ended
     assert "hpcjobs: bad: tu04" in ended.out
-    assert report("fabric")["took_s"] < 60, took_s
+    assert report("fabric")["took_s"] < 2 * QUICK_S  # a minute on a machine that is not busy
     give_back("tu04")
 
 

@@ -39,7 +39,14 @@ with open(f"{folder}/metrics.jsonl", "a") as log:
         time.sleep(60)
 """
 LM = ("ddp", "--workload", "lm", "--batch-size", "4", "--train-samples", "48", "--epochs", "1")
-HUNGRY = "import time; held = bytearray(256 << 20); end = time.time() + 4\nwhile time.time() < end: pass\n"
+# However busy the machine is: a second of CPU time at least, and four seconds in which its memory is measured.
+HUNGRY = """
+import time
+held = bytearray(256 << 20)
+end = time.time() + 4
+while time.process_time() < 1: pass
+time.sleep(max(0, end - time.time()))
+"""
 
 
 @pytest.fixture
@@ -83,7 +90,7 @@ def submit(*words: str) -> str:
 
 
 def test_a_job_over_two_nodes_is_told_as_slurm_and_arithmetic_have_it(slurm: Callable[..., str]) -> None:
-    """Four tasks of 256 MiB and four busy seconds; sacct's own figures; the site's prices and watts."""
+    """Four tasks of 256 MiB and a busy second each; sacct's own figures; the site's prices and watts."""
     Path("hungry.py").write_text(HUNGRY)
     job_id = submit("-N", "2", "--ntasks-per-node", "2", "--mem", "2G", "hungry.py")
     ok("wait", job_id)
@@ -97,7 +104,7 @@ def test_a_job_over_two_nodes_is_told_as_slurm_and_arithmetic_have_it(slurm: Cal
     assert row["mem_requested_bytes"] == 4 << 30
     assert 4 * (256 << 20) < row["mem_used_bytes"] < 4 * (400 << 20)
     assert row["cpu_efficiency"] == pytest.approx(row["cpu_s"] / int(cpu_time))
-    assert 2 < row["cpu_s"] < 60
+    assert row["cpu_s"] >= 4
     assert row["cost"] == pytest.approx(row["elapsed_s"] * 4 / 3600 * 0.01)
     assert row["energy_j"] == pytest.approx(row["elapsed_s"] * (4 * 6 + 90 * 4 / 16))
     assert (row["source"], row["energy_source"], row["tasks"]) == ("sacct", "modelled", 4)
@@ -120,13 +127,13 @@ def test_a_running_job_has_the_cpu_time_and_memory_that_sstat_measures(slurm: Ca
     finally:
         ok("cancel", job_id)
     assert row["cpu_efficiency"] == pytest.approx(row["cpu_s"] / (row["elapsed_s"] * row["cpus"]))
-    assert 0.05 < row["cpu_efficiency"] < 1.5
+    assert row["cpu_s"] <= row["cpus"] * (time.time() - row["started"] + 1)
     assert row["max_rss_bytes"] > 256 << 20
     assert all(told["cpu_s"] is None for told in seen if told["state"] == "PENDING")
 
 
 def test_a_requeued_job_has_its_attempts_and_what_was_really_lost(slurm: Callable[..., str]) -> None:
-    """Four seconds of the first attempt last, three and its start-up are lost."""
+    """What the first attempt had done when it saved lasts; the rest of it, and its start-up, are lost."""
     Path("drill.py").write_text(REQUEUED)
     job_id = submit("-N", "1", "-o", "requeue", "drill.py")
     row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["attempts"] == 2)
@@ -134,7 +141,9 @@ def test_a_requeued_job_has_its_attempts_and_what_was_really_lost(slurm: Callabl
     first, last = map(int, spans)
     assert (row["elapsed_all_s"], row["elapsed_s"]) == (first + last, last)
     assert row["goodput_source"] == "checkpoints"
-    assert row["lost_s"] == pytest.approx(first - 4, abs=0.5)
+    (run_dir,) = Path("runs").glob("drill-*")
+    _, saved, *_ = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    assert row["lost_s"] == pytest.approx(first - saved["time_s"], abs=0.1)
     assert row["goodput"] == pytest.approx(1 - row["lost_s"] / (first + last))
 
 
@@ -190,13 +199,18 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
     assert starts(Path(first[0]["run_dir"]), ["--nodes=99"]) is None
 
 
+MBITS = 5
+GRADIENT_S = 0.5 * 8 / MBITS
+"""How long the 0.5 MB of a step's gradients take, at the very least."""
+
+
 @contextmanager
 def slow_network(sandbox: Sandbox) -> Iterator[None]:
-    """20 Mbit/s out of every host."""
+    """So many Mbit/s out of every host."""
     hosts = [[*enter(folder_at(None), host), "tc", "qdisc"] for host in sandbox.hosts]
     try:
         for host in hosts:
-            shaped = "add dev eth0 root tbf rate 20mbit burst 64kbit latency 200ms"
+            shaped = f"add dev eth0 root tbf rate {MBITS}mbit burst 64kbit latency 200ms"
             subprocess.run([*host, *shaped.split()], check=True)
         yield
     finally:
@@ -205,20 +219,24 @@ def slow_network(sandbox: Sandbox) -> Iterator[None]:
 
 
 def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
-    """The same study before and after: at two nodes steps wait for gradients, and the serial fraction is larger."""
+    """Two studies that share the run of one node: at two, steps wait for gradients, and the serial fraction is larger.
+
+    On a busy machine two hosts that share its cores wait for each other on any network: figures are compared with
+    those of the fast one, and with the time that the gradients must take.
+    """
     asked = ("scale", *SITE, "--nodes", "1,2", "--repeats", "1", "-t", "10m", "--wait")
     ok(*asked, "--name", "fast", *LM)
+    study = json.loads(Path("fast.study.json").read_text())
+    one_node = [point for point in study["points"] if point["size"]["nodes"] == 1]
+    Path("slow.study.json").write_text(json.dumps({**study, "name": "slow", "points": one_node}))
     with slow_network(sandbox):
         ok(*asked, "--name", "slow", *LM)
     fast, slow = (ok("report", "scaling", name, "--json").json for name in ("fast", "slow"))
     before, after = fast["groups"][1], slow["groups"][1]
     waited_s, waits_s = (group["communication"] * group["step_s"] for group in (before, after))
-    assert (
-        waits_s > 2 * waited_s
-    )  # in seconds: on a busy machine two hosts that share its cores wait for each other too
-    assert after["communication"] > 0.5
+    assert waits_s > max(waited_s, 0.9 * GRADIENT_S)
+    assert after["communication"] > before["communication"]
     assert after["efficiency"][0] < before["efficiency"][0]
     serial = [told["fits"][0]["parameters"]["serial"][0] for told in (fast, slow)]
     assert serial[0] < serial[1] or serial[1] == 1.0  # a fraction ends at one
-    assert after["step_s"] > 0.2  # a gradient of 0.5 MB takes 0.2 s
     ok("report", "scaling", "slow", "--baseline", "fast")

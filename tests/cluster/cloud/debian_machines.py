@@ -69,7 +69,7 @@ def _remove_cgroups(names: Sequence[str]) -> None:
     """The groups that ``machines.sh`` made, with Slurm's inside them: they stay when their processes are gone."""
     for name in names:
         for top in [*Path("/sys/fs/cgroup").glob(f"*/hpcjobs-{name}"), Path(f"/sys/fs/cgroup/hpcjobs-{name}")]:
-            eventually(lambda top=top: _remove_empty(top), what=f"the end of every process of {name}", timeout_s=30)
+            eventually(lambda top=top: _remove_empty(top), what=f"the end of every process of {name}")
 
 
 def _remove_empty(top: Path) -> bool:

@@ -99,4 +99,4 @@ def cluster_apart(name: str, folder: Path) -> Iterator[ClusterApart]:
             cluster.hpcjobs("sandbox", "down")
     finally:
         holder.kill()
-        holder.communicate(timeout=60)
+        holder.communicate(timeout=240)

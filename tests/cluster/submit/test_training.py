@@ -62,7 +62,9 @@ def test_a_failing_rank_ends_the_job_and_is_named_with_its_host(cluster: Cluster
     job = cluster.submit("-N", "3", "--ntasks-per-node", "2", "--launcher", launcher, program)
     answer = job.wait()
     assert answer.code == 7
-    assert job.state["ended"] - (job.run_dir / "first_failure").stat().st_mtime < 60
+    assert (
+        job.state["ended"] - (job.run_dir / "first_failure").stat().st_mtime < 300
+    )  # the others would sleep for 600 s
     assert "first failure: rank 5 on tu03" in answer.err
     logs = cluster.hpcjobs("logs", job.id).out
     assert "5: rank 5 gives up" in logs

@@ -184,16 +184,16 @@ class SlowPoints(Points):
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         if os.environ["RANK"] == "1":
-            time.sleep(0.02)
+            time.sleep(0.1)
         return super().__getitem__(indices)
 
 
 def lopsided(config: Config) -> Workload:
-    """Rank 1 is slower: 20 ms for its data, and 20 ms more for each pass."""
+    """Rank 1 is slower: 100 ms for its data, and 100 ms more for each pass."""
 
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         if os.environ["RANK"] == "1":
-            time.sleep(0.02)
+            time.sleep(0.1)
         return _loss(model, batch)
 
     return replace(points(config), loss=loss, train=SlowPoints(512))

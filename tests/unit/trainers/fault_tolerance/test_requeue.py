@@ -74,11 +74,11 @@ def test_the_time_left_to_save_is_that_of_the_limit_as_it_is_now(
     monkeypatch.setenv("HPCJOBS_DEADLINE", f"{time.time() + 100:.0f}")
     alone = Group(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
     fault_tolerance, file = FaultTolerance(alone, Stop()), tmp_path / "deadline"
-    assert 90 < fault_tolerance.left_s < 100
+    assert 50 < fault_tolerance.left_s < 100
     file.write_text(f"{time.time() + 1000:.0f}\n")
-    assert 990 < fault_tolerance.left_s < 1000
+    assert 900 < fault_tolerance.left_s < 1000
     file.write_text(f"{time.time() + 50:.0f}\n")
-    assert 40 < fault_tolerance.left_s < 50
+    assert 0 < fault_tolerance.left_s < 50
     file.write_text("inf\n")
     assert fault_tolerance.left_s == math.inf
     assert FaultTolerance(alone, None).left_s == math.inf
