@@ -200,7 +200,7 @@ def run_days(folder: str) -> int:
     from hpcjobs.accounting.parse import Doubts
     from hpcjobs.accounting.query import Question, Sacct
     from hpcjobs.accounting.totals import totals
-    from hpcjobs.process import Result
+    from hpcjobs.processes.programs import Result
     from hpcjobs.site.library import load_site
 
     site, now = load_site("tu-hpc"), time.time()

@@ -14,7 +14,7 @@ from hpcjobs.accounting.fold import fold
 from hpcjobs.accounting.parse import Doubts, frames, new_separator
 from hpcjobs.accounting.stream import Streamer, stream
 from hpcjobs.errors import SchedulerError
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 
 
 class Question(NamedTuple):

@@ -20,14 +20,14 @@ from hpcjobs.accounting.query import Question, Sacct
 from hpcjobs.accounting.sstat import with_running
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import own_records
 from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.scheduler.slurm import Slurm
-from hpcjobs.scheduler.slurm_output import parse_scontrol
+from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.user import user_name

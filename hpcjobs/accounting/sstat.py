@@ -8,7 +8,7 @@ import polars as pl
 
 from hpcjobs.accounting.field_values import bytes_of, clock_of, tres
 from hpcjobs.errors import CommandMissingError
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 
 _MOST_JOBS: Final = 16
 """sstat asks every node of every step: a page of a hundred jobs would wait for it, and so would their nodes."""

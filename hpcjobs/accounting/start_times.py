@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.folder import MANIFEST
-from hpcjobs.scheduler.slurm_output import parse_test_only
+from hpcjobs.scheduler.slurm.parse import parse_test_only
 from hpcjobs.units import human_duration
 
 _AT_ONCE_S: Final = 60

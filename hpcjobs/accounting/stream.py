@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError, SchedulerError
-from hpcjobs.process import command_env
+from hpcjobs.processes.programs import command_env
 
 
 class Streamer(Protocol):

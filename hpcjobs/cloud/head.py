@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcjobs.cloud.wheel import Wheel
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.process import Result, Runner, run
+from hpcjobs.processes.programs import Result, Runner, run
 
 PATIENCE_S = 1800.0
 """What machines may need to start and to install themselves; bootstrap.sh waits as long."""

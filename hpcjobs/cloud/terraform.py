@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.errors import CommandMissingError, HpcJobsError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 
 _PROGRAMS = ("terraform", "tofu")
 

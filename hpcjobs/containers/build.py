@@ -23,7 +23,7 @@ from hpcjobs.containers.recipes import Recipe, recipe_hash, settled_arguments
 from hpcjobs.containers.sif import check_whole, fingerprint, sha256
 from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
 from hpcjobs.files import write_beside
-from hpcjobs.process import run, run_following
+from hpcjobs.processes.programs import run, run_following
 from hpcjobs.site.models import Site
 
 SEEN = "/mnt"

@@ -11,7 +11,7 @@ import msgspec
 from hpcjobs.containers.images import Facts, expanded
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.files import cache_dir
-from hpcjobs.process import Result, Runner, run
+from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.site.models import Site
 
 _PROBE = Path(__file__).with_name("probe.py")

@@ -15,7 +15,7 @@ from hpcjobs.containers.images import Facts, Image, Manifest, expanded, read_man
 from hpcjobs.containers.look import PACKAGE, hint_for, inside, look, program_here, said
 from hpcjobs.containers.sif import sha256
 from hpcjobs.errors import CommandMissingError, HpcJobsError
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 from hpcjobs.site.models import Site
 
 Level = Literal["error", "warning", "good"]

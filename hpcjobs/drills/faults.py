@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import hpcjobs
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.site.models import Site
 
 # Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.fabric import node_record
 from hpcjobs.fabric.verdict import METRICS, Judged, Node
-from hpcjobs.runtime import noderecord
 
 
 @dataclass
@@ -33,7 +33,7 @@ def report(found: Findings, judged: Sequence[Judged], chosen: Sequence[str] | No
         "nodes": [
             {
                 "host": each.node.host,
-                "verdict": noderecord.GOOD if each.good else noderecord.BAD,
+                "verdict": node_record.GOOD if each.good else node_record.BAD,
                 "reasons": each.reasons,
                 "score": each.score,
                 "address": each.node.address,
@@ -81,13 +81,13 @@ def remember(path: Path, judged: Sequence[Judged]) -> str | None:
     """Append the verdicts to the site's record; in words why that could not be."""
     now, job = time.time(), os.environ.get("HPCJOBS_JOB_ID")
     verdicts = [
-        noderecord.Verdict(
-            each.node.host, noderecord.GOOD if each.good else noderecord.BAD, now, "; ".join(each.reasons)[:500], job
+        node_record.Verdict(
+            each.node.host, node_record.GOOD if each.good else node_record.BAD, now, "; ".join(each.reasons)[:500], job
         )
         for each in judged
     ]
     try:
-        noderecord.append(path, verdicts)
+        node_record.append(path, verdicts)
     except OSError as error:
         return f"the record of nodes {path} cannot be written from here: {error.strerror}"
     return None

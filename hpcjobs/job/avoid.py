@@ -6,22 +6,22 @@ import time
 from collections.abc import Iterable, Mapping
 
 from hpcjobs.errors import UnknownJobError, nearest
-from hpcjobs.runtime import noderecord
+from hpcjobs.fabric import node_record
 from hpcjobs.runtime.hostlist import hosts_of
 
 __all__ = ["avoided_on", "clear", "record_of", "still_left_out"]
-record_of = noderecord.record_path
+record_of = node_record.record_path
 
 
 def avoided_on(site: str) -> dict[str, str]:
     """The nodes to leave out now, and why, as the site's record has it."""
     return {
         node: f"{standing.last.reason} (job {standing.last.job_id}, {time.strftime('%F %H:%M', _local(standing))})"
-        for node, standing in noderecord.avoided(record_of(site), time.time()).items()
+        for node, standing in node_record.avoided(record_of(site), time.time()).items()
     }
 
 
-def _local(standing: noderecord.Standing) -> time.struct_time:
+def _local(standing: node_record.Standing) -> time.struct_time:
     return time.localtime(standing.last.time)
 
 
@@ -35,9 +35,9 @@ def still_left_out(
     return {} if too_few else kept
 
 
-def standings(site: str) -> dict[str, noderecord.Standing]:
+def standings(site: str) -> dict[str, node_record.Standing]:
     """Every node that there is a verdict on."""
-    return noderecord.standings(noderecord.read(record_of(site)), time.time())
+    return node_record.standings(node_record.read(record_of(site)), time.time())
 
 
 def clear(site: str, nodes: Iterable[str]) -> None:
@@ -50,4 +50,6 @@ def clear(site: str, nodes: Iterable[str]) -> None:
     for node in wanted:
         if node not in known:
             raise UnknownJobError(f"no verdict on node {node!r} in {record_of(site)}", hint=nearest(node, known))
-    noderecord.append(record_of(site), [noderecord.Verdict(node, noderecord.CLEARED, time.time()) for node in wanted])
+    node_record.append(
+        record_of(site), [node_record.Verdict(node, node_record.CLEARED, time.time()) for node in wanted]
+    )

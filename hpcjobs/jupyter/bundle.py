@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcjobs.files import write_beside
+from hpcjobs.node.session import files
+from hpcjobs.node.session.files import Settings
 from hpcjobs.pyz import pack
-from hpcjobs.runtime.session import files
-from hpcjobs.runtime.session.files import Settings
 
 _INSIDE = Path(__file__).parent / "inside"
 
 
 def bundle() -> bytes:
-    """``session.pyz``: `hpcjobs.runtime.session` as a program in one file."""
-    return pack("hpcjobs.runtime.session")
+    """``session.pyz``: `hpcjobs.node.session` as a program in one file."""
+    return pack("hpcjobs.node.session")
 
 
 def fill(run_dir: Path, settings: Settings) -> None:

@@ -22,8 +22,8 @@ from typing import NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.jupyter.remote import KEEP_ALIVE, NoConnectionError, Remote
-from hpcjobs.runtime.session.files import Connection
-from hpcjobs.runtime.session.tunnel import Tunnel, page
+from hpcjobs.node.session.files import Connection
+from hpcjobs.node.session.tunnel import Tunnel, page
 from hpcjobs.site.library import default_site, load_site
 
 _ANSWER_S, _LOOK_S, _STOP_S = 60.0, 0.2, 5.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
-from hpcjobs.runtime.session.servers import LEAST, PACKAGES
+from hpcjobs.node.session.servers import LEAST, PACKAGES
 
 _PROGRAM = """
 import importlib.util as util, sys

@@ -18,8 +18,8 @@ from hpcjobs.containers.look import program_there
 from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.plan import plan
-from hpcjobs.process import KEPT, LEAKING, LEAKING_NAMES
-from hpcjobs.runtime.session.files import PRIVATE, Kernel, Settings
+from hpcjobs.node.session.files import PRIVATE, Kernel, Settings
+from hpcjobs.processes.programs import KEPT, LEAKING, LEAKING_NAMES
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
@@ -28,7 +28,7 @@ from hpcjobs.user import user_name
 Kind = Literal["lab", "notebook", "code"]
 WARN_S = 300
 """Ahead of the time limit, at most a quarter of it: the page is told, and saves."""
-_PROGRAM = ("hpcjobs.runtime.session",)
+_PROGRAM = ("hpcjobs.node.session",)
 _ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
 """What an srun typed into a cell needs to find its allocation."""
 _OF_THE_SCRIPT = ("RUN_DIR", "JOB_ID", "NNODES", "NTASKS", "LAUNCHED_BY", "ENDS", "IFNAME")

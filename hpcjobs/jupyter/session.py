@@ -13,6 +13,9 @@ from hpcjobs.job.models import Plan
 from hpcjobs.jupyter.bundle import fill
 from hpcjobs.jupyter.precheck import check
 from hpcjobs.jupyter.request import Request
+from hpcjobs.node.session import files
+from hpcjobs.node.session.files import Connection, Settings
+from hpcjobs.node.session.tunnel import Tunnel, local_port, page, tunnel
 from hpcjobs.run import index, logs
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
@@ -21,9 +24,6 @@ from hpcjobs.run.state_file import own_record
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import submit
 from hpcjobs.run.wait import wait
-from hpcjobs.runtime.session import files
-from hpcjobs.runtime.session.files import Connection, Settings
-from hpcjobs.runtime.session.tunnel import Tunnel, local_port, page, tunnel
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Outage

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.fabric import node_record
 from hpcjobs.job.avoid import record_of
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
@@ -17,7 +18,6 @@ from hpcjobs.job.preflight import check_words
 from hpcjobs.run.folder import STATE
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect
-from hpcjobs.runtime import noderecord
 from hpcjobs.runtime.dist import first_host
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
@@ -113,8 +113,8 @@ def give_up(entry: Entry, node: str) -> None:
     """Cancel the check, and remember why."""
     connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
     reason = f"did not start the job's script within {SILENT_S:g} s"
-    verdict = noderecord.Verdict(node, noderecord.BAD, time.time(), reason, entry.job_id)
-    noderecord.append(record_of(entry.site), [verdict])
+    verdict = node_record.Verdict(node, node_record.BAD, time.time(), reason, entry.job_id)
+    node_record.append(record_of(entry.site), [verdict])
 
 
 def read_report(run_dir: Path) -> Report:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import CommandMissingError
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 
 _LARGEST_PATCH = 20 << 20
 

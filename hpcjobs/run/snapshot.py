@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcjobs.errors import CommandMissingError, RequestError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.units import human_bytes
 
 LARGEST = 512 << 20

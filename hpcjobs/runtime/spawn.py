@@ -12,9 +12,9 @@ import signal
 import sys
 import time
 
-from hpcjobs.runtime import processes
-from hpcjobs.runtime.forks import Guard, die_with_parent, fork
-from hpcjobs.runtime.listening import SignalPipe
+from hpcjobs.processes import tree
+from hpcjobs.processes.events import SignalPipe
+from hpcjobs.processes.fork import Guard, die_with_parent, fork
 
 GRACE_VARIABLE = "HPCJOBS_GRACE_S"
 """Seconds between SIGTERM and SIGKILL, where 30 (Slurm's KillWait) is not what is wanted."""
@@ -63,7 +63,7 @@ class Tasks:
 
     def living(self) -> list[int]:
         """All processes of all groups."""
-        return processes.in_groups(self._codes)
+        return tree.in_groups(self._codes)
 
 
 def _start(command: list[str], rank: int, ntasks: int) -> int:
@@ -101,7 +101,7 @@ def spawn(command: list[str], *, ntasks: int, grace_s: float) -> int:
     """Run the copies to their end; 0, or the exit code of the first that failed (128 + n: by a signal)."""
     signals = SignalPipe(signal.SIGCHLD, *_PASSED_ON)
     tasks = Tasks(command, ntasks)
-    guard = Guard(lambda: processes.end(tasks.living, grace_s=grace_s))
+    guard = Guard(lambda: tree.end(tasks.living, grace_s=grace_s))
     first_failure: int | None = None
     kill_at: float | None = None
     told = False

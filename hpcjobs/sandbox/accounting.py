@@ -7,7 +7,7 @@ import pwd
 import re
 from collections.abc import Sequence
 
-from hpcjobs.process import Result, run
+from hpcjobs.processes.programs import Result, run
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Layout

@@ -12,7 +12,7 @@ import os
 import secrets
 from pathlib import Path
 
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox.daemons import must
 from hpcjobs.sandbox.folder import Folder, write
 

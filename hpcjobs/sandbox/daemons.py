@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, HpcJobsError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox.folder import Folder, write
 from hpcjobs.site.rehearsal import start_ticks
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import cgroups
 from hpcjobs.sandbox.daemons import must, program
 from hpcjobs.sandbox.folder import Folder, write

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcjobs.errors import RequestError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox.daemons import must
 
 PACKAGES = (

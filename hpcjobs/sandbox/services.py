@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hpcjobs
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import modules
 from hpcjobs.sandbox import slurm_files as files
 from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded, spawn, until

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import cgroups, network
 from hpcjobs.sandbox.daemons import alive, must, program, recorded
 from hpcjobs.sandbox.folder import Folder

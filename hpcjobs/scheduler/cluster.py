@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.files import cache_dir, write_beside
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 
 _CACHE_S = 86_400.0
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)

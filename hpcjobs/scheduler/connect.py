@@ -8,9 +8,9 @@ from hpcjobs.scheduler.base import Scheduler
 def connect(kind: str, slurm_conf: str | None = None) -> Scheduler:
     """``slurm`` or ``local``; nothing is started or asked yet."""
     if kind == "local":
-        from hpcjobs.scheduler.local import Local
+        from hpcjobs.scheduler.local.client import Local
 
         return Local()
-    from hpcjobs.scheduler.slurm import Slurm
+    from hpcjobs.scheduler.slurm.client import Slurm
 
     return Slurm(slurm_conf)

@@ -7,7 +7,7 @@ import os
 import shutil
 
 from hpcjobs.errors import CommandMissingError
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 

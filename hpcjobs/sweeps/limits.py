@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.models import Job
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 
 _LOCAL_TASKS = 10_000
 _SLOTS_WORTH_SPLITTING = 8

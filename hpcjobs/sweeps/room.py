@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcjobs.job.models import Plan
-from hpcjobs.process import Runner, run
+from hpcjobs.processes.programs import Runner, run
 
 # One generic text stands for every limit of accounts and QOS. Slurm prints the name of the limit beside it.
 _LIMIT = re.compile(r"\b(?:Assoc|QOS)[A-Z]\w+")

@@ -24,8 +24,8 @@ from waiting import eventually
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.cli.sandbox import app
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.process import Result, run
-from hpcjobs.runtime.processes import identity
+from hpcjobs.processes.programs import Result, run
+from hpcjobs.processes.tree import identity
 from hpcjobs.sandbox import Sandbox, Shape, cgroups, slurm_files
 from hpcjobs.sandbox.folder import Folder, folder_at
 from hpcjobs.sandbox.hosts_file import HOSTS_FILE

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "process", "data", "pyz", "templating", "user"}
+GROUND = {"errors", "units", "files", "processes", "data", "pyz", "templating", "user"}
 ALLOWED = {
     "errors": set[str](),
     "units": set[str](),
@@ -23,21 +23,21 @@ ALLOWED = {
     "user": set[str](),
     "pyz": {"hpcjobs"},
     "files": {"errors"},
-    "process": {"errors"},
+    "processes": {"errors"},
     "node": set[str](),
-    "runtime": set[str](),
+    "runtime": {"processes"},
     "trainers": {"runtime"},
     "fabric": {"runtime"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
-    "job": GROUND | {"site", "containers", "runtime", "hpcjobs"},
+    "job": GROUND | {"site", "containers", "runtime", "fabric", "hpcjobs"},
     "scheduler": GROUND | {"site", "job", "runtime", "hpcjobs"},
-    "run": GROUND | {"site", "job", "scheduler", "runtime", "hpcjobs"},
+    "run": GROUND | {"site", "job", "scheduler", "runtime", "fabric", "hpcjobs"},
     "pages": {"hpcjobs"},
     "accounting": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sweeps": GROUND | {"site", "job", "scheduler", "run", "pages", "hpcjobs"},
     "scaling": GROUND | {"site", "job", "scheduler", "run", "sweeps", "accounting", "pages", "runtime", "hpcjobs"},
-    "jupyter": GROUND | {"site", "containers", "job", "scheduler", "run", "runtime", "hpcjobs"},
+    "jupyter": GROUND | {"site", "containers", "job", "scheduler", "run", "node", "hpcjobs"},
     "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
@@ -82,7 +82,8 @@ TRAINERS = {
         "fault_tolerance",
     },
 }
-STDLIB_ONLY = {"node", "runtime", "fabric"}
+STDLIB_ONLY = {"node", "runtime", "processes", "fabric"}
+SUPERVISOR = "hpcjobs.scheduler.local.supervisor"
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 
 
@@ -165,9 +166,17 @@ def blocking(names: list[str]) -> str:
     return f"import sys\nfor name in {names}: sys.modules[name] = None\n"
 
 
-@pytest.mark.parametrize("module", sorted(p.stem for p in (PACKAGE / "runtime").glob("*.py") if p.stem != "__init__"))
+NODE_SIDE = [
+    f"hpcjobs.{package}.{path.stem}"
+    for package in ("runtime", "processes")
+    for path in sorted((PACKAGE / package).glob("*.py"))
+    if path.stem != "__init__"
+]
+
+
+@pytest.mark.parametrize("module", [*NODE_SIDE, SUPERVISOR])
 def test_the_node_side_imports_without_any_other_package(module: str) -> None:
-    python(blocking([*SUBMIT_SIDE, "torch", "numpy"]) + f"import hpcjobs.runtime.{module}")
+    python(blocking([*SUBMIT_SIDE, "torch", "numpy"]) + f"import {module}")
 
 
 def test_a_trainers_config_imports_without_the_submit_side() -> None:

@@ -12,7 +12,7 @@ from commandline import hpcjobs
 from imagefile import THIN
 
 from hpcjobs.containers.look import program_here
-from hpcjobs.process import run
+from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.site.library import load_site
 

@@ -17,8 +17,8 @@ from waiting import eventually
 
 import hpcjobs
 from hpcjobs.job.array import task_ids
+from hpcjobs.processes.tree import parent
 from hpcjobs.run.wait import wait
-from hpcjobs.runtime.processes import parent
 from hpcjobs.sandbox import Sandbox
 
 SLEEP = ("sleep", "600")

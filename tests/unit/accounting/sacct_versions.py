@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcjobs.accounting.columns import SACCT_COLUMNS
-from hpcjobs.process import Result
+from hpcjobs.processes.programs import Result
 
 DATA = Path(__file__).parents[2] / "data" / "sacct"
 SEPARATOR = "\x1f\x02\x1d\x07"

@@ -14,7 +14,7 @@ from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.accounting.gpu_monitor import watched, with_monitor
 from hpcjobs.accounting.start_times import starts
 from hpcjobs.job.plan import plan
-from hpcjobs.process import Result
+from hpcjobs.processes.programs import Result
 from hpcjobs.run import folder
 from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog
 from hpcjobs.site.models import NodeShape, Partition, Site, Watts

@@ -15,7 +15,7 @@ from hpcjobs.accounting.parse import Doubts, frames
 from hpcjobs.accounting.sstat import with_running
 from hpcjobs.accounting.totals import totals
 from hpcjobs.errors import CommandMissingError
-from hpcjobs.process import Result
+from hpcjobs.processes.programs import Result
 from hpcjobs.site.models import NodeShape, Partition, Site
 
 SITE = Site(name="uni", partitions={"compute": Partition(node=NodeShape(cpus=8), nodes=4)})

@@ -22,7 +22,7 @@ from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login, varia
 from hpcjobs.cloud.schema import provider_schema
 from hpcjobs.cloud.wheel import Wheel
 from hpcjobs.errors import RequestError
-from hpcjobs.process import Result
+from hpcjobs.processes.programs import Result
 from hpcjobs.site.library import load_site
 
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")

@@ -18,7 +18,7 @@ from hpcjobs.containers.images import find
 from hpcjobs.containers.recipes import read_recipe, recipes, settled_arguments
 from hpcjobs.containers.verdict import check
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.process import Result
+from hpcjobs.processes.programs import Result
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.runtime.noderecord import BAD, CLEARED, GOOD, HALF_LIFE_S, Verdict, append, avoided, read, record_path
+from hpcjobs.fabric.node_record import BAD, CLEARED, GOOD, HALF_LIFE_S, Verdict, append, avoided, read, record_path
 
 DAY = 86400.0
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hpcjobs.runtime.session.relay import WINDOW, Mux
+from hpcjobs.node.session.relay import WINDOW, Mux
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

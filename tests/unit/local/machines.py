@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
+from hpcjobs.processes import tree
 from hpcjobs.pyz import pack
-from hpcjobs.runtime import processes
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.local import Local, state_folder
+from hpcjobs.scheduler.local.client import Local, state_folder
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class Machine:
     def keepers(self, job_id: str) -> list[int]:
         """The supervisor of a job first; then, each after its parent, those of an array's tasks, and guards."""
         folder = str(state_folder() / "jobs" / job_id)
-        left = {pid: processes.parent(pid) for pid, words in commands().items() if folder in words}
+        left = {pid: tree.parent(pid) for pid, words in commands().items() if folder in words}
         found: list[int] = []
         while left:
             nearest = sorted(pid for pid, parent in left.items() if parent not in left)

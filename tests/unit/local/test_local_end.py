@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -385,8 +386,11 @@ def test_runtime_needs_nothing_but_python() -> None:
         "root = importlib.util.find_spec('hpcjobs').submodule_search_locations[0]\n"
         "sys.path[:] = [p for p in sys.path if 'site-packages' not in p] + [root.rpartition('/')[0]]\n"
         "for name in ('msgspec', 'jinja2', 'yaml', 'typer', 'rich', 'submitit'): sys.modules[name] = None\n"
-        "for name in ('supervisor', 'spawn'): importlib.import_module(f'hpcjobs.runtime.{name}')\n"
-        "print([m for m in sys.modules if m.startswith('hpcjobs') and 'runtime' not in m])"
+        "for name in ('scheduler.local.supervisor', 'runtime.spawn'): importlib.import_module(f'hpcjobs.{name}')\n"
+        "names = [m.split('.') for m in sys.modules if m.startswith('hpcjobs')]\n"
+        "print(['.'.join(n) for n in names if n[1:2] not in (['runtime'], ['processes'])])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "['hpcjobs']\n"
+    modules = {"job_folder", "policy", "queue", "records", "runner", "supervisor"}
+    packages = {"hpcjobs", "hpcjobs.scheduler", "hpcjobs.scheduler.local"}
+    assert set(ast.literal_eval(done.stdout)) == packages | {f"hpcjobs.scheduler.local.{name}" for name in modules}

@@ -13,7 +13,7 @@ import pytest
 
 from hpcjobs.errors import RequestError
 from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.local import Local
+from hpcjobs.scheduler.local.client import Local
 
 from .machines import Machine, make_plan, until
 
@@ -181,7 +181,7 @@ def test_options_that_describe_a_cluster_are_ignored(machine: Machine) -> None:
 
 SUBMITTER = """
 import sys
-from hpcjobs.scheduler.local import Local
+from hpcjobs.scheduler.local.client import Local
 sys.path.insert(0, sys.argv[1])
 from local.machines import make_plan
 for _ in range(5):

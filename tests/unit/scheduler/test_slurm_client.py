@@ -11,10 +11,10 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.errors import CommandMissingError, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
-from hpcjobs.process import Result, clean_env, run
+from hpcjobs.processes.programs import Result, clean_env, run
 from hpcjobs.run.submit import submit
-from hpcjobs.scheduler.slurm import Slurm
-from hpcjobs.scheduler.slurm_output import SEPARATOR
+from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.parse import SEPARATOR
 
 TIMED_OUT = Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
 REFUSED_CONNECTION = Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.errors import SchedulerError
-from hpcjobs.process import Result
+from hpcjobs.processes.programs import Result
 from hpcjobs.sweeps.limits import Cut, Limits, cuts, limits_of, parse_config
 
 CONFIG = """Configuration data as of 2026-11-21T12:00:00

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcjobs.runtime.session import files, servers, tunnel
-from hpcjobs.runtime.session.files import Connection, Settings, write_private
-from hpcjobs.runtime.session.servers import Place
+from hpcjobs.node.session import files, servers, tunnel
+from hpcjobs.node.session.files import Connection, Settings, write_private
+from hpcjobs.node.session.servers import Place
 
 MISSING = 20
 """Exit code: the node lacks something the session needs."""

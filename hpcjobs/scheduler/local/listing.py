@@ -6,14 +6,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from hpcjobs.runtime import localqueue
-from hpcjobs.runtime.jobfolder import LocalJob
-from hpcjobs.runtime.jobrecords import Request
-from hpcjobs.runtime.turns import Wait
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.local import queue
+from hpcjobs.scheduler.local.job_folder import LocalJob
+from hpcjobs.scheduler.local.policy import Wait
+from hpcjobs.scheduler.local.records import Request
 
 
-def records(job: LocalJob, request: Request, view: localqueue.View) -> Iterator[JobRecord]:
+def records(job: LocalJob, request: Request, view: queue.View) -> Iterator[JobRecord]:
     """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
     if request.array is None or job.element is not None:
         no_folder = job.element is not None and not os.path.isdir(job.folder)
@@ -36,7 +36,7 @@ def _ranges(indices: Iterable[int]) -> str:
     return ",".join("-".join(str(n) for n in run) for run in runs)
 
 
-def _record(shown: LocalJob, job: LocalJob, request: Request, view: localqueue.View) -> JobRecord:
+def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.View) -> JobRecord:
     """What the files of ``job`` say, under the id of ``shown``."""
     started, ended = job.started(), job.ended()
     verdict = view.verdicts.get(job.whole.job_id)
@@ -44,9 +44,9 @@ def _record(shown: LocalJob, job: LocalJob, request: Request, view: localqueue.V
     if ended is not None:
         state, reason = State.parse(ended.state), ended.reason
     elif started is not None:
-        state, reason = (State.COMPLETING, localqueue.CANCELLED) if job.cancelled else (State.RUNNING, None)
+        state, reason = (State.COMPLETING, queue.CANCELLED) if job.cancelled else (State.RUNNING, None)
     elif job.cancelled:
-        state, reason = State.CANCELLED, localqueue.CANCELLED
+        state, reason = State.CANCELLED, queue.CANCELLED
     else:
         state = State.PENDING
     until = ended.ended if ended is not None else time.time()

@@ -20,7 +20,7 @@ import os
 from types import TracebackType
 from typing import NamedTuple
 
-from hpcjobs.runtime.jobrecords import Ended, Request, Started, plain, read
+from hpcjobs.scheduler.local.records import Ended, Request, Started, plain, read
 
 
 class LocalJob(NamedTuple):

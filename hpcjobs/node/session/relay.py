@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.runtime.session import files
-from hpcjobs.runtime.session.tunnel import relay_socket
+from hpcjobs.node.session import files
+from hpcjobs.node.session.tunnel import relay_socket
 
 WINDOW = 1 << 18
 GREETING = b"hpcjobs carries 1\n"

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hpcjobs.runtime import processes
+from hpcjobs.processes import tree
 
 
 def test_processes_are_awaited_where_python_was_built_without_pidfd_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +16,6 @@ def test_processes_are_awaited_where_python_was_built_without_pidfd_open(monkeyp
     monkeypatch.delattr(os, "pidfd_open")
     with subprocess.Popen(["sleep", "600"]) as child:
         began = time.monotonic()
-        processes.end(lambda: [] if child.poll() is not None else [child.pid], grace_s=20)
+        tree.end(lambda: [] if child.poll() is not None else [child.pid], grace_s=20)
         assert child.returncode == -15
         assert time.monotonic() - began < 15

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.runtime.session.files import BUNDLE, Connection, Settings
+from hpcjobs.node.session.files import BUNDLE, Connection, Settings
 
 _FAIL_EARLY = ("-o", "ExitOnForwardFailure=yes")
 

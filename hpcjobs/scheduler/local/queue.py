@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hpcjobs.runtime import processes
-from hpcjobs.runtime.jobfolder import LocalJob, Lock, activate, is_alive, make, wake
-from hpcjobs.runtime.jobrecords import Ended, Started
-from hpcjobs.runtime.turns import Entry, Never, Start, Verdict, Wait, decide
+from hpcjobs.processes import tree
+from hpcjobs.scheduler.local.job_folder import LocalJob, Lock, activate, is_alive, make, wake
+from hpcjobs.scheduler.local.policy import Entry, Never, Start, Verdict, Wait, decide
+from hpcjobs.scheduler.local.records import Ended, Started
 
 KILLED = "supervisor was killed"
 CANCELLED = "cancelled"
@@ -71,7 +71,7 @@ def _bury(job: LocalJob) -> None:
     """End what a killed supervisor left. An array's supervisor leaves only tasks with their own."""
     started = job.started()
     leader = started.leader if started is not None else None
-    processes.end(lambda: processes.members(job.folder, leader), grace_s=0)
+    tree.end(lambda: tree.members(job.folder, leader), grace_s=0)
     record(job, Ended("FAILED", time.time(), reason=KILLED))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.runtime.jobrecords import Dependency, EarlySignal, Request
-from hpcjobs.runtime.processes import MARK
-from hpcjobs.runtime.turns import DEPENDENCY_KINDS
+from hpcjobs.processes.tree import MARK
+from hpcjobs.scheduler.local.policy import DEPENDENCY_KINDS
+from hpcjobs.scheduler.local.records import Dependency, EarlySignal, Request
 from hpcjobs.units import human_bytes, memory_bytes
 
 REFUSED = ("begin", "deadline", "hold", "clusters", "gres", "licenses", "bb", "bbf")

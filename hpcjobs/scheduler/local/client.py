@@ -1,6 +1,6 @@
 """The scheduler of one machine without Slurm: jobs run in the background and queue for CPUs and GPUs.
 
-Each job has a supervisor process; see `hpcjobs.runtime.supervisor` and `hpcjobs.runtime.jobfolder`.
+Each job has a supervisor process; see `hpcjobs.scheduler.local.supervisor` and `hpcjobs.scheduler.local.job_folder`.
 Slots are counted per user and host: two users of one machine do not see each other's jobs.
 """
 
@@ -17,14 +17,14 @@ from pathlib import Path
 import hpcjobs
 from hpcjobs.errors import SchedulerError, UnknownJobError
 from hpcjobs.job.models import Plan
-from hpcjobs.process import clean_env
-from hpcjobs.runtime import jobfolder, localqueue
-from hpcjobs.runtime.jobfolder import LocalJob, Lock
-from hpcjobs.runtime.jobrecords import Ended
-from hpcjobs.runtime.processes import MARK
+from hpcjobs.processes.programs import clean_env
+from hpcjobs.processes.tree import MARK
 from hpcjobs.scheduler.base import JobRecord, Submitted
-from hpcjobs.scheduler.local_records import records
-from hpcjobs.scheduler.local_request import job_number, request_for
+from hpcjobs.scheduler.local import job_folder, queue
+from hpcjobs.scheduler.local.job_folder import LocalJob, Lock
+from hpcjobs.scheduler.local.listing import records
+from hpcjobs.scheduler.local.records import Ended
+from hpcjobs.scheduler.local.request import job_number, request_for
 
 _PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
 
@@ -58,10 +58,10 @@ class Local:
                 f"the queue of this machine cannot be written: {error.strerror}: {error.filename}",
                 hint="XDG_STATE_HOME names another folder for it; is the disk full?",
             ) from error
-        alive = jobfolder.make(job)
+        alive = job_folder.make(job)
         try:
             job.write(request._replace(job_id=job.job_id))
-            jobfolder.activate(job)
+            job_folder.activate(job)
             _start_supervisor(job, alive)
         finally:
             os.close(alive)
@@ -95,13 +95,13 @@ class Local:
         return job
 
     @contextlib.contextmanager
-    def _view(self) -> Iterator[localqueue.View]:
+    def _view(self) -> Iterator[queue.View]:
         """The queue, held still: between two unlocked readings a task could leave one list for another."""
         if not os.path.isdir(os.path.join(self._root, "active")):
-            yield localqueue.View((), {})
+            yield queue.View((), {})
             return
         with Lock(self._root):
-            yield localqueue.look(self._root)
+            yield queue.look(self._root)
 
     def queue(self) -> list[JobRecord]:
         """My jobs that have not ended, in the order of submission."""
@@ -136,7 +136,7 @@ class Local:
             raise UnknownJobError(f"no local job {', '.join(unknown)} on {os.uname().nodename}")
         for job in jobs.values():
             if job is not None:
-                localqueue.cancel(job)
+                queue.cancel(job)
 
 
 def _start_supervisor(job: LocalJob, alive: int) -> None:
@@ -150,7 +150,7 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
     if os.environ.get(MARK):
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     with open(job.path("supervisor.log"), "xb") as log:
-        command = [sys.executable, "-ESm", "hpcjobs.runtime.supervisor", job.folder, str(alive)]
+        command = [sys.executable, "-ESm", "hpcjobs.scheduler.local.supervisor", job.folder, str(alive)]
         code = subprocess.Popen(
             command,
             cwd=_PACKAGE_ROOT,
@@ -163,5 +163,5 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
         ).wait()
     if code != 0:
         said = Path(job.path("supervisor.log")).read_text(errors="replace").strip()
-        localqueue.finish(job, Ended("FAILED", time.time(), reason="supervisor did not start"))
+        queue.finish(job, Ended("FAILED", time.time(), reason="supervisor did not start"))
         raise SchedulerError(f"the supervisor of {job.job_id} did not start: {said or f'exit code {code}'}")

@@ -15,10 +15,10 @@ def main():  # type: () -> int
 
     run_dir = Path(sys.argv[2])
     if sys.argv[1] == "serve":
-        from hpcjobs.runtime.session.agent import serve
+        from hpcjobs.node.session.agent import serve
 
         return serve(run_dir)
-    from hpcjobs.runtime.session import relay
+    from hpcjobs.node.session import relay
 
     return relay.relay(run_dir) if sys.argv[1] == "relay" else relay.carry(run_dir)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple, TypeVar
 
-from hpcjobs.runtime.processes import Leader
+from hpcjobs.processes.tree import Leader
 
 Dependency = tuple[str, str]
 """How and whom: ``("afterok", "L3")``."""

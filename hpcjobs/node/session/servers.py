@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.runtime.session.files import FOLDER, PRIVATE, Kernel, Settings, write_private
+from hpcjobs.node.session.files import FOLDER, PRIVATE, Kernel, Settings, write_private
 
 CONFIG = "config"
 """Folder of the configuration that holds the token, in the session's own."""

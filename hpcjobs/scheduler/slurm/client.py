@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
-from hpcjobs.process import Result, Runner, run
+from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.scheduler.base import JobRecord, Submitted
-from hpcjobs.scheduler.refusals import hint_for
-from hpcjobs.scheduler.slurm_output import (
+from hpcjobs.scheduler.slurm.parse import (
     SACCT_COLUMNS,
     SEPARATOR,
     SQUEUE_FORMAT,
@@ -21,6 +20,7 @@ from hpcjobs.scheduler.slurm_output import (
     parse_squeue,
     parse_submitted,
 )
+from hpcjobs.scheduler.slurm.refusals import hint_for
 
 # The controller is restarting or overloaded: asking again may help. Anything else Slurm says is final.
 _TRANSIENT = re.compile(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hpcjobs.runtime.jobfolder import LocalJob
-from hpcjobs.runtime.jobrecords import Request, Started
+from hpcjobs.scheduler.local.job_folder import LocalJob
+from hpcjobs.scheduler.local.records import Request, Started
 
 
 class Entry(NamedTuple):

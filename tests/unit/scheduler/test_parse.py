@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm_output import (
+from hpcjobs.scheduler.slurm.parse import (
     SACCT_COLUMNS,
     SEPARATOR,
     parse_sacct,

@@ -7,11 +7,12 @@ import signal
 import time
 from typing import NamedTuple, NoReturn
 
-from hpcjobs.runtime import localqueue, processes
-from hpcjobs.runtime.forks import Guard, adopt_orphans, die_with_parent, fork
-from hpcjobs.runtime.jobfolder import LocalJob
-from hpcjobs.runtime.jobrecords import Ended, Request, Started
-from hpcjobs.runtime.listening import Ears
+from hpcjobs.processes import tree
+from hpcjobs.processes.events import Ears
+from hpcjobs.processes.fork import Guard, adopt_orphans, die_with_parent, fork
+from hpcjobs.scheduler.local import queue
+from hpcjobs.scheduler.local.job_folder import LocalJob
+from hpcjobs.scheduler.local.records import Ended, Request, Started
 
 AGAIN = "again"
 """A file beside the job's record: its script makes it where it is to be started again (``--retries``)."""
@@ -32,7 +33,7 @@ class _Run:
 
     def __init__(self, job: LocalJob, request: Request, leader: int) -> None:
         self._job, self._request, self.leader = job, request, leader
-        self.identity = processes.identity(leader)
+        self.identity = tree.identity(leader)
         self._begun = time.monotonic()
         self._early = request.early_signal
         self.status: int | None = None
@@ -61,14 +62,14 @@ class _Run:
         now, limit = time.monotonic() - self._begun, self._request.time_limit_s
         if self.stop is not None:
             if time.monotonic() >= self.stop.kill_at:
-                processes.end(self.members, grace_s=0)
+                tree.end(self.members, grace_s=0)
                 self.stop = self.stop._replace(kill_at=time.monotonic() + _KILL_AGAIN_S)
             return
         if self._early is not None and limit is not None and now >= limit - self._early.before_s:
-            processes.send(self._early_targets(), self._early.number)
+            tree.send(self._early_targets(), self._early.number)
             self._early = None
         if told_to_stop or self._job.cancelled:
-            self._begin_to_stop("CANCELLED", "supervisor was told to end" if told_to_stop else localqueue.CANCELLED)
+            self._begin_to_stop("CANCELLED", "supervisor was told to end" if told_to_stop else queue.CANCELLED)
         elif limit is not None and now >= limit:
             self._begin_to_stop("TIMEOUT", "TimeLimit")
 
@@ -82,10 +83,10 @@ class _Run:
         assert self._early is not None
         if self._early.script_only:
             return [self.leader]
-        return [p for p in self.members() if p != self.leader and processes.parent(p) != self.leader]
+        return [p for p in self.members() if p != self.leader and tree.parent(p) != self.leader]
 
     def members(self) -> list[int]:
-        return processes.members(self._job.folder, self.identity, adopted_by=os.getpid())
+        return tree.members(self._job.folder, self.identity, adopted_by=os.getpid())
 
     def patience_s(self) -> float | None:
         """Until something is due; None: for ever."""
@@ -105,7 +106,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
     try:
         log = os.open(_log(job, request), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        localqueue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
+        queue.finish(job, Ended("FAILED", time.time(), exit_code=1, reason=f"cannot write the log: {error}"))
         return
     cpu_s, most_bytes, restarts = 0.0, 0, 0
     while True:
@@ -114,7 +115,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
         if not again:
             break
         restarts += 1
-    localqueue.finish(job, _last_word(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
+    queue.finish(job, _last_word(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
 
 
 def _once(
@@ -134,7 +135,7 @@ def _once(
     guard.release()
     if run.reap(guard.pid):
         grace_s = run.stop.kill_at - time.monotonic() if run.stop is not None else 0.0
-        processes.end(run.members, grace_s=grace_s)
+        tree.end(run.members, grace_s=grace_s)
         run.reap(guard.pid)
     again = _asked_for_another(job) and not job.cancelled and not ears.told_to_stop
     return run, again
@@ -184,7 +185,7 @@ def _become_script(request: Request, environment: dict[str, str], supervisor: in
 
 
 def _environment(job: LocalJob, request: Request, started: Started) -> dict[str, str]:
-    added = {"HPCJOBS_JOB_ID": job.job_id, processes.MARK: job.folder, "HPCJOBS_AGAIN": job.path(AGAIN)}
+    added = {"HPCJOBS_JOB_ID": job.job_id, tree.MARK: job.folder, "HPCJOBS_AGAIN": job.path(AGAIN)}
     if request.time_limit_s is not None:
         added["HPCJOBS_DEADLINE"] = str(int(time.time() + request.time_limit_s))
     if request.gpus or (request.machine_gpus and "CUDA_VISIBLE_DEVICES" not in os.environ):
@@ -224,5 +225,5 @@ def _supervisor_died(job: LocalJob, request: Request) -> None:
     """In the guard, which still holds the job's lock: end the job as at its time limit, and say why."""
     started = job.started()
     leader = started.leader if started is not None else None
-    processes.end(lambda: processes.members(job.folder, leader), grace_s=request.grace_s)
-    localqueue.finish(job, Ended("FAILED", time.time(), reason=localqueue.KILLED))
+    tree.end(lambda: tree.members(job.folder, leader), grace_s=request.grace_s)
+    queue.finish(job, Ended("FAILED", time.time(), reason=queue.KILLED))

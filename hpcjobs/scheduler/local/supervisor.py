@@ -1,4 +1,4 @@
-"""``python -m hpcjobs.runtime.supervisor JOBDIR FD``: waits for a local job's turn, then has it run.
+"""``python -m hpcjobs.scheduler.local.supervisor JOBDIR FD``: waits for a local job's turn, then has it run.
 
 FD is the handle that holds the job's lock. The process puts itself into the background: that the command
 returns says that the job is looked after.
@@ -10,12 +10,12 @@ import os
 import sys
 import time
 
-from hpcjobs.runtime import localqueue
-from hpcjobs.runtime.jobfolder import LocalJob, is_alive
-from hpcjobs.runtime.jobrecords import Ended, Request
-from hpcjobs.runtime.listening import Ears
-from hpcjobs.runtime.localrun import run
-from hpcjobs.runtime.turns import Never, Wait
+from hpcjobs.processes.events import Ears
+from hpcjobs.scheduler.local import queue
+from hpcjobs.scheduler.local.job_folder import LocalJob, is_alive
+from hpcjobs.scheduler.local.policy import Never, Wait
+from hpcjobs.scheduler.local.records import Ended, Request
+from hpcjobs.scheduler.local.runner import run
 
 NET_S = 1.0
 """How often one that waits makes sure that those it waits for were not killed."""
@@ -45,7 +45,7 @@ class _Array:
         self._job, self._request, self._alive = job, request, alive
         self.running: set[int] = set()
 
-    def start(self, claim: localqueue.Claim, ears: Ears) -> None:
+    def start(self, claim: queue.Claim, ears: Ears) -> None:
         pid = os.fork()
         if pid == 0:
             # The lock of the whole array says that *its* supervisor lives.
@@ -68,14 +68,14 @@ class _Array:
         codes = [end.exit_code or 0 for end in ends if end is not None]
         bad = [end.state for end in ends if end is not None and end.state != "COMPLETED"]
         state = "CANCELLED" if self._job.cancelled else bad[0] if bad else "COMPLETED"
-        localqueue.finish(self._job, Ended(state, time.time(), exit_code=max(codes, default=None)))
+        queue.finish(self._job, Ended(state, time.time(), exit_code=max(codes, default=None)))
 
 
 def _wait_for_turns(job: LocalJob, request: Request, ears: Ears, array: _Array | None) -> None:
     """Until the job, or the last task of the array, has ended."""
     while True:
-        turn = localqueue.claim(job)
-        if isinstance(turn, localqueue.Claim):
+        turn = queue.claim(job)
+        if isinstance(turn, queue.Claim):
             if array is None:
                 ears.close()
                 run(job, request, turn.started)
@@ -83,7 +83,7 @@ def _wait_for_turns(job: LocalJob, request: Request, ears: Ears, array: _Array |
             array.start(turn, ears)
             continue
         if isinstance(turn, Never):
-            localqueue.finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
+            queue.finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
             return
         if turn is None and (array is None or not array.running):
             if array is not None and job.ended() is None:
@@ -91,7 +91,7 @@ def _wait_for_turns(job: LocalJob, request: Request, ears: Ears, array: _Array |
             return
         _wait(turn, ears, array)
         if ears.told_to_stop:
-            localqueue.cancel(job)
+            queue.cancel(job)
 
 
 def _wait(turn: Wait | None, ears: Ears, array: _Array | None) -> None:

@@ -1,0 +1,1 @@
+"""The processes of this machine, and how programs are started: standard library only."""
