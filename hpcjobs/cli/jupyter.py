@@ -25,7 +25,7 @@ def _opt(*names: str, help: str) -> Any:
 
 
 @app.callback(invoke_without_command=True, epilog=EPILOG)
-@with_sbatch_options(without=["array", "ntasks_per_node"])
+@with_sbatch_options(without=["array", "ntasks", "ntasks_per_node", "ntasks_per_gpu"])
 def jupyter(
     *,
     context: typer.Context,

@@ -40,8 +40,10 @@ class SbatchOption(NamedTuple):
 OFTEN_TYPED = (
     SbatchOption("partition", "-p", "Partition, or several: a,b."),
     SbatchOption("nodes", "-N", "Nodes: 4, or 2-4."),
+    SbatchOption("ntasks", "-n", "Tasks (ranks) in all, shared evenly by the nodes.", COUNT),
     SbatchOption("ntasks_per_node", None, "Tasks (ranks) per node.", COUNT),
     SbatchOption("cpus_per_task", "-c", "CPUs per task.", COUNT),
+    SbatchOption("gpus", "-G", "GPUs in all, shared evenly by the nodes: 8, or v100:8."),
     SbatchOption("gpus_per_node", None, "GPUs per node: 4, or v100:4."),
     SbatchOption("mem", None, "Memory per node, with a unit: 64G."),
     SbatchOption("time", "-t", "Time limit: 2h, 90m, 1-12:00:00, UNLIMITED."),
@@ -64,11 +66,14 @@ BY_NAME = (
     SbatchOption("licenses", "-L"),
     SbatchOption("distribution", "-m"),
     SbatchOption("core_spec", "-S", kind=COUNT),
+    SbatchOption("gpus_per_task"),
+    *(SbatchOption(f, kind=COUNT) for f in ("cpus_per_gpu", "ntasks_per_gpu")),
     *(SbatchOption(f, kind=COUNT) for f in ("nice", "priority", "sockets_per_node", "cores_per_socket")),
     *(SbatchOption(f, kind=COUNT) for f in ("threads_per_core", "ntasks_per_socket", "ntasks_per_core")),
     SbatchOption("hold", "-H", kind=SWITCH),
     SbatchOption("overcommit", "-O", kind=SWITCH),
-    *(SbatchOption(f, kind=SWITCH) for f in ("requeue", "contiguous", "oversubscribe", "spread_job", "no_kill")),
+    SbatchOption("no_kill", "-k", kind=SWITCH),
+    *(SbatchOption(f, kind=SWITCH) for f in ("requeue", "contiguous", "oversubscribe", "spread_job")),
 )
 """Options without a line of their own in help."""
 SBATCH_OPTIONS = (*OFTEN_TYPED, *BY_NAME)

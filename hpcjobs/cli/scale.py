@@ -17,7 +17,7 @@ def _opt(*names: str, help: str) -> Any:
 
 
 @app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
-@with_sbatch_options(without=["array"])
+@with_sbatch_options(without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu"])
 def scale(
     *,
     program: Annotated[list[str], typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.")],

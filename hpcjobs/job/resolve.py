@@ -1,4 +1,4 @@
-"""Site and request settled into one frozen `Job`."""
+"""Site and request resolved into one frozen `Job`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.avoid import still_left_out
 from hpcjobs.job.launch import LAUNCHERS
+from hpcjobs.job.layers import Values, merge_resources, named_partitions
+from hpcjobs.job.layout import lay_out
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.preflight import preflight_words
@@ -22,31 +23,9 @@ from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
 from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.site.models import Partition, Resources, Site
-from hpcjobs.site.resources import gpus_and_model, node_range
+from hpcjobs.site.resources import node_range
 from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.units import walltime_s
-
-
-class _Settled:
-    """Values under construction, each with its source; ``set`` of a later layer wins."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.sources: dict[str, str] = {}
-
-    def layer(self, resources: Resources, source: str) -> None:
-        for field in resources.__struct_fields__:
-            value = getattr(resources, field)
-            if value is not UNSET:
-                self.set(field, value, source)
-
-    def set(self, field: str, value: object, source: str) -> None:
-        self.values[field] = value
-        self.sources[field] = source
-
-    def default(self, field: str, value: object, source: str) -> None:
-        if self.values.get(field) is None:
-            self.set(field, value, source)
 
 
 def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | None = None) -> Job:
@@ -60,8 +39,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
             limit that is exceeded is named at once.
     """
     spec, said = _merged(layers)
-    settled = _settle(layers, site)
-    partitions = _partitions(settled, site)
+    values, partitions = _resolve_values(layers, site)
     launcher = _launcher(spec.launcher, site)
     said.setdefault("launcher", f"site {site.name}")
     chdir = Path(spec.chdir or ".").expanduser().absolute()
@@ -73,16 +51,16 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
             raise RequestError(
                 f"the name of folder {str(folder)!r} is not UTF-8 text", hint="choose or make another one"
             )
-    inside = _container(spec, said, site, settled, launcher=launcher, folders=(chdir, run_root))
+    inside = _container(spec, said, site, values, launcher=launcher, folders=(chdir, run_root))
     on_node = _python(site)
     python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir)
-    hosts = _hosts(settled, site)
-    retries, signal_before_s = _fault_tolerance(spec, site, settled)
-    _elastic(spec, settled, launcher=launcher, retries=retries)
-    least, most = node_range(settled.values["nodes"])
-    left_out = _leave_out(avoid or {}, settled, partitions, nodes=least + (spec.spare or 0))
-    gpu_model = _gpu_model(settled, partitions)
+    hosts = _hosts(values, site)
+    retries, signal_before_s = _fault_tolerance(spec, site, values)
+    _elastic(spec, values, launcher=launcher, retries=retries)
+    least, most = node_range(values["nodes"])
+    left_out = _leave_out(avoid or {}, values, partitions, nodes=least + (spec.spare or 0))
+    gpu_model = _gpu_model(values, partitions)
     job = Job(
         name=spec.name or default_name(spec.program),
         site=site.name,
@@ -96,11 +74,11 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         template=spec.template or "job",
         launcher=launcher,
         python=python,
-        resources=msgspec.convert({f: settled.values[f] for f in Resources.__struct_fields__}, Resources),
+        resources=msgspec.convert({f: values[f] for f in Resources.__struct_fields__}, Resources),
         nodes=least,
         max_nodes=most if most > least else None,
-        ntasks_per_node=settled.values["ntasks_per_node"],
-        sources=settled.sources | said,
+        ntasks_per_node=values["ntasks_per_node"],
+        sources=values.sources | said,
         gpu_model=gpu_model,
         gpu_request=site.gpu_request,
         memory_request=site.memory_request,
@@ -117,7 +95,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         node_python=_node_python(site),
         signal_before_s=signal_before_s,
         left_out=left_out,
-        preflight=_preflight(spec, site, settled, python=on_node, launcher=launcher),
+        preflight=_preflight(spec, site, values, python=on_node, launcher=launcher),
         spare=spec.spare or 0,
         min_nodes=spec.min_nodes,
         container=inside,
@@ -141,53 +119,20 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     return JobSpec(**fields), sources
 
 
-def _settle(layers: Sequence[Layer], site: Site) -> _Settled:
-    """Every resource with its last word, then the two numbers no launch can do without."""
-    where = f"site {site.name}"
-    said = [(where, site.defaults), *((source, spec.resources) for source, spec in layers)]
-    settled = _Settled()
-    for field in Resources.__struct_fields__:
-        settled.values[field] = None
+def _resolve_values(layers: Sequence[Layer], site: Site) -> tuple[Values, dict[str, Partition]]:
+    """Every resource resolved, tasks and GPUs by the node, and the partitions named."""
+    values = merge_resources(layers, site)
+    partitions = named_partitions(values, site)
     if site.scheduler == "slurm":
-        settled.set("partition", site.default_partition, where)
-    for source, resources in said:
-        if resources.partition is not UNSET:
-            settled.set("partition", resources.partition, source)
-    for name, partition in list(_partitions(settled, site).items())[:1]:
-        said.insert(1, (f"partition {name} of {where}", partition.defaults))
-    for source, resources in said:
-        settled.layer(resources, source)
-    settled.default("nodes", 1, "default")
-    if site.scheduler == "slurm":
-        settled.default("open_mode", "append", "default: a requeued job keeps its log")
-    if (gpus := settled.values["gpus_per_node"]) is not None:
-        settled.values["gpus_per_node"], model = gpus_and_model(gpus)
-        if model is not None:
-            settled.set("gpu_model", model, settled.sources["gpus_per_node"])
-    per_gpu = settled.values["gpus_per_node"]
-    settled.default("ntasks_per_node", per_gpu or 1, "one task per GPU" if per_gpu else "default")
-    return settled
+        values.default("open_mode", "append", "default: a requeued job keeps its log")
+    lay_out(values, next(iter(partitions.values()), None), one_machine=site.scheduler == "local")
+    return values, partitions
 
 
-def _partitions(settled: _Settled, site: Site) -> dict[str, Partition]:
-    """The partitions named, of which the first brings its defaults; a local site's only one describes its machine."""
-    text = settled.values["partition"] or (site.default_partition if site.scheduler == "local" else None)
-    if text is None or not site.partitions:
-        return {}
-    names = text.split(",")
-    for name in names:
-        if name not in site.partitions:
-            raise RequestError(
-                f"partition {name!r} ({settled.sources['partition']}) is not one of site {site.name} ({site.path})",
-                hint=nearest(name, site.partitions),
-            )
-    return {name: site.partitions[name] for name in names}
-
-
-def _gpu_model(settled: _Settled, partitions: Mapping[str, Partition]) -> str | None:
+def _gpu_model(values: Values, partitions: Mapping[str, Partition]) -> str | None:
     """The model that was asked for, or that all GPUs of the partitions are."""
     models = {partition.gpu_model for partition in partitions.values()}
-    named: str | None = settled.values.get("gpu_model")
+    named: str | None = values["gpu_model"]
     return named or (models.pop() if len(models) == 1 else None)
 
 
@@ -202,18 +147,18 @@ def _launcher(asked: str | None, site: Site) -> str:
     return asked or allowed[0]
 
 
-def _fault_tolerance(spec: JobSpec, site: Site, settled: _Settled) -> tuple[Retries | None, int | None]:
+def _fault_tolerance(spec: JobSpec, site: Site, values: Values) -> tuple[Retries | None, int | None]:
     """Whether the job is started again, how long ahead of its limit it is told, and what Slurm must know of both."""
     retries = parse_retries(spec.retries or site.retries or "off")
     signal_before = spec.signal_before or site.signal_before
     signal_before_s = None if signal_before is None else walltime_s(signal_before)
     if retries is not None:
-        settled.default("requeue", True, "retries")
-        settled.default("signal", f"B:USR1@{signal_before_s or WARNING_S}", "retries")
+        values.default("requeue", True, "retries")
+        values.default("signal", f"B:USR1@{signal_before_s or WARNING_S}", "retries")
     return retries, signal_before_s
 
 
-def _elastic(spec: JobSpec, settled: _Settled, *, launcher: str, retries: Retries | None) -> None:
+def _elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Retries | None) -> None:
     """Whether the job can lose nodes and go on; then Slurm is asked to let it."""
     if spec.min_nodes is None:
         return
@@ -223,19 +168,19 @@ def _elastic(spec: JobSpec, settled: _Settled, *, launcher: str, retries: Retrie
         )
     if retries is None:
         raise RequestError(f"min_nodes={spec.min_nodes}: the job is not to be started again", hint="--retries on")
-    if spec.min_nodes >= node_range(settled.values["nodes"])[0]:
-        raise RequestError(f"min_nodes={spec.min_nodes} is no fewer than nodes={settled.values['nodes']}")
-    settled.default("no_kill", True, "min_nodes")
+    if spec.min_nodes >= node_range(values["nodes"])[0]:
+        raise RequestError(f"min_nodes={spec.min_nodes} is no fewer than nodes={values['nodes']}")
+    values.default("no_kill", True, "min_nodes")
 
 
-def _preflight(spec: JobSpec, site: Site, settled: _Settled, *, python: str, launcher: str) -> tuple[str, ...]:
+def _preflight(spec: JobSpec, site: Site, values: Values, *, python: str, launcher: str) -> tuple[str, ...]:
     """The command of a look at the nodes, where one is asked for."""
     if not (spec.preflight or spec.spare):
         return ()
     if site.scheduler == "local":
         raise RequestError(f"site {site.name} ({site.path}) is one machine", hint="leave --preflight and --spare out")
-    nodes = settled.values["nodes"] if spec.spare else None
-    cpus = settled.values["cpus_per_task"]
+    nodes = values["nodes"] if spec.spare else None
+    cpus = values["cpus_per_task"]
     return preflight_words(site, python=python, cpus_per_task=cpus, nodes=nodes, launcher=launcher)
 
 
@@ -243,7 +188,7 @@ def _container(
     spec: JobSpec,
     said: Mapping[str, str],
     site: Site,
-    settled: _Settled,
+    values: Values,
     *,
     launcher: str,
     folders: tuple[Path, ...],
@@ -257,29 +202,29 @@ def _container(
     from hpcjobs.job import container
 
     asked = container.Asked(word, said.get("container", f"default of site {site.name}"), bool(spec.stage_image))
-    gpus = bool(settled.values["gpus_per_node"])
+    gpus = bool(values["gpus_per_node"])
     return container.settled(asked, site, launcher=launcher, gpus=gpus, folders=folders)
 
 
 def _leave_out(
-    avoid: Mapping[str, str], settled: _Settled, partitions: Mapping[str, Partition], *, nodes: int
+    avoid: Mapping[str, str], values: Values, partitions: Mapping[str, Partition], *, nodes: int
 ) -> dict[str, str]:
     """Exclude what can be done without, beside what the user excludes; the nodes, with the reasons."""
-    said, source = settled.values["exclude"], settled.sources.get("exclude")
+    said, source = values["exclude"], values.sources.get("exclude")
     if said is None and source is not None:
         return {}
     available = sum(partition.node_count for partition in partitions.values()) if partitions else None
-    found = still_left_out(avoid, nodes=nodes, nodelist=settled.values["nodelist"], available=available)
+    found = still_left_out(avoid, nodes=nodes, nodelist=values["nodelist"], available=available)
     if found:
         sources = ", ".join(filter(None, (source, "record of nodes")))
-        settled.set("exclude", ",".join(filter(None, (said, *found))), sources)
+        values.set("exclude", ",".join(filter(None, (said, *found))), sources)
     return found
 
 
-def _hosts(settled: _Settled, site: Site) -> tuple[str, ...]:
+def _hosts(values: Values, site: Site) -> tuple[str, ...]:
     """The first of the hosts named for a site that has no scheduler to ask."""
-    named = tuple(filter(None, (settled.values["nodelist"] or "").split(",")))
-    return named[: node_range(settled.values["nodes"])[0]] if site.scheduler == "local" else ()
+    named = tuple(filter(None, (values["nodelist"] or "").split(",")))
+    return named[: node_range(values["nodes"])[0]] if site.scheduler == "local" else ()
 
 
 def _python(site: Site) -> str:

@@ -20,6 +20,9 @@ _GPU_GRES = re.compile(
 )
 
 
+GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")
+
+
 def node_range(nodes: int | str) -> tuple[int, int]:
     """The fewest and the most nodes of ``4`` or ``2-4``.
 
@@ -35,7 +38,7 @@ def node_range(nodes: int | str) -> tuple[int, int]:
     return least, most
 
 
-def gpus_and_model(gpus: int | str) -> tuple[int, str | None]:
+def gpus_and_model(gpus: int | str, field: str = "gpus_per_node") -> tuple[int, str | None]:
     """The count, and the model if one is named, of ``4`` or ``v100:4``.
 
     Raises:
@@ -43,7 +46,7 @@ def gpus_and_model(gpus: int | str) -> tuple[int, str | None]:
     """
     match = _GPUS.match(str(gpus))
     if match is None:
-        raise ValueError(f"gpus_per_node {gpus!r} is not understood; say 4, or v100:4 for a model")
+        raise ValueError(f"{field} {gpus!r} is not understood; say 4, or v100:4 for a model")
     return int(match["count"]), match["model"]
 
 
@@ -70,10 +73,17 @@ class Resources(Frozen, frozen=True):
     partition: str | None | UnsetType = UNSET
     nodes: int | str | None | UnsetType = UNSET
     """Or a range: ``2-4``."""
+    ntasks: int | None | UnsetType = UNSET
+    """Tasks over all nodes."""
     ntasks_per_node: int | None | UnsetType = UNSET
     cpus_per_task: int | None | UnsetType = UNSET
+    cpus_per_gpu: int | None | UnsetType = UNSET
+    gpus: int | str | None | UnsetType = UNSET
+    """GPUs over all nodes."""
     gpus_per_node: int | str | None | UnsetType = UNSET
-    """Or with a model: ``v100:4``."""
+    """Or with a model: ``v100:4``; so ``gpus`` and ``gpus_per_task``."""
+    gpus_per_task: int | str | None | UnsetType = UNSET
+    ntasks_per_gpu: int | None | UnsetType = UNSET
     mem: str | None | UnsetType = UNSET
     mem_per_cpu: str | None | UnsetType = UNSET
     mem_per_gpu: str | None | UnsetType = UNSET
@@ -149,17 +159,19 @@ class Resources(Frozen, frozen=True):
             self._set("nodes", least if least == most else f"{least}-{most}")
         if isinstance(self.gres, str):
             self._move_gpus(self.gres)
-        if isinstance(self.gpus_per_node, int | str):
-            count, model = gpus_and_model(self.gpus_per_node)
-            self._set("gpus_per_node", f"{model}:{count}" if model else count)
+        for field in GPU_FIELDS:
+            if isinstance(gpus := getattr(self, field), int | str):
+                count, model = gpus_and_model(gpus, field)
+                self._set(field, f"{model}:{count}" if model else count)
 
     def _move_gpus(self, gres: str) -> None:
         """GPUs have one field, whatever spelling asks for them: task layout and containers look there."""
         gpus, others = gpus_in_gres(gres)
         if not gpus:
             return
-        if len(gpus) > 1 or isinstance(self.gpus_per_node, int | str):
-            also = "" if len(gpus) > 1 else f" beside gpus_per_node={self.gpus_per_node}"
+        beside = [f"{f}={value}" for f in GPU_FIELDS if isinstance(value := getattr(self, f), int | str)]
+        if len(gpus) > 1 or beside:
+            also = "" if len(gpus) > 1 else f" beside {', '.join(beside)}"
             raise ValueError(f"gres {gres!r}{also}: GPUs are asked for twice; say gpus_per_node alone (4, or v100:4)")
         self._set("gpus_per_node", gpus[0])
         self._set("gres", ",".join(others) if others else UNSET)
@@ -172,4 +184,7 @@ _SPELLING: dict[str, Callable[[str], str]] = {
     **dict.fromkeys(("time", "time_min"), time_limit),
     **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), slurm_memory),
 }
-_COUNTS = ("ntasks_per_node", "cpus_per_task", "core_spec", "sockets_per_node", "cores_per_socket", "threads_per_core")
+_COUNTS = (
+    *("ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "ntasks_per_gpu", "core_spec"),
+    *("sockets_per_node", "cores_per_socket", "threads_per_core"),
+)

@@ -17,8 +17,15 @@ VALUES = {
     "time_min": "00:30:00", "array": "0-9%2", "dependency": "afterok:7", "mail_type": "END,FAIL", "open_mode": "append",
     "signal": "B:USR1@60", "gres": "nvme:1", "acctg_freq": "30",
 }  # fmt: skip
-ALONE = {"mem_per_cpu": "mem", "mem_per_gpu": "mem"}
-"""What does not go together with a default of the site."""
+PER_NODE = {
+    "ntasks": "--ntasks-per-node=3", "gpus": "--gpus-per-node=a100:3", "gpus_per_task": "--gpus-per-node=a100:3",
+    "cpus_per_gpu": "--cpus-per-task=3", "ntasks_per_gpu": "--ntasks-per-node=3",
+}  # fmt: skip
+"""Options that sbatch gets as numbers per node, which every launcher needs."""
+
+
+OF_OTHER_SHAPE = ("array", "ntasks", "ntasks_per_node", "gpus", "gpus_per_task", "ntasks_per_gpu")
+"""Studies and sessions choose tasks and nodes themselves."""
 
 
 @pytest.fixture
@@ -40,10 +47,12 @@ def test_every_option_that_a_job_can_have_is_declared_once() -> None:
 
 @pytest.mark.parametrize("option", SBATCH_OPTIONS, ids=lambda option: option.field)
 def test_an_option_typed_as_for_sbatch_reaches_sbatch(site: str, option: SbatchOption) -> None:
-    value = VALUES.get(option.field, "3" if option.kind is int else "a")
+    value = VALUES.get(option.field, "3" if option.kind is int or option.field in PER_NODE else "a")
     words = [option.short or option.flag] + ([] if option.kind is SWITCH else [value])
+    words += ["--gpus", "1"] if option.field in ("cpus_per_gpu", "ntasks_per_gpu") else []
     script = ok("submit", "--site", site, *words, "--dry-run", "true").out
     line = option.flag if option.kind is SWITCH else f"{option.flag}={value}"
+    line = PER_NODE.get(option.field, line)
     assert f"#SBATCH {line}\n" in script
 
 
@@ -68,9 +77,7 @@ def test_other_verbs_take_the_same_options(site: str, words: tuple[str, ...], li
 def test_help_names_every_option(verb: str) -> None:
     text = " ".join(ok(*verb.split(), "--help").out.split())
     missing = [
-        option.flag
-        for option in SBATCH_OPTIONS
-        if option.flag not in text and option.field not in ("array", "ntasks_per_node")
+        option.flag for option in SBATCH_OPTIONS if option.flag not in text and option.field not in OF_OTHER_SHAPE
     ]
     assert missing == []
 

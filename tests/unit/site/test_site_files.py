@@ -47,7 +47,7 @@ def test_every_shipped_site_loads_and_knows_its_file(name: str) -> None:
     [
         (SMALLEST + "modles: [openmpi]\n", 2, ["modles: unknown key", "did you mean 'modules'?"]),
         ("partitions:\n  main:\n    nodes: 2\n    node: {cpu: 4}\n", 4, ["partitions.main.node.cpu", "'cpus'?"]),
-        (SMALLEST + "defaults:\n  ntasks: 4\n", 3, ["defaults.ntasks: unknown key", "did you mean 'ntasks_per_"]),
+        (SMALLEST + "defaults:\n  ntask: 4\n", 3, ["defaults.ntask: unknown key", "did you mean 'ntasks'"]),
         (SMALLEST + "defaults:\n  time: 12:30:00\n", 3, ["defaults.time", "45000 to YAML", "'2h'"]),
         (SMALLEST + "defaults: {time: soon}\n", 2, ["defaults.time", "'soon' is not understood", "2h"]),
         (SMALLEST + "defaults:\n  mem: 64\n", 3, ["defaults.mem", "expected text"]),

@@ -1,0 +1,111 @@
+"""What several layers ask Slurm for, merged field by field; each value remembers where it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.models import Layer
+from hpcjobs.site.models import Partition, Resources, Site
+
+ALTERNATIVES = (
+    ("gpus", "gpus_per_node", "gpus_per_task"),
+    ("cpus_per_task", "cpus_per_gpu"),
+    ("mem", "mem_per_cpu", "mem_per_gpu"),
+)
+"""Several ways to ask for one thing: a layer that uses one of them takes the place of what lower layers say."""
+_TOTALS = ("ntasks", "gpus")
+_PER_NODE = ("nodes", "ntasks_per_node")
+
+
+class Values:
+    """Values under construction, each with its source; a later layer wins."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = dict.fromkeys(Resources.__struct_fields__)
+        self.sources: dict[str, str] = {}
+
+    def add(self, resources: Resources, source: str) -> None:
+        """Take over what ``resources`` says; an explicit null clears."""
+        stated = {f: v for f in resources.__struct_fields__ if (v := getattr(resources, f)) is not UNSET}
+        for group in ALTERNATIVES:
+            if any(stated.get(field) is not None for field in group):
+                self.clear(*group)
+        for field, value in stated.items():
+            self.set(field, value, source)
+
+    def __getitem__(self, field: str) -> Any:
+        return self.values.get(field)
+
+    def __setitem__(self, field: str, value: object) -> None:
+        self.values[field] = value
+
+    def set(self, field: str, value: object, source: str) -> None:
+        self.values[field] = value
+        self.sources[field] = source
+
+    def default(self, field: str, value: object, source: str) -> None:
+        """Set a field that nobody has a value for."""
+        if self[field] is None:
+            self.set(field, value, source)
+
+    def clear(self, *fields: str) -> None:
+        """Forget these fields, as if nobody had named them."""
+        for field in fields:
+            self.values[field] = None
+            self.sources.pop(field, None)
+
+    def text(self, field: str) -> str:
+        """A value for messages, and where it was read."""
+        return f"{field}={self[field]} ({self.sources.get(field, 'default')})"
+
+
+def merge_resources(layers: Sequence[Layer], site: Site) -> Values:
+    """Every resource of site defaults < partition defaults < ``layers``, of which later ones win.
+
+    A total of tasks or GPUs that a layer names replaces nodes and tasks per node of the site's defaults.
+
+    Raises:
+        RequestError: a partition that the site does not have.
+    """
+    where = f"site {site.name}"
+    stated = [(where, site.defaults), *((source, spec.resources) for source, spec in layers)]
+    values = Values()
+    if site.scheduler == "slurm":
+        values.set("partition", site.default_partition, where)
+    for source, resources in stated:
+        if resources.partition is not UNSET:
+            values.set("partition", resources.partition, source)
+    of_site = [stated[0]]
+    for name, partition in list(named_partitions(values, site).items())[:1]:
+        of_site.append((f"partition {name} of {where}", partition.defaults))
+    for source, resources in of_site:
+        values.add(resources, source)
+    named = {field for _, spec in layers for field in _TOTALS if isinstance(getattr(spec.resources, field), int | str)}
+    if named:
+        values.clear(*(field for field in _PER_NODE if field == "nodes" or "ntasks" in named))
+    for source, resources in stated[1:]:
+        values.add(resources, source)
+    return values
+
+
+def named_partitions(values: Values, site: Site) -> dict[str, Partition]:
+    """The partitions named, of which the first brings its defaults; a local site's only one describes its machine.
+
+    Raises:
+        RequestError: the site has no partition of that name.
+    """
+    text = values["partition"] or (site.default_partition if site.scheduler == "local" else None)
+    if text is None or not site.partitions:
+        return {}
+    names = text.split(",")
+    for name in names:
+        if name not in site.partitions:
+            raise RequestError(
+                f"partition {name!r} ({values.sources['partition']}) is not one of site {site.name} ({site.path})",
+                hint=nearest(name, site.partitions),
+            )
+    return {name: site.partitions[name] for name in names}

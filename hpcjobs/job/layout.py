@@ -1,0 +1,130 @@
+"""Tasks and GPUs over nodes: the totals that sbatch takes become numbers per node, which every launcher needs."""
+
+from __future__ import annotations
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.layers import Values
+from hpcjobs.site.models import Partition
+from hpcjobs.site.resources import gpus_and_model, node_range
+
+_NO_LIMIT = 1 << 30
+_GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")
+
+
+def lay_out(values: Values, partition: Partition | None, *, one_machine: bool) -> None:
+    """Settle ``nodes``, ``ntasks_per_node``, ``gpus_per_node`` and ``cpus_per_task``.
+
+    ``ntasks``, ``gpus``, ``gpus_per_task``, ``ntasks_per_gpu`` and ``cpus_per_gpu`` are used up by it. Where the number
+    of nodes is left open, it is the fewest nodes of ``partition`` that share tasks and GPUs evenly.
+
+    Raises:
+        RequestError: the nodes cannot share them evenly, or two numbers contradict each other.
+    """
+    _read_gpu_models(values)
+    _count_tasks_by_gpus(values)
+    totals = [field for field in ("ntasks", "gpus") if values[field]]
+    if values["nodes"] is None and totals:
+        reason = " and ".join(values.text(field) for field in totals)
+        values.set("nodes", 1 if one_machine else _fewest_nodes(values, partition), reason)
+    values.default("nodes", 1, "default")
+    least, most = node_range(values["nodes"])
+    if totals and least != most:
+        raise RequestError(
+            f"{values.text('nodes')}: {values.text(totals[0])} is shared by a number of nodes, not by a range",
+            hint=f"name one number, or {totals[0]} per node",
+        )
+    for total, per_node in (("gpus", "gpus_per_node"), ("ntasks", "ntasks_per_node")):
+        if values[total] is not None:
+            _share(values, total, per_node, least)
+    _settle_per_gpu(values)
+    for field in ("ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu", "cpus_per_gpu"):
+        values.clear(field)
+
+
+def _read_gpu_models(values: Values) -> None:
+    """Leave counts in the fields of GPUs, and the model, if one is named, in ``gpu_model``."""
+    for field in _GPU_FIELDS:
+        if (text := values[field]) is not None:
+            values[field], model = gpus_and_model(text)
+            if model is not None:
+                values.set("gpu_model", model, values.sources[field])
+
+
+def _count_tasks_by_gpus(values: Values) -> None:
+    """The number of tasks where GPUs in all and per task, or tasks per GPU, say it."""
+    if values["ntasks"] is None and values["ntasks_per_node"] is None and values["gpus"]:
+        if values["gpus_per_task"]:
+            if values["gpus"] % values["gpus_per_task"]:
+                raise RequestError(f"{values.text('gpus')} is no multiple of {values.text('gpus_per_task')}")
+            values.set("ntasks", values["gpus"] // values["gpus_per_task"], values.text("gpus"))
+        elif values["ntasks_per_gpu"]:
+            values.set("ntasks", values["gpus"] * values["ntasks_per_gpu"], values.text("gpus"))
+
+
+def _fewest_nodes(values: Values, partition: Partition | None) -> int:
+    """The least number of nodes of ``partition`` that tasks and GPUs fit and divide evenly."""
+    shapes = () if partition is None else partition.groups
+    gpus = max((group.gpus for group in shapes), default=0) or _NO_LIMIT
+    cpus = max((group.cpus for group in shapes), default=_NO_LIMIT)
+    most_gpus = values["gpus_per_node"] or gpus
+    most_tasks = values["ntasks_per_node"] or cpus // (values["cpus_per_task"] or 1) or 1
+    if values["ntasks_per_node"] is None:
+        if values["gpus_per_task"]:
+            most_tasks = min(most_tasks, most_gpus // values["gpus_per_task"] or 1)
+        elif values["gpus_per_node"]:
+            most_tasks = values["gpus_per_node"] * (values["ntasks_per_gpu"] or 1)
+    wanted = [(values["ntasks"] or 0, most_tasks), (values["gpus"] or 0, most_gpus)]
+    largest = max(total for total, _ in wanted)
+    return next(
+        (
+            n
+            for n in range(1, min(largest, 100_000) + 1)
+            if all(total % n == 0 and total // n <= most for total, most in wanted)
+        ),
+        1,  # the limits of the partition explain what does not fit
+    )
+
+
+def _share(values: Values, total: str, per_node: str, nodes: int) -> None:
+    share, rest = divmod(values[total], nodes)
+    if rest:
+        raise RequestError(
+            f"{values.text(total)}: {values.text('nodes')} cannot share it evenly",
+            hint=f"each node gets as much as the others: choose a multiple of {nodes}, or another number of nodes",
+        )
+    if values[per_node] is not None and values[per_node] != share:
+        raise RequestError(
+            f"{values.text(total)} is {share} on each of {values.text('nodes')}: {values.text(per_node)} contradicts",
+            hint="leave one of them out",
+        )
+    values.set(per_node, share, values.text(total))
+
+
+def _settle_per_gpu(values: Values) -> None:
+    """What is named per GPU or per task, now that a node's GPUs or tasks are known."""
+    if values["gpus_per_task"]:
+        if values["ntasks_per_node"] is None and values["gpus_per_node"]:
+            values.set(
+                "ntasks_per_node", values["gpus_per_node"] // values["gpus_per_task"], values.text("gpus_per_task")
+            )
+        values.default("ntasks_per_node", 1, "default")
+        gpus = values["gpus_per_task"] * values["ntasks_per_node"]
+        if values["gpus_per_node"] not in (None, gpus):
+            raise RequestError(
+                f"{values.text('gpus_per_task')} x {values.text('ntasks_per_node')} = {gpus} GPUs per node:"
+                f" {values.text('gpus_per_node')} contradicts it"
+            )
+        values.default("gpus_per_node", gpus, values.text("gpus_per_task"))
+    per_node = values["gpus_per_node"]
+    if per_node and values["ntasks_per_gpu"]:
+        values.default("ntasks_per_node", per_node * values["ntasks_per_gpu"], values.text("ntasks_per_gpu"))
+    values.default("ntasks_per_node", per_node or 1, "one task per GPU" if per_node else "default")
+    if values["cpus_per_gpu"]:
+        cpus, rest = divmod(values["cpus_per_gpu"] * (per_node or 0), values["ntasks_per_node"])
+        if rest or not cpus:
+            raise RequestError(
+                f"{values.text('cpus_per_gpu')}: the CPUs of {per_node or 0} GPUs cannot be shared evenly by"
+                f" {values.text('ntasks_per_node')}",
+                hint="name cpus_per_task",
+            )
+        values.set("cpus_per_task", cpus, values.text("cpus_per_gpu"))
