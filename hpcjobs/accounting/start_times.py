@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.folder import MANIFEST
-from hpcjobs.scheduler.slurm.parse import parse_test_only
+from hpcjobs.scheduler.slurm.start_estimate import parse_test_only
 from hpcjobs.units import human_duration
 
 _AT_ONCE_S: Final = 60

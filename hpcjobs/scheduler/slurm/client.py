@@ -12,15 +12,15 @@ from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.scheduler.base import JobRecord, Submitted
 from hpcjobs.scheduler.slurm.parse import (
-    SACCT_COLUMNS,
-    SEPARATOR,
-    SQUEUE_FORMAT,
+    ACCOUNTED,
+    QUEUED,
     parse_sacct,
     parse_scontrol,
     parse_squeue,
     parse_submitted,
 )
 from hpcjobs.scheduler.slurm.refusals import hint_for
+from hpcjobs.scheduler.slurm.table import QUESTION
 
 # The controller is restarting or overloaded: asking again may help. Anything else Slurm says is final.
 _TRANSIENT = re.compile(
@@ -32,13 +32,6 @@ _TRANSIENT = re.compile(
 # The question may have arrived and only the answer been lost.
 _ANSWER_LOST = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
 _PAUSES_S = (1.0, 2.0, 4.0)
-
-
-# Times as seconds; the indices of pending array tasks in full, not cut to 64 characters.
-_SPELLING = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-
-
-_SQUEUE = ("squeue", "--me", "--all", "--noheader")  # --all: jobs in hidden partitions too
 _SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
 """Jobs asked for by id where there is no sacct; more of them are cheaper in one answer about all jobs."""
@@ -100,7 +93,7 @@ class Slurm:
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
-        return parse_squeue(self._ask([*_SQUEUE, f"--format={SQUEUE_FORMAT}"]).out)
+        return parse_squeue(self._ask(QUEUED.squeue("--me")).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """Ended jobs as the accounting has them: one sacct; where there is none or it does not answer, scontrol.
@@ -110,10 +103,8 @@ class Slurm:
         ids = sorted(set(job_ids))
         if not ids:
             return []
-        columns = ",".join(SACCT_COLUMNS)
-        argv = ["sacct", "--allocations", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--noconvert"]
         try:
-            out = self._ask([*argv, f"--format={columns}", f"--jobs={','.join(ids)}"]).out
+            out = self._ask(ACCOUNTED.sacct("--allocations", f"--jobs={','.join(ids)}")).out
         except SchedulerError:
             return self._shown({job_id.split("_")[0] for job_id in ids})
         return parse_sacct(out)
@@ -148,7 +139,7 @@ class Slurm:
                 f"no Slurm to ask: its configuration {conf} is not there",
                 hint="a sandbox's is there while it is up; the site's slurm_conf or SLURM_CONF names another cluster's",
             )
-        return self._runner(argv, cwd=cwd, env=_SPELLING | self._cluster_env if env is None else env)
+        return self._runner(argv, cwd=cwd, env={**QUESTION, **self._cluster_env} if env is None else env)
 
     def _configuration(self) -> str | None:
         return self._cluster_env.get("SLURM_CONF") or os.environ.get("SLURM_CONF")

@@ -14,7 +14,7 @@ from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.slurm.client import Slurm
-from hpcjobs.scheduler.slurm.parse import SEPARATOR
+from hpcjobs.scheduler.slurm.table import SEPARATOR
 
 TIMED_OUT = Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
 REFUSED_CONNECTION = Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")

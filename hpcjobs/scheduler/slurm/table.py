@@ -1,0 +1,141 @@
+"""Tables that sacct and squeue print: how they are asked for, and how their rows are read by the name of a column.
+
+This module is for the scheduler client and for the accounting. ``table.sacct()`` and ``table.squeue()`` are the
+commands, and `QUESTION` is their environment. ``table.rows(out)`` gives a `Row` per job, whose values are read by
+column: ``row.count("NNodes")``, ``row.time("Submit")``. Of an answer that is too large to hold,
+``table.split(rest + block)`` gives the records block by block. `fields` has the spellings of single values.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.slurm import fields
+
+SEPARATOR: Final = "\x1f"
+CONTROL: Final = "".join(chr(code) for code in range(1, 31) if chr(code) not in "\t\n\v\f\r")
+QUESTION: Final[Mapping[str, str]] = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+"""Environment of every question: times in seconds, and the indices of pending array tasks in full, not cut to 64
+characters."""
+_SQUEUE_LETTERS: Final = {
+    "JobID": "i", "JobName": "j", "State": "T", "Reason": "r", "Partition": "P", "NodeList": "N", "NNodes": "D",
+    "Submit": "V", "Start": "S", "Elapsed": "M", "Command": "o", "User": "u", "Account": "a", "QOS": "q",
+}  # fmt: skip
+"""sacct's names of what squeue prints. squeue's own long names (--Format) cut values to a width."""
+_JOB_ID = re.compile(r"\s*\d")
+
+
+def new_separator() -> str:
+    """A separator that nobody can have put into a job name beforehand: for rows of other people's jobs."""
+    return SEPARATOR + "".join(secrets.choice(CONTROL) for _ in range(3))
+
+
+class Row:
+    """One row of a table, or one record of scontrol: values by the name of their column. None: no such value."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._values
+
+    def raw(self, column: str) -> str:
+        """The value as printed; empty where there is none."""
+        return self._values.get(column, "")
+
+    def text(self, column: str) -> str | None:
+        return fields.read_text(self.raw(column))
+
+    def name(self, column: str) -> str | None:
+        """A name that a user chose."""
+        return fields.read_name(self.raw(column))
+
+    def count(self, column: str) -> int | None:
+        return fields.read_count(self.raw(column))
+
+    def time(self, column: str) -> float | None:
+        """Seconds since 1970."""
+        return fields.read_time(self.raw(column))
+
+    def clock_s(self, column: str) -> float | None:
+        """Seconds of a duration such as ``1-02:03:04``."""
+        return fields.read_clock_s(self.raw(column))
+
+    def exit(self, column: str = "ExitCode") -> tuple[int | None, int | None]:
+        """Exit code and signal."""
+        return fields.read_exit(self.raw(column))
+
+    def state(self, column: str = "State") -> State:
+        return State.parse(self.raw(column))
+
+
+class Split(NamedTuple):
+    """An answer, or a block of one, as records of one line each."""
+
+    records: list[str]
+    joined: list[str]
+    """Those of the records that were several lines: a name holds a newline."""
+    refused: list[str]
+    """What is no record: a banner, a line cut off."""
+    rest: str
+    """The beginning of a record whose end is yet to come: the next block follows it."""
+
+
+class Table(NamedTuple):
+    """Columns by sacct's names, the first of which is JobID, and what stands between their values."""
+
+    columns: tuple[str, ...]
+    separator: str = SEPARATOR
+
+    def sacct(self, *options: str) -> list[str]:
+        """The command that asks the accounting for this table; ``options`` say of which jobs."""
+        command = ["sacct", "--noheader", "--parsable2", "--noconvert", f"--delimiter={self.separator}"]
+        return [*command, f"--format={','.join(self.columns)}", *options]
+
+    def squeue(self, *options: str) -> list[str]:
+        """The command that asks the controller for this table, hidden partitions included."""
+        letters = self.separator.join(f"%{_SQUEUE_LETTERS[column]}" for column in self.columns)
+        return ["squeue", "--all", "--noheader", f"--format={letters}", *options]
+
+    def rows(self, out: str) -> Iterator[Row]:
+        """The rows of a complete answer. What is no record of this table is left out."""
+        for record in self.split(out if out.endswith("\n") else f"{out}\n").records:
+            values = (value.strip() for value in record.split(self.separator))
+            yield Row(dict(zip(self.columns, values, strict=True)))
+
+    def split(self, block: str) -> Split:
+        """The records of ``block``, told apart by counting separators, since names may hold newlines.
+
+        A line that is a complete record by itself begins anew: whatever came before it was cut off.
+        """
+        records: list[str] = []
+        joined: list[str] = []
+        refused: list[str] = []
+        held: list[str] = []
+        separators = 0
+        *lines, rest = block.split("\n")
+        for line in lines:
+            begins, here = _JOB_ID.match(line) is not None, line.count(self.separator)
+            if held and begins and here == len(self.columns) - 1:
+                refused.append(" ".join(held))
+                held, separators = [], 0
+            if not held and not begins:
+                refused += [line] if line.strip() else []
+                continue
+            held.append(line)
+            separators += here
+            if separators < len(self.columns) - 1:
+                continue
+            if separators == len(self.columns) - 1:
+                records.append(" ".join(held))
+                joined += records[-1:] if len(held) > 1 else []
+            else:
+                refused.append(" ".join(held))
+            held, separators = [], 0
+        return Split(records, joined, refused, "".join(f"{line}\n" for line in held) + rest)
