@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from hpcjobs.job.models import JobSpec
     from hpcjobs.job.plan import plan
     from hpcjobs.run.handle import JobHandle, find
     from hpcjobs.run.submit import submit
     from hpcjobs.site.library import load_site
+    from hpcjobs.site.resources import Resources
     from hpcjobs.sweeps.executor import executor
     from hpcjobs.sweeps.points import from_csv, grid, sample, zip_
     from hpcjobs.sweeps.sweep import find_sweep, sweep
 
 _WHERE = {
     "JobHandle": "hpcjobs.run.handle",
+    "JobSpec": "hpcjobs.job.models",
+    "Resources": "hpcjobs.site.resources",
     "executor": "hpcjobs.sweeps.executor",
     "find": "hpcjobs.run.handle",
     "find_sweep": "hpcjobs.sweeps.sweep",
@@ -38,6 +42,8 @@ _WHERE = {
 }
 __all__ = [
     "JobHandle",
+    "JobSpec",
+    "Resources",
     "__version__",
     "executor",
     "find",
@@ -57,3 +63,7 @@ def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'hpcjobs' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

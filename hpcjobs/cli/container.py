@@ -133,7 +133,7 @@ def _in_words(facts: Facts) -> str:
 def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool) -> int:
     """The same command, without --submit and its options, on one node; its log as it comes."""
     import hpcjobs
-    from hpcjobs.cli.submit import sbatch_options
+    from hpcjobs.cli.job_options import sbatch_options
     from hpcjobs.cli.wait import follow_to_end
     from hpcjobs.containers.recipes import read_recipe
 

@@ -60,7 +60,7 @@ def _add(fault: str) -> None:
         tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 0.0,
         as_json: Json = False,
     ) -> None:
-        from hpcjobs.cli.submit import sbatch_options
+        from hpcjobs.cli.job_options import sbatch_options
         from hpcjobs.drills.drill import drill
 
         said = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,

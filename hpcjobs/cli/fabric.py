@@ -49,7 +49,7 @@ def fabric(
     """Measure every node of an allocation and name the bad ones: exit code 19, and `submit` leaves them out."""
     if context.invoked_subcommand is not None:
         return
-    from hpcjobs.cli.submit import sbatch_options
+    from hpcjobs.cli.job_options import sbatch_options
     from hpcjobs.run import fabric as checks
 
     said = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
@@ -72,7 +72,7 @@ def build(
 ) -> None:
     """Compile the CUDA and MPI program on a node, with the site's modules; prints where it lies."""
     import hpcjobs
-    from hpcjobs.cli.submit import sbatch_options
+    from hpcjobs.cli.job_options import sbatch_options
 
     if target not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter(f"--target {target}: say auto, cpu or cuda")

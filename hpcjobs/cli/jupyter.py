@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.options import EPILOG, with_sbatch_options
+from hpcjobs.cli.job_options import with_job_options
+from hpcjobs.cli.options import EPILOG
 from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
+from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
     from hpcjobs.jupyter.request import Kind, Request
@@ -25,19 +27,16 @@ def _opt(*names: str, help: str) -> Any:
 
 
 @app.callback(invoke_without_command=True, epilog=EPILOG)
-@with_sbatch_options(without=["array", "ntasks", "ntasks_per_node", "ntasks_per_gpu"])
+@with_job_options(
+    only=["env", "container"],
+    without=["array", "ntasks", "ntasks_per_node", "ntasks_per_gpu"],
+    help={"container": "Image with Jupyter: a name of the site's, or a file."},
+)
 def jupyter(
     *,
     context: typer.Context,
     site: SiteName = None,
-    resources: dict[str, object],
-    option: Annotated[
-        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
-    ] = None,
-    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
-    container: Annotated[
-        str | None, _opt("--container", help="Image with Jupyter: a name of the site's, or a file.")
-    ] = None,
+    request: JobSpec,
     folder: Annotated[str, _opt("--dir", help="Folder that the server shows [current folder].")] = ".",
     lab: Annotated[bool, typer.Option("--lab", help="JupyterLab; the default.")] = False,
     notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
@@ -64,20 +63,19 @@ def jupyter(
         raise typer.BadParameter("say one of --lab, --notebook, --code")
     if connect:
         raise typer.Exit(_from_laptop(site, token_file))
-    from hpcjobs.cli.submit import environment, print_notes, sbatch_options
+    from hpcjobs.cli.submit import print_notes
     from hpcjobs.jupyter import session
-    from hpcjobs.jupyter.request import private_token, request
+    from hpcjobs.jupyter.request import private_token, session_request
 
     kind: Kind = "code" if code else "notebook" if notebook else "lab"
-    asked = request(
+    asked = session_request(
+        request,
         site,
         kind=kind,
         folder=folder,
         idle=idle,
         token=private_token(token_file) if token_file else None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        env=environment(env or []),
-        **sbatch_options(option or [], resources | {"container": container}),
     )
     print_notes(asked.plan)
     if dry_run:

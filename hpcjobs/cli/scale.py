@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from msgspec import UNSET
 
-from hpcjobs.cli.options import EPILOG, with_sbatch_options
+from hpcjobs.cli.job_options import with_job_options
+from hpcjobs.cli.options import EPILOG
 from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.job.models import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -17,7 +20,9 @@ def _opt(*names: str, help: str) -> Any:
 
 
 @app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
-@with_sbatch_options(without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu"])
+@with_job_options(
+    only=["launcher", "env", "container"], without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu"]
+)
 def scale(
     *,
     program: Annotated[list[str], typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.")],
@@ -35,13 +40,7 @@ def scale(
     repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
     name: Annotated[str | None, _opt("--name", "-J", help="Name of the study [the program's].")] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
-    resources: dict[str, object],
-    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
-    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
-    container: Annotated[str | None, _opt("--container", help="Run it in this image of the site's, or file.")] = None,
-    option: Annotated[
-        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
-    ] = None,
+    request: JobSpec,
     allow_mixed: Annotated[
         bool, typer.Option("--allow-mixed", help="Submit even if the code has changed since the earlier runs.")
     ] = False,
@@ -55,12 +54,13 @@ def scale(
     """
     from pathlib import PurePath
 
-    from hpcjobs.cli.submit import environment, sbatch_options
     from hpcjobs.scaling import measure, study
     from hpcjobs.site.library import default_site
 
     called = name or PurePath(program[0]).stem.replace(".", "-")[:100]
-    options: dict[str, Any] = sbatch_options(option or [], resources | {"container": container})
+    resources = {field: getattr(request.resources, field) for field in request.resources.__struct_fields__}
+    options: dict[str, Any] = {field: value for field, value in resources.items() if value is not UNSET}
+    options |= {} if request.container is None else {"container": request.container}
     asked = study.Study(
         name=called,
         site=site or default_site(),
@@ -69,8 +69,8 @@ def scale(
         sizes=tuple(study.Size(nodes=n, ntasks_per_node=t) for n in _counts(nodes) for t in _counts(ntasks_per_node)),
         repeats=repeats,
         options=options,
-        launcher=launcher,
-        env=environment(env or []),
+        launcher=request.launcher,
+        env=request.env,
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)

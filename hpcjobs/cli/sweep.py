@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hpcjobs.cli.options import EPILOG, with_sbatch_options
+from hpcjobs.cli.job_options import with_job_options
+from hpcjobs.cli.options import EPILOG
 from hpcjobs.cli.output import Json, SiteName, cell, note, print_json, print_table
-from hpcjobs.cli.submit import environment, sbatch_options
+from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
     from hpcjobs.sweeps.results import Results
@@ -44,30 +45,23 @@ def _opt(*names: str, help: str) -> Any:
 
 
 @app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
-@with_sbatch_options(without=["array"])
+@with_job_options(
+    without=["array", "template", "preflight", "spare", "min_nodes"],
+    help={
+        "name": "Name of the sweep [the program's].",
+        "retries": "Start a cell again after: timeout=∞,preempt=∞,…; on.",
+    },
+)
 def run(
     *,
-    program: Annotated[list[str] | None, typer.Argument(help="Trainer, module, .py file or executable.")] = None,
     sets: Annotated[list[str] | None, _opt("--set", help="NAME=VALUE,... or NAME=0..9 or NAME=[JSON].")] = None,
     file: Annotated[Path | None, _opt("--sweep", help="YAML file with points, job and limits; flags win.")] = None,
-    name: Annotated[str | None, _opt("--name", "-J", help="Name of the sweep [the program's].")] = None,
     max_parallel: Annotated[int | None, _opt("--max-parallel", help="Array tasks that run at once.")] = None,
     pack: Annotated[int | None, _opt("--pack", help="Cells per array task [1].")] = None,
     pack_parallel: Annotated[int | None, _opt("--pack-parallel", help="How many of them at once [1].")] = None,
     passing: Annotated[str | None, _opt("--pass", help="flags or env: how parameters reach PROGRAM.")] = None,
     site: SiteName = None,
-    resources: dict[str, object],
-    option: Annotated[
-        list[str] | None, _opt("-o", help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
-    ] = None,
-    launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun, mpirun, spawn …")] = None,
-    retries: Annotated[
-        str | None, _opt("--retries", help="Start a cell again after: timeout=∞,preempt=∞,…; on.")
-    ] = None,
-    container: Annotated[str | None, _opt("--container", help="Run it in this image of the site's, or file.")] = None,
-    env: Annotated[list[str] | None, _opt("--env", help="NAME=VALUE, or NAME to pass on.")] = None,
-    chdir: Annotated[str | None, _opt("--chdir", "-D", help="Folder the tasks start in.")] = None,
-    snapshot: Annotated[bool, typer.Option("--snapshot", help="Copy the code and run the copy.")] = False,
+    request: JobSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells; write nothing.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the end; exit code 1 unless every cell succeeded.")
@@ -81,22 +75,15 @@ def run(
     spec = written.read_spec(file) if file is not None else written.SweepSpec()
     points = written.points_of(spec, sets or [], beside=file.parent if file is not None else None)
     definition = written.define(
-        program or [],
+        request,
         points,
         site=site,
         spec=None if file is None else written.job_layer(file, spec),
-        name=name,
-        template=spec.template,
         max_parallel=max_parallel if max_parallel is not None else spec.max_parallel,
         pack=pack if pack is not None else spec.pack or 1,
         pack_parallel=pack_parallel if pack_parallel is not None else spec.pack_parallel or 1,
         passing=_passing(passing) or spec.passing,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        launcher=launcher,
-        env=environment(env or []),
-        chdir=chdir,
-        snapshot=snapshot or None,
-        **sbatch_options(option or [], resources | {"retries": retries, "container": container}),
     )
     sweep = of_definition(definition)
     if dry_run:

@@ -12,10 +12,13 @@ import hpcjobs
 from hpcjobs.drills.compare import compared
 from hpcjobs.drills.faults import FAULTS, Fault, Target, taken_by
 from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.job.models import Plan
+from hpcjobs.job.request import make_spec
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.runtime.signals import STEPS
 from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.models import Site
 
 PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "1", "--checkpoint-every", "10")
 """Without one of the user's own."""
@@ -80,10 +83,10 @@ def drill(
     chosen, words = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
     if by is not None:
         chosen = taken_by(by, where)
-    alone = hpcjobs.submit(hpcjobs.plan(words, site=where, name="drill-alone", made_by="hpcjobs drill", **asked))  # type: ignore[arg-type]
+    alone = hpcjobs.submit(_plan(words, where, {"name": "drill-alone", **asked}))
     limit = {"time": "1m", "signal_before": "20s"} if chosen.inject is None else {}
     said = {"retries": RETRIES, **limit, **asked, **({"exclusive": True} if by is not None else {})}
-    job = hpcjobs.submit(hpcjobs.plan(words, site=where, name=f"drill-{fault}", made_by="hpcjobs drill", **said))  # type: ignore[arg-type]
+    job = hpcjobs.submit(_plan(words, where, {"name": f"drill-{fault}", **said}))
     say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
     try:
         resume_s = _disturb(job, chosen, at_step=at_step, give_up=time.monotonic() + timeout_s, say=say)
@@ -94,6 +97,10 @@ def drill(
             handle.cancel()
         raise
     return _judge(fault, chosen, job, alone, resume_s=resume_s, tolerance=tolerance)
+
+
+def _plan(words: Sequence[str], site: Site, options: Mapping[str, object]) -> Plan:
+    return hpcjobs.plan(make_spec(words, options), site, made_by="hpcjobs drill")
 
 
 def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say: Callable[[str], None]) -> float | None:

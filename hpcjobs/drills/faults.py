@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import hpcjobs
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.job.models import JobSpec
 from hpcjobs.processes.programs import run
-from hpcjobs.site.models import Site
+from hpcjobs.site.models import Resources, Site
 
 # Run on a node. $1: the job's id; $2: the rank, which is in the environment of the program and of what it started,
 # and of nothing else; without it any rank.
@@ -119,11 +120,10 @@ def taken_by(partition: str, site: Site) -> Fault:
     """Preemption itself: a job of ``partition``, which is of higher priority, takes the nodes."""
 
     def take(target: Target) -> None:
-        nodes = {"nodes": len(target.nodes), "nodelist": ",".join(target.nodes)}
-        asked = {"partition": partition, "time": "1m", "exclusive": True, **nodes}
-        taker = hpcjobs.submit(
-            hpcjobs.plan(("true",), site=site, name="drill-taker", made_by="hpcjobs drill", **asked)  # type: ignore[arg-type]
-        )
+        nodes = ",".join(target.nodes)
+        asked = Resources(partition=partition, time="1m", exclusive=True, nodes=len(target.nodes), nodelist=nodes)
+        request = JobSpec(program=("true",), name="drill-taker", resources=asked)
+        taker = hpcjobs.submit(hpcjobs.plan(request, site, made_by="hpcjobs drill"))
         try:
             taker.wait(TAKEN_S)
         except BaseException as error:
@@ -132,7 +132,7 @@ def taken_by(partition: str, site: Site) -> Fault:
                 raise
             raise HpcJobsError(
                 f"job {taker.id} of partition {partition} did not get the nodes of job {target.job_id}, "
-                f"{nodes['nodelist']}, in {TAKEN_S:.0f} s",
+                f"{nodes}, in {TAKEN_S:.0f} s",
                 hint="-p names a partition whose jobs may be preempted, --by one of higher priority with the same "
                 "nodes: scontrol show partition tells PriorityTier and PreemptMode",
             ) from error

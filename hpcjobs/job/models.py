@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from hpcjobs.site.checks import check_duration
 from hpcjobs.site.containers import Runtime
@@ -12,32 +12,40 @@ from hpcjobs.site.retries import Retries, parse_retries
 from hpcjobs.units import time_limit_s
 
 
+class Flag:
+    """The command line's option for a field of `JobSpec`: ``--`` and the field's name, a short form, a line of help."""
+
+    def __init__(self, help: str, *, short: str | None = None) -> None:
+        self.help, self.short = help, short
+
+
 class JobSpec(Frozen, frozen=True):
-    """What somebody said about a job, in a spec file or by flags: nothing added, everything optional."""
+    """The request for a job, from flags, a spec file or Python: everything optional, nothing added.
+
+    Each option of a job is declared here alone: its name, its type, and its line of help, which every verb that submits
+    jobs prints (`hpcjobs.cli.job_options`).
+    """
 
     program: tuple[str, ...] = ()
     """A bundled trainer, a dotted module, a ``.py`` file or any executable; then its arguments."""
     resources: Resources = Resources()
-    name: str | None = None
-    launcher: str | None = None
-    env: dict[str, str] = {}
-    template: str | None = None
-    chdir: str | None = None
-    snapshot: bool | None = None
-    retries: str | None = None
-    """How often to start again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``; ``on``, ``off``."""
-    signal_before: str | None = None
-    """Ahead of the time limit by so much the program is told to save; None: from what it measures."""
-    preflight: bool | None = None
-    """Look at the nodes before the program starts, and stop with the name of a bad one."""
-    spare: int | None = None
-    """Ask for so many nodes more, look at all, and start on the best; implies ``preflight``."""
-    min_nodes: int | None = None
-    """Go on with so few nodes while others have failed, within the allocation (torchrun, with ``retries``)."""
-    container: str | None = None
-    """An image of the site by name, or one by path; ``none``: in no image, whatever the site's default."""
-    stage_image: bool | None = None
-    """Copy the image to each node before the tasks start."""
+    name: Annotated[str | None, Flag("Job name.", short="-J")] = None
+    launcher: Annotated[str | None, Flag("srun, torchrun, mpirun, spawn …")] = None
+    env: Annotated[dict[str, str], Flag("NAME=VALUE, or NAME to pass on.")] = {}
+    template: Annotated[str | None, Flag("Template of the job script, by name.")] = None
+    chdir: Annotated[str | None, Flag("Folder the tasks start in.", short="-D")] = None
+    retries: Annotated[str | None, Flag("Start again after: timeout=∞,preempt=∞,node=3,error=0; on; off.")] = None
+    signal_before: Annotated[str | None, Flag("Signal the program this long before its time limit.")] = None
+    preflight: Annotated[bool | None, Flag("Check the nodes first; end the job and name the node if one is bad.")] = (
+        None
+    )
+    spare: Annotated[int | None, Flag("Extra nodes to request; the best ones are used.")] = None
+    min_nodes: Annotated[
+        int | None, Flag("Continue with at least this many nodes when others fail (torchrun, --retries).")
+    ] = None
+    container: Annotated[str | None, Flag("Run it in this image: a name of the site's, or a file; none.")] = None
+    stage_image: Annotated[bool | None, Flag("Copy the image to each node first.")] = None
+    snapshot: Annotated[bool | None, Flag("Copy the code and run the copy.")] = None
 
     def __post_init__(self) -> None:
         if self.name is not None:

@@ -9,14 +9,14 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
 from hpcjobs.errors import RequestError, reason_of
-from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session.files import PRIVATE, Kernel, Settings
 from hpcjobs.processes.programs import KEPT, LEAKING, LEAKING_NAMES
@@ -42,7 +42,8 @@ class Request(NamedTuple):
     settings: Settings
 
 
-def request(
+def session_request(
+    request: JobSpec,
     site: str | Site | None = None,
     *,
     kind: Kind = "lab",
@@ -50,24 +51,28 @@ def request(
     idle: str | None = None,
     token: str | None = None,
     made_by: str | None = None,
-    **options: Any,
 ) -> Request:
-    """A session on ``site``.
+    """A session on ``site`` with the resources, variables and container of ``request``.
 
     Args:
         folder: where the server's files begin.
         idle: end after so long without activity (``30m``; ``never``); default: what the site says.
         token: instead of one that is made on the node; never in a command line.
-        options: as of `hpcjobs.plan`.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the session does not fit the site.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
     if where.jupyter.python is not None:
-        where = msgspec.structs.replace(where, python=where.jupyter.python)
-    asked: dict[str, Any] = {"name": "jupyter", "ntasks_per_node": 1, "template": "jupyter", "chdir": folder, **options}
-    made = plan(_PROGRAM, site=where, made_by=made_by, **asked)
+        where = replace(where, python=where.jupyter.python)
+    asked = replace(
+        request,
+        program=_PROGRAM,
+        name="jupyter",
+        template="jupyter",
+        resources=replace(request.resources, ntasks_per_node=1),
+    )
+    made = plan(asked, where, made_by=made_by, chdir=folder)
     if made.job.container is not None and made.job.container.runtime == "pyxis":
         raise RequestError(
             f"container {made.job.container.name}: a session does not start in an image of pyxis (site {where.path})",
@@ -76,7 +81,7 @@ def request(
     limit_s = made.job.time_limit_s
     warn_s = WARN_S if limit_s is None else min(WARN_S, limit_s // 4)
     if where.scheduler == "slurm" and not made.job.resources.signal:
-        made = plan(_PROGRAM, site=where, made_by=made_by, **asked, signal=f"B:USR1@{max(warn_s, 1)}")
+        made = plan(asked, where, made_by=made_by, chdir=folder, signal=f"B:USR1@{max(warn_s, 1)}")
     settings = _settings(where, made.job, kind=kind, idle=idle, token=token)
     return Request(made, settings._replace(limit_s=limit_s, warn_s=warn_s))
 

@@ -16,8 +16,8 @@ import submitit
 from hpcjobs.errors import RequestError
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, srun_args
-from hpcjobs.job.models import Job, JobSpec
-from hpcjobs.job.plan import resolve_fields
+from hpcjobs.job.models import Job
+from hpcjobs.job.plan import resolve_request
 from hpcjobs.job.script import setup_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.site.models import Site
@@ -49,7 +49,8 @@ def executor(
     """
     if said.setdefault("container", "none") != "none":
         raise RequestError("a function runs in the Python that pickled it, in no container", hint="submit a script")
-    job = _job(site, name, said)
+    # Submitit writes its own #SBATCH lines, so no script is rendered.
+    job = resolve_request(("true",), site, name=name, **(said | {"retries": "off"}))
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)
     where.mkdir(mode=0o700, exist_ok=True)
@@ -61,16 +62,6 @@ def executor(
         **parameters(job, where), signal_delay_s=signal_delay_s, array_parallelism=array_parallelism
     )
     return found
-
-
-def _job(site: str | Site | None, name: str, said: dict[str, Any]) -> Job:
-    """The job of these keywords, without a script: submitit writes its own ``#SBATCH`` lines."""
-    own = {key: said.pop(key) for key in list(said) if key in JobSpec.__struct_fields__}
-    spec = said.pop("spec", None)
-    own["env"] = dict(own.get("env") or {})
-    own["chdir"] = None if own.get("chdir") is None else str(own["chdir"])
-    fields = own | {"program": ("true",), "name": name, "retries": "off", "resources": said}
-    return resolve_fields(fields, site=site, spec=spec)
 
 
 def parameters(job: Job, folder: Path) -> dict[str, Any]:

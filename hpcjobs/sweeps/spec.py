@@ -98,21 +98,18 @@ def _axis(axis: list[Any] | Span) -> Any:
 
 
 def define(
-    program: Sequence[str],
+    request: JobSpec,
     points: Sequence[Point],
     *,
     site: str | Site | None = None,
     spec: Layer | None = None,
-    name: str | None = None,
-    template: str | None = None,
     max_parallel: int | None = None,
     pack: int = 1,
     pack_parallel: int = 1,
     passing: Passing | None = None,
     made_by: str = "hpcjobs.sweep",
-    **said: Any,
 ) -> Definition:
-    """The sweep that these words mean; nothing is written.
+    """The sweep of the job that ``request`` and, below it, ``spec`` describe; nothing is written.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
@@ -125,12 +122,15 @@ def define(
         raise RequestError(
             f"pack_parallel={pack_parallel} cells of one array task are more than max_parallel={max_parallel}"
         )
-    said_array = said.get("array") or (spec.spec.resources.array if spec is not None else None)
-    if said_array:
+    below = JobSpec() if spec is None else spec.spec
+    if request.resources.array or below.resources.array:
         raise RequestError("a sweep makes its own arrays: leave array out")
-    if spec is None or spec.spec.retries is None:
-        said.setdefault("retries", "off")  # a site's are for single jobs
-    job = plan(program, site=where, spec=spec, name=name, template=template or TEMPLATE, made_by=made_by, **said).job
+    asked = replace(
+        request,
+        template=request.template or below.template or TEMPLATE,
+        retries=request.retries or below.retries or "off",  # a site's are for single jobs
+    )
+    job = plan(asked, where, spec=spec, made_by=made_by).job
     if job.retries is not None and pack > 1:
         raise RequestError(
             f"pack={pack}: a cell that starts again by itself has an array task of its own",

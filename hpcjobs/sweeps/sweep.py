@@ -7,15 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from hpcjobs.errors import UnknownJobError
-from hpcjobs.job.program import program_words
+from hpcjobs.job.models import Layer
+from hpcjobs.job.request import make_spec
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps import index, submit
+from hpcjobs.sweeps.cells import Passing
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 from hpcjobs.sweeps.points import Point
 from hpcjobs.sweeps.results import Results, results_of, state_word
@@ -117,32 +119,38 @@ def sweep(
     points: Sequence[Point],
     *,
     site: str | Site | None = None,
-    name: str | None = None,
+    spec: Layer | None = None,
     max_parallel: int | None = None,
     pack: int = 1,
     pack_parallel: int = 1,
-    **said: Any,
+    passing: Passing | None = None,
+    made_by: str = "hpcjobs.sweep",
+    **options: object,
 ) -> Sweep:
     """A sweep of a trainer (``"ddp"``), a command (``["./model", "{lr}"]``) or a Python function.
 
     Nothing is submitted yet: ``.submit()`` does. Calling it again with other points and the same name
-    keeps what is done. Further keywords are those of `hpcjobs.plan`.
+    keeps what is done. ``options`` are those of `hpcjobs.plan`.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
-    said |= {"site": site, "name": name, "max_parallel": max_parallel, "pack": pack}
-    said["pack_parallel"] = pack_parallel
-    if not callable(what):
-        return of_definition(define(program_words(what), points, **said))
-    from hpcjobs.sweeps import functions
+    if callable(what):
+        from hpcjobs.sweeps import functions
 
-    said["name"] = name or functions.name_of(what)
-    cells = functions.cells_of(what, points)
-    definition = define(functions.WORDS, [{}], passing="env", **said)
-    found = of_definition(replace(definition, cells=cells))
-    found.function = functions.pickled(what)
-    return found
+        options["name"] = options.get("name") or functions.name_of(what)
+        request, defined = make_spec(functions.WORDS, options), list[Point]([{}])
+    else:
+        request, defined = make_spec(what, options), list(points)
+    definition = define(
+        request, defined, site=site, spec=spec, max_parallel=max_parallel, pack=pack, pack_parallel=pack_parallel,
+        passing="env" if callable(what) else passing, made_by=made_by,
+    )  # fmt: skip
+    if not callable(what):
+        return of_definition(definition)
+    made = of_definition(replace(definition, cells=functions.cells_of(what, points)))
+    made.function = functions.pickled(what)
+    return made
 
 
 def of_definition(definition: Definition) -> Sweep:

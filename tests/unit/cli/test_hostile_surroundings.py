@@ -120,7 +120,6 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
         (("-o", "name="), 5, "say --name"),
         (("-o", "job-name=x"), 5, "say --name"),
         (("-o", "site=x"), 5, "no sbatch option that -o can set"),
-        (("--after", "42", "-o", "dependency=singleton"), 5, "given by its own flag too"),
     ],
 )
 def test_an_option_said_twice_or_in_the_wrong_place_is_refused(

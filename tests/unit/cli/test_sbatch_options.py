@@ -90,3 +90,7 @@ def test_an_option_that_is_given_twice_is_refused(site: str) -> None:
 
 def test_a_dependency_of_ones_own_and_after_add_up(here: Path, site: str) -> None:
     assert "--dependency=singleton" in ok("submit", "--site", site, "-d", "singleton", "--dry-run", "true").out
+    submitted = ok("submit", "--site", "local", "true").out.split()[1]
+    for own in (("-d", "singleton"), ("-o", "dependency=singleton")):
+        out = ok("submit", "--site", "local", *own, "--after", submitted, "--dry-run", "--json", "true").out
+        assert json.loads(out)["job"]["resources"]["dependency"] == f"singleton,afterok:{submitted}"

@@ -1,0 +1,135 @@
+"""Options of a job for every verb that submits jobs: those of `JobSpec`, sbatch's own, and ``-o``.
+
+Help and types come from the fields of `JobSpec`; a field that is added there is an option of the verbs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from hpcjobs.cli.options import with_sbatch_options
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.models import Flag, JobSpec
+from hpcjobs.job.request import make_spec
+from hpcjobs.site.models import Resources
+
+
+def job_flags() -> dict[str, tuple[type, Flag]]:
+    """Field of `JobSpec` -> its type, and its option; fields that no option sets are left out."""
+    hints = get_type_hints(JobSpec, include_extras=True)
+    declared = {field: get_args(hints[field]) for field in JobSpec.__struct_fields__}
+    kinds = {bool | None: bool, int | None: int, str | None: str, dict[str, str]: list}
+    return {
+        field: (kinds[parts[0]], parts[1]) for field, parts in declared.items() if parts and isinstance(parts[-1], Flag)
+    }
+
+
+def _option(*names: str, kind: type, help: str) -> inspect.Parameter:
+    """A parameter that Typer makes an option of; a switch has no opposite, a count is positive."""
+    option = typer.Option(*names, help=help, show_default=False, min=1 if kind is int else None)
+    annotation: Any = list[str] if kind is list else kind
+    field = names[0].lstrip("-").replace("-", "_")
+    only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(field, only, default=None, annotation=Annotated[annotation | None, option])
+
+
+def with_job_options(
+    *, only: Iterable[str] | None = None, without: Iterable[str] = (), help: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the program and the options of a job: its parameter ``request`` is the `JobSpec` that they make.
+
+    Args:
+        only: fields of `JobSpec` that the command has options for, and no program; default: all.
+        without: fields of `JobSpec` or `Resources` that it has no options for, beside its own parameters.
+        help: another line of help for a field.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        left_out = {*without, *own}
+        flags: dict[str, inspect.Parameter] = {}
+        for field, (kind, flag) in job_flags().items():
+            if field not in left_out and (only is None or field in only):
+                names = ("--" + field.replace("_", "-"), *((flag.short,) if flag.short else ()))
+                flags[field] = _option(*names, kind=kind, help=(help or {}).get(field, flag.help))
+        words = typer.Argument(help="Trainer, module, .py file or executable.")
+        takes_program = only is None
+        by_name = _option("-o", kind=list, help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
+
+        def run(**values: Any) -> None:
+            options = {field: values.pop(field) for field in flags}
+            # A switch that was not given is not a no: a spec file may say yes.
+            options = {field: value for field, value in options.items() if value not in (None, False)}
+            if "env" in options:
+                options["env"] = environment(options["env"])
+            options |= sbatch_options(values.pop("option") or [], values.pop("resources"))
+            program = values.pop("program") or () if takes_program else ()
+            command(**values, request=make_spec(program, options))
+
+        parameters: list[inspect.Parameter] = []
+        if takes_program:
+            annotation = Annotated[list[str] | None, words]
+            parameters.append(
+                inspect.Parameter("program", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
+        for name, parameter in own.items():
+            if name != "request":
+                parameters.append(parameter)
+                continue
+            resources = inspect.Parameter("resources", inspect.Parameter.KEYWORD_ONLY, annotation=dict[str, object])
+            parameters += [*flags.values(), resources, by_name.replace(name="option")]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads it
+        return with_sbatch_options(without=without)(run)
+
+    return decorate
+
+
+_NOT_BY_O = {
+    "job_name": "say --name",
+    "name": "say --name",
+    "chdir": "say --chdir",
+    "output": "hpcjobs logs shows the output, which lies in the run folder",
+    "error": "hpcjobs logs shows the output, which lies in the run folder",
+    "export": "say --env",
+    "wait": "say --wait",
+}
+"""sbatch's own names of what has another option here, or is not to be changed."""
+
+
+def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[str, object]:
+    """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores.
+
+    ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
+
+    Raises:
+        RequestError: no such option, or it was given by its own flag too.
+    """
+    options = {name: value for name, value in flags.items() if value is not None}
+    by_o: dict[str, object] = {}
+    for word in words:
+        key, equals, value = word.removeprefix("--").partition("=")
+        name = key.replace("-", "_")
+        if name not in Resources.__struct_fields__:
+            hint = _NOT_BY_O.get(name) or nearest(name, Resources.__struct_fields__)
+            raise RequestError(f"-o {word}: no sbatch option that -o can set", hint=hint)
+        if name in options:
+            raise RequestError(f"-o {word}: {name} has been given by its own flag too", hint="leave one of them out")
+        by_o[name] = (value or None) if equals else True
+    return options | by_o
+
+
+def environment(words: Sequence[str]) -> dict[str, str]:
+    """``--env NAME=VALUE``, or ``--env NAME`` to pass a variable on."""
+    variables = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals and key not in os.environ:
+            raise typer.BadParameter(f"--env {key}: not set here; say {key}=VALUE")
+        variables[key] = value if equals else os.environ[key]
+    return variables
