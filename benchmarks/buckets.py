@@ -10,7 +10,7 @@ from harness import machine
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
-from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.strategies.base import Traffic
 from hpcjobs.trainers.strategies.ddp import Ddp
 from hpcjobs.trainers.workloads.resnet50 import resnet50
@@ -20,7 +20,7 @@ STEPS = 3  # DDP settles its buckets by the order in which gradients came in the
 CONFIG = Config(workload="resnet50", image_size=32, train_samples=8)
 
 
-def traffic(group: Group, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
+def traffic(group: RankGroup, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
     """Of one step, and the number of parameters that have a gradient."""
     workload, strategy = resnet50(CONFIG), Ddp(DdpFlags(bucket_cap_mb=bucket_cap_mb))
     model = strategy.wrap(workload.build_model(), group=group, workload=workload, dtype=None)
@@ -33,7 +33,7 @@ def traffic(group: Group, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
 
 def main() -> None:
     torch.manual_seed(0)
-    with joined(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
+    with join_world(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
         print(f"all-reduces per step of ResNet-50\n{machine()}")
         tensors = None
         for cap in CAPS_MB:

@@ -23,14 +23,14 @@ import torch
 from harness import compete, report
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from hpcjobs.trainers.checkpoint.format import Moment
-from hpcjobs.trainers.checkpoint.writer import Saver
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.trainers.checkpoint.writer import CheckpointWriter
 
 STATE_MIB = 337
 STEPS = 8
 STEP_S = 0.4
 ROUNDS = int(os.environ.get("ROUNDS", "11"))
-MOMENT = Moment(step=1, epoch=0, epoch_samples=0, world_size=1, metrics_bytes=0, loss=None)
+MOMENT = CheckpointMeta(step=1, epoch=0, epoch_samples=0, world_size=1, metrics_bytes=0, loss=None)
 
 Save = Callable[[dict[str, torch.Tensor]], Callable[[], object]]
 """Saves; what it returns waits until all is on disk."""
@@ -88,7 +88,7 @@ def by_dcp(folder: Path) -> Save:
 
 def by_us(folder: Path, *, background: bool) -> Save:
     """Synced, checksummed, renamed into place; in the background from a copy in buffers that are kept."""
-    saver = Saver(folder / f"ours-{background}", keep=1, background=background)
+    saver = CheckpointWriter(folder / f"ours-{background}", keep=1, background=background)
 
     def save(state: dict[str, torch.Tensor]) -> Callable[[], object]:
         saver.save(MOMENT, {"model": state}, last=True)

@@ -22,7 +22,7 @@ from harness import compete, report
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
-from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.horovod import HorovodFlags
 from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.optimization.step import Stepper
@@ -40,7 +40,7 @@ class Alone(Strategy):
     """No gradients travel: the step itself."""
 
 
-def step_ms(strategy: Strategy, batch_size: int, group: Group) -> Callable[[], float]:
+def step_ms(strategy: Strategy, batch_size: int, group: RankGroup) -> Callable[[], float]:
     config = Config(workload="lm", preset="small", sequence_length=64, batch_size=batch_size, steps=10_000)
     workload = lm(config)
     batch = workload.train[range(batch_size)]
@@ -55,7 +55,7 @@ def step_ms(strategy: Strategy, batch_size: int, group: Group) -> Callable[[], f
         return float(group.max(torch.tensor(mine)))
 
     for _ in range(4):
-        window()  # threads, buckets, and the way that --comm mpi settles on
+        window()  # threads and buckets
     return window
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     if env.world_size == 1:
         print("not run: it needs ranks: mpirun -np 2 python benchmarks/gradients.py")
         return
-    with joined(env, device="cpu", timeout_s=60) as group:
+    with join_world(env, device="cpu", timeout_s=60) as group:
         if group.rank != 0:
             harness.RESULTS = Path(mkdtemp())  # the first rank's samples are the ones kept
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -81,7 +81,7 @@ def horovod() -> Strategy:
     return Horovod(HorovodFlags())
 
 
-def against_ddp(name: str, strategy: Strategy, batch_size: int, group: Group) -> None:
+def against_ddp(name: str, strategy: Strategy, batch_size: int, group: RankGroup) -> None:
     contestants = {
         "ddp": step_ms(Ddp(DdpFlags()), batch_size, group),
         "no communication": step_ms(Alone(), batch_size, group),

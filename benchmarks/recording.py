@@ -16,7 +16,7 @@ import torch
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import plan_training
@@ -31,7 +31,7 @@ def record(steps: int) -> float:
     """CPU seconds for all that is recorded and watched of so many steps, the watching thread included."""
     config = Config(workload="lm", steps=steps)
     workload = lm(config)
-    group = Group(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
+    group = RankGroup(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
     plan = plan_training(config, workload, group.world_size)
     loss = torch.ones(())
     with TemporaryDirectory() as folder, Recorder(group, plan, workload, Path(folder), resumed=None) as recorder:

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from harness import machine
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 
 SIZES_MIB = (1, 8, 25, 100)
 ROUNDS = 11
 
 
-def seconds(group: Group, action: Callable[[], object]) -> float:
+def seconds(group: RankGroup, action: Callable[[], object]) -> float:
     """The slowest rank's time, median over rounds."""
     samples = []
     for _ in range(ROUNDS + 1):
@@ -35,7 +35,7 @@ def seconds(group: Group, action: Callable[[], object]) -> float:
     return statistics.median(samples[1:])
 
 
-def pass_on(group: Group, out: torch.Tensor, into: torch.Tensor) -> None:
+def pass_on(group: RankGroup, out: torch.Tensor, into: torch.Tensor) -> None:
     """One hop of the ring on every rank at the same time."""
     after, before = (group.rank + 1) % group.world_size, (group.rank - 1) % group.world_size
     sent, received = dist.isend(out, after), dist.irecv(into, before)
@@ -50,16 +50,16 @@ def main() -> int:
         here = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         return max(subprocess.run([*here, n, __file__], env=env).returncode for n in sys.argv[1:] or ["2"])
-    with joined(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
+    with join_world(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
         n, cores = group.world_size, len(os.sched_getaffinity(0))
-        group.say(f"\nall-reduce of {n} ranks over gloo{' (OVERSUBSCRIBED)' if n > cores else ''}\n{machine()}")
+        group.log(f"\nall-reduce of {n} ranks over gloo{' (OVERSUBSCRIBED)' if n > cores else ''}\n{machine()}")
         for size in SIZES_MIB:
             out, into = torch.ones(size << 18), torch.empty(size << 18)
             hop = seconds(group, partial(pass_on, group, out, into))
             took = seconds(group, partial(dist.all_reduce, out))
             bandwidth = out.numel() * 4 / hop
             bound = 2 * (n - 1) / n * out.numel() * 4 / bandwidth
-            group.say(
+            group.log(
                 f"{size:>4} MiB  {1e3 * took:8.2f} ms, bound {1e3 * bound:8.2f} ms at {bandwidth / 1e9:.2f} GB/s: "
                 f"{took / bound:.2f} times the bound"
             )

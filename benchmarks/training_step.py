@@ -28,7 +28,7 @@ from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.ddp import DdpFlags
 from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
-from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
 from hpcjobs.trainers.metrics.communication_probe import Probe
@@ -82,7 +82,7 @@ def empty() -> Workload:
     )  # fmt: skip
 
 
-def timed(group: Group, steps: int, step: Callable[[int], None], after: Callable[[], None] = lambda: None) -> float:
+def timed(group: RankGroup, steps: int, step: Callable[[int], None], after: Callable[[], None] = lambda: None) -> float:
     """Milliseconds per step, from a common start of all ranks."""
     group.barrier()
     began = time.perf_counter()
@@ -92,7 +92,9 @@ def timed(group: Group, steps: int, step: Callable[[int], None], after: Callable
     return (time.perf_counter() - began) / steps * 1e3
 
 
-def ours(config: Config, strategy: Strategy, workload: Workload, batch: Batch, group: Group, steps: int) -> Contestant:
+def ours(
+    config: Config, strategy: Strategy, workload: Workload, batch: Batch, group: RankGroup, steps: int
+) -> Contestant:
     """The trainer's own step, with its metering and one line of metrics per window."""
     plan = plan_training(config, workload, group.world_size)
     stepper = Stepper(config, workload, strategy, group=group, plan=plan)
@@ -112,7 +114,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
 
 
-def by_hand(workload: Workload, batch: Batch, group: Group, steps: int) -> Contestant:
+def by_hand(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> Contestant:
     torch.manual_seed(0)
     model = DistributedDataParallel(workload.build_model(), gradient_as_bucket_view=True)
     optimizer = adamw(model)
@@ -125,7 +127,7 @@ def by_hand(workload: Workload, batch: Batch, group: Group, steps: int) -> Conte
     return lambda: timed(group, steps, step)
 
 
-def by_accelerate(workload: Workload, batch: Batch, group: Group, steps: int) -> Contestant:
+def by_accelerate(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> Contestant:
     from accelerate import Accelerator
 
     torch.manual_seed(0)
@@ -140,7 +142,7 @@ def by_accelerate(workload: Workload, batch: Batch, group: Group, steps: int) ->
     return lambda: timed(group, steps, step)
 
 
-def by_lightning(workload: Workload, batch: Batch, group: Group, steps: int) -> Contestant:
+def by_lightning(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> Contestant:
     """Its own loop and strategy; without logger, bar and checkpoints. Setting up a fit is not counted."""
     import logging
     import warnings
@@ -148,7 +150,7 @@ def by_lightning(workload: Workload, batch: Batch, group: Group, steps: int) -> 
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
 
-    from hpcjobs.trainers.strategies.lightning_place import Place
+    from hpcjobs.trainers.strategies.lightning import LauncherEnvironment
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -179,7 +181,7 @@ def by_lightning(workload: Workload, batch: Batch, group: Group, steps: int) -> 
         clock = Clock()
         trainer = Trainer(
             accelerator="cpu", devices=group.env.local_world_size, max_steps=steps + 2, callbacks=[clock], logger=False,
-            strategy=DDPStrategy(cluster_environment=Place(group), gradient_as_bucket_view=True),
+            strategy=DDPStrategy(cluster_environment=LauncherEnvironment(group.env), gradient_as_bucket_view=True),
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(Module(), Repeated(batch, steps + 2))
@@ -188,13 +190,13 @@ def by_lightning(workload: Workload, batch: Batch, group: Group, steps: int) -> 
     return window
 
 
-def peers(workload: Workload, batch: Batch, group: Group, steps: int) -> dict[str, Contestant]:
+def peers(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> dict[str, Contestant]:
     kinds = {"accelerate": by_accelerate, "lightning": by_lightning}
     there = {name: kind for name, kind in kinds.items() if find_spec(name) is not None}
     return {name.capitalize(): kind(workload, batch, group, steps) for name, kind in there.items()}
 
 
-def real(group: Group) -> list[tuple[str, Outcome]]:
+def real(group: RankGroup) -> list[tuple[str, Outcome]]:
     workload, steps = lm(REAL), 5
     batch = workload.train[range(8)]
     whole = {
@@ -214,7 +216,7 @@ def real(group: Group) -> list[tuple[str, Outcome]]:
     ]
 
 
-def tax(group: Group) -> list[tuple[str, Outcome]]:
+def tax(group: RankGroup) -> list[tuple[str, Outcome]]:
     workload, steps = empty(), 200
     batch = workload.train[range(8)]
     contestants = {
@@ -225,7 +227,7 @@ def tax(group: Group) -> list[tuple[str, Outcome]]:
     return [("an empty step on one rank", compete("plain DDP by hand", contestants, rounds=ROUNDS, name="tax"))]
 
 
-def extras(group: Group) -> str:
+def extras(group: RankGroup) -> str:
     """What measuring costs, from its parts: a probe each so many steps, a sample of the monitor each second."""
     workload = lm(REAL)
     batch, plan = workload.train[range(8)], plan_training(REAL, workload, group.world_size)
@@ -262,7 +264,7 @@ def main() -> int:
         here = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         return max(subprocess.run([*here, str(ranks), __file__], env=env).returncode for ranks in (2, 1))
-    with joined(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
+    with join_world(DistEnv.from_environ(os.environ), device="cpu", timeout_s=60) as group:
         if group.rank != 0:
             harness.RESULTS = Path(mkdtemp())  # the first rank's samples are the ones kept
         with quiet():

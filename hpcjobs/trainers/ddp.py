@@ -15,7 +15,9 @@ from hpcjobs.trainers.commandline.launch import launch
 class DdpFlags:
     bucket_cap_mb: float = flag(25.0, "gradients per all-reduce, in MiB", parse=positive(float))
     gradient_as_bucket_view: bool = flag(True, "gradients live in the buckets: one copy less")
-    compress: str = flag("none", "gradients travel so", choices=("none", "bf16", "fp16", "powersgd"))
+    compress: str = flag(
+        "none", "compression of gradients for the all-reduce", choices=("none", "bf16", "fp16", "powersgd")
+    )
     static_graph: bool = flag(False, "the graph never changes: allows more overlap")
     find_unused_parameters: bool = flag(False, "some weights get no gradient in some steps: look which")
     comm: str = flag(
@@ -27,7 +29,7 @@ class DdpFlags:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp_mpi:ddp")
+    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp_mpi:make_ddp")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class LightningFlags:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return launch("lightning", __doc__, LightningFlags, argv, strategy=f"{HERE}:spread", train=f"{HERE}:train")
+    return launch("lightning", __doc__, LightningFlags, argv, strategy=f"{HERE}:make_strategy", train=f"{HERE}:train")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
-class Moment:
+class CheckpointMeta:
     """Where in the run a checkpoint stands."""
 
     step: int  # finished steps
@@ -44,7 +44,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Together:
+class WriterGroup:
     """The ranks that write one checkpoint, each its parts; the first of them makes and renames its folder."""
 
     ranks: dist.ProcessGroup
@@ -52,15 +52,15 @@ class Together:
     owner: int  # process id of the first
 
 
-def write(folder: Path, moment: Moment, state: Any, together: Together | None = None) -> Path:
+def write(folder: Path, meta: CheckpointMeta, state: Any, together: WriterGroup | None = None) -> Path:
     """Write one checkpoint beside its place, sync it, and rename it there; a collective call of ranks `together`.
 
     OSError leaves the checkpoints before it as they were, and takes no room. The folder's own parent is not
     made: a run folder that has vanished, say with its mount, is not to be filled in another place.
     """
-    place = folder / f"step-{moment.step:08d}"
+    place = folder / f"step-{meta.step:08d}"
     beside = folder / f".{place.name}.{os.getpid() if together is None else together.owner}"
-    tree, in_parts = parts.separated(state)
+    tree, in_parts = parts.split_tensors(state)
 
     def begin() -> None:
         shutil.rmtree(beside, ignore_errors=True)
@@ -68,7 +68,7 @@ def write(folder: Path, moment: Moment, state: Any, together: Together | None = 
         _save(beside, tree)
 
     def complete(sums: parts.Sums) -> None:
-        _seal(beside, moment, {f"{PARTS}/{name}": sum_ for name, sum_ in sums.items()})
+        _seal(beside, meta, {f"{PARTS}/{name}": sum_ for name, sum_ in sums.items()})
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
         sync_folder(folder)
@@ -105,10 +105,10 @@ def _save(beside: Path, state: Any) -> None:
         torch.serialization.set_crc32_options(before)
 
 
-def _seal(beside: Path, moment: Moment, sums: parts.Sums) -> None:
+def _seal(beside: Path, meta: CheckpointMeta, sums: parts.Sums) -> None:
     """From now on every byte is accounted for."""
     sums = {STATE: measure(beside / STATE), **sums}
-    write_json(beside / MANIFEST, {**asdict(moment), "files": sums})
+    write_json(beside / MANIFEST, {**asdict(meta), "files": sums})
     if len(sums) > 1:
         sync_folder(beside / PARTS)
     sync_folder(beside)
@@ -168,7 +168,7 @@ def damage(place: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        _moment(manifest)
+        _read_meta(manifest)
         for name, (wanted_size, wanted_crc) in manifest["files"].items():
             size, crc = measure(place / name)
             if size != wanted_size:
@@ -191,8 +191,10 @@ def newest_valid(folder: Path) -> Iterator[tuple[Path, str | None]]:
             return
 
 
-def read(place: Path, placed: Callable[[parts.Where], torch.Tensor | None] = lambda where: None) -> tuple[Moment, Any]:
-    """A checkpoint's moment and state, in host memory; only plain values and tensors are unpickled.
+def read(
+    place: Path, placed: Callable[[parts.Where], torch.Tensor | None] = lambda where: None
+) -> tuple[CheckpointMeta, Any]:
+    """A checkpoint's metadata and state, in host memory; only plain values and tensors are unpickled.
 
     A collective call where the checkpoint was written in parts; these are read into what `placed` has for them.
     """
@@ -203,8 +205,8 @@ def read(place: Path, placed: Callable[[parts.Where], torch.Tensor | None] = lam
             state = parts.read(place / PARTS, state, placed)
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
         raise BadCheckpoint(f"{place} can't be loaded: {error}") from error
-    return _moment(manifest), state
+    return _read_meta(manifest), state
 
 
-def _moment(manifest: dict[str, Any]) -> Moment:
-    return Moment(**{key: manifest[key] for key in Moment.__dataclass_fields__})
+def _read_meta(manifest: dict[str, Any]) -> CheckpointMeta:
+    return CheckpointMeta(**{key: manifest[key] for key in CheckpointMeta.__dataclass_fields__})

@@ -33,31 +33,31 @@ def key(where: Where) -> str:
     return "/".join(map(str, where))
 
 
-def separated(tree: Any, where: Where = ()) -> tuple[Any, dict[str, DTensor]]:
+def split_tensors(tree: Any, where: Where = ()) -> tuple[Any, dict[str, DTensor]]:
     """The tree with a mark in the place of each tensor in parts, and these by the key of their place."""
     if isinstance(tree, DTensor):
         return {MARK: key(where)}, {key(where): tree}
     if not isinstance(tree, dict):
         return tree, {}
-    both = {name: separated(value, (*where, name)) for name, value in tree.items()}
+    both = {name: split_tensors(value, (*where, name)) for name, value in tree.items()}
     parts = {name: part for _, inner in both.values() for name, part in inner.items()}
     return {name: rest for name, (rest, _) in both.items()}, parts
 
 
-def marked(tree: Any, where: Where = ()) -> Iterator[Where]:
+def find_marks(tree: Any, where: Where = ()) -> Iterator[Where]:
     """Where in the tree a mark stands."""
     if isinstance(tree, dict):
         if MARK in tree:
             yield where
         for name, value in tree.items():
-            yield from marked(value, (*where, name))
+            yield from find_marks(value, (*where, name))
 
 
-def joined(tree: Any, parts: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `separated`."""
+def put_tensors_back(tree: Any, parts: Mapping[str, torch.Tensor]) -> Any:
+    """The inverse of `split_tensors`."""
     if not isinstance(tree, dict):
         return tree
-    return parts[tree[MARK]] if MARK in tree else {name: joined(value, parts) for name, value in tree.items()}
+    return parts[tree[MARK]] if MARK in tree else {name: put_tensors_back(value, parts) for name, value in tree.items()}
 
 
 def on_cpu(mesh: DeviceMesh) -> DeviceMesh:
@@ -131,9 +131,9 @@ def read(folder: Path, tree: Any, placed: Callable[[Where], torch.Tensor | None]
     reader = FileSystemReader(folder)
     known = reader.read_metadata().state_dict_metadata
     parts: dict[str, torch.Tensor] = {}
-    for where in marked(tree):
+    for where in find_marks(tree):
         mine, there = placed(where), known[key(where)]
         assert isinstance(there, TensorStorageMetadata)
         parts[key(where)] = torch.empty(there.size, dtype=there.properties.dtype) if mine is None else mine
     load(dict(parts), storage_reader=reader)
-    return joined(tree, parts)
+    return put_tensors_back(tree, parts)

@@ -12,13 +12,13 @@ import torch
 
 from hpcjobs.runtime.exits import BadCheckpoint, MissingData
 from hpcjobs.trainers.checkpoint import format as checkpoint
-from hpcjobs.trainers.checkpoint.format import Moment
-from hpcjobs.trainers.distributed.process_group import Group
-from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 
 
-def capture(stepper: Stepper, group: Group) -> dict[str, Any]:
+def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
     """The state to save; a collective call, and what it gives counts on rank 0 alone."""
     generators = group.gather(own_generators(group))
     return {
@@ -29,7 +29,7 @@ def capture(stepper: Stepper, group: Group) -> dict[str, Any]:
     }
 
 
-def restore(state: dict[str, Any], stepper: Stepper, group: Group) -> None:
+def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
     stepper.strategy.load_model_state(stepper.model, state["model"])
     stepper.strategy.load_optimizer_state(stepper.model, stepper.optimizer, state["optimizer"])
     stepper.scaler.load_state_dict(state["scaler"])
@@ -37,12 +37,12 @@ def restore(state: dict[str, Any], stepper: Stepper, group: Group) -> None:
         set_own_generators(state["generators"][group.rank], group)
 
 
-def own_generators(group: Group) -> dict[str, Any]:
+def own_generators(group: RankGroup) -> dict[str, Any]:
     device = torch.cuda.get_rng_state(group.device) if group.device.type == "cuda" else None
     return {"torch": torch.get_rng_state(), "device": device, "python": random.getstate()}
 
 
-def set_own_generators(saved: dict[str, Any], group: Group) -> None:
+def set_own_generators(saved: dict[str, Any], group: RankGroup) -> None:
     torch.set_rng_state(saved["torch"])
     if saved["device"] is not None and group.device.type == "cuda":
         torch.cuda.set_rng_state(saved["device"], group.device)
@@ -50,29 +50,29 @@ def set_own_generators(saved: dict[str, Any], group: Group) -> None:
     random.setstate((version, tuple(internal), gauss))
 
 
-def choose(resume: str, run_dir: Path, group: Group) -> Path | None:
-    """The checkpoint to start from, agreed by all ranks. Damaged ones are passed over, and said."""
+def choose(resume: str, run_dir: Path, group: RankGroup) -> Path | None:
+    """The checkpoint to start from, agreed by all ranks. Damaged ones are passed over, and the log names them."""
     if resume == "none":
         return None
     chosen = _choose_on_first(resume, run_dir, group) if group.rank == 0 else None
-    said = group.from_first(_as_text(chosen))
-    if said.startswith("!"):
-        raise BadCheckpoint(said[1:], hint="--resume none starts over")
-    if not said:
+    answer = group.from_first(_as_text(chosen))
+    if answer.startswith("!"):
+        raise BadCheckpoint(answer[1:], hint="--resume none starts over")
+    if not answer:
         return None
-    if not os.path.isdir(said):
+    if not os.path.isdir(answer):
         raise MissingData(
-            f"rank {group.rank} on {group.hosts[group.rank]} does not see {said}",
+            f"rank {group.rank} on {group.hosts[group.rank]} does not see {answer}",
             hint="the run folder must be on a file system that all hosts share",
         )
-    return Path(said)
+    return Path(answer)
 
 
 def _as_text(chosen: Path | str | None) -> str:
     return "" if chosen is None else f"!{chosen}" if isinstance(chosen, str) else str(chosen)
 
 
-def _choose_on_first(resume: str, run_dir: Path, group: Group) -> Path | str | None:
+def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str | None:
     """A sound checkpoint, None where there is none yet, or words about why there is none."""
     if resume != "auto":
         wrong = checkpoint.damage(Path(resume))
@@ -81,24 +81,24 @@ def _choose_on_first(resume: str, run_dir: Path, group: Group) -> Path | str | N
     for place, wrong in looked:
         if wrong is None:
             return place.resolve()
-        group.say(f"passing over the damaged checkpoint {place.name}: {wrong}")
+        group.log(f"passing over the damaged checkpoint {place.name}: {wrong}")
     return f"none of {len(looked)} checkpoints in {run_dir} is sound" if looked else None
 
 
-def position(moment: Moment, plan: Plan) -> int:
-    """Finished steps of this plan that come nearest to the saved moment; exact for the same global batch, and at the
+def position(meta: CheckpointMeta, plan: TrainingPlan) -> int:
+    """Finished steps of this plan that come nearest to the saved one; exact for the same global batch, and at the
     end of an epoch."""
-    of_epoch = moment.epoch_samples // plan.global_batch_size
-    if moment.epoch_samples >= plan.epoch_samples:  # more, where the last batch was smaller
+    of_epoch = meta.epoch_samples // plan.global_batch_size
+    if meta.epoch_samples >= plan.epoch_samples:  # more, where the last batch was smaller
         of_epoch = plan.steps_per_epoch
-    return min(moment.epoch * plan.steps_per_epoch + of_epoch, plan.total_steps)
+    return min(meta.epoch * plan.steps_per_epoch + of_epoch, plan.total_steps)
 
 
-def changes(moment: Moment, plan: Plan) -> str:
+def changes(meta: CheckpointMeta, plan: TrainingPlan) -> str:
     """What is not as it was when the checkpoint was written, in words; empty where nothing changed."""
-    if moment.world_size == plan.world_size:
+    if meta.world_size == plan.world_size:
         return ""
     return (
-        f"; world size {moment.world_size} -> {plan.world_size}: random generators start anew, "
+        f"; world size {meta.world_size} -> {plan.world_size}: random generators start anew, "
         f"the position is kept to a whole step"
     )

@@ -22,7 +22,7 @@ from hpcjobs.runtime.exits import StorageFault
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import sharded as parts
-from hpcjobs.trainers.checkpoint.format import Moment, Together
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta, WriterGroup
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """After a write that failed no save is tried for so long; the pause doubles with each failure."""
@@ -30,7 +30,7 @@ INSISTING_PAUSE_S = 1.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Saver:
+class CheckpointWriter:
     """One writer, or one of several that write together, each its parts; then every method is a collective call.
 
     `stall_s` has one number per save, `write_s` one per checkpoint on disk.
@@ -42,16 +42,16 @@ class Saver:
         *,
         keep: int,
         background: bool,
-        written: Callable[[int], None] = lambda step: None,
-        together: Together | None = None,
-        agreed: Callable[[bool], bool] = lambda mine: mine,
+        on_written: Callable[[int], None] = lambda step: None,
+        together: WriterGroup | None = None,
+        agree: Callable[[bool], bool] = lambda mine: mine,
     ) -> None:
-        """`written` is called, from the thread that writes, with the step of each checkpoint on disk.
+        """`on_written` is called, from the thread that writes, with the step of each checkpoint on disk.
 
-        `agreed` gives the first writer's verdict, whatever this one's.
+        `agree` returns the first writer's decision on every writer.
         """
-        self.folder, self.keep, self.background, self.written = folder, keep, background, written
-        self._together, self._agreed = together, agreed
+        self.folder, self.keep, self.background, self.on_written = folder, keep, background, on_written
+        self._together, self._agree = together, agree
         self._first = together is None or together.first
         self._mesh: DeviceMesh | None = None
         self.stall_s: list[float] = []
@@ -61,27 +61,27 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._newest: int | None = None  # step of the newest on disk
-        self._unwritten: tuple[Moment, Any, str] | None = None  # what was tried since, and why it is not
+        self._unwritten: tuple[CheckpointMeta, Any, str] | None = None  # what was tried since, and why it is not
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
 
-    def save(self, moment: Moment, state: Any, *, last: bool) -> None:
+    def save(self, meta: CheckpointMeta, state: Any, *, last: bool) -> None:
         """Write `state`, now or soon; not at all while the storage is given time to recover, but for the last one."""
         began = time.perf_counter()
         self.wait()  # the buffers are still being written
-        if self._agreed(last or time.monotonic() >= self._not_before):
+        if self._agree(last or time.monotonic() >= self._not_before):
             if self.background:
-                staged = self._staged(state, "")
+                staged = self._copy_tree(state, "")
                 self._synchronise()
-                self._writing = self._thread.submit(self._try, moment, staged)
+                self._writing = self._thread.submit(self._try, meta, staged)
             else:
-                self._try(moment, state)
+                self._try(meta, state)
         self.stall_s.append(time.perf_counter() - began)
 
-    def insist(self, moment: Moment, state: Any, *, within_s: float) -> None:
+    def save_blocking(self, meta: CheckpointMeta, state: Any, *, within_s: float) -> None:
         """Have `state` on disk; StorageFault if that does not succeed in time."""
         self.wait()
-        if self._newest != moment.step:
-            self._unwritten = moment, state, ""
+        if self._newest != meta.step:
+            self._unwritten = meta, state, ""
             self.finish(within_s=within_s)
 
     def finish(self, *, within_s: float) -> None:
@@ -89,11 +89,11 @@ class Saver:
         self.wait()
         give_up = time.monotonic() + within_s
         while self._unwritten is not None:
-            moment, state, _ = self._unwritten
-            self._try(moment, state)
-            if self._unwritten is not None and self._agreed(time.monotonic() >= give_up):
+            meta, state, _ = self._unwritten
+            self._try(meta, state)
+            if self._unwritten is not None and self._agree(time.monotonic() >= give_up):
                 raise StorageFault(
-                    f"step {moment.step} can't be saved in {self.folder}: {self._unwritten[2]}",
+                    f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}",
                     hint="free space or quota there; the checkpoints before it are whole, and --resume auto finds them",
                 )
             if self._unwritten is not None:
@@ -108,59 +108,59 @@ class Saver:
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _try(self, moment: Moment, state: Any) -> None:
+    def _try(self, meta: CheckpointMeta, state: Any) -> None:
         began = time.perf_counter()
         try:
-            self._write(moment, state)
+            self._write(meta, state)
         except OSError as error:
             if error.errno in FULL and self._first:  # room for the next try: one good checkpoint is enough
                 checkpoint.prune(self.folder, keep=1)
-            self._failed(moment, state, error)
+            self._note_failure(meta, state, error)
             return
         self.write_s.append(time.perf_counter() - began)
         if self._unwritten is not None and self._unwritten[2] and self._first:
-            print(f"checkpoint of step {moment.step} is written: {self.folder} can be written again", flush=True)
-        self._newest = moment.step
+            print(f"checkpoint of step {meta.step} is written: {self.folder} can be written again", flush=True)
+        self._newest = meta.step
         self._unwritten, self._pause_s, self._not_before = None, FIRST_PAUSE_S, 0.0
 
-    def _write(self, moment: Moment, state: Any) -> None:
-        place = checkpoint.write(self.folder, moment, state, self._together)
+    def _write(self, meta: CheckpointMeta, state: Any) -> None:
+        place = checkpoint.write(self.folder, meta, state, self._together)
         if not self._first:
             return
-        self.written(moment.step)
-        if moment.loss is not None and (self.best_loss is None or moment.loss < self.best_loss):
-            self.best_loss = moment.loss
+        self.on_written(meta.step)
+        if meta.loss is not None and (self.best_loss is None or meta.loss < self.best_loss):
+            self.best_loss = meta.loss
             checkpoint.point(self.folder / checkpoint.BEST, place)
         checkpoint.prune(self.folder, keep=self.keep)
 
-    def _failed(self, moment: Moment, state: Any, error: OSError) -> None:
+    def _note_failure(self, meta: CheckpointMeta, state: Any, error: OSError) -> None:
         why = error.strerror or str(error)
         before = next(iter(checkpoint.steps(self.folder)), None)
-        news = self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != moment.step
+        news = self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != meta.step
         if news and self._first:
             last = "none before it" if before is None else f"the last good one is {before.name}"
             print_error(
-                f"warning: checkpoint of step {moment.step} not written: {why}; {last}; the run goes on, "
+                f"warning: checkpoint of step {meta.step} not written: {why}; {last}; the run goes on, "
                 f"saves are tried again after {self._pause_s:.0f} s"
             )
-        self._unwritten = moment, state, why
+        self._unwritten = meta, state, why
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
-    def _staged(self, value: Any, path: str) -> Any:
+    def _copy_tree(self, value: Any, path: str) -> Any:
         """The same tree with every tensor, or this rank's part of it, copied into this saver's buffer for it."""
         if isinstance(value, DTensor):
             self._mesh = self._mesh or parts.on_cpu(value.device_mesh)
-            return parts.like(value, self._copied(value.to_local().detach(), path), self._mesh)
+            return parts.like(value, self._copy_to_buffer(value.to_local().detach(), path), self._mesh)
         if isinstance(value, torch.Tensor):
-            return self._copied(value.detach(), path)
+            return self._copy_to_buffer(value.detach(), path)
         if isinstance(value, dict):
-            return {key: self._staged(item, f"{path}/{key}") for key, item in value.items()}
+            return {key: self._copy_tree(item, f"{path}/{key}") for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._staged(item, f"{path}/{n}") for n, item in enumerate(value))
+            return type(value)(self._copy_tree(item, f"{path}/{n}") for n, item in enumerate(value))
         return value
 
-    def _copied(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def _copy_to_buffer(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             pinned = tensor.device.type == "cuda"

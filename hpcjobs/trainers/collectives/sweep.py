@@ -19,15 +19,15 @@ import torch.distributed as dist
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, TrainerError
-from hpcjobs.trainers.commandline.launch import named, report
-from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.commandline.launch import import_object, report
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 
 LEAST = 1 << 10
 Reduce = Callable[[torch.Tensor], None]
 """Sums a tensor over all ranks, in place."""
 
 
-def over_group(group: Group) -> tuple[str, Reduce]:
+def over_group(group: RankGroup) -> tuple[str, Reduce]:
     """torch.distributed, with the backend that the device has."""
 
     def reduce(values: torch.Tensor) -> None:
@@ -53,7 +53,7 @@ def sizes(most: int) -> list[int]:
     return found
 
 
-def timed(reduce: Reduce, group: Group, size: int, *, rounds: int | None = None) -> float:
+def measure(reduce: Reduce, group: RankGroup, size: int, *, rounds: int | None = None) -> float:
     """Seconds for one all-reduce of ``size`` bytes of fp32.
 
     Raises:
@@ -77,18 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--over", choices=list(OVER), default="group")
     parser.add_argument("--most", default="64M", help="largest size; K and M are understood [64M]")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args(argv)
+    flags = parser.parse_args(argv)
     try:
-        with joined(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
-            name, reduce = named(OVER[asked.over])(group)
-            points = [{"bytes": size, "seconds": timed(reduce, group, size)} for size in sizes(_bytes(asked.most))]
+        with join_world(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
+            name, reduce = import_object(OVER[flags.over])(group)
+            points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in sizes(_bytes(flags.most))]
     except TrainerError as error:
         return report(error)
     if group.rank == 0:
         for point in points:
             print(f"{name}: {point['bytes']:>11,.0f} bytes {1e6 * point['seconds']:10.1f} µs")
-        if asked.json is not None:
-            asked.json.write_text(json.dumps({"over": name, "world_size": group.world_size, "allreduce": points}))
+        if flags.json is not None:
+            flags.json.write_text(json.dumps({"over": name, "world_size": group.world_size, "allreduce": points}))
     return 0
 
 

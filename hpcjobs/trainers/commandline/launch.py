@@ -50,15 +50,15 @@ def launch(
     config = Config()
     stop = listen() if folder() is not None else None  # at once: a signal kills who does not listen yet
     collecting = gc.isenabled()
-    gc.disable()  # loading torch makes 300,000 objects and no garbage; opened() turns it on again
+    gc.disable()  # loading torch makes 300,000 objects and no garbage; open_run() turns it on again
     atexit.register(gc.freeze)  # nor need they be looked through as the process ends
     try:
         config, chosen = _parse(trainer, about, flags, argv)
         call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ), stop)
         _refuse_other_world(call.env)
         _settle_environment(call.env)
-        run = named(train)
-        run(call, named(strategy)(chosen))
+        run = import_object(train)
+        run(call, import_object(strategy)(chosen))
     except Requeue as left:
         ignore()
         return left.code
@@ -68,14 +68,14 @@ def launch(
     finally:
         gc.unfreeze()
         if "hpcjobs.trainers.distributed.process_group" in sys.modules:
-            named("hpcjobs.trainers.distributed.process_group:let_go")()
+            import_object("hpcjobs.trainers.distributed.process_group:release_groups")()
         if collecting:
             gc.enable()
         flush()
     return ExitCode.OK
 
 
-def named(dotted: str) -> Any:
+def import_object(dotted: str) -> Any:
     """What `module:name` stands for; loads torch."""
     module, _, name = dotted.partition(":")
     return getattr(import_module(module), name)
@@ -129,10 +129,10 @@ def _parse(trainer: str, about: str | None, flags: type[F], argv: Sequence[str] 
 
 
 def _refuse_other_world(env: DistEnv) -> None:
-    asked = os.environ.get("HPCJOBS_NTASKS")
-    if asked is not None and asked != str(env.world_size):
+    requested = os.environ.get("HPCJOBS_NTASKS")
+    if requested is not None and requested != str(env.world_size):
         raise WorldMismatch(
-            f"the job asked for {asked} ranks (HPCJOBS_NTASKS), but the world that started has {env.world_size}",
+            f"the job asked for {requested} ranks (HPCJOBS_NTASKS), but the world that started has {env.world_size}",
             hint="start all tasks in one srun or torchrun, without an -n of its own",
         )
 

@@ -148,7 +148,7 @@ class Loader:
         self._sampler.order = order
         batches = map(self._read, order) if self._fetched is None else self._fetched
         for batch in batches:
-            yield self._placed(batch)
+            yield self._to_device(batch)
 
     def _read(self, draw: Draw) -> Batch:
         """In this process: the generators of the model go on as if nothing had been drawn."""
@@ -160,7 +160,7 @@ class Loader:
             random.setstate(before[1])
             np.random.set_state(before[2])
 
-    def _placed(self, batch: Batch) -> Batch:
+    def _to_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
             return batch
         return tuple(part.to(self._device, non_blocking=True) for part in batch)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 
 
-def staged(config: Config, group: Group) -> Config:
+def stage_data(config: Config, group: RankGroup) -> Config:
     """The flags with `--data` and `--text` naming the copies. The first rank of each node copies, the rest wait."""
     if config.stage_to is None:
         return config
@@ -24,7 +24,7 @@ def staged(config: Config, group: Group) -> Config:
         for source, target in there.items():
             copy(source, target)
     group.barrier()
-    group.say(f"staged {len(there)} of {len(sources)} to {config.stage_to} in {time.perf_counter() - began:.1f} s")
+    group.log(f"staged {len(there)} of {len(sources)} to {config.stage_to} in {time.perf_counter() - began:.1f} s")
     where = {str(source): str(target) for source, target in there.items()}  # what is not there is the workload's to say
     data = None if config.data is None else where.get(str(Path(config.data)), config.data)
     return replace(config, data=data, text=tuple(where.get(str(Path(path)), path) for path in config.text))

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import groupby
 
 
-def written(cores: Set[int]) -> str:
-    """0, 1, 2, 5 as `0-2,5`."""
+def format_cores(cores: Set[int]) -> str:
+    """Format cores 0, 1, 2, 5 as `0-2,5`, as taskset does."""
     runs = [[core for _, core in run] for _, run in groupby(enumerate(sorted(cores)), lambda pair: pair[1] - pair[0])]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def crowded(hosts: Sequence[str], ranks: Sequence[tuple[int, Set[int]]]) -> Iterator[str]:
+def describe_shared_cores(hosts: Sequence[str], ranks: Sequence[tuple[int, Set[int]]]) -> Iterator[str]:
     """A line for each host whose ranks have more threads than cores; `ranks` are threads and allowed cores by rank."""
     for host in dict.fromkeys(hosts):
         here = [mine for name, mine in zip(hosts, ranks, strict=True) if name == host]
@@ -20,5 +20,5 @@ def crowded(hosts: Sequence[str], ranks: Sequence[tuple[int, Set[int]]]) -> Iter
         if threads > len(cores):
             yield (
                 f"warning: {len(here)} ranks on {host} share cores: {threads} threads on {len(cores)} "
-                f"({written(cores)}); steps wait for each other. Hint: fewer ranks, or more --cpus-per-task"
+                f"({format_cores(cores)}); steps wait for each other. Hint: fewer ranks, or more --cpus-per-task"
             )

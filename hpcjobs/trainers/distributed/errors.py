@@ -25,7 +25,7 @@ STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, e
 FULL = ("DefaultCPUAllocator", "not enough memory", "out of memory")
 
 
-def translated(error: Exception, env: DistEnv) -> TrainerError | None:
+def translate_error(error: Exception, env: DistEnv) -> TrainerError | None:
     """What the user can act on; None for what must be a bug."""
     if isinstance(error, TrainerError):
         return error
@@ -45,7 +45,7 @@ def translated(error: Exception, env: DistEnv) -> TrainerError | None:
     return None
 
 
-def elected(error: TrainerError, env: DistEnv, store: Store) -> TrainerError:
+def elect_reporter(error: TrainerError, env: DistEnv, store: Store) -> TrainerError:
     """The error if this rank is to tell it, else AlreadyReported. The first to claim tells."""
     if isinstance(error, AlreadyReported) or error.elected:
         return error

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from hpcjobs.runtime.exits import WorldMismatch
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 
 SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK", "PMIX_RANK")}
 """In which variables a launcher tells each process its rank, if it speaks to an MPI."""
 
 
-def spoken(library: str, rank: int) -> bool:
+def launcher_supports(library: str, rank: int) -> bool:
     """Whether who launched this rank told it so in the words of ``library``.
 
     A rank that an elastic agent started has the variables of the agent, which may be of another rank.
@@ -32,16 +32,16 @@ class Mpi:
 
     def __init__(self, module: Any) -> None:
         self._mpi, self._world = module, module.COMM_WORLD
-        self.library = first_word(module.Get_library_version())
+        self.library = shorten_version(module.Get_library_version())
 
     @classmethod
-    def of(cls, group: Group) -> Mpi:
+    def of(cls, group: RankGroup) -> Mpi:
         """Start MPI on all ranks of ``group``, or on none: a collective call.
 
         Raises:
             WorldMismatch: in words why not; the same on every rank.
         """
-        module, problem = _loaded(group)
+        module, problem = _load_mpi4py(group)
         problems = [str(other) for other in group.gather(problem) if other]
         if problems:
             raise WorldMismatch(problems[0])
@@ -58,21 +58,21 @@ class Mpi:
         self._world.Allreduce(self._mpi.IN_PLACE, values.numpy())
 
 
-def first_word(version: str) -> str:
+def shorten_version(version: str) -> str:
     """Name and version of an MPI, from what it says of itself: ``Open MPI v4.1.4``."""
     return version.splitlines()[0].split(",")[0].replace("MPICH Version:", "MPICH").strip("\0\t ")
 
 
-def launched_by() -> str:
+def describe_launcher() -> str:
     """Who started this rank, in words; with the MPI type where it was srun."""
-    said = os.environ.get("HPCJOBS_LAUNCHED_BY")
-    if said is not None:
-        return said
+    launcher = os.environ.get("HPCJOBS_LAUNCHED_BY")
+    if launcher is not None:
+        return launcher
     kind = os.environ.get("SLURM_MPI_TYPE")
     return "the launcher" if kind is None else f"srun --mpi={kind}"
 
 
-def _loaded(group: Group) -> tuple[Any, str | None]:
+def _load_mpi4py(group: RankGroup) -> tuple[Any, str | None]:
     """mpi4py's module, not started yet, and why it must not be."""
     if group.device.type != "cpu":
         return None, "gradients on a GPU travel by NCCL"
@@ -83,7 +83,7 @@ def _loaded(group: Group) -> tuple[Any, str | None]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         return None, f"mpi4py does not load ({str(error).splitlines()[0]})"
-    library = first_word(MPI.Get_library_version())
-    if group.world_size > 1 and not spoken(library, group.rank):
-        return None, f"{launched_by()} does not speak to {library}"
+    library = shorten_version(MPI.Get_library_version())
+    if group.world_size > 1 and not launcher_supports(library, group.rank):
+        return None, f"{describe_launcher()} does not speak to {library}"
     return MPI, None

@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.errors import elected, translated
+from hpcjobs.trainers.distributed.errors import elect_reporter, translate_error
 from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 
 _HELD: list[dist.ProcessGroup | None] = []
-"""Until `let_go`: whoever lets a group go last waits for gloo's threads, which may need the interpreter to end.
+"""Until `release_groups`: whoever lets a group go last waits for gloo's threads, which may need the interpreter to end.
 Python's own reference waits without it; that of DDP's reducer would wait with it, for ever."""
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     env: DistEnv
     hosts: tuple[str, ...]  # by rank
     device: torch.device
@@ -63,7 +63,7 @@ class Group:
         """Rank 0's value, on every rank."""
         return str(self.gather(value if self.rank == 0 else None)[0])
 
-    def agreed(self, mine: bool) -> bool:
+    def agree(self, mine: bool) -> bool:
         """Rank 0's verdict, on every rank."""
         return bool(self.sum(torch.tensor(int(mine and self.rank == 0), device=self.device)))
 
@@ -76,14 +76,14 @@ class Group:
         if self.world_size > 1:
             dist.barrier()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A line of progress, from rank 0."""
         if self.rank == 0:
             print(text, flush=True)
 
 
 @contextmanager
-def joined(env: DistEnv, *, device: str, timeout_s: float) -> Iterator[Group]:
+def join_world(env: DistEnv, *, device: str, timeout_s: float) -> Iterator[RankGroup]:
     """Form the world, or say who is missing; inside, errors from below become ours, told by one rank."""
     store = open_store(env, timeout_s)
     try:
@@ -92,24 +92,24 @@ def joined(env: DistEnv, *, device: str, timeout_s: float) -> Iterator[Group]:
         group.barrier()
         dist.destroy_process_group()
     except Exception as error:
-        ours = translated(error, env)
+        ours = translate_error(error, env)
         if ours is None:
             raise
-        raise elected(ours, env, store) from error
+        raise elect_reporter(ours, env, store) from error
     finally:
         # a failed NCCL group would wait here for the peers it lost; the process's end does without
         if dist.is_initialized() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             dist.destroy_process_group()
 
 
-def let_go() -> None:
+def release_groups() -> None:
     """Drop the groups of worlds that were left, once the models that used them are gone."""
     if _HELD:
         gc.collect()
         _HELD.clear()
 
 
-def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> Group:
+def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> RankGroup:
     hosts = roll_call(env, store, timeout_s)
     device = _device(device_name, env)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -117,7 +117,7 @@ def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> Gro
     inner = PrefixStore("group", store)
     dist.init_process_group(both, store=inner, rank=env.rank, world_size=env.world_size)
     _HELD.append(dist.group.WORLD)
-    return Group(env, hosts, device, backend)
+    return RankGroup(env, hosts, device, backend)
 
 
 def _device(name: str, env: DistEnv) -> torch.device:

@@ -119,10 +119,10 @@ def _judge(env: DistEnv, store: Store, timeout_s: float) -> list[str]:
         names = node_names(store, [keys[rank] for rank in arrived])
         raise _absent(env, dict(zip(arrived, names, strict=True)), timeout_s) from None
     hosts = node_names(store, keys)
-    asked = os.environ.get("HPCJOBS_NNODES")
-    if asked is not None and len(set(hosts)) < int(asked):
+    requested = os.environ.get("HPCJOBS_NNODES")
+    if requested is not None and len(set(hosts)) < int(requested):
         raise WorldMismatch(
-            f"the job asked for {asked} nodes (HPCJOBS_NNODES), but its {env.world_size} ranks run on "
+            f"the job asked for {requested} nodes (HPCJOBS_NNODES), but its {env.world_size} ranks run on "
             f"{len(set(hosts))}: {_tally(hosts)}",
             hint="is --ntasks-per-node larger than asked, or has a node dropped out?",
         )

@@ -33,8 +33,8 @@ class Collective:
 
 def collectives() -> list[Collective]:
     """In the order they were begun; none where this torch records nothing, or its recorder is off."""
-    found = [call for name in RECORDERS if (dump := getattr(_distributed_c10d, name, None)) for call in _read(dump())]
-    return sorted(found, key=lambda call: call.began_ns)
+    entries = [call for name in RECORDERS if (dump := getattr(_distributed_c10d, name, None)) for call in _read(dump())]
+    return sorted(entries, key=lambda call: call.began_ns)
 
 
 def begun(calls: list[Collective]) -> int:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.exits import Requeue
 from hpcjobs.runtime.summary import Quantiles
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 
 NAMES = (None, "SIGUSR1", "SIGTERM")
 MARGIN_S = 20.0
@@ -26,7 +26,7 @@ KILL_WAIT_S = 5.0
 class FaultTolerance:
     """One rank's side. Does nothing at all where no job script would start the run again."""
 
-    def __init__(self, group: Group, stop: signals.Stop | None) -> None:
+    def __init__(self, group: RankGroup, stop: signals.Stop | None) -> None:
         self.group, self._stop = group, stop
         self._flag = torch.zeros((), dtype=torch.int32)
         self._vote: dist.Work | None = None
@@ -40,7 +40,7 @@ class FaultTolerance:
             os.close(self._steps)
             self._steps = None
 
-    def agreed(self) -> str | None:
+    def agree_on_stop(self) -> str | None:
         """At every boundary, on every rank: the signal that some rank has got, the same answer for all.
 
         The answer is that to the question of the boundary before, so that nobody stands still for it.
@@ -49,15 +49,15 @@ class FaultTolerance:
             return None
         if self.group.world_size == 1:
             return self._stop.asked
-        said = None
+        signal_name = None
         if self._vote is not None:
             self._vote.wait()
-            said = NAMES[int(self._flag)]
+            signal_name = NAMES[int(self._flag)]
         self._flag.fill_(NAMES.index(self._stop.asked))
         self._vote = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
-        return said
+        return signal_name
 
-    def finished(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """So far training has come; what of it is lost is known after the end, whatever that was."""
         if self._steps is not None:
             try:
@@ -66,24 +66,24 @@ class FaultTolerance:
                 os.close(self._steps)
                 self._steps = None
 
-    def saved(self, step: int) -> None:
+    def record_saved_step(self, step: int) -> None:
         """So far it is on disk. Called by rank 0, from the thread that writes."""
         if self._stop is not None:
             signals.saved(step)
 
-    def measured(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
+    def publish_times(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
         """How long ahead of the time limit this run wants to be told, from its own times; on rank 0."""
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)
         if self._stop is not None and step is not None and write is not None:
             with suppress(OSError):  # storage that fails is the checkpoints' to tell; the script keeps what it knew
                 signals.tell(signals.SIGNAL_BEFORE, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
 
-    def leave(self, step: int, why: str) -> None:
+    def request_requeue(self, step: int, why: str) -> None:
         """Everything is saved, on all ranks' behalf: ask to be started again."""
         self.group.barrier()
         if self.group.rank == 0:
             signals.ask_requeue(step)
-        self.group.say(f"stopped by {why} after step {step}, saved; asks to be started again")
+        self.group.log(f"stopped by {why} after step {step}, saved; asks to be started again")
         raise Requeue(f"stopped by {why} after step {step}")
 
     @property

@@ -25,7 +25,7 @@ from hpcjobs.runtime import signals
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.summary import Quantiles
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance.flight_recorder import Collective, begun, collectives
 from hpcjobs.trainers.metrics.step_timer import Meter
 
@@ -43,7 +43,7 @@ PHASES = ("data", "probe", "evaluation", "step")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPosition:
     """Finished steps, what this rank does since, collectives begun, and the innermost line of the main thread."""
 
     rank: int
@@ -61,7 +61,7 @@ class Place:
 class Watchdog:
     """`beat` at every sign of life; a thread looks at when the last one was."""
 
-    def __init__(self, group: Group, run_dir: Path, meter: Meter, *, after_s: float | None, on: bool) -> None:
+    def __init__(self, group: RankGroup, run_dir: Path, meter: Meter, *, after_s: float | None, on: bool) -> None:
         self.group, self.folder, self.meter, self.after_s = group, run_dir / FOLDER, meter, after_s
         self._ran_s = 0.0
         self._step, self._phase, self._when = 0, "data", self._ran_s
@@ -98,15 +98,15 @@ class Watchdog:
     def _end_if_confirmed(self, stood_s: float) -> None:
         """End this process, unless it has gone on by the time the other ranks have reported."""
         calls, last_beat = collectives(), self._when
-        mine = self._place(begun(calls))
+        mine = self._position(begun(calls))
         self._report(mine, calls)
         over = self._over.wait(GATHER_S)  # the others have stood as long as this one, give or take a step
         if over or self._when != last_beat:
             self._withdraw(mine)
             return
-        everyone = reports(self.folder, since=time.time() - GATHER_S - stood_s)
+        everyone = read_reports(self.folder, since=time.time() - GATHER_S - stood_s)
         if mine.rank == min(everyone, default=mine.rank):
-            words, late = verdict(everyone, self.group.hosts)
+            words, late = describe_stall(everyone, self.group.hosts)
             print_error(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}")
             for host in late:
                 signals.suspect(host)
@@ -114,12 +114,12 @@ class Watchdog:
             time.sleep(LOOK_S)  # a launcher kills all ranks when the first one leaves
         os._exit(ExitCode.STANDSTILL)
 
-    def _place(self, begun: int) -> Place:
+    def _position(self, begun: int) -> RankPosition:
         last = traceback.extract_stack(sys._current_frames()[self._main])[-1]
         line = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
-        return Place(self.group.rank, self.group.hosts[self.group.rank], self._step, self._phase, begun, line)
+        return RankPosition(self.group.rank, self.group.hosts[self.group.rank], self._step, self._phase, begun, line)
 
-    def _report(self, mine: Place, calls: list[Collective]) -> None:
+    def _report(self, mine: RankPosition, calls: list[Collective]) -> None:
         try:
             self.folder.mkdir(exist_ok=True)
             beside = self.folder / f".rank-{mine.rank}"
@@ -133,31 +133,33 @@ class Watchdog:
             print_error(f"rank {mine.rank} can't write its report: {error}; {mine}")
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
-    def _withdraw(self, mine: Place) -> None:
+    def _withdraw(self, mine: RankPosition) -> None:
         try:
             (self.folder / f"rank-{mine.rank}.txt").unlink(missing_ok=True)
         except OSError as error:
             print_error(f"rank {mine.rank} goes on, and can't remove its report: {error}")
 
 
-def reports(folder: Path, *, since: float) -> dict[int, Place]:
+def read_reports(folder: Path, *, since: float) -> dict[int, RankPosition]:
     """What ranks have written since then (seconds since 1970), by rank."""
-    found = {}
+    positions = {}
     for path in folder.glob("rank-*.txt"):
         if path.stat().st_mtime >= since:
-            place = Place(**json.loads(path.read_text(encoding="utf-8").splitlines()[0]))
-            found[place.rank] = place
-    return found
+            place = RankPosition(**json.loads(path.read_text(encoding="utf-8").splitlines()[0]))
+            positions[place.rank] = place
+    return positions
 
 
-def verdict(everyone: dict[int, Place], hosts: tuple[str, ...]) -> tuple[str, set[str]]:
-    """Who is behind, in words, and the hosts of these."""
+def describe_stall(everyone: dict[int, RankPosition], hosts: tuple[str, ...]) -> tuple[str, set[str]]:
+    """A message that names the ranks that are behind, and the hosts of these ranks."""
     silent = {rank: host for rank, host in enumerate(hosts) if rank not in everyone}
     if silent:
         names = ", ".join(f"rank {rank} on {host}" for rank, host in silent.items())
         return f"{names} says nothing: stopped, or its node is gone", set(silent.values())
     first, last = min(p.order for p in everyone.values()), max(p.order for p in everyone.values())
-    behind = [place for place in everyone.values() if place.order == first] if first < last else odd(everyone)
+    behind = (
+        [place for place in everyone.values() if place.order == first] if first < last else differing_ranks(everyone)
+    )
     if not behind:
         return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike", set()
     names = ", ".join(
@@ -167,7 +169,7 @@ def verdict(everyone: dict[int, Place], hosts: tuple[str, ...]) -> tuple[str, se
     return f"behind: {names}", {place.host for place in behind}
 
 
-def odd(everyone: dict[int, Place]) -> list[Place]:
+def differing_ranks(everyone: dict[int, RankPosition]) -> list[RankPosition]:
     """The ranks whose line is not that of the most; none where there is no most."""
     lines = Counter(place.line for place in everyone.values()).most_common()
     if len(lines) < 2 or lines[0][1] == lines[1][1]:

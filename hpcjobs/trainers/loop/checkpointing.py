@@ -1,4 +1,4 @@
-"""When a run saves, and how it takes up a saved run."""
+"""When a run saves a checkpoint, and how it resumes from one."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from pathlib import Path
 
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import state as resume
-from hpcjobs.trainers.checkpoint.format import Moment, Together
-from hpcjobs.trainers.checkpoint.writer import Saver
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta, WriterGroup
+from hpcjobs.trainers.checkpoint.writer import CheckpointWriter
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
 from hpcjobs.trainers.metrics.recorder import Recorder
-from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 
-INSIST_S = 120.0
-"""How long a run that ends, or is to stop, goes on trying to write its last checkpoint."""
+LAST_SAVE_S = 120.0
+"""A run that ends or must stop tries this long to write its last checkpoint."""
 
 
-def take_up(config: Config, stepper: Stepper, run_dir: Path, *, plan: Plan, group: Group) -> Moment | None:
-    """Load the checkpoint that `--resume` means; where this run now stands, None at the start."""
+def resume_run(
+    config: Config, stepper: Stepper, run_dir: Path, *, plan: TrainingPlan, group: RankGroup
+) -> CheckpointMeta | None:
+    """Load the checkpoint that `--resume` names. Returns its metadata, with the step of this run; None without one."""
     place = resume.choose(config.resume, run_dir, group)
     if place is None:
         return None
     strategy = stepper.strategy
-    moment, state = checkpoint.read(place, lambda where: strategy.placed(stepper.model, stepper.optimizer, where))
+    meta, state = checkpoint.read(place, lambda where: strategy.allocate_shard(stepper.model, stepper.optimizer, where))
     resume.restore(state, stepper, group)
-    step = resume.position(moment, plan)
-    group.say(f"resumed from {place} at step {step}{resume.changes(moment, plan)}")
+    step = resume.position(meta, plan)
+    group.log(f"resumed from {place} at step {step}{resume.changes(meta, plan)}")
     elsewhere = place.parent.parent != run_dir.resolve()  # another run's metrics are not this one's
-    return replace(moment, step=step, metrics_bytes=0 if elsewhere else moment.metrics_bytes)
+    return replace(meta, step=step, metrics_bytes=0 if elsewhere else meta.metrics_bytes)
 
 
-def writers(group: Group) -> Together:
+def make_writer_group(group: RankGroup) -> WriterGroup:
     """All ranks; a collective call."""
-    return Together(group.aside(), group.rank == 0, int(group.from_first(str(os.getpid()))))
+    return WriterGroup(group.aside(), group.rank == 0, int(group.from_first(str(os.getpid()))))
 
 
 class Checkpoints:
@@ -51,8 +53,8 @@ class Checkpoints:
         recorder: Recorder,
         fault_tolerance: FaultTolerance,
         *,
-        plan: Plan,
-        group: Group,
+        plan: TrainingPlan,
+        group: RankGroup,
     ) -> None:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
         epochs = config.save_every_epochs
@@ -61,24 +63,24 @@ class Checkpoints:
         folder = run_dir / checkpoint.FOLDER
         in_parts = stepper.strategy.in_parts
         self._writes = in_parts or group.rank == 0
-        self._saver = Saver(
+        self._writer = CheckpointWriter(
             folder,
             keep=config.checkpoint_keep,
             background=config.checkpoint_async,
-            written=fault_tolerance.saved,
-            together=writers(group) if in_parts else None,
-            agreed=group.agreed if in_parts else lambda mine: mine,
+            on_written=fault_tolerance.record_saved_step,
+            together=make_writer_group(group) if in_parts else None,
+            agree=group.agree if in_parts else lambda mine: mine,
         )
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._saver.close()
+        self._writer.close()
 
     @property
     def stall_s(self) -> list[float]:
-        return self._saver.stall_s
+        return self._writer.stall_s
 
     def due(self, step: int) -> bool:
         counts = [every for every in (self.every, self.every_epochs) if every is not None]
@@ -91,27 +93,29 @@ class Checkpoints:
         """
         state = resume.capture(self.stepper, self.group)
         if self._writes:
-            self._saver.save(self._moment(step, epoch), state, last=step == self.plan.total_steps)
-            self.recorder.saved(step, self._saver.stall_s[-1])
-            self._tell_times()
+            self._writer.save(self._meta(step, epoch), state, last=step == self.plan.total_steps)
+            self.recorder.record_checkpoint(step, self._writer.stall_s[-1])
+            self._publish_times()
 
-    def insist(self, step: int, epoch: int) -> None:
+    def save_blocking(self, step: int, epoch: int) -> None:
         """A collective call: the last save of this attempt, on disk before this returns.
 
         Raises StorageFault on rank 0 if the storage does not take it in time.
         """
         state = resume.capture(self.stepper, self.group)
         if self._writes:
-            self._saver.insist(self._moment(step, epoch), state, within_s=min(self.fault_tolerance.left_s, INSIST_S))
-            self._tell_times()
+            self._writer.save_blocking(
+                self._meta(step, epoch), state, within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S)
+            )
+            self._publish_times()
 
-    def _tell_times(self) -> None:
+    def _publish_times(self) -> None:
         if self.group.rank == 0:
-            self.fault_tolerance.measured(self.recorder.meter.recent_steps, self._saver.write_s)
+            self.fault_tolerance.publish_times(self.recorder.meter.recent_steps, self._writer.write_s)
 
-    def _moment(self, step: int, epoch: int) -> Moment:
+    def _meta(self, step: int, epoch: int) -> CheckpointMeta:
         evaluation = self.recorder.evaluation_at(step)
-        return Moment(
+        return CheckpointMeta(
             step=step,
             epoch=epoch,
             epoch_samples=(step - epoch * self.plan.steps_per_epoch) * self.plan.global_batch_size,
@@ -123,4 +127,4 @@ class Checkpoints:
     def finish(self) -> None:
         """Until the last checkpoint is on disk."""
         if self._writes:
-            self._saver.finish(within_s=min(self.fault_tolerance.left_s, INSIST_S))
+            self._writer.finish(within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S))

@@ -10,8 +10,8 @@ import torch
 from hpcjobs.runtime.summary import Evaluation
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.loader import HeldOutOrder, Loader
-from hpcjobs.trainers.distributed.process_group import Group
-from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.workloads.base import Workload
 
@@ -19,7 +19,9 @@ from hpcjobs.trainers.workloads.base import Workload
 class Evaluator:
     """When the held-out part is evaluated, and how: in the precision and by the loader settings of training."""
 
-    def __init__(self, config: Config, workload: Workload, stepper: Stepper, *, plan: Plan, group: Group) -> None:
+    def __init__(
+        self, config: Config, workload: Workload, stepper: Stepper, *, plan: TrainingPlan, group: RankGroup
+    ) -> None:
         self.workload, self.stepper, self.plan, self.group = workload, stepper, plan, group
         self.every = plan.steps_per_epoch if config.eval_every is None else config.eval_every
         held_out = workload.held_out

@@ -15,19 +15,19 @@ import torch
 
 from hpcjobs.runtime.exits import UnequalData, UsageError
 from hpcjobs.runtime.summary import Quantiles, RunSummary
-from hpcjobs.trainers.checkpoint.format import Moment
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.staging import staged
-from hpcjobs.trainers.distributed.cpu_affinity import crowded, written
-from hpcjobs.trainers.distributed.process_group import Group, joined
+from hpcjobs.trainers.data.staging import stage_data
+from hpcjobs.trainers.distributed.cpu_affinity import describe_shared_cores, format_cores
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
 from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
-from hpcjobs.trainers.loop.checkpointing import Checkpoints, take_up
+from hpcjobs.trainers.loop.checkpointing import Checkpoints, resume_run
 from hpcjobs.trainers.loop.evaluation import Evaluator
 from hpcjobs.trainers.metrics.monitor import Monitor
 from hpcjobs.trainers.metrics.recorder import Recorder
-from hpcjobs.trainers.optimization.plan import Plan, grow_synthetic, plan_training
+from hpcjobs.trainers.optimization.plan import TrainingPlan, grow_synthetic, plan_training
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads import load_workload
@@ -39,12 +39,12 @@ class Run:
     """One rank's part of a run, whoever's loop it is."""
 
     call: Call[Any]
-    group: Group
+    group: RankGroup
     workload: Workload
-    plan: Plan
+    plan: TrainingPlan
     run_dir: Path
     stepper: Stepper
-    resumed: Moment | None
+    resumed: CheckpointMeta | None
     recorder: Recorder
     evaluator: Evaluator
     checkpoints: Checkpoints
@@ -61,8 +61,8 @@ class Run:
         return 0 if self.resumed is None else self.resumed.step
 
     def end_step(self, step: int, epoch: int) -> None:
-        """After every step: write its line, evaluate and save where that is due, and stop where that was asked."""
-        self.fault_tolerance.finished(step)
+        """After every step: write its line, evaluate and save where that is due, and stop where that was requested."""
+        self.fault_tolerance.record_step(step)
         self.watchdog.beat(step, "data")
         saves, evaluates = self.checkpoints.due(step), self.evaluator.due(step)
         ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
@@ -77,16 +77,16 @@ class Run:
 
     def stop_if_asked(self, step: int, epoch: int) -> None:
         """A boundary: all ranks come by here equally often, and leave together."""
-        why = self.fault_tolerance.agreed()
+        why = self.fault_tolerance.agree_on_stop()
         if why is not None:
             self.recorder.flush(step, epoch)
-            self.checkpoints.insist(step, epoch)
-            self.fault_tolerance.leave(step, why)
+            self.checkpoints.save_blocking(step, epoch)
+            self.fault_tolerance.request_requeue(step, why)
 
     def evaluate(self, step: int, epoch: int) -> None:
         """Scores the held-out part; a collective call."""
         result = self.evaluator.evaluate(boundary=lambda: self._evaluating(step, epoch))
-        self.recorder.evaluated(result, step, epoch)
+        self.recorder.record_evaluation(result, step, epoch)
 
     def evaluate_resumed(self) -> None:
         """Scores a resumed model where its step is one to evaluate at: its lines end before that evaluation."""
@@ -121,32 +121,32 @@ class Run:
             collectives_per_step=None if traffic is None else traffic.calls,
             config={**asdict(config), **asdict(self.call.flags)},
         )
-        self.group.say(done(summary, self.run_dir))
+        self.group.log(describe_result(summary, self.run_dir))
         return summary
 
 
 @contextmanager
-def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
+def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
     """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
     config = call.config
-    with joined(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
-        introduce(group)
-        workload = grow_synthetic(config, load_workload(staged(config, group)), group.world_size)
+    with join_world(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
+        log_topology(group)
+        workload = grow_synthetic(config, load_workload(stage_data(config, group)), group.world_size)
         set_numerics(config, workload)
         refuse_unequal_data(group, workload)
         plan = plan_training(config, workload, group.world_size, fill=strategy.fills)
-        run_dir = settle_run_dir(call, group)
+        run_dir = choose_run_dir(call, group)
         stepper = Stepper(config, workload, strategy, group=group, plan=plan)
-        group.say(opening(call.trainer, workload, plan, stepper, run_dir))
+        group.log(describe_run(call.trainer, workload, plan, stepper, run_dir))
         warn_of_small_share(group, plan)
-        resumed = take_up(config, stepper, run_dir, plan=plan, group=group)
+        resumed = resume_run(config, stepper, run_dir, plan=plan, group=group)
         evaluator = Evaluator(config, workload, stepper, plan=plan, group=group)
         with (
             Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
             closing(FaultTolerance(group, call.stop)) as fault_tolerance,
             Checkpoints(config, run_dir, stepper, recorder, fault_tolerance, plan=plan, group=group) as checkpoints,
             Monitor(group, run_dir, on=config.monitor) as monitor,
-            closing(watchdog_of(call, group, run_dir, recorder)) as watchdog,
+            closing(make_watchdog(call, group, run_dir, recorder)) as watchdog,
         ):
             gc.freeze()  # what was loaded stays: the loop never looks through it for garbage
             gc.enable()
@@ -167,24 +167,24 @@ def opened(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
             )
 
 
-def watchdog_of(call: Call[Any], group: Group, run_dir: Path, recorder: Recorder) -> Watchdog:
+def make_watchdog(call: Call[Any], group: RankGroup, run_dir: Path, recorder: Recorder) -> Watchdog:
     """On where a job script would start the run again, or where its patience was said."""
     after_s = call.config.stall_after
     on = call.stop is not None or after_s is not None
     return Watchdog(group, run_dir, recorder.meter, after_s=after_s, on=on)
 
 
-def introduce(group: Group) -> None:
-    """Every rank says where it runs; a reader of the log sees the whole world, and where it is too crowded."""
+def log_topology(group: RankGroup) -> None:
+    """Every rank logs its host, device and cores; rank 0 warns of hosts with more threads than cores."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     print(
         f"rank {group.rank} of {group.world_size} on {group.hosts[group.rank]}: {group.device}, "
-        f"{threads} threads on {len(cores)} cores ({written(cores)})",
+        f"{threads} threads on {len(cores)} cores ({format_cores(cores)})",
         flush=True,
     )
     everyone = cast(list[tuple[int, set[int]]], group.gather((threads, cores)))
-    for line in crowded(group.hosts, everyone):
-        group.say(line)
+    for line in describe_shared_cores(group.hosts, everyone):
+        group.log(line)
 
 
 def set_numerics(config: Config, workload: Workload) -> None:
@@ -197,17 +197,17 @@ def set_numerics(config: Config, workload: Workload) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def warn_of_small_share(group: Group, plan: Plan) -> None:
-    """Steps smaller than what was asked for measure something else."""
+def warn_of_small_share(group: RankGroup, plan: TrainingPlan) -> None:
+    """Steps smaller than what was requested for measure something else."""
     share = -(-plan.epoch_samples // plan.world_size)
     if share < plan.samples_per_step:
-        group.say(
+        group.log(
             f"warning: a rank's share of an epoch is {share} of {plan.epoch_samples:,} samples, less than the "
             f"{plan.samples_per_step} of its step: every step takes {share}. Hint: a smaller --batch-size, or more data"
         )
 
 
-def refuse_unequal_data(group: Group, workload: Workload) -> None:
+def refuse_unequal_data(group: RankGroup, workload: Workload) -> None:
     """Ranks that count different samples would end an epoch at different steps, and hang there."""
     mine = (len(workload.train), 0 if workload.held_out is None else len(workload.held_out))
     everyone = group.gather(mine)
@@ -220,18 +220,18 @@ def refuse_unequal_data(group: Group, workload: Workload) -> None:
             )
 
 
-def settle_run_dir(call: Call[Any], group: Group) -> Path:
+def choose_run_dir(call: Call[Any], group: RankGroup) -> Path:
     """The job's run folder; by hand --run-dir; else one made once, named by rank 0."""
-    given, asked = os.environ.get("HPCJOBS_RUN_DIR"), call.config.run_dir
-    if given is not None and asked is not None and Path(given) != Path(asked):
-        raise UsageError(f"--run-dir {asked}, but the job's run folder is {given}", hint="leave it out")
+    given, requested = os.environ.get("HPCJOBS_RUN_DIR"), call.config.run_dir
+    if given is not None and requested is not None and Path(given) != Path(requested):
+        raise UsageError(f"--run-dir {requested}, but the job's run folder is {given}", hint="leave it out")
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    run_dir = Path(group.from_first(given or asked or f"runs/{call.trainer}-{stamp}"))
+    run_dir = Path(group.from_first(given or requested or f"runs/{call.trainer}-{stamp}"))
     run_dir.mkdir(parents=True, exist_ok=True)
     return run_dir
 
 
-def opening(trainer: str, workload: Workload, plan: Plan, stepper: Stepper, run_dir: Path) -> str:
+def describe_run(trainer: str, workload: Workload, plan: TrainingPlan, stepper: Stepper, run_dir: Path) -> str:
     return (
         f"{trainer}: {workload.name}, {stepper.parameters:,} parameters, {len(workload.train):,} samples, "
         f"batch {plan.batch_size} × {plan.accumulate} × {plan.world_size} ranks, "
@@ -239,7 +239,7 @@ def opening(trainer: str, workload: Workload, plan: Plan, stepper: Stepper, run_
     )
 
 
-def done(summary: RunSummary, run_dir: Path) -> str:
+def describe_result(summary: RunSummary, run_dir: Path) -> str:
     assert summary.throughput is not None
     assert summary.elapsed_s is not None
     used = "" if summary.mfu is None else f", {100 * summary.mfu:.1f} % of the stated peak"

@@ -7,14 +7,14 @@ from typing import Any
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.loader import EpochOrder, Loader
-from hpcjobs.trainers.loop.run import Run, opened
+from hpcjobs.trainers.loop.run import Run, open_run
 from hpcjobs.trainers.metrics.communication_probe import Probe
 from hpcjobs.trainers.strategies.base import Strategy
 
 
 def train(call: Call[Any], strategy: Strategy) -> RunSummary:
     """One rank's part of a run."""
-    with opened(call, strategy) as run:
+    with open_run(call, strategy) as run:
         probe = Probe(run.config.probe_every if run.config.probe else None, run.stepper, run.group)
         run.evaluate_resumed()
         run_loop(run, probe)

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 import torch
 
 from hpcjobs.trainers.checkpoint.state import own_generators, set_own_generators
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.workloads.base import Batch
 
@@ -23,7 +23,7 @@ FIRST_STEP = 10  # warmed up, and soon enough for short runs
 
 
 class Probe:
-    def __init__(self, every: int | None, stepper: Stepper, group: Group) -> None:
+    def __init__(self, every: int | None, stepper: Stepper, group: RankGroup) -> None:
         able = stepper.strategy.quiet_passes and group.world_size > 1
         self.every = every if able else None
         self.stepper, self.group = stepper, group

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog, Monitored
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.metrics.gpu_sensors import Gpus
 
 INTERVAL_S = 1.0
@@ -28,7 +28,7 @@ IDLE_PERCENT = 5.0  # below it, GPUs (where there are none, cores) count as idle
 class Monitor:
     """Samples while the `with` block runs; does nothing on ranks other than the first of their node."""
 
-    def __init__(self, group: Group, run_dir: Path, *, on: bool) -> None:
+    def __init__(self, group: RankGroup, run_dir: Path, *, on: bool) -> None:
         self.group, self.run_dir = group, run_dir
         self.on, self.host = on, group.hosts[group.rank]
         self.samples: list[Load] = []
@@ -43,7 +43,7 @@ class Monitor:
             if self.group.rank == self.group.hosts.index(self.host):
                 sampler = Sampler(pids, Gpus(uuids))
                 if sampler.gpus.missing is not None:
-                    self.group.say(f"monitor: no GPU is watched: {sampler.gpus.missing}")
+                    self.group.log(f"monitor: no GPU is watched: {sampler.gpus.missing}")
                 self._thread = threading.Thread(target=self._watch, args=(sampler,), name="monitor", daemon=True)
                 self._thread.start()
         return self
@@ -89,10 +89,10 @@ class Sampler:
         self._ranks = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
         self._cores = sorted({core for rank in self._ranks for core in rank.cpu_affinity()})
         psutil.cpu_percent(percpu=True)
-        self._before, self._totals = time.perf_counter(), self._counted()
+        self._before, self._totals = time.perf_counter(), self._read_counters()
 
     def sample(self) -> Load:
-        now, totals = time.perf_counter(), self._counted()
+        now, totals = time.perf_counter(), self._read_counters()
         passed = max(now - self._before, 1e-6)
         rates = [max(0, new - old) / passed for new, old in zip(totals, self._totals, strict=True)]
         self._before, self._totals = now, totals
@@ -108,7 +108,7 @@ class Sampler:
             **self.gpus.read(),
         )
 
-    def _counted(self) -> list[float]:
+    def _read_counters(self) -> list[float]:
         """Network of the node, loopback included, since ranks of one node talk there; storage of the ranks."""
         network = psutil.net_io_counters(nowrap=False)
         storage = self._each(lambda rank: rank.io_counters())

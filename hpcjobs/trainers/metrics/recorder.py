@@ -25,18 +25,20 @@ from hpcjobs.runtime.summary import (
     RunSummary,
     Throughput,
 )
-from hpcjobs.trainers.checkpoint.format import Moment
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.metrics.peak_flops import peak_flops_per_s
 from hpcjobs.trainers.metrics.step_timer import Meter
-from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.workloads.base import Workload
 
 
 class Recorder:
     """Losses stay on the device until a line is due: then one small all-reduce averages them."""
 
-    def __init__(self, group: Group, plan: Plan, workload: Workload, run_dir: Path, *, resumed: Moment | None) -> None:
+    def __init__(
+        self, group: RankGroup, plan: TrainingPlan, workload: Workload, run_dir: Path, *, resumed: CheckpointMeta | None
+    ) -> None:
         self.group, self.plan, self.workload, self.run_dir = group, plan, workload, run_dir
         self.meter = Meter(group.device)
         self.loss: float | None = None
@@ -44,8 +46,8 @@ class Recorder:
         self._evaluated_at: tuple[int, int] | None = None  # finished steps; bytes of metrics before the evaluation
         self._pending: list[torch.Tensor] = []
         self._started = time.time()
-        kept = 0 if resumed is None else resumed.metrics_bytes
-        self._log = MetricsLog(run_dir / METRICS_FILE, keep_bytes=kept) if group.rank == 0 else None
+        keep_bytes = 0 if resumed is None else resumed.metrics_bytes
+        self._log = MetricsLog(run_dir / METRICS_FILE, keep_bytes=keep_bytes) if group.rank == 0 else None
         self._first_step = 0 if resumed is None else resumed.step
         self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
                     hosts=group.hosts, global_batch_size=plan.global_batch_size)  # fmt: skip
@@ -84,7 +86,7 @@ class Recorder:
                     data_wait_max_rank=int(wait_s.argmax()), throughput=rate,
                     unit=f"{self.workload.unit}/s")  # fmt: skip
         width = len(str(self.plan.total_steps))
-        self.group.say(
+        self.group.log(
             f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
             f"loss {mean:.4f}  {rate:,.0f} {self.workload.unit}/s  {1e3 * sum(recent) / steps:.1f} ms/step"
         )
@@ -103,14 +105,14 @@ class Recorder:
         """What was measured after exactly so many steps."""
         return self.evaluation if self._evaluated_at is not None and self._evaluated_at[0] == step else None
 
-    def saved(self, step: int, stall_s: float) -> None:
+    def record_checkpoint(self, step: int, stall_s: float) -> None:
         self._write("checkpoint", step=step, stall_s=stall_s)
 
-    def evaluated(self, result: Evaluation, step: int, epoch: int) -> None:
+    def record_evaluation(self, result: Evaluation, step: int, epoch: int) -> None:
         self.evaluation, self._evaluated_at = result, (step, self._bytes)
         self._write("evaluation", step=step, epoch=epoch, **asdict(result))
         extra = "" if result.perplexity is None else f"  perplexity {result.perplexity:.3f}"
-        self.group.say(
+        self.group.log(
             f"epoch {epoch + 1}/{self.plan.epochs}  held out: loss {result.loss:.4f}  "
             f"accuracy {result.accuracy:.4f}{extra}  ({result.predictions:,} predictions)"
         )
@@ -189,7 +191,7 @@ class Recorder:
             self._log.write(kind, time_s=round(time.time() - self._started, 6), **values)
 
 
-def by_rank(group: Group, meter: Meter, compute_s: Sequence[float]) -> ByRank:
+def by_rank(group: RankGroup, meter: Meter, compute_s: Sequence[float]) -> ByRank:
     """The medians of every rank; a collective call."""
     mine = [Quantiles.of(values) for values in (meter.counted_steps, meter.counted_waits, compute_s)]
     medians = group.rows([math.nan if one is None else one.median for one in mine]).T.tolist()
@@ -197,8 +199,8 @@ def by_rank(group: Group, meter: Meter, compute_s: Sequence[float]) -> ByRank:
     return ByRank(step_time_s=step_s, data_wait_s=wait_s, compute_s=alone_s)
 
 
-def _utc(moment: float) -> str:
-    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
 
 
 def device_name(device: torch.device) -> str:

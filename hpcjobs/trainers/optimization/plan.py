@@ -1,4 +1,4 @@
-"""Everything about the course of a run that follows from flags, workload and world; settled once."""
+"""The plan of a run: its steps, batch sizes and learning rate, resolved once from flags, workload and world size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches wh
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     world_size: int
     batch_size: int  # per rank and forward pass
     accumulate: int
@@ -70,18 +70,18 @@ def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workl
     return workload if count <= len(workload.train) else replace(workload, train=workload.synthetic(count))
 
 
-def plan_training(config: Config, workload: Workload, world_size: int, *, fill: bool = True) -> Plan:
+def plan_training(config: Config, workload: Workload, world_size: int, *, fill: bool = True) -> TrainingPlan:
     if len(workload.train) == 0:
         raise BadData(f"the workload {workload.name} has no training samples")
     batch_size = _batch_size(config, workload)
     per_rank = math.ceil(len(workload.train) / world_size)
     steps_per_epoch = math.ceil(per_rank / (batch_size * config.accumulate))
     epochs, steps = _length(config, workload, steps_per_epoch)
-    lr = _scaled(workload.lr if config.lr is None else config.lr, config.lr_scaling, world_size)
+    lr = _scale_lr(workload.lr if config.lr is None else config.lr, config.lr_scaling, world_size)
     warmup_steps = config.warmup_steps
     if warmup_steps is None:
         warmup_steps = math.ceil(WARMUP_SHARE * steps) if lr > workload.lr else 0
-    return Plan(
+    return TrainingPlan(
         world_size=world_size,
         batch_size=batch_size,
         accumulate=config.accumulate,
@@ -109,5 +109,5 @@ def _length(config: Config, workload: Workload, steps_per_epoch: int) -> tuple[i
     return epochs, steps if config.steps is None else min(steps, config.steps)
 
 
-def _scaled(lr: float, rule: str, world_size: int) -> float:
+def _scale_lr(lr: float, rule: str, world_size: int) -> float:
     return lr * {"none": 1.0, "sqrt": math.sqrt(world_size), "linear": float(world_size)}[rule]

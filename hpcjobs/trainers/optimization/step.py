@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.distributed.process_group import Group
-from hpcjobs.trainers.optimization.plan import Plan
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads.base import Batch, Workload
 
@@ -21,7 +21,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Stepper:
     """Model, optimizer and scaler, and how one batch moves them."""
 
-    def __init__(self, config: Config, workload: Workload, strategy: Strategy, *, group: Group, plan: Plan) -> None:
+    def __init__(
+        self, config: Config, workload: Workload, strategy: Strategy, *, group: RankGroup, plan: TrainingPlan
+    ) -> None:
         self.workload, self.strategy, self.plan = workload, strategy, plan
         self.device, self.clip_norm = group.device, config.clip_norm
         self.dtype = DTYPES.get(config.precision)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import UnequalData
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.workloads.base import Workload
 
 
@@ -31,7 +31,7 @@ class Strategy:
     holds_shards = False  # a rank has a part of each gradient: it does not see where those of others overflow
     autocasts = True  # lower precision comes by autocast around the forward pass
 
-    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Spread `model`, which is on the device, equal on all ranks. Called once.
 
         `dtype` is the lower precision to compute in, for a strategy that does not autocast.
@@ -87,7 +87,7 @@ class Strategy:
         """Whole on rank 0, or in parts; a collective call where parts are put together."""
         return model.state_dict()
 
-    def placed(
+    def allocate_shard(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, where: tuple[str | int, ...]
     ) -> torch.Tensor | None:
         """What a tensor saved in parts is read into; None: read it whole.
@@ -118,9 +118,9 @@ def blocks_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[
                 yield parent, name, child
 
 
-def room_for(model: nn.Module, group: Group) -> bool:
+def fits_unsharded(model: nn.Module, group: RankGroup) -> bool:
     """Whether every rank here could hold whole weights and gradients for a moment."""
-    whole = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    needed_bytes = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if group.device.type == "cuda":
-        return whole < torch.cuda.mem_get_info(group.device)[0]
-    return whole * group.env.local_world_size < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return needed_bytes < torch.cuda.mem_get_info(group.device)[0]
+    return needed_bytes * group.env.local_world_size < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

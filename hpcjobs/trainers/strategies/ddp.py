@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcjobs.trainers.ddp import DdpFlags
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.strategies.compress import HALVES, compress
 from hpcjobs.trainers.workloads.base import Workload
@@ -25,7 +25,7 @@ class Ddp(Strategy):
         self.flags = flags
         self.recorded = not flags.static_graph  # DDP records a static graph in its first step
 
-    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         wrapped = DistributedDataParallel(
             model,
             device_ids=[group.device.index] if group.device.type == "cuda" else None,

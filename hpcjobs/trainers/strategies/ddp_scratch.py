@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcjobs.trainers.ddp_scratch import DdpScratchFlags
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.workloads.base import Workload
 
@@ -58,7 +58,7 @@ class Bucket:
         self.travelling, self.waiting = None, len(self.parameters)
 
 
-def into_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[Bucket]:
+def make_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[Bucket]:
     """Last parameter first: backward completes gradients in about this order. One dtype per bucket."""
     groups: list[list[nn.Parameter]] = []
     filled = 0.0
@@ -82,13 +82,13 @@ class DdpScratch(Strategy):
         self.syncing = True
         self.world_size = 1
 
-    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Equal weights everywhere to begin with, then a hook on every gradient."""
         self.world_size = group.world_size
         if self.world_size > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
-        self.buckets = into_buckets([p for p in model.parameters() if p.requires_grad], self.cap_bytes)
+        self.buckets = make_buckets([p for p in model.parameters() if p.requires_grad], self.cap_bytes)
         for bucket in self.buckets:
             bucket.own_gradients()
             for parameter in bucket.parameters:
@@ -96,13 +96,13 @@ class DdpScratch(Strategy):
         return model
 
     def _hook(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
-        def completed(_: torch.Tensor) -> None:
+        def send_if_complete(_: torch.Tensor) -> None:
             if self.syncing and self.world_size > 1:
                 bucket.waiting -= 1
                 while self.sent < len(self.buckets) and self.buckets[self.sent].waiting == 0:
                     self._send_next()
 
-        return completed
+        return send_if_complete
 
     def _send_next(self) -> None:
         """In the order of the buckets, not of their completion: all ranks must issue the same collectives."""

@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, room_for
+from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, fits_unsharded
 from hpcjobs.trainers.workloads.base import Workload
 
 
@@ -30,14 +30,14 @@ class Fsdp(Strategy):
     def __init__(self, flags: FsdpFlags) -> None:
         self.flags = flags
 
-    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Each block by itself, then what is left; weights compute in `dtype`, gradients sum in fp32, and so does
         the loss: the model's outputs are cast."""
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
         require_streams(group.device)
         able = hasattr(FSDPModule, "set_reshard_after_forward")  # torch 2.6 has FSDP2 without it
-        self.quiet_passes = able and dtype is None and room_for(model, group)
+        self.quiet_passes = able and dtype is None and fits_unsharded(model, group)
         mesh = self._mesh(group)
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that it takes
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
@@ -51,7 +51,7 @@ class Fsdp(Strategy):
         outermost = replace(policy, output_dtype=torch.float32 if dtype else None)
         return cast(nn.Module, fully_shard(model, mesh=mesh, mp_policy=outermost))
 
-    def _mesh(self, group: Group) -> DeviceMesh:
+    def _mesh(self, group: RankGroup) -> DeviceMesh:
         """One dimension, or replicas × shards: gradients are then summed over the replicas as in DDP."""
         size, shards = group.world_size, self.flags.shard_size
         if shards is None or shards == size:
@@ -114,7 +114,7 @@ class Fsdp(Strategy):
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return {plain(name): value for name, value in model.state_dict().items()}
 
-    def placed(
+    def allocate_shard(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, where: tuple[str | int, ...]
     ) -> torch.Tensor | None:
         if where[0] == "model":

@@ -27,9 +27,9 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, room_for
+from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, fits_unsharded
 from hpcjobs.trainers.strategies.flat import FlatUnit
 from hpcjobs.trainers.workloads.base import Workload
 
@@ -62,9 +62,9 @@ class FsdpScratch(Strategy):
     def trained(self) -> list[FlatUnit]:
         return [unit for unit in self.units if unit.trained]
 
-    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Equal weights to begin with; units per block and for the rest; hooks that gather and drop."""
-        self.quiet_passes = room_for(model, group)
+        self.quiet_passes = fits_unsharded(model, group)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self.numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
@@ -74,7 +74,7 @@ class FsdpScratch(Strategy):
         self.rest = self._units((parameter for parameter in model.parameters() if parameter not in inner), group)
         for unit in chain.from_iterable(self.blocks):
             for parameter in unit.parameters if unit.trained else ():
-                parameter.register_post_accumulate_grad_hook(self._completed(unit))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._make_hook(unit))  # type: ignore[no-untyped-call]
         for position, block in enumerate(blocks):
             if self.recompute:  # inside the hooks: the weights are there when the block computes again
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -83,7 +83,7 @@ class FsdpScratch(Strategy):
         self._drop_all()
         return model
 
-    def _units(self, parameters: Iterable[nn.Parameter], group: Group) -> list[FlatUnit]:
+    def _units(self, parameters: Iterable[nn.Parameter], group: RankGroup) -> list[FlatUnit]:
         """Trained and frozen parameters apart, and each dtype: the optimizer steps a unit as one vector."""
         kinds: dict[tuple[bool, torch.dtype], list[nn.Parameter]] = {}
         for parameter in parameters:
@@ -126,7 +126,7 @@ class FsdpScratch(Strategy):
         block.register_forward_pre_hook(before_forward)
         block.register_forward_hook(after_forward)
 
-    def _completed(self, unit: FlatUnit) -> Callable[[torch.Tensor], None]:
+    def _make_hook(self, unit: FlatUnit) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
             if unit.closed:
                 raise RuntimeError("a gradient was added after its unit was sent: is a weight used by several blocks?")

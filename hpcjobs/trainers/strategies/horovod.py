@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.horovod import HorovodFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.strategies.horovod_gloo import hvd
@@ -28,20 +28,20 @@ class Horovod(Strategy):
         self.fills = not flags.join
         self.distributed: Any = None  # Horovod's optimizer: it hooks the gradients
 
-    def wrap(self, model: nn.Module, *, group: Group, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
+    def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Start Horovod on the ranks that have met, and send rank 0's weights to all."""
         self._refuse_adasum_with(dtype, group)
         _settle("HOROVOD_FUSION_THRESHOLD", self.flags.fusion_threshold_mb, unit=1 << 20)
         _settle("HOROVOD_CYCLE_TIME", self.flags.cycle_time_ms)
         self.backend = start(
-            group.env, group.hosts, controller=self.flags.controller, share=group.from_first, say=group.say
+            group.env, group.hosts, controller=self.flags.controller, share=group.from_first, log=group.log
         )
         if self.flags.adasum and self.backend != "horovod-mpi":
             raise UsageError("--adasum works over MPI alone", hint="--launcher mpirun, or a site with mpi: pmix")
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         return model
 
-    def _refuse_adasum_with(self, dtype: torch.dtype | None, group: Group) -> None:
+    def _refuse_adasum_with(self, dtype: torch.dtype | None, group: RankGroup) -> None:
         if self.flags.adasum and dtype is torch.float16:
             raise UsageError("--adasum steps before a loss scale could be taken back", hint="--precision bf16")
         if self.flags.adasum and self.flags.join:

@@ -35,8 +35,8 @@ def meet_over_gloo(env: DistEnv, hosts: Sequence[str], share: Callable[[str], st
         yield
         return
     slots = slots_of(hosts)
-    with _served(slots) if env.rank == 0 else nullcontext(0) as port:
-        os.environ.update(_published(slots[env.rank], env, share(str(port))))
+    with _serve(slots) if env.rank == 0 else nullcontext(0) as port:
+        os.environ.update(_publish(slots[env.rank], env, share(str(port))))
         interface = os.environ.get("HPCJOBS_IFNAME", "lo" if len(set(hosts)) == 1 else None)
         if interface is not None:
             os.environ.setdefault("HOROVOD_GLOO_IFACE", interface)
@@ -44,7 +44,7 @@ def meet_over_gloo(env: DistEnv, hosts: Sequence[str], share: Callable[[str], st
 
 
 @contextmanager
-def _served(slots: list[SlotInfo]) -> Iterator[int]:
+def _serve(slots: list[SlotInfo]) -> Iterator[int]:
     """The port of a rendezvous kept by a thread of this process."""
     with RendezvousHTTPServer(("", 0), RendezvousHandler, False) as server:
         server.init(slots)
@@ -75,7 +75,7 @@ def slots_of(hosts: Sequence[str]) -> list[SlotInfo]:
     return slots
 
 
-def _published(slot: SlotInfo, env: DistEnv, port: str) -> dict[str, str]:
+def _publish(slot: SlotInfo, env: DistEnv, port: str) -> dict[str, str]:
     return {
         ADDRESS: env.master_addr,
         PORT: port,

@@ -18,7 +18,7 @@ from importlib import import_module
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
-from hpcjobs.trainers.distributed.mpi import SPEAKS, first_word, launched_by, spoken
+from hpcjobs.trainers.distributed.mpi import SPEAKS, describe_launcher, launcher_supports, shorten_version
 from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 from hpcjobs.trainers.strategies.horovod_gloo import hvd, meet_over_gloo
 
@@ -27,7 +27,7 @@ WANTS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 
 
 def start(
-    env: DistEnv, hosts: Sequence[str], *, controller: str, share: Callable[[str], str], say: Callable[[str], None]
+    env: DistEnv, hosts: Sequence[str], *, controller: str, share: Callable[[str], str], log: Callable[[str], None]
 ) -> str:
     """Start Horovod on the ranks of `hosts`; gives "horovod-mpi" or "horovod-gloo".
 
@@ -41,37 +41,37 @@ def start(
         over, why = "mpi" if hvd.mpi_enabled() else "gloo", ""
         _refuse_other_world(env, hosts, over)
         return f"horovod-{over}"
-    over, why = _controller(controller, env)
+    over, why = _choose_controller(controller, env)
     os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = over
     with meet_over_gloo(env, hosts, share) if over == "gloo" else nullcontext():
         _init(over)
     _refuse_other_world(env, hosts, over)
-    say(f"Horovod: {hvd.size()} ranks over {'Gloo' if over == 'gloo' else mpi_library()}{why}")
+    log(f"Horovod: {hvd.size()} ranks over {'Gloo' if over == 'gloo' else mpi_library()}{why}")
     return f"horovod-{over}"
 
 
-def _controller(asked: str, env: DistEnv) -> tuple[str, str]:
+def _choose_controller(requested: str, env: DistEnv) -> tuple[str, str]:
     """What ranks agree over, and in words why not over MPI where that was open."""
-    settled = os.environ.get("HOROVOD_CONTROLLER") if asked == "auto" else asked
+    controller = os.environ.get("HOROVOD_CONTROLLER") if requested == "auto" else requested
     if env.world_size == 1:
         return "gloo", ""
-    if settled == "gloo":
+    if controller == "gloo":
         return "gloo", ""
     if not hvd.mpi_built():
         return "gloo", " (Horovod was built without MPI)"
     family = mpi_library().split(",")[0]
-    if spoken(family, env.rank):
+    if launcher_supports(family, env.rank):
         return "mpi", ""
-    if settled is None:
-        return "gloo", f" ({launched_by()} does not speak to {family})"
-    raise _unspoken(env, family)
+    if controller is None:
+        return "gloo", f" ({describe_launcher()} does not speak to {family})"
+    raise _launcher_error(env, family)
 
 
-def _unspoken(env: DistEnv, family: str) -> WorldMismatch:
+def _launcher_error(env: DistEnv, family: str) -> WorldMismatch:
     name = family.split(" v")[0]
     return WorldMismatch(
-        f"{launched_by()} does not speak to {family} (no rank in {' or '.join(SPEAKS.get(name, ()))}), so each of "
-        f"the {env.world_size} ranks would be a world of its own",
+        f"{describe_launcher()} does not speak to {family} (no rank in {' or '.join(SPEAKS.get(name, ()))}), so each "
+        f"of the {env.world_size} ranks would be a world of its own",
         hint=f"mpi: {WANTS.get(name, 'pmix')} in the site file, --launcher mpirun, or --controller gloo",
     )
 
@@ -80,7 +80,7 @@ def mpi_library() -> str:
     """Name and version of the MPI that Horovod was linked to, such as `Open MPI v4.1.4`."""
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     ctypes.CDLL(import_module("horovod.torch.mpi_lib_v2").__file__).MPI_Get_library_version(text, ctypes.byref(length))
-    return first_word(text.value.decode(errors="replace"))
+    return shorten_version(text.value.decode(errors="replace"))
 
 
 def _init(over: str) -> None:
@@ -100,7 +100,7 @@ def _init(over: str) -> None:
         atexit.unregister(hvd.shutdown)  # it would wait for what never started
         cause = failures[0] if failures else f"nothing happened for {START_TIMEOUT_S:g} s"
         raise RendezvousError(
-            f"Horovod did not start over {over} on {socket.gethostname()} (by {launched_by()}): {cause}",
+            f"Horovod did not start over {over} on {socket.gethostname()} (by {describe_launcher()}): {cause}",
             hint="may the nodes connect to each other on any port? `interface` in the site file names the network",
         )
 
@@ -112,7 +112,7 @@ def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
     missing = [host for host in dict.fromkeys(hosts) if host not in here]
     raise WorldMismatch(
         f"Horovod's world has {hvd.size()} of {env.world_size} ranks (rank {env.rank} is its rank {hvd.rank()}), "
-        f"started by {launched_by()} over {mpi_library() if over == 'mpi' else over}"
+        f"started by {describe_launcher()} over {mpi_library() if over == 'mpi' else over}"
         + (f"; without {', '.join(missing)}" if missing else ""),
         hint="the site's `mpi` must be a type this MPI was built with; --launcher mpirun and horovod-gloo need none",
     )
@@ -121,7 +121,7 @@ def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
 def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
     """Start Horovod where nobody has gathered the ranks yet: they meet at a store first, and are counted there."""
     if env.world_size == 1 or hvd.is_initialized():
-        return start(env, ("localhost",) * env.world_size, controller=controller, share=str, say=_silence)
+        return start(env, ("localhost",) * env.world_size, controller=controller, share=str, log=_silence)
     store = open_store(env, timeout_s)
     hosts = roll_call(env, store, timeout_s)
 
@@ -130,7 +130,7 @@ def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
             store.set("horovod", text)
         return store.get("horovod").decode()
 
-    backend = start(env, hosts, controller=controller, share=share, say=_silence)
+    backend = start(env, hosts, controller=controller, share=share, log=_silence)
     hvd.barrier()  # rank 0 keeps the store until all have read it
     return backend
 

@@ -7,48 +7,56 @@ samples, clipping, metrics and checkpoints are those of every other trainer.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal
 
+import torch
+
+from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.data.loader import EpochOrder, Loader
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.lightning import LightningFlags
-from hpcjobs.trainers.loop.run import Run, opened
+from hpcjobs.trainers.loop.run import Run, open_run
+from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
+from hpcjobs.trainers.workloads.base import Batch
 
 try:
-    from lightning.pytorch import Trainer
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins.precision import MixedPrecision
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
-
-    from hpcjobs.trainers.strategies.lightning_course import Course, Module, OwnSignals
-    from hpcjobs.trainers.strategies.lightning_place import place
 except ImportError as error:
     raise UsageError("the trainer lightning needs the package lightning", hint="pip install lightning") from error
 
 MIXED: dict[str, Literal["bf16-mixed", "16-mixed"]] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-class Whole(Strategy):
+class ReplicatedModel(Strategy):
     """The model is whole on every rank; Lightning's strategy averages the gradients."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
-def spread(flags: LightningFlags) -> Strategy:
-    return Fsdp(FsdpFlags()) if flags.strategy == "fsdp" else Whole(flags.strategy)
+def make_strategy(flags: LightningFlags) -> Strategy:
+    return Fsdp(FsdpFlags()) if flags.strategy == "fsdp" else ReplicatedModel(flags.strategy)
 
 
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
     """As loop.train.train, with Lightning's loop in the place of ours."""
-    with opened(call, strategy) as run:
+    with open_run(call, strategy) as run:
         run.evaluate_resumed()
         if run.first_step < run.plan.total_steps:
             strategy.backend = fit(run, call.flags)
@@ -61,7 +69,7 @@ def fit(run: Run, flags: LightningFlags) -> str | None:
     Gives what carried the gradients, where it was not the process group.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    course = Course(run)
+    callback = TrainingCallback(run)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="lightning")  # advice for other set-ups
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -70,32 +78,32 @@ def fit(run: Run, flags: LightningFlags) -> str | None:
             accelerator="gpu" if run.group.device.type == "cuda" else "cpu",
             devices=run.group.env.local_world_size,
             num_nodes=len(set(run.group.hosts)),
-            strategy=lightning_strategy(flags, run.group, timeout_s=run.config.rendezvous_timeout_s),
-            plugins=precision_plugins(run),
+            strategy=make_lightning_strategy(flags, run.group, timeout_s=run.config.rendezvous_timeout_s),
+            plugins=make_precision_plugins(run),
             max_epochs=-1,
             max_steps=run.plan.total_steps - run.first_step,
             accumulate_grad_batches=run.plan.accumulate,
             gradient_clip_val=run.config.clip_norm,
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
-            callbacks=[course, OwnSignals()],
+            callbacks=[callback, KeepSignalHandlers()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(Module(run.stepper, course))
+        trainer.fit(WorkloadModule(run.stepper, callback))
     carrier: str | None = getattr(trainer.strategy, "backend", None)
     return carrier
 
 
-def lightning_strategy(flags: LightningFlags, group: Group, *, timeout_s: float) -> ParallelStrategy:
+def make_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeout_s: float) -> ParallelStrategy:
     if flags.strategy == "horovod":
         from hpcjobs.trainers.strategies.lightning_horovod import HorovodStrategy  # Horovod may not be there
 
         return HorovodStrategy(group=group)
-    environment = place(group)
-    group.say(f"Lightning's environment: {type(environment).__name__}")
+    environment = choose_environment(group)
+    group.log(f"Lightning's environment: {type(environment).__name__}")
     if flags.strategy == "fsdp":
         strategy = ModelParallelStrategy(data_parallel_size=group.world_size, tensor_parallel_size=1)
         strategy.cluster_environment = environment
@@ -112,9 +120,179 @@ class ScaledLoss(MixedPrecision):
         return nullcontext()
 
 
-def precision_plugins(run: Run) -> list[Any]:
+def make_precision_plugins(run: Run) -> list[Any]:
     """Autocast where the strategy leaves it to the loop; the loss scale is the one that checkpoints keep."""
     scaler = run.stepper.scaler if run.config.precision == "fp16" else None
     if run.stepper.dtype is not None:
         return [MixedPrecision(MIXED[run.config.precision], run.group.device.type, scaler)]
     return [] if scaler is None else [ScaledLoss(MIXED["fp16"], run.group.device.type, scaler)]
+
+
+def choose_environment(group: RankGroup) -> ClusterEnvironment:
+    """Lightning's SLURMEnvironment where srun started exactly this world, else ours (torchrun, mpirun, by hand)."""
+    env, variables = group.env, os.environ
+    expected = {
+        "SLURM_STEP_NUM_TASKS": env.world_size,
+        "SLURM_NTASKS": env.world_size,
+        "SLURM_NTASKS_PER_NODE": env.local_world_size,
+        "SLURM_NNODES": len(set(group.hosts)),
+        "SLURM_PROCID": env.rank,
+        "SLURM_LOCALID": env.local_rank,
+    }
+    by_srun = all(variables.get(name) == str(value) for name, value in expected.items())
+    if by_srun and "TORCHELASTIC_RUN_ID" not in variables:
+        return SLURMEnvironment(auto_requeue=False)
+    return LauncherEnvironment(group.env)
+
+
+class LauncherEnvironment(ClusterEnvironment):
+    """The world that a launcher started, as `DistEnv` read it. Lightning starts no process and changes no rank."""
+
+    def __init__(self, env: DistEnv) -> None:
+        super().__init__()
+        self.env = env
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return self.env.master_addr
+
+    @property
+    def main_port(self) -> int:
+        return self.env.master_port or 0
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self.env.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher has set it."""
+
+    def global_rank(self) -> int:
+        return self.env.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher has set it."""
+
+    def local_rank(self) -> int:
+        return self.env.local_rank
+
+    def node_rank(self) -> int:
+        return self.env.node_rank
+
+
+class WorkloadModule(LightningModule):
+    """The workload's loss of the stepper's model, stepped by the stepper's optimizer."""
+
+    def __init__(self, stepper: Stepper, callback: TrainingCallback) -> None:
+        super().__init__()
+        self.model = stepper.model
+        self._stepper, self._callback = stepper, callback
+
+    def configure_model(self) -> None:
+        """Sharded already, where it is: ModelParallelStrategy asks that this method be there."""
+
+    def training_step(self, batch: Batch, number: int) -> torch.Tensor:
+        return self._stepper.workload.loss(self._stepper.forward, batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self._stepper.optimizer
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """As in our own step: in mixed precision Lightning would refuse to clip for a fused optimizer."""
+        if gradient_clip_val is not None:
+            stepper = self._stepper
+            stepper.scaler.unscale_(stepper.optimizer)
+            stepper.strategy.clip(stepper.strategy.parameters(stepper.model), gradient_clip_val)
+
+    def train_dataloader(self) -> Batches:
+        return self._callback.batches()
+
+
+class Batches:
+    """One epoch's forward passes from any step on; Lightning counts several to an optimizer step."""
+
+    def __init__(self, run: Run, loader: Loader, order: EpochOrder) -> None:
+        self._run, self._loader, self._order = run, loader, order
+
+    def __len__(self) -> int:
+        order, plan = self._order, self._run.plan
+        left = -(-order.count // order.world_size) - order.first_step * order.samples_per_step
+        full_steps, rest = divmod(left, order.samples_per_step)
+        return full_steps * plan.accumulate + -(-rest // plan.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        meter, size = self._run.recorder.meter, self._run.plan.batch_size
+        batches = self._loader.epoch(self._order)
+        for _ in range(len(self._order)):
+            meter.begin()
+            batch = next(batches)
+            meter.data_ready()
+            for start in range(0, len(batch[0]), size):
+                yield tuple(part[start : start + size] for part in batch)
+
+
+class TrainingCallback(Callback):
+    """What our loop does around a step: the rate, the line of metrics, the held-out part, the checkpoint."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.step = run, run.first_step
+        self._loader = Loader(run.workload.train, device=run.group.device, workers=run.config.workers)
+        self._loss = torch.zeros((), device=run.group.device)
+
+    @property
+    def epoch(self) -> int:
+        return self.step // self.run.plan.steps_per_epoch
+
+    def batches(self) -> Batches:
+        run = self.run
+        order = EpochOrder(
+            len(run.workload.train),
+            run.group.rank,
+            run.group.world_size,
+            run.plan.samples_per_step,
+            run.config.seed,
+            self.epoch,
+            first_step=self.step % run.plan.steps_per_epoch,
+        )
+        return Batches(run, self._loader, order)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        for settings in self.run.stepper.optimizer.param_groups:
+            settings["lr"] = self.run.plan.lr_at(self.step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._loss += outputs["loss"].detach()
+        if trainer.fit_loop._should_accumulate():
+            return
+        epoch, recorder = self.epoch, self.run.recorder
+        recorder.meter.end()
+        recorder.add(self._loss)
+        self._loss = torch.zeros_like(self._loss)
+        self.step += 1
+        self.run.end_step(self.step, epoch)
+
+
+class KeepSignalHandlers(Callback):
+    """The handlers that were there before `fit`: Lightning's tells the other ranks by a broadcast from within the
+    signal, while the step it interrupts is at another collective."""
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -22,53 +21,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.strategies.horovod_gloo import hvd
 from hpcjobs.trainers.strategies.horovod_world import start, start_alone
+from hpcjobs.trainers.strategies.lightning import LauncherEnvironment
 
 OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "avg": hvd.Average, "min": hvd.Min, "max": hvd.Max}
-
-
-class HorovodEnvironment(ClusterEnvironment):
-    """The place of this process, which its launcher started and Horovod counts."""
-
-    def __init__(self, env: DistEnv) -> None:
-        self.env = env
-        rank_zero_only.rank = fabric_rank_zero.rank = env.rank
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return self.env.master_addr
-
-    @property
-    def main_port(self) -> int:
-        return self.env.master_port or 0
-
-    @staticmethod
-    def detect() -> bool:
-        return bool(hvd.is_initialized())
-
-    def world_size(self) -> int:
-        return self.env.world_size
-
-    def set_world_size(self, size: int) -> None:
-        """Settled by the launcher."""
-
-    def global_rank(self) -> int:
-        return self.env.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """Settled by the launcher."""
-
-    def local_rank(self) -> int:
-        return self.env.local_rank
-
-    def node_rank(self) -> int:
-        return self.env.node_rank
 
 
 class HorovodStrategy(ParallelStrategy):
@@ -81,19 +39,25 @@ class HorovodStrategy(ParallelStrategy):
     is_distributed = True  # what makes the Trainer add distributed samplers
 
     def __init__(
-        self, *, compress: str = "none", controller: str = "auto", timeout_s: float = 60.0, group: Group | None = None
+        self,
+        *,
+        compress: str = "none",
+        controller: str = "auto",
+        timeout_s: float = 60.0,
+        group: RankGroup | None = None,
     ) -> None:
         if group is None:
             env = DistEnv.from_environ(os.environ)
             self.backend = start_alone(env, controller=controller, timeout_s=timeout_s)
         else:
             env = group.env
-            self.backend = start(env, group.hosts, controller=controller, share=group.from_first, say=group.say)
-        super().__init__(cluster_environment=HorovodEnvironment(env))
+            self.backend = start(env, group.hosts, controller=controller, share=group.from_first, log=group.log)
+        rank_zero_only.rank = fabric_rank_zero.rank = env.rank  # Lightning has read no rank of Horovod's launchers
+        super().__init__(cluster_environment=LauncherEnvironment(env))
         self.num_nodes = 1
         self.compression = hvd.Compression.fp16 if compress == "fp16" else hvd.Compression.none
         self._quiet = False
-        self._under_way: dict[nn.Parameter, tuple[int, Any]] = {}
+        self._pending: dict[nn.Parameter, tuple[int, Any]] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     @property
@@ -118,7 +82,7 @@ class HorovodStrategy(ParallelStrategy):
         for module in self.model.modules():
             if isinstance(module, Metric):  # it would ask torch.distributed, which knows of no group
                 module.distributed_available_fn = lambda: self.world_size > 1
-                module.dist_sync_fn = gathered
+                module.dist_sync_fn = gather_metric
         if trainer.training and self.world_size > 1:
             self._hook(self.model)
 
@@ -139,7 +103,7 @@ class HorovodStrategy(ParallelStrategy):
         if parameter.grad is None:  # unused here, perhaps used by another rank: all must send
             parameter.grad = torch.zeros_like(parameter)
         small, context = self.compression.compress(parameter.grad)
-        self._under_way[parameter] = (hvd.allreduce_async_(small, name=f"gradient {name}", op=hvd.Average), context)
+        self._pending[parameter] = (hvd.allreduce_async_(small, name=f"gradient {name}", op=hvd.Average), context)
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Until the gradients of this pass have arrived: clipping and the optimizer may read them then."""
@@ -147,11 +111,11 @@ class HorovodStrategy(ParallelStrategy):
             return
         assert self.model is not None
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter not in self._under_way:
+            if parameter.requires_grad and parameter not in self._pending:
                 self._send(name, parameter)
-        for parameter, (handle, context) in self._under_way.items():
+        for parameter, (handle, context) in self._pending.items():
             parameter.grad = self.compression.decompress(hvd.synchronize(handle), context)
-        self._under_way.clear()
+        self._pending.clear()
 
     @contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
@@ -192,7 +156,7 @@ class HorovodStrategy(ParallelStrategy):
         super().teardown()
 
 
-def gathered(value: Tensor, group: Any = None) -> list[Tensor]:
+def gather_metric(value: Tensor, group: Any = None) -> list[Tensor]:
     """Every rank's value, which may differ in its first dimension only."""
     if value.dim() == 0:
         return list(hvd.allgather(value.unsqueeze(0)).unbind())

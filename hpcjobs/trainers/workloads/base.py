@@ -59,8 +59,8 @@ def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def classification_score(model: nn.Module, batch: Batch) -> Score:
     inputs, targets = batch
-    logits, wanted = model(inputs).flatten(0, -2).float(), targets.flatten()
-    loss = nn.functional.cross_entropy(logits, wanted, reduction="sum")
-    correct = (logits.argmax(-1) == wanted).sum()
-    count = torch.tensor(float(wanted.numel()), device=loss.device)
+    logits, labels = model(inputs).flatten(0, -2).float(), targets.flatten()
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    correct = (logits.argmax(-1) == labels).sum()
+    count = torch.tensor(float(labels.numel()), device=loss.device)
     return Score(torch.stack([loss.double(), correct.double(), count.double()]))

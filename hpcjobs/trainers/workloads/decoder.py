@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderShape:
     layers: int
     width: int
     heads: int
@@ -19,7 +19,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """The unit that sharding and activation checkpointing wrap."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
         self.attention = Attention(shape)
@@ -52,7 +52,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens [batch, length] -> logits [batch, length, vocabulary]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.token = nn.Embedding(shape.vocabulary, shape.width)
         self.position = nn.Embedding(shape.sequence_length, shape.width)
@@ -81,7 +81,7 @@ def _small_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def flops_per_token(shape: Shape) -> float:
+def flops_per_token(shape: DecoderShape) -> float:
     """6 per weight of a matrix product (forward 2, backward 4), and 12·layers·width·length for attention."""
     weights = shape.layers * 12 * shape.width**2 + shape.vocabulary * shape.width
     return 6.0 * weights + 12.0 * shape.layers * shape.width * shape.sequence_length

@@ -81,16 +81,16 @@ def image_folder(folder: Path, *, side: int, channels_last: bool) -> tuple[Image
     classes = tuple(sorted(path.name for path in root.iterdir() if path.is_dir()))
     if not classes:
         raise MissingData(f"--data {folder}: no folder per class", hint="train/CLASS/*.jpg and val/CLASS/*.jpg")
-    found = _labelled(root, classes)
-    held = _labelled(folder / "val", classes) if split else found[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    train = found if split else [one for n, one in enumerate(found, 1) if n % HELD_OUT_EVERY]
+    images = _list_images(root, classes)
+    held = _list_images(folder / "val", classes) if split else images[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    train = images if split else [one for n, one in enumerate(images, 1) if n % HELD_OUT_EVERY]
     if not train or not held:
         raise MissingData(f"--data {folder}: {len(train)} images to train on, {len(held)} held out")
     parts = (ImageFiles(part, side=side, channels_last=channels_last) for part in (train, held))
     return next(parts), next(parts), classes
 
 
-def _labelled(root: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+def _list_images(root: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     """In an order that is the same on every host."""
     return [
         (path, label)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
-from hpcjobs.trainers.workloads.decoder import Block, Decoder, Shape, flops_per_token
+from hpcjobs.trainers.workloads.decoder import Block, Decoder, DecoderShape, flops_per_token
 from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows
 
 PRESETS = {
-    "tiny": Shape(layers=2, width=64, heads=4, sequence_length=64, vocabulary=256),
-    "small": Shape(layers=4, width=256, heads=8, sequence_length=256, vocabulary=256),
-    "gpt2": Shape(layers=12, width=768, heads=12, sequence_length=1024, vocabulary=50304),
+    "tiny": DecoderShape(layers=2, width=64, heads=4, sequence_length=64, vocabulary=256),
+    "small": DecoderShape(layers=4, width=256, heads=8, sequence_length=256, vocabulary=256),
+    "gpt2": DecoderShape(layers=12, width=768, heads=12, sequence_length=1024, vocabulary=50304),
 }
 SYNTHETIC_SAMPLES = 4096
 SYNTHETIC_HELD_OUT = 256
@@ -45,12 +45,12 @@ def lm(config: Config) -> Workload:
     )
 
 
-def _data(config: Config, shape: Shape) -> tuple[Dataset, Dataset]:
+def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
     if config.text:
         return byte_windows(config.text, length=shape.sequence_length)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
     return _synthetic(count, shape), _synthetic(SYNTHETIC_HELD_OUT, shape, first=count)
 
 
-def _synthetic(count: int, shape: Shape, *, first: int = 0) -> SyntheticTokens:
+def _synthetic(count: int, shape: DecoderShape, *, first: int = 0) -> SyntheticTokens:
     return SyntheticTokens(count, length=shape.sequence_length, vocabulary=shape.vocabulary, first=first)

@@ -57,7 +57,7 @@ class ByteWindows:
 
 def byte_windows(paths: Sequence[str], *, length: int) -> tuple[ByteWindows, ByteWindows]:
     """The training windows of the files, and the held-out ones from the end of each."""
-    files = [_mapped(Path(path), length) for path in paths]
+    files = [_map_file(Path(path), length) for path in paths]
     counts = [(len(file) - 1) // length for file in files]
     held = [max(1, count // HELD_OUT_SHARE) for count in counts]
     train = [range(count - last) for count, last in zip(counts, held, strict=True)]
@@ -65,7 +65,7 @@ def byte_windows(paths: Sequence[str], *, length: int) -> tuple[ByteWindows, Byt
     return ByteWindows(files, train, length=length), ByteWindows(files, rest, length=length)
 
 
-def _mapped(path: Path, length: int) -> np.memmap:
+def _map_file(path: Path, length: int) -> np.memmap:
     if not path.is_file():
         raise MissingData(f"--text {path}: no such file")
     if path.stat().st_size < 2 * length + 1:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from hpcjobs.trainers.distributed.cpu_affinity import crowded, written
+from hpcjobs.trainers.distributed.cpu_affinity import describe_shared_cores, format_cores
 
 
 def test_cores_are_written_as_taskset_takes_them() -> None:
-    assert written({0, 1, 2, 5, 8, 9}) == "0-2,5,8-9"
+    assert format_cores({0, 1, 2, 5, 8, 9}) == "0-2,5,8-9"
 
 
 def test_a_host_with_more_threads_than_cores_is_named() -> None:
     ranks = [(2, {0, 1, 2, 3}), (2, {0, 1, 2, 3}), (2, {0, 1}), (2, {0, 1})]
-    (line,) = crowded(["a", "a", "b", "b"], ranks)
+    (line,) = describe_shared_cores(["a", "a", "b", "b"], ranks)
     assert line.startswith("warning: 2 ranks on b share cores: 4 threads on 2 (0-1); ")
 
 
 def test_ranks_with_cores_of_their_own_are_no_news() -> None:
-    assert not list(crowded(["a", "a"], [(2, {0, 1}), (2, {2, 3})]))
+    assert not list(describe_shared_cores(["a", "a"], [(2, {0, 1}), (2, {2, 3})]))

@@ -14,7 +14,7 @@ import torch
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.signals import Stop
 from hpcjobs.trainers.checkpoint import format as checkpoint
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
 
 from ..conftest import World, await_step, free_port, start_rank, worlds_path
@@ -72,7 +72,7 @@ def test_the_time_left_to_save_is_that_of_the_limit_as_it_is_now(
 ) -> None:
     monkeypatch.setenv("HPCJOBS_CONTROL_DIR", str(tmp_path))
     monkeypatch.setenv("HPCJOBS_DEADLINE", f"{time.time() + 100:.0f}")
-    alone = Group(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
+    alone = RankGroup(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
     fault_tolerance, file = FaultTolerance(alone, Stop()), tmp_path / "deadline"
     assert 50 < fault_tolerance.left_s < 100
     file.write_text(f"{time.time() + 1000:.0f}\n")

@@ -12,11 +12,11 @@ import torch
 from hpcjobs import trainers
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.summary import Quantiles, RunSummary
-from hpcjobs.trainers.checkpoint.format import Moment
+from hpcjobs.trainers.checkpoint.format import CheckpointMeta
 from hpcjobs.trainers.checkpoint.state import position
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.loader import EpochOrder
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance import watchdog
 from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
 from hpcjobs.trainers.loop.run import set_numerics
@@ -31,8 +31,8 @@ from ..conftest import World, worlds_path
 A_MILLION = 10**6
 
 
-def alone() -> Group:
-    return Group(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
+def alone() -> RankGroup:
+    return RankGroup(DistEnv.from_environ({}), ("here",), torch.device("cpu"), "gloo")
 
 
 def test_watching_a_run_of_a_million_steps_ranks_no_more_times_than_one_of_a_thousand(
@@ -106,7 +106,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_is_the_start_of_the_next_for_any_wo
     """The last batch of an epoch is smaller: as many full batches of another size are more samples than there are."""
     workload = replace(worlds.points(Config()), train=worlds.Points(count))
     before = plan_training(Config(batch_size=10, epochs=3), workload, 3)
-    ended = Moment(before.steps_per_epoch, 0, before.steps_per_epoch * before.global_batch_size, 3, 0, None)
+    ended = CheckpointMeta(before.steps_per_epoch, 0, before.steps_per_epoch * before.global_batch_size, 3, 0, None)
     plan = plan_training(Config(batch_size=batch_size, epochs=3), workload, world)
     assert position(ended, plan) == plan.steps_per_epoch
     earlier = replace(ended, step=ended.step - 1, epoch_samples=(ended.step - 1) * before.global_batch_size)

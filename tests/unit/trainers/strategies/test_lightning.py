@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.trainers.distributed.process_group import Group
+from hpcjobs.trainers.distributed.process_group import RankGroup
 
 SRUN = {
     "SLURM_JOB_ID": "77",
@@ -21,31 +21,41 @@ SRUN = {
 }
 
 
-def third_of_four() -> Group:
+def third_of_four() -> RankGroup:
     env = DistEnv(3, 1, 4, 2, 1, "c07", 23456, "torchrun")
-    return Group(env, ("c07", "c07", "c08", "c08"), torch.device("cpu"), "gloo")
+    return RankGroup(env, ("c07", "c07", "c08", "c08"), torch.device("cpu"), "gloo")
 
 
 def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.trainers.strategies.lightning_place import SLURMEnvironment, place
+    from hpcjobs.trainers.strategies.lightning import SLURMEnvironment, choose_environment
 
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
-    found = place(third_of_four())
-    assert isinstance(found, SLURMEnvironment)
-    assert not found.auto_requeue
-    assert (found.global_rank(), found.local_rank(), found.node_rank(), found.world_size()) == (3, 1, 1, 4)
+    environment = choose_environment(third_of_four())
+    assert isinstance(environment, SLURMEnvironment)
+    assert not environment.auto_requeue
+    assert (environment.global_rank(), environment.local_rank(), environment.node_rank(), environment.world_size()) == (
+        3,
+        1,
+        1,
+        4,
+    )
 
 
 @pytest.mark.parametrize("said", [{}, {**SRUN, "TORCHELASTIC_RUN_ID": "x"}, {**SRUN, "SLURM_PROCID": "0"}])
 def test_under_any_other_launcher_it_is_the_place_that_we_read(
     said: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcjobs.trainers.strategies.lightning_place import Place, place
+    from hpcjobs.trainers.strategies.lightning import LauncherEnvironment, choose_environment
 
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    found = place(third_of_four())
-    assert isinstance(found, Place)
-    assert (found.global_rank(), found.local_rank(), found.node_rank(), found.world_size()) == (3, 1, 1, 4)
-    assert (found.main_address, found.main_port) == ("c07", 23456)
+    environment = choose_environment(third_of_four())
+    assert isinstance(environment, LauncherEnvironment)
+    assert (environment.global_rank(), environment.local_rank(), environment.node_rank(), environment.world_size()) == (
+        3,
+        1,
+        1,
+        4,
+    )
+    assert (environment.main_address, environment.main_port) == ("c07", 23456)
