@@ -96,7 +96,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     from hpcjobs.trainers.commandline import launch
     from hpcjobs.trainers.loop import train
 
-    loop, load = train.run_loop, launch.named
+    loop, load = train.run_loop, launch.import_object
     loading, collecting, kept = [], [], []
 
     def loaded(dotted: str) -> Any:
@@ -108,7 +108,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
         kept.append(gc.get_freeze_count())
         loop(*given)
 
-    monkeypatch.setattr(launch, "named", loaded)
+    monkeypatch.setattr(launch, "import_object", loaded)
     monkeypatch.setattr(train, "run_loop", watched)
     monkeypatch.chdir(tmp_path)
     code = trainers.run("ddp", ["--workload", "mnist", *flags])
