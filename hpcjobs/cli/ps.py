@@ -12,7 +12,7 @@ from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_ta
 
 if TYPE_CHECKING:
     from hpcjobs.run.listing import Row
-    from hpcjobs.scheduler.base import State
+    from hpcjobs.scheduler.base import JobRecord, State
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -84,12 +84,19 @@ def _first_moment(since: str | None, *, everything: bool) -> float:
         raise RequestError(f"--since {since}: {error}", hint="say 2h or 7d") from error
 
 
+def _ending(record: JobRecord) -> str:
+    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
+    code = str(record.exit_code) if record.exit_code or record.state.value == "COMPLETED" else None
+    if record.signal_name is None:
+        return code or "-"
+    return f"{code} ({record.signal_name})" if code else record.signal_name
+
+
 def _cells(row: Row) -> list[str]:
     from hpcjobs.units import human_duration
 
     record = row.record
     start = f"~{clock(record.start_estimate)}" if record.start_estimate else clock(record.started)
-    exit_code = "-" if record.exit_code is None else str(record.exit_code)
     return [
         record.job_id,
         row.name or "-",
@@ -98,7 +105,7 @@ def _cells(row: Row) -> list[str]:
         record.node_list or (str(record.nnodes) if record.nnodes else "-"),
         "-" if record.elapsed_s is None else human_duration(record.elapsed_s),
         start,
-        exit_code if record.signal is None else f"{exit_code} (signal {record.signal})",
+        _ending(record),
         record.reason or "",
         row.run_dir or "",
     ]

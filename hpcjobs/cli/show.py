@@ -36,8 +36,7 @@ def show(
             facts.append(f"on {record.node_list}")
         if record.elapsed_s is not None:
             facts.append(f"for {human_duration(record.elapsed_s)}")
-        if record.exit_code is not None:
-            facts.append(f"exit code {record.exit_code}")
+        facts.extend(record.ending)
         if record.max_rss_bytes:
             facts.append(f"peak memory {human_bytes(record.max_rss_bytes)}")
         print(f"  {record.job_id}: {', '.join(facts)}" + (f" ({record.reason})" if record.reason else ""))

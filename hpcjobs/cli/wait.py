@@ -76,13 +76,10 @@ def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
         if record.state.value == "COMPLETED":
             continue
         own = read_state(entry, record.job_id)
-        code = (
-            f", exit code {record.exit_code}" if record.exit_code else ""
-        )  # Slurm's 0 of a cancelled job is no success
         who = ""
         if own is not None and own.first_failure is not None and record.state.value != "CANCELLED":
             who = f"; first failure: rank {own.first_failure.rank} on {own.first_failure.host}"
-        note(f"job {record.job_id} {record.state.value}{code}{who}")
+        note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
             note(f"job {record.job_id} after {len(past)} attempts {past[-1].decision}")

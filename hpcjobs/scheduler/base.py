@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
@@ -108,6 +109,29 @@ class JobRecord(msgspec.Struct, frozen=True):
     command: str | None = None
     """The script that runs: the job.sh of the run folder."""
     user: str | None = None
+
+    @property
+    def signal_name(self) -> str | None:
+        """``SIGKILL``; None: no signal ended the job."""
+        if self.signal is None:
+            return None
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"
+
+    @property
+    def reported_code(self) -> int | None:
+        """The exit code, but for the 0 that Slurm gives a job that did not complete."""
+        return None if self.exit_code == 0 and self.state is not State.COMPLETED else self.exit_code
+
+    @property
+    def ending(self) -> list[str]:
+        """``exit code 3``, ``killed by SIGKILL``, or both."""
+        facts = [] if self.reported_code is None else [f"exit code {self.reported_code}"]
+        if self.signal is not None:
+            facts.append(f"killed by {self.signal_name}")
+        return facts
 
 
 class Submitted(Frozen, frozen=True):
