@@ -11,6 +11,7 @@ from hpcjobs.node.conclude import Job
 from hpcjobs.node.control import ControlDir
 from hpcjobs.node.options import parse
 from hpcjobs.node.slurm import report
+from hpcjobs.node.step import is_alive
 from hpcjobs.node.supervisor import KILLED_CODE, connect
 
 
@@ -19,7 +20,7 @@ def conclude_killed(control_dir: str) -> int:
     running = ControlDir(os.path.dirname(control_dir)).running()
     if running is None or running.pid == 0 or running.host != os.uname().nodename:
         return 0
-    if os.path.exists(f"/proc/{running.pid}"):
+    if is_alive(running.pid):
         return 0
     options = parse(running.words)
     scheduler = connect(options, dict(os.environ))

@@ -8,6 +8,7 @@ from hpcjobs.node import decide
 from hpcjobs.node.control import ControlDir, Running
 from hpcjobs.node.files import write_beside
 from hpcjobs.node.history import Attempt, append_attempt, count_unrecorded, find_recorded, read_history, replace_last
+from hpcjobs.node.job_log import JobLog
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Scheduler
 from hpcjobs.node.slurm import report
@@ -22,6 +23,7 @@ class Job:
     def __init__(self, options: Options, scheduler: Scheduler, *, job_id: str, nodes: str, started: int) -> None:
         self.options, self.scheduler, self.control = options, scheduler, ControlDir(options.run_dir)
         self.job_id, self.nodes, self.started = job_id, nodes, started
+        self.log = JobLog()
         self.is_over = False
         """Whether its end is the job's end, of which the scheduler learns by the exit code alone."""
 
@@ -111,19 +113,21 @@ class Job:
             report(f"{self.control.path} cannot be written: {error.strerror}")
 
     def _suspect_silent_nodes(self) -> None:
-        """Suspect nodes on which no task began although others began: Slurm could not launch the step there.
+        """Suspect nodes on which Slurm could not launch the step: those that srun names, else those that are silent.
 
-        Where no task began at all, the first node is not the reason: it runs this process. Of several others
-        nobody knows which one it is.
+        A node is silent if no task began there although others began. Where no task began at all, the first node is
+        not the reason: it runs this process. Of several others nobody knows which one it is.
         """
         if self.options.tasks == 0 or self.options.agents:
             return
         nodes, started = self.scheduler.node_names(self.nodes), self.control.started()
-        silent = set(nodes) - set(started or nodes[:1])
-        if not started and len(silent) > 1:
-            return
+        suspects = set(self.log.failed_launches()) & set(nodes)
+        if not suspects:
+            suspects = set(nodes) - set(started or nodes[:1])
+            if not started and len(suspects) > 1:
+                return
         try:
-            for node in silent:
+            for node in suspects:
                 self.control.add_suspect(node)
         except OSError as error:
             report(f"the suspects cannot be written: {error.strerror}")

@@ -162,6 +162,10 @@ class ControlDir:
         recorded, _, code = self._word("finished").partition("=")
         return int(code) if recorded == job_id and code.isdigit() else None
 
+    def clear_finished(self) -> None:
+        """Remove the code: one start tells it to Slurm, and a job that is requeued later runs. Raises OSError."""
+        remove(self._file("finished"))
+
     def add_suspect(self, host: str) -> None:
         append_line(self._file("suspects"), host)
 

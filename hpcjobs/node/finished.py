@@ -15,12 +15,17 @@ REQUEUE_AT_END_S = 15.0
 def code_of_finished(job: Job, history: History) -> Optional[int]:
     """The exit code of a start that has nothing to do; None: it has.
 
-    Slurm may start a job again that has told its end: when slurmstepd was killed, or when it was preempted with grace
+    Slurm may start a job again that has ended: when slurmstepd was killed, or when it was preempted with grace
     before and requeued itself, for Slurm 24.11 then requeues it once more as it ends.
     """
     last = history.attempts[-1] if history.attempts else None
     code = job.control.finished_code(job.scheduler.job_id)
-    if code is None and last is not None and last.job_id == job.scheduler.job_id:
+    if code is not None:
+        try:
+            job.control.clear_finished()
+        except OSError as error:
+            report(f"{error.filename} cannot be removed, and a later start would end at once too: {error.strerror}")
+    elif last is not None and last.job_id == job.scheduler.job_id:
         if last.decision == decide.COMPLETED:
             code = 0
         elif last.decision.startswith("resubmitted as"):

@@ -96,12 +96,22 @@ def _pids() -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def is_alive(pid: int) -> bool:
+    """Whether ``pid`` runs; one that has ended and that nobody waits for does not."""
+    return _stat(pid)[:1] not in ([], [b"Z"], [b"X"])
+
+
 def _parent(pid: int) -> int:
+    return int((_stat(pid)[1:2] or [b"0"])[0])
+
+
+def _stat(pid: int) -> List[bytes]:
+    """The process's line of the kernel's table, from its state on; empty: there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def adopt_orphans() -> None:

@@ -196,6 +196,8 @@ class Supervisor:
             return code
         if tasks > 0 and all(task in ends for task in range(tasks)):
             code = step.code_of(ends)
+        elif self.job.log.failed_launches():
+            return KILLED_CODE  # srun's own code is a part of its error number
         elif self.step_ended_by_us is not None:
             code = KILLED_CODE
         return failure.exit_code if failure is not None and code != 0 else code

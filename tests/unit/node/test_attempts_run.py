@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -62,13 +62,20 @@ class Node:
         """What ``scontrol show job`` prints."""
         self.job.write_text(job + "\n")
 
-    def begin(self, script: str, *options: str, scheduler: str = "slurm", **environ: str) -> subprocess.Popen[str]:
+    def begin(
+        self,
+        script: str,
+        *options: str,
+        scheduler: str = "slurm",
+        stderr: int | IO[str] = subprocess.PIPE,
+        **environ: str,
+    ) -> subprocess.Popen[str]:
         words = [self.python, "-I", str(self.run_dir / "node.pyz"), "attempts", "--run-dir", str(self.run_dir)]
         words += ["--scheduler", scheduler, "--budgets", BUDGETS, "--warning", "300", "--tasks", "1", *options]
         return subprocess.Popen(
             [*words, "--", "bash", "-c", script],
             env={**self.environ, **environ},
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -86,6 +93,11 @@ class Node:
         return str(json.loads((self.run_dir / "state.json").read_text())["state"])
 
     @property
+    def suspects(self) -> list[str]:
+        path = self.control / "suspects"
+        return path.read_text().split() if path.exists() else []
+
+    @property
     def requeued(self) -> bool:
         return self.log.exists() and "requeue 42" in self.log.read_text().splitlines()
 
@@ -93,6 +105,11 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
+
+
+def stat_of(pid: int) -> str:
+    """The process's line of the kernel's table: its pid, name, state and so on."""
+    return Path(f"/proc/{pid}/stat").read_text()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -189,6 +206,21 @@ def test_a_preempted_job_that_slurm_starts_again_after_it_failed_ends_at_once_wi
     assert len(node.history) == 3
 
 
+def test_only_the_start_that_reports_the_end_of_an_orphaned_job_does_nothing(node: Node) -> None:
+    """A job that failed, and that its user requeues by hand later, gets another attempt."""
+    fails = f'touch "{node.run_dir}/ran"; exit 7'
+    assert node.run(fails)[0] == 7
+    (node.control / "finished").write_text("42=7\n")  # slurmstepd was killed meanwhile
+    (node.run_dir / "ran").unlink()
+    node.says("JobId=42 JobState=RUNNING Reason=None Restarts=1")
+    code, err = node.run(fails, SLURM_RESTART_COUNT="1")
+    assert (code, node.state, (node.run_dir / "ran").exists()) == (7, "FAILED", False), err
+    node.says("JobId=42 JobState=RUNNING Reason=None Restarts=2")
+    code, err = node.run(fails, SLURM_RESTART_COUNT="2")
+    assert (code, node.state, (node.run_dir / "ran").exists()) == (7, "FAILED", True), err
+    assert [each["cause"] for each in node.history] == ["error", "error"]
+
+
 def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
     waits = f"trap '{SAVED} exit 143' TERM; touch \"$HPCJOBS_CONTROL_DIR/ready\"; read -rt 60 <> <(:)"
     for says, state in (
@@ -246,19 +278,25 @@ def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing
     assert "requeuehold 42" in node.log.read_text()
 
 
-def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node) -> None:
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node, reaped: bool) -> None:
+    """Also where nobody waits for that process, since slurmstepd was killed as well."""
     process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
     wait_until((node.control / "ready").exists)
     (script,) = children(process.pid)
     process.kill()
     os.kill(script, signal.SIGKILL)
-    process.communicate(timeout=60)
+    if reaped:
+        process.communicate(timeout=60)
+    else:
+        wait_until(lambda: stat_of(process.pid).rpartition(")")[2].split()[0] == "Z")
     node.says("JobState=COMPLETING Reason=NonZeroExitCode Restarts=0")
     done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
     assert (done.returncode, node.state, node.requeued) == (0, "REQUEUED", True), done.stderr
     assert [(each["cause"], each["exit_code"]) for each in node.history] == [("node", 137)]
     again = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
     assert (again.returncode, len(node.history)) == (0, 1)
+    process.communicate(timeout=60)
 
 
 def test_rank_0_decides_nothing_while_the_deciding_process_lives(node: Node) -> None:
@@ -274,6 +312,27 @@ def test_of_two_nodes_the_second_is_suspected_if_no_task_began_at_all(node: Node
     node.run("exit 137", "--tasks", "2")
     assert node.requeued
     assert (node.control / "suspects").read_text().split() == ["there"]
+
+
+@pytest.mark.parametrize(
+    ("message", "suspects"),
+    [
+        ("srun: error: Task launch for StepId=42.0 failed on node there: Job credential expired", ["there"]),
+        ("srun: error: Unable to create step for job 42: Zero Bytes were transmitted or received", []),
+    ],
+)
+def test_the_node_on_which_srun_could_not_start_its_tasks_is_suspected_and_not_the_program(
+    node: Node, message: str, suspects: list[str]
+) -> None:
+    stub = (node.run_dir.parent / "bin" / "scontrol").read_text()
+    (node.run_dir.parent / "bin" / "scontrol").write_text(stub.replace("there", "elsewhere\\nthere"))
+    log, left = node.run_dir / "log", 'echo 233 >"$HPCJOBS_CONTROL_DIR/step_code"; '
+    log.write_text("srun: error: Task launch for StepId=42.0 failed on node elsewhere: of an earlier attempt\n")
+    with log.open("a") as output:
+        process = node.begin(f"echo '{message}' >&2; {left}exit 233", "--tasks", "3", stderr=output)
+        assert process.wait(timeout=60) == (137 if suspects else 233)
+    assert node.suspects == suspects
+    assert [each["cause"] for each in node.history] == ["node" if suspects else "error"]
 
 
 def test_a_node_on_which_no_task_began_is_suspected(node: Node) -> None:
