@@ -37,7 +37,8 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
     """Run ``hpcjobs WORDS`` (``jupyter ...``) on the site's login node, and stay until Ctrl-C or the session's end.
 
     A link that is lost is made anew for as long as it takes: only Ctrl-C, `hpcjobs jupyter stop` and the time limit
-    end the session. ``token`` goes to the login node by standard input. Returns the exit code.
+    end the session. ``token`` goes to the login node by standard input. Returns the exit code: not 0 where the session
+    could not be ended.
 
     Raises:
         RequestError: the site has no login node. HpcJobsError: it could not be asked, or the session does not answer.
@@ -54,6 +55,7 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
     for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt_once)
     job_id = None
+    stopped = False
     try:
         with _delay_signals():
             job_id = str(remote.ask([*words, *named, "--no-wait", "--json"], given=token)["job_id"])
@@ -63,19 +65,24 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
             raise
     finally:
         if job_id is not None:
-            _stop_session(remote, job_id, where.name, say)
-    return 0
+            stopped = _stop_session(remote, job_id, where.name, say)
+    return 0 if stopped else HpcJobsError.exit_code
 
 
-def _stop_session(remote: Remote, job_id: str, site: str, say: Say) -> None:
+def _stop_session(remote: Remote, job_id: str, site: str, say: Say) -> bool:
+    """Whether the session is ended; says what to do where it is not."""
     for number in _ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     try:
         remote.ask(["jupyter", "stop", job_id, "--site", site, "--json"])
     except HpcJobsError as error:
-        say(f"job {job_id} could not be stopped: {error.message}; on the login node: hpcjobs jupyter stop {job_id}")
-    else:
-        say(f"job {job_id} is ended")
+        state = "runs on" if isinstance(error, NoConnectionError) else "could not be stopped"
+        say(f"job {job_id} {state}: {error.message}")
+        way, end = (f"`hpcjobs jupyter {verb} {job_id}`" for verb in ("open", "stop"))
+        say(f"on the login node: {way} for the way to it, {end} to end it")
+        return False
+    say(f"job {job_id} is ended")
+    return True
 
 
 def _interrupt_once(number: int, frame: object) -> NoReturn:

@@ -137,7 +137,9 @@ def test_ctrl_c_while_the_link_is_down_says_that_the_session_runs_on(desk: Path)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert "Traceback" not in err
-    assert f"on the login node: hpcjobs jupyter stop {told['job_id']}" in err
+    assert process.returncode == 3, "the session that Ctrl-C should end has not ended"
+    assert f"job {told['job_id']} runs on: front.example cannot be reached by ssh" in err
+    assert f"`hpcjobs jupyter stop {told['job_id']}` to end it" in err
     assert ok("jupyter", "list", "--json").json[0]["state"] == "RUNNING"
 
 
