@@ -95,7 +95,8 @@ Started = Rank | subprocess.Popen[str]
 
 def clean_environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in PLACE}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    warnings = {"PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "error")}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **warnings}
 
 
 def free_port() -> int:

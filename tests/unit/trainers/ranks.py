@@ -64,7 +64,7 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, out: Path, err: Path
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = [cwd, *env.get("PYTHONPATH", "").split(":")]
-    warnings.simplefilter("error")
+    warnings.simplefilter(env["PYTHONWARNINGS"])  # type: ignore[arg-type]  # error, or ignore in make lowest
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")  # of torch in itself
     sys.argv = list(argv)
     code: object = 0

@@ -13,6 +13,7 @@ from hpcjobs.trainers.workloads.images import image_folder
 from hpcjobs.trainers.workloads.resnet import ResNet50, flops_per_image
 
 from ..conftest import Runs
+from ..fsdp_here import runnable
 
 RESNET = ("--workload", "resnet50", "--image-size", "32", "--train-samples", "16", "--batch-size", "8", "--no-probe")
 
@@ -43,7 +44,7 @@ def test_resnet50s_flops_are_those_of_its_layers() -> None:
 
 
 def test_every_strategy_trains_resnet50_alike_in_either_layout(tmp_path: Path) -> None:
-    trainers_ = ("ddp", "ddp_scratch", "fsdp", "fsdp_scratch")
+    trainers_ = runnable(("ddp", "ddp_scratch", "fsdp", "fsdp_scratch"))
     flags = (*RESNET, "--steps", "2", "--log-every", "1")
     runs = Runs(tmp_path, 1)
     runs.run(
