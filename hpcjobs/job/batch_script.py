@@ -1,0 +1,140 @@
+"""A batch script as sbatch takes it: its ``#SBATCH`` lines, read as sbatch reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.site.sbatch import BY_LETTER, OPTIONS, Argument, Sbatch, find_option
+
+_MARK = "#SBATCH"
+_SPACE = " \t\v\f\r"
+_HEADER_BYTES = 1 << 20
+
+
+class Directive(NamedTuple):
+    """One option of a ``#SBATCH`` line."""
+
+    option: Sbatch
+    value: str | None
+    line: int
+
+
+class BatchScript(NamedTuple):
+    """A script and the options that stand in it, in their order."""
+
+    path: Path
+    directives: tuple[Directive, ...]
+
+
+def is_batch_script(path: Path) -> bool:
+    """Whether the file has a ``#!`` line and ``#SBATCH`` lines where sbatch looks for them."""
+    return path.is_file() and any(True for _ in _marked_lines(_read_header(path)))
+
+
+def read_batch_script(path: Path) -> BatchScript:
+    """The options of the script at ``path``.
+
+    Raises:
+        RequestError: no script, an option that sbatch does not have, or one without its value.
+    """
+    text = _read_header(path)
+    if not text.startswith("#!"):
+        raise RequestError(f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash")
+    directives: list[Directive] = []
+    for number, line in _marked_lines(text):
+        where = f"{path.name}:{number}"
+        directives += _parse(_split(line, where), number, where)
+    return BatchScript(path, tuple(directives))
+
+
+def _read_header(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEADER_BYTES).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise RequestError(f"batch script {path} cannot be read: {error.strerror}") from error
+
+
+def _marked_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number and rest of each ``#SBATCH`` line, up to the first line that is neither empty nor a comment."""
+    if not text.startswith("#!"):
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith(_MARK):
+            yield number, line[len(_MARK) :]
+        elif (bare := line.strip(_SPACE)) and not bare.startswith("#"):
+            return
+
+
+def _split(line: str, where: str) -> list[str]:
+    """The words of a line: quotes group, a backslash takes the next character as it is, ``#`` begins a comment."""
+    words: list[str] = []
+    word: list[str] | None = None
+    quote = ""
+    chars = iter(line)
+    for char in chars:
+        if char == "\\":
+            word = [*(word or []), next(chars, "")]
+        elif quote:
+            if char == quote:
+                quote = ""
+            else:
+                word = [*(word or []), char]
+        elif char in "\"'":
+            quote, word = char, word or []
+        elif char == "#":
+            break
+        elif char in _SPACE:
+            words += ["".join(word)] if word is not None else []
+            word = None
+        else:
+            word = [*(word or []), char]
+    if quote:
+        raise RequestError(f"{where}: {_MARK}{line}: the quotation {quote} is not closed")
+    return [*words, *(["".join(word)] if word is not None else [])]
+
+
+def _parse(words: list[str], number: int, where: str) -> Iterator[Directive]:
+    """Options as getopt_long reads them: ``-N2``, ``-N 2``, ``--nodes=2``, ``--nodes 2``, abbreviations."""
+    rest = iter(words)
+    for word in rest:
+        if word in ("hetjob", "packjob"):
+            raise RequestError(f"{where}: {word}: jobs of several components are not supported", hint="use sbatch")
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            option = find_option(name)
+            if option is None:
+                raise RequestError(f"{where}: {word}: sbatch has no such option", hint=nearest(name, OPTIONS))
+            given = value if equals else None
+            if option.argument is Argument.NONE and equals:
+                raise RequestError(f"{where}: {word}: --{option.name} has no value")
+            if option.argument in (Argument.TEXT, Argument.COUNT) and not equals:
+                given = _value_of(word, next(rest, None), where)
+            yield Directive(option, given, number)
+        elif word.startswith("-") and len(word) > 1:
+            yield from _parse_letters(word, rest, number, where)
+        else:
+            raise RequestError(f"{where}: {word!r} is no option", hint="a value with blanks needs quotes")
+
+
+def _parse_letters(word: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:
+    letters = word[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        option = BY_LETTER.get(letter)
+        if option is None:
+            raise RequestError(f"{where}: -{letter}: sbatch has no such option")
+        if option.argument in (Argument.NONE, Argument.OPTIONAL):
+            yield Directive(option, None, number)
+            continue
+        yield Directive(option, letters or _value_of(f"-{letter}", next(rest, None), where), number)
+        return
+
+
+def _value_of(option: str, value: str | None, where: str) -> str:
+    if value is None:
+        raise RequestError(f"{where}: {option} needs a value")
+    return value

@@ -1,0 +1,82 @@
+"""``#SBATCH`` lines, read as sbatch reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.batch_script import is_batch_script, read_batch_script
+
+
+def options_of(here: Path, text: str) -> list[tuple[str, str | None]]:
+    (here / "job.sbatch").write_text(text)
+    return [(d.option.name, d.value) for d in read_batch_script(here / "job.sbatch").directives]
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("--nodes=2", [("nodes", "2")]),
+        ("--nodes 2 # two", [("nodes", "2")]),
+        ("-N2 -n 8", [("nodes", "2"), ("ntasks", "8")]),
+        ("-HN2", [("hold", None), ("nodes", "2")]),
+        ("--exclusive", [("exclusive", None)]),
+        ("--exclusive=user", [("exclusive", "user")]),
+        ("--comment='a b'\t--mail-type=\"END,FAIL\"", [("comment", "a b"), ("mail-type", "END,FAIL")]),
+        ("--comment=a\\ b", [("comment", "a b")]),
+        ("--comment=''", [("comment", "")]),
+        ("--tasks-per-node=4", [("ntasks-per-node", "4")]),
+        ("--ntasks-per-n=4", [("ntasks-per-node", "4")]),
+        ("-t 0-2 --mem=4G\r", [("time", "0-2"), ("mem", "4G")]),
+        ("", []),
+    ],
+)
+def test_a_line_is_read_as_sbatch_reads_it(here: Path, line: str, options: list[tuple[str, str | None]]) -> None:
+    assert options_of(here, f"#!/bin/bash\n#SBATCH {line}\n") == options
+
+
+def test_lines_count_up_to_the_first_command(here: Path) -> None:
+    text = (
+        "#!/bin/bash\n# SBATCH -N 9\n##SBATCH -N 8\n\n#SBATCH -N 2\n  # a comment\n#SBATCH -n 4\ntrue\n#SBATCH -N 7\n"
+    )
+    assert options_of(here, text) == [("nodes", "2"), ("ntasks", "4")]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("--nodse=2", "job.sbatch:2: --nodse=2: sbatch has no such option"),
+        ("--nt=2", "sbatch has no such option"),
+        ("-N", "job.sbatch:2: -N needs a value"),
+        ("--hold=yes", "--hold has no value"),
+        ("-Z", "-Z: sbatch has no such option"),
+        ("--comment='open", "the quotation ' is not closed"),
+        ("hetjob", "jobs of several components are not supported"),
+        ("two words", "'two' is no option"),
+    ],
+)
+def test_what_sbatch_would_refuse_is_refused_with_its_line(here: Path, line: str, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        options_of(here, f"#!/bin/bash\n#SBATCH {line}\n")
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#!/bin/bash\n#SBATCH -N 1\n", True),
+        ("#!/bin/bash\ntrue\n#SBATCH -N 1\n", False),
+        ("#SBATCH -N 1\n", False),
+        ("", False),
+    ],
+)
+def test_a_batch_script_has_an_interpreter_and_options(here: Path, text: str, expected: bool) -> None:
+    (here / "job").write_text(text)
+    assert is_batch_script(here / "job") is expected
+
+
+def test_a_script_without_an_interpreter_is_refused(here: Path) -> None:
+    with pytest.raises(RequestError, match="begins with the line of its interpreter"):
+        options_of(here, "#SBATCH -N 1\n")
