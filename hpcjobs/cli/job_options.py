@@ -17,13 +17,14 @@ from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import Flag, JobSpec
 from hpcjobs.job.request import make_spec
 from hpcjobs.site.models import Resources
+from hpcjobs.site.sbatch import OPTIONS, Treatment
 
 
 def job_flags() -> dict[str, tuple[type, Flag]]:
     """Field of `JobSpec` -> its type, and its option; fields that no option sets are left out."""
     hints = get_type_hints(JobSpec, include_extras=True)
     declared = {field: get_args(hints[field]) for field in JobSpec.__struct_fields__}
-    kinds = {bool | None: bool, int | None: int, str | None: str, dict[str, str]: list}
+    kinds = {bool | None: bool, int | None: int, str | None: str, dict[str, str]: list, tuple[str, ...]: list}
     return {
         field: (kinds[parts[0]], parts[1]) for field, parts in declared.items() if parts and isinstance(parts[-1], Flag)
     }
@@ -55,7 +56,7 @@ def with_job_options(
         flags: dict[str, inspect.Parameter] = {}
         for field, (kind, flag) in job_flags().items():
             if field not in left_out and (only is None or field in only):
-                names = ("--" + field.replace("_", "-"), *((flag.short,) if flag.short else ()))
+                names = ("--" + field.replace("_", "-"), *flag.others)
                 flags[field] = _option(*names, kind=kind, help=(help or {}).get(field, flag.help))
         words = typer.Argument(help="Trainer, module, .py file or executable.")
         takes_program = only is None
@@ -67,7 +68,9 @@ def with_job_options(
             options = {field: value for field, value in options.items() if value not in (None, False)}
             if "env" in options:
                 options["env"] = environment(options["env"])
-            options |= sbatch_options(values.pop("option") or [], values.pop("resources"))
+            resources = values.pop("resources")
+            options["sbatch"] = [*options.get("sbatch", ()), *resources.pop("sbatch", ())]
+            options |= sbatch_options(values.pop("option") or [], resources)
             program = values.pop("program") or () if takes_program else ()
             command(**values, request=make_spec(program, options))
 
@@ -90,18 +93,6 @@ def with_job_options(
     return decorate
 
 
-_NOT_BY_O = {
-    "job_name": "say --name",
-    "name": "say --name",
-    "chdir": "say --chdir",
-    "output": "hpcjobs logs shows the output, which lies in the run folder",
-    "error": "hpcjobs logs shows the output, which lies in the run folder",
-    "export": "say --env",
-    "wait": "say --wait",
-}
-"""sbatch's own names of what has another option here, or is not to be changed."""
-
-
 def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[str, object]:
     """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores.
 
@@ -116,12 +107,26 @@ def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[st
         key, equals, value = word.removeprefix("--").partition("=")
         name = key.replace("-", "_")
         if name not in Resources.__struct_fields__:
-            hint = _NOT_BY_O.get(name) or nearest(name, Resources.__struct_fields__)
-            raise RequestError(f"-o {word}: no sbatch option that -o can set", hint=hint)
+            raise RequestError(f"-o {word}: no sbatch option that -o can set", hint=_hint(key, equals))
         if name in options:
             raise RequestError(f"-o {word}: {name} has been given by its own flag too", hint="leave one of them out")
         by_o[name] = (value or None) if equals else True
     return options | by_o
+
+
+def _hint(key: str, equals: str) -> str:
+    """What to type in place of ``-o key``."""
+    name = key.replace("_", "-")
+    option = OPTIONS.get("job-name" if name == "name" else name)
+    if option is None and not equals:
+        return (
+            "-o NAME=VALUE sets an option of sbatch; sbatch's own -o FILE is not needed: hpcjobs logs shows the output"
+        )
+    if option is None:
+        return nearest(key.replace("-", "_"), Resources.__struct_fields__)
+    if option.treatment is Treatment.PASSED:
+        return f"say --sbatch {name}{equals and '=VALUE'}"
+    return option.reason if option.treatment is Treatment.REFUSED else f"say --{option.name}"
 
 
 def environment(words: Sequence[str]) -> dict[str, str]:

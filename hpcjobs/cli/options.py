@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from hpcjobs.site.sbatch import OPTIONS, RESOURCES, Argument, Sbatch
+from hpcjobs.site.sbatch import OPTIONS, RESOURCES, Argument, Sbatch, Treatment
 
 COUNT, TEXT, SWITCH = int, str, bool
 
@@ -54,8 +54,8 @@ class SbatchOption(NamedTuple):
         return Annotated[self.kind | None, option]
 
 
-_TAKEN_LETTERS = ("s",)
-"""``-s`` names the site."""
+_TAKEN_LETTERS = ("s", "o")
+"""``-s`` names the site, ``-o`` any option of sbatch."""
 _HELP = {
     "partition": "Partition, or several: a,b.",
     "nodes": "Nodes: 4, or 2-4.",
@@ -80,16 +80,36 @@ _HELP = {
 OFTEN_TYPED = tuple(SbatchOption(OPTIONS[name], help) for name, help in _HELP.items())
 BY_NAME = tuple(SbatchOption(option) for option in RESOURCES if option.name not in _HELP)
 """Options without a line of their own in help."""
+RARE = tuple(
+    SbatchOption(option)
+    for option in OPTIONS.values()
+    if option.treatment in (Treatment.PASSED, Treatment.REFUSED) and option.name not in ("help", "version")
+)
+"""Options that are passed through unread, and those that are refused with the reason."""
 SBATCH_OPTIONS = (*OFTEN_TYPED, *BY_NAME)
 _NAMES = ", ".join(option.flag for option in BY_NAME)
 # Behind \b help keeps the lines as they are: it would break them within names, at a hyphen.
 EPILOG = "\b\n" + textwrap.fill(f"Also, as sbatch has them: {_NAMES}.", 76, break_on_hyphens=False)
 
 
+def _pass_through(option: SbatchOption, value: object) -> str:
+    """``name=value``, for ``--sbatch``.
+
+    Raises:
+        RequestError: an option that hpcjobs refuses.
+    """
+    if option.option.treatment is Treatment.REFUSED:
+        from hpcjobs.errors import RequestError
+
+        raise RequestError(f"{option.flag}: not for hpcjobs", hint=option.option.reason)
+    return option.option.name if value is True else f"{option.option.name}={value}"
+
+
 def with_sbatch_options(*, without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of sbatch: its parameter ``resources`` gets those that were typed, by field.
 
-    A field that the command has a parameter of its own for is that command's own, and so are those of ``without``.
+    A field that the command has a parameter of its own for is that command's own, and so are those of ``without``. What
+    is passed through unread is in ``resources["sbatch"]``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -97,16 +117,22 @@ def with_sbatch_options(*, without: Iterable[str] = ()) -> Callable[[Callable[..
         left_out = {*without, *own.parameters}
         chosen = [option for option in SBATCH_OPTIONS if option.field not in left_out]
 
+        passed = [option for option in RARE if option.field not in left_out]
+
         def run(**values: Any) -> None:
             typed = {option.field: values.pop(option.field) for option in chosen}
-            command(**values, resources={field: value for field, value in typed.items() if value is not None})
+            resources = {field: value for field, value in typed.items() if value is not None}
+            rare = {option: value for option in passed if (value := values.pop(option.field)) is not None}
+            if rare:
+                resources["sbatch"] = [_pass_through(option, value) for option, value in rare.items()]
+            command(**values, resources=resources)
 
         parameters: list[inspect.Parameter] = []
         for name, parameter in own.parameters.items():
             if name != "resources":
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
                 continue
-            for option in chosen:
+            for option in (*chosen, *passed):
                 kind = inspect.Parameter.KEYWORD_ONLY
                 parameters.append(inspect.Parameter(option.field, kind, default=None, annotation=option.annotation))
         run.__name__, run.__doc__ = command.__name__, command.__doc__

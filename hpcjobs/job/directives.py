@@ -18,24 +18,26 @@ Option = tuple[str, str | None]
 def sbatch_options(job: Job) -> list[Option]:
     """Every option ``job`` sends to sbatch except job name and output, in the order of `Resources`.
 
-    The site's ``directives`` rename or remove options, its ``extra_directives`` come last.
+    The site's ``directives`` rename or remove options; what is passed through (``sbatch``) comes last.
 
     Raises:
         RequestError: GPUs are asked for twice, or cannot be shared by the tasks.
     """
     options = [mapped for option in _plain_options(job) for mapped in _site_spelling(job, option)]
-    return _with_one_gres(options + [_split(extra) for extra in job.extra_directives])
+    return _with_one_gres(options + [_split(extra) for extra in job.sbatch])
 
 
 def _plain_options(job: Job) -> Iterator[Option]:
     for field in job.resources.__struct_fields__:
         value = getattr(job.resources, field)
-        if value is None or value is False:
+        if value is None or (value is False and field != "requeue"):
             continue
         if field == "nodes":
             yield "nodes", f"{job.nodes}-{job.max_nodes}" if job.max_nodes else str(job.nodes + job.spare)
         elif field == "gpus_per_node":
             yield from _gpu_options(job, job.gpus_per_node)
+        elif field == "requeue":
+            yield "requeue" if value else "no-requeue", None
         elif field == "mem":
             yield from _memory_options(job, value)
         else:

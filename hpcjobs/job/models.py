@@ -15,8 +15,9 @@ from hpcjobs.units import time_limit_s
 class Flag:
     """The command line's option for a field of `JobSpec`: ``--`` and the field's name, a short form, a line of help."""
 
-    def __init__(self, help: str, *, short: str | None = None) -> None:
-        self.help, self.short = help, short
+    def __init__(self, help: str, *, short: str | None = None, also: str | None = None) -> None:
+        self.help = help
+        self.others = tuple(filter(None, (also, short)))
 
 
 class JobSpec(Frozen, frozen=True):
@@ -29,7 +30,7 @@ class JobSpec(Frozen, frozen=True):
     program: tuple[str, ...] = ()
     """A bundled trainer, a dotted module, a ``.py`` file or any executable; then its arguments."""
     resources: Resources = Resources()
-    name: Annotated[str | None, Flag("Job name.", short="-J")] = None
+    name: Annotated[str | None, Flag("Job name.", short="-J", also="--job-name")] = None
     launcher: Annotated[str | None, Flag("srun, torchrun, mpirun, spawn …")] = None
     env: Annotated[dict[str, str], Flag("NAME=VALUE, or NAME to pass on.")] = {}
     template: Annotated[str | None, Flag("Template of the job script, by name.")] = None
@@ -46,6 +47,8 @@ class JobSpec(Frozen, frozen=True):
     container: Annotated[str | None, Flag("Run it in this image: a name of the site's, or a file; none.")] = None
     stage_image: Annotated[bool | None, Flag("Copy the image to each node first.")] = None
     snapshot: Annotated[bool | None, Flag("Copy the code and run the copy.")] = None
+    sbatch: Annotated[tuple[str, ...], Flag("NAME=VALUE, or NAME: passed to sbatch unread.")] = ()
+    srun: Annotated[tuple[str, ...], Flag("NAME=VALUE, or NAME: passed to the tasks' srun unread.")] = ()
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -141,7 +144,10 @@ class Job(Frozen, frozen=True):
     gpu_request: GpuRequest
     memory_request: MemoryRequest
     directives: dict[str, str | None]
-    extra_directives: tuple[str, ...]
+    sbatch: tuple[str, ...]
+    """Options of sbatch that are passed through unread: ``name=value`` or ``name``."""
+    srun: tuple[str, ...]
+    """Options of the tasks' srun that are passed through unread."""
     hosts: tuple[str, ...]
     """On a local site, the hosts that mpirun or horovodrun reach by ssh (``nodelist``); empty: this machine."""
     mpi: str | None

@@ -17,6 +17,7 @@ from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import lay_out
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
+from hpcjobs.job.passed_through import PASSED_THROUGH, check_passed_through, check_srun
 from hpcjobs.job.preflight import preflight_words
 from hpcjobs.job.program import default_name, program_argv
 from hpcjobs.job.prologue import prologue
@@ -83,7 +84,8 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         gpu_request=site.gpu_request,
         memory_request=site.memory_request,
         directives=site.directives,
-        extra_directives=site.extra_directives,
+        sbatch=(*site.sbatch, *spec.sbatch),
+        srun=(*site.srun, *spec.srun),
         mpi=site.mpi,
         hosts=hosts,
         interface=site.interface or ("lo" if site.scheduler == "local" and not hosts else None),
@@ -101,6 +103,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         container=inside,
     )
     check_env(job.env, job.sources)
+    check_srun(job)
     check_limits(job, site, partitions)
     return job
 
@@ -112,8 +115,12 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     for source, spec in layers:
         for field in set(JobSpec.__struct_fields__) - {"resources", "env"}:
             value = getattr(spec, field)
-            if value not in (None, ()):
-                fields[field], sources[field] = value, source
+            if value in (None, ()):
+                continue
+            if field in PASSED_THROUGH:
+                check_passed_through(field, value, source)
+                value = (*fields.get(field, ()), *value)
+            fields[field], sources[field] = value, source
         for name, value in spec.env.items():
             fields["env"][name], sources[f"env.{name}"] = value, source
     return JobSpec(**fields), sources

@@ -91,8 +91,10 @@ class Site(Frozen, frozen=True):
     memory_request: MemoryRequest = "mem"
     directives: dict[str, str | None] = {}
     """Slurm option -> null (never send it) or a replacement in which ``{value}`` stands for the value."""
-    extra_directives: tuple[str, ...] = ()
-    """Options sent as they are, without the leading ``--``."""
+    sbatch: tuple[str, ...] = ()
+    """Options of sbatch, sent as they are: ``name=value`` or ``name``."""
+    srun: tuple[str, ...] = ()
+    """Options of the ``srun`` that starts the tasks, added as they are."""
 
     max_submit_jobs: int | None = None
     """Jobs you may have in the queue (MaxSubmitJobs of account or QOS), array tasks counted one by one; a sweep
@@ -175,8 +177,9 @@ class Site(Frozen, frozen=True):
             check_line(template, f"directives.{name}:")
             if set("{}") & set(template.replace("{value}", "")):
                 raise ValueError(f"directives.{name}: {template!r}: only {{value}} can stand in braces")
-        for extra in self.extra_directives:
-            check_line(extra, "extra_directives:")
+        for field in ("sbatch", "srun"):
+            for option in getattr(self, field):
+                check_line(option, f"{field}:")
 
     def _check_lines(self) -> None:
         """Each of these becomes part of one line of a script."""

@@ -55,12 +55,12 @@ def _own(names: str, argument: Argument) -> list[Sbatch]:
     return [Sbatch(name, letter or None, argument, Treatment.FIELD) for name, _, letter in pairs]
 
 
-def _passed(names: str, argument: Argument, versions: str = "") -> list[Sbatch]:
+def _pass(names: str, argument: Argument, versions: str = "") -> list[Sbatch]:
     pairs = [name.partition("/") for name in names.split()]
     return [Sbatch(name, letter or None, argument, Treatment.PASSED, "", versions) for name, _, letter in pairs]
 
 
-def _refused(name: str, short: str | None, argument: Argument, reason: str, versions: str = "") -> Sbatch:
+def _refuse(name: str, short: str | None, argument: Argument, reason: str, versions: str = "") -> Sbatch:
     return Sbatch(name, short, argument, Treatment.REFUSED, reason, versions)
 
 
@@ -84,29 +84,29 @@ _OPTIONS = (
     Sbatch("parsable", None, _F, Treatment.COMMAND),
     Sbatch("wait", "W", _F, Treatment.COMMAND),
     Sbatch("wrap", None, _T, Treatment.COMMAND),
-    *_passed("batch cluster-constraint delay-boot extra-node-info/B gid gpu-bind gpus-per-socket gres-flags", _T),
-    *_passed("kill-on-invalid-dep mcs-label mem-bind mincpus nodefile/F thread-spec uid wait-all-nodes", _T),
-    *_passed("get-user-env propagate", _O),
-    *_passed("reboot use-min-nodes", _F),
-    *_passed("extra segment tres-bind tres-per-task", _T, _LATER),
-    *_passed("oom-kill-step resv-ports", _O, _LATER),
-    *_passed("consolidate-segments stepmgr", _F, _LATER),
-    _refused("output", "o", _T, _LOG),
-    _refused("error", "e", _T, _LOG),
-    _refused("input", "i", _T, "a job reads no standard input: let the program read the file (< FILE in a script)"),
-    _refused("clusters", "M", _T, "give that cluster a site with its slurm_conf, and name it by --site"),
-    _refused("export", None, _T, "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"),
-    _refused("export-file", None, _T, "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"),
-    _refused(
+    *_pass("batch cluster-constraint delay-boot extra-node-info/B gid gpu-bind gpus-per-socket gres-flags", _T),
+    *_pass("kill-on-invalid-dep mcs-label mem-bind mincpus nodefile/F thread-spec uid wait-all-nodes", _T),
+    *_pass("get-user-env propagate", _O),
+    *_pass("reboot use-min-nodes", _F),
+    *_pass("extra segment tres-bind tres-per-task", _T, _LATER),
+    *_pass("oom-kill-step resv-ports", _O, _LATER),
+    *_pass("consolidate-segments stepmgr", _F, _LATER),
+    _refuse("output", "o", _T, _LOG),
+    _refuse("error", "e", _T, _LOG),
+    _refuse("input", "i", _T, "a job reads no standard input: let the program read the file (< FILE in a script)"),
+    _refuse("clusters", "M", _T, "give that cluster a site with its slurm_conf, and name it by --site"),
+    _refuse("export", None, _T, "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"),
+    _refuse("export-file", None, _T, "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"),
+    _refuse(
         "container", None, _T, "sbatch would run the script itself in it; --container here names an image for tasks"
     ),
-    _refused("container-id", None, _T, "sbatch would run the script itself in it; see --container", _LATER),
-    _refused("ignore-pbs", None, _F, "#PBS lines are never read"),
-    _refused("quiet", "Q", _F, _OF_COMMAND),
-    _refused("verbose", "v", _F, _OF_COMMAND),
-    _refused("usage", None, _F, _OF_COMMAND),
-    _refused("help", "h", _F, _OF_COMMAND),
-    _refused("version", "V", _F, _OF_COMMAND),
+    _refuse("container-id", None, _T, "sbatch would run the script itself in it; see --container", _LATER),
+    _refuse("ignore-pbs", None, _F, "#PBS lines are never read"),
+    _refuse("quiet", "Q", _F, _OF_COMMAND),
+    _refuse("verbose", "v", _F, _OF_COMMAND),
+    _refuse("usage", None, _F, _OF_COMMAND),
+    _refuse("help", "h", _F, _OF_COMMAND),
+    _refuse("version", "V", _F, _OF_COMMAND),
 )
 OPTIONS = {option.name: option for option in sorted(_OPTIONS, key=lambda option: option.name)}
 ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters", "workdir": "chdir", "share": "oversubscribe"}

@@ -28,7 +28,7 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
     if job.mpi is not None:
         tokens.append(f"--mpi={job.mpi}")
     tokens += ["--no-kill", "--kill-on-bad-exit=0"] if job.min_nodes else ["--kill-on-bad-exit=1"]
-    return (*tokens, *pyxis_args(job))
+    return (*tokens, *pyxis_args(job), *(f"--{option.removeprefix('--')}" for option in job.srun))
 
 
 def gpus_of_node(job: Job) -> int | None:

@@ -33,7 +33,7 @@ def site_of(cluster: Cluster, **more: object) -> str:
 def test_tasks_have_the_scripts_environment_where_jobs_are_submitted_with_export_none(
     cluster: Cluster, launcher: str
 ) -> None:
-    site = site_of(cluster, extra_directives=["export=NONE"], env={"OF_THE_SITE": "yes"})
+    site = site_of(cluster, sbatch=["export=NONE"], env={"OF_THE_SITE": "yes"})
     words = ("-N", "2", "--ntasks-per-node", "1", "--launcher", launcher, "bash", "-c", 'echo "has $OF_THE_SITE"')
     answer = cluster.hpcjobs("submit", "--site", site, "--json", *words)
     assert answer.code == 0, answer

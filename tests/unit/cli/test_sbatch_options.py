@@ -94,3 +94,53 @@ def test_a_dependency_of_ones_own_and_after_add_up(here: Path, site: str) -> Non
     for own in (("-d", "singleton"), ("-o", "dependency=singleton")):
         out = ok("submit", "--site", "local", *own, "--after", submitted, "--dry-run", "--json", "true").out
         assert json.loads(out)["job"]["resources"]["dependency"] == f"singleton,afterok:{submitted}"
+
+
+def script(site: str, *words: str) -> str:
+    """The script that a dry run prints."""
+    return ok("submit", "--site", site, *words, "--dry-run", "true").out
+
+
+def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path, site: str) -> None:
+    """By --sbatch and --srun, in files, and those that sbatch has by their own names."""
+    (here / "job.yaml").write_text("sbatch: [delay-boot=10]\nsrun: [cpu-bind=cores]\n")
+    text = script(
+        site, "--spec", "job.yaml", "--sbatch", "some-plugin=a b", "--srun", "--mem-bind=local", "--mincpus", "8"
+    )
+    for line in ("#SBATCH --delay-boot=10", "#SBATCH --some-plugin='a b'", "#SBATCH --mincpus=8"):
+        assert f"\n{line}\n" in text
+    assert "--cpu-bind=cores --mem-bind=local" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--sbatch", "nodes=4"), "hpcjobs has this option itself\nhint: say --nodes"),
+        (("--sbatch", "output=x"), "the output lies in the run folder"),
+        (("--sbatch", "two words"), "sbatch 'two words' (flag): no option"),
+        (("--srun", "ntasks=4"), "the job's own layout sets it"),
+        (("--srun", "output=x"), "hpcjobs logs shows the output"),
+        (("--srun", "cpu-bind=cores", "--launcher", "mpirun"), "launcher mpirun starts the tasks without srun"),
+        (("--output", "x.log"), "--output: not for hpcjobs\nhint: the output lies in the run folder: hpcjobs logs"),
+        (("-e", "x.log"), "--error: not for hpcjobs"),
+        (("--export", "ALL"), "--env NAME=VALUE"),
+        (("-o", "x.log"), "sbatch's own -o FILE is not needed"),
+        (("-o", "chdir=x"), "say --chdir"),
+        (("-o", "name=x"), "say --job-name"),
+        (("-o", "mincpus=2"), "say --sbatch mincpus=VALUE"),
+        (("-t", "1h", "-o", "time=2h"), "time has been given by its own flag too"),
+    ],
+)
+def test_what_is_not_passed_through_says_why(site: str, words: tuple[str, ...], text: str) -> None:
+    answer = within("submit", "--site", site, *words, "--dry-run", "true")
+    assert (answer.code, answer.out) == (5, "")
+    assert text in answer.err
+
+
+def test_requeue_can_be_forbidden_as_sbatch_does_it(site: str) -> None:
+    assert "#SBATCH --no-requeue\n" in script(site, "--no-requeue")
+    assert "#SBATCH --requeue\n" in script(site, "--requeue")
+
+
+def test_a_name_is_given_as_for_sbatch(site: str) -> None:
+    assert "#SBATCH --job-name=mine\n" in script(site, "--job-name", "mine")

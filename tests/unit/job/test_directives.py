@@ -60,7 +60,7 @@ def test_the_whole_nodes_memory_has_no_share_per_cpu(here: object) -> None:
 def test_a_site_renames_and_removes_options_and_adds_its_own(here: object) -> None:
     site = (
         'directives: {account: "wckey={value}", time: null, exclusive: exclusive=user}\n'
-        "extra_directives: [--no-requeue, hint=nomultithread]\n"
+        "sbatch: [--no-requeue, hint=nomultithread]\n"
     )
     assert sent(here, site, exclusive=True) == ["exclusive=user", "no-requeue", "hint=nomultithread"]
     assert sent(here, site, account="phys", time="2h") == ["wckey=phys", "no-requeue", "hint=nomultithread"]
@@ -73,7 +73,7 @@ def test_a_partition_can_be_left_out_for_sites_that_choose_it_themselves(here: o
 
 
 def test_flags_stand_without_a_value_and_false_ones_not_at_all(here: object) -> None:
-    assert sent(here, exclusive=True, hold=True, requeue=False, comment="it's $HOME") == [
+    assert sent(here, exclusive=True, hold=True, contiguous=False, comment="it's $HOME") == [
         "exclusive", "comment='it'\"'\"'s $HOME'", "hold",
     ]  # fmt: skip
 
@@ -86,23 +86,23 @@ def test_an_array_has_a_log_for_each_task(here: object) -> None:
 
 def test_a_directive_of_the_site_with_a_newline_never_reaches_a_script(here: object) -> None:
     with pytest.raises((ConfigError, RequestError)):
-        sent(here, 'extra_directives: ["comment=a\\nrm -rf"]\n')
+        sent(here, 'sbatch: ["comment=a\\nrm -rf"]\n')
     with pytest.raises((ConfigError, RequestError)):
-        sent(here, 'extra_directives: ["a\\nrm -rf"]\n')
+        sent(here, 'sbatch: ["a\\nrm -rf"]\n')
 
 
 def test_other_resources_and_gpus_share_one_gres_line(here: object) -> None:
     """Of two lines Slurm takes the last: the GPUs would be lost in silence."""
     assert sent(here, "gpu_request: gres\n", gpus_per_node=4, gres="nvme:100") == ["gres=gpu:a100:4,nvme:100"]
-    site = "gpu_request: gres\nextra_directives: ['gres=nvme:100', 'gres=shard:1']\n"
+    site = "gpu_request: gres\nsbatch: ['gres=nvme:100', 'gres=shard:1']\n"
     assert sent(here, site, gpus_per_node=1) == ["gres=gpu:a100:1,nvme:100,shard:1"]
 
 
 def test_gpus_that_a_site_adds_to_those_of_the_job_are_refused(here: object) -> None:
     with pytest.raises(RequestError, match=r"asked for twice: --gres=1 and --gpus-per-node=a100:2"):
-        sent(here, "extra_directives: ['gres=gpu:1']\n", gpus_per_node=2)
+        sent(here, "sbatch: ['gres=gpu:1']\n", gpus_per_node=2)
     with pytest.raises(RequestError, match="asked for twice"):
-        sent(here, "gpu_request: gres\nextra_directives: ['gres=gpu:1']\n", gpus_per_node=2)
+        sent(here, "gpu_request: gres\nsbatch: ['gres=gpu:1']\n", gpus_per_node=2)
 
 
 def test_gpus_named_in_one_layer_replace_those_of_the_site_whatever_the_spelling(here: object) -> None:

@@ -108,7 +108,7 @@ VALUES = [
     ("launchers: []", "launchers", "at least one"),
     ("directives: {account: 'wckey={user}'}", "directives.account", "{value}"),
     ('directives: {account: "a\\nb"}', "directives.account", "control characters"),
-    ('extra_directives: ["a\\nb"]', "extra_directives", "control characters"),
+    ('sbatch: ["a\\nb"]', "sbatch", "control characters"),
     ("max_submit_jobs: 0", "max_submit_jobs", "positive"),
     ("prices: {cpu_hour: -1}", "prices", "negative"),
     ("watts: {gpu: .inf}", "watts", "number"),
