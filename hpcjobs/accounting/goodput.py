@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from hpcjobs.run.folder import task_dir
+from hpcjobs.run.folder import output_dir
 from hpcjobs.runtime.summary import METRICS_FILE
 
 
@@ -39,7 +39,7 @@ def with_checkpoints(frame: pl.DataFrame) -> pl.DataFrame:
     requeued = frame.filter((pl.col("attempts") > 1) & pl.col("run_dir").is_not_null())
     found = {}
     for job_id, run_dir, lost in requeued.select("job_id", "run_dir", "lost_s").rows():
-        parts = lasting_s(task_dir(Path(run_dir), job_id))
+        parts = lasting_s(output_dir(Path(run_dir), job_id))
         if parts is not None:
             found[job_id] = max(0.0, lost - sum(parts[:-1]))
     if not found:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from hpcjobs.run.folder import task_dir
+from hpcjobs.run.folder import output_dir
 from hpcjobs.site.models import Site
 
 _SCHEMA: Final = {
@@ -54,7 +54,7 @@ def with_monitor(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
     found = [
         (job_id, run_dir, *seen)
         for job_id, run_dir in used.select("job_id", "run_dir").rows()
-        if (seen := watched(task_dir(Path(run_dir), job_id))) is not None
+        if (seen := watched(output_dir(Path(run_dir), job_id))) is not None
     ]
     if not found:
         return frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import UNSET
@@ -11,6 +11,9 @@ from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG
 from hpcjobs.cli.output import Json, SiteName, note, print_json
 from hpcjobs.job.models import JobSpec
+
+if TYPE_CHECKING:
+    from hpcjobs.scaling.study import Study
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -54,7 +57,8 @@ def scale(
     """
     from pathlib import PurePath
 
-    from hpcjobs.scaling import measure, study
+    from hpcjobs.scaling import study
+    from hpcjobs.scaling.submission import submit_study
     from hpcjobs.site.library import default_site
 
     called = name or PurePath(program[0]).stem.replace(".", "-")[:100]
@@ -74,16 +78,28 @@ def scale(
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)
-    done = measure.measure(asked, path, allow_mixed=allow_mixed, say=note)
+    done = submit_study(asked, path, allow_mixed=allow_mixed, report=note)
     if as_json:
         print_json({"study": str(path.absolute()), "points": done.points})
     else:
         print(f"study {path}: {len(done.points)} runs")
         print(f"next: hpcjobs report scaling {called}", flush=True)
     if wait:
-        from hpcjobs.cli.wait import wait_for
+        raise typer.Exit(_wait(done))
 
-        raise typer.Exit(wait_for(measure.entries(done)))
+
+def _wait(study: Study) -> int:
+    """Wait for all runs and name those that failed; 0 if there are none."""
+    from hpcjobs.cli.sweep import wait_for_sweep
+    from hpcjobs.scaling.submission import sweep_of
+
+    sweep = sweep_of(study)
+    code = wait_for_sweep(sweep)
+    for row in sweep.table().rows if code else ():
+        if row["state"] != "COMPLETED":
+            exit_code = "" if row["exit_code"] is None else f", exit code {row['exit_code']}"
+            note(f"job {row['job_id']} {row['state']}{exit_code}; log {row['log']}")
+    return code
 
 
 def _counts(text: str) -> list[int]:

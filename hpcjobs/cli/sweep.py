@@ -91,7 +91,7 @@ def run(
         return
     _report(sweep, sweep.submit(), as_json=as_json)
     if wait:
-        raise typer.Exit(_wait(sweep))
+        raise typer.Exit(wait_for_sweep(sweep))
 
 
 def _passing(word: str | None) -> Any:
@@ -133,7 +133,7 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
     print(f"folder {sweep.path}\nnext: hpcjobs sweep status {name}", flush=True)
 
 
-def _wait(sweep: Sweep) -> int:
+def wait_for_sweep(sweep: Sweep) -> int:
     """Wait with one line that changes (on a terminal) or a line per change; 0 if every cell succeeded."""
     counts = sweep.wait(progress=_Bar(), report=note)
     if sys.stderr.isatty():
@@ -198,7 +198,7 @@ def resume(
     sweep = find_sweep(name)
     _report(sweep, sweep.resume(), as_json=as_json)
     if wait:
-        raise typer.Exit(_wait(sweep))
+        raise typer.Exit(wait_for_sweep(sweep))
 
 
 @app.command()

@@ -84,6 +84,13 @@ def task_dir(run_dir: Path, job_id: str) -> Path:
     return run_dir / index if index else run_dir
 
 
+def output_dir(run_dir: Path, job_id: str) -> Path:
+    """The folder that the program of a job or array task writes to; for a task of a sweep the folder of its cell."""
+    folder = task_dir(run_dir, job_id)
+    cell = folder / "cell"
+    return cell if cell.is_dir() else folder
+
+
 def make_root(root: Path) -> None:
     if not root.is_dir():
         root.mkdir(parents=True, exist_ok=True)

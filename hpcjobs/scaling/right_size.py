@@ -12,6 +12,7 @@ from hpcjobs.accounting.start_times import Starts, starts
 from hpcjobs.run.select import select
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import Analysis, analyse
+from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.runs import read_runs
 from hpcjobs.scaling.study import Study
 
@@ -65,5 +66,5 @@ def _starts_of_study(asked: Study, found: Analysis) -> Starts | None:
     at = next((group for group in found.groups if group.n == knee and group is not largest), None)
     if at is None:
         return None
-    ran = next(point for point in asked.points if point.job_id and point.size.ranks == largest.ranks)
-    return starts(ran.job_dir, [f"--nodes={at.nodes}", f"--ntasks-per-node={at.ranks // at.nodes}"])
+    job_dir = next(run.job_dir for run in list_runs(asked) if run.job_dir and run.size.ranks == largest.ranks)
+    return starts(Path(job_dir), [f"--nodes={at.nodes}", f"--ntasks-per-node={at.ranks // at.nodes}"])

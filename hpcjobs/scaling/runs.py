@@ -12,7 +12,8 @@ from hpcjobs.accounting.sources import Wanted, gather
 from hpcjobs.job.array import task_ids
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, RunSummary
 from hpcjobs.scaling.code_versions import code_of, image_of
-from hpcjobs.scaling.study import Mode, Point, Study
+from hpcjobs.scaling.run_list import list_runs
+from hpcjobs.scaling.study import Mode, Study, StudyRun
 
 MIXABLE: Final = {
     "code": "code versions",
@@ -38,7 +39,16 @@ _FROM_ACCOUNTING = (
 
 
 def read_runs(study: Study) -> pl.DataFrame:
-    """One row per run, also of runs that have not ended.
+    """One row per run that was submitted, also of runs that have not ended.
+
+    Raises:
+        SchedulerError: neither the accounting nor the queue answers.
+    """
+    return tabulate(list_runs(study), site=study.site, mode=study.mode)
+
+
+def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame:
+    """The table of these runs.
 
     A program that leaves no summary.json is measured by the time its job took: in ``runs/h``, or, as a run of a weak
     study does work in proportion to its ranks, in ``rank-runs/h`` (ranks x runs/h).
@@ -46,34 +56,35 @@ def read_runs(study: Study) -> pl.DataFrame:
     Raises:
         SchedulerError: neither the accounting nor the queue answers.
     """
-    known = [(point, point.job_id) for point in study.points if point.job_id is not None]
+    known = [(run, run.job_id) for run in runs if run.job_id is not None]
     if not known:
         return pl.DataFrame(schema=_COLUMNS)
     ids = tuple(dict.fromkeys(job_id.partition("_")[0] for _, job_id in known))
-    jobs = gather(Wanted(since=0, job_ids=ids), site=study.site).jobs
+    jobs = gather(Wanted(since=0, job_ids=ids), site=site).jobs
     by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
-    rows = [_row(point, by_id.get(job_id, {}), mode=study.mode) for point, job_id in known]
+    rows = [_row(run, by_id.get(job_id, {}), mode=mode) for run, job_id in known]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat")
 
 
-def _row(point: Point, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
-    folder = Path(point.run_dir)
+def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
+    folder = Path(run.run_dir)
     row: dict[str, Any] = dict.fromkeys(_COLUMNS)
     row.update({name: job.get(name) for name in _FROM_ACCOUNTING})
     row.update(
-        nodes=point.size.nodes,
-        ntasks_per_node=point.size.ntasks_per_node,
-        ranks=point.size.ranks,
-        repeat=point.repeat,
-        job_id=point.job_id,
-        run_dir=point.run_dir,
+        nodes=run.size.nodes,
+        ntasks_per_node=run.size.ntasks_per_node,
+        ranks=run.size.ranks,
+        repeat=run.repeat,
+        job_id=run.job_id,
+        run_dir=run.run_dir,
         elapsed_s=None if job.get("elapsed_s") is None else float(job["elapsed_s"]),
     )
-    row.update(code=code_of(point.job_dir), image=image_of(point.job_dir))
+    if run.job_dir is not None:
+        row.update(code=code_of(Path(run.job_dir)), image=image_of(Path(run.job_dir)))
     if (folder / SUMMARY_FILE).exists():
         row.update(_measured(RunSummary.read(folder)))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
-        work, unit = (point.size.ranks, "rank-runs/h") if mode == "weak" else (1, "runs/h")
+        work, unit = (run.size.ranks, "rank-runs/h") if mode == "weak" else (1, "runs/h")
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
 

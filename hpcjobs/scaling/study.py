@@ -1,7 +1,7 @@
-"""A scaling study: one program at several sizes, and the runs that measure it.
+"""A scaling study: one program at several sizes, each measured several times.
 
-``NAME.study.json`` holds what was asked and which job measures which point. It is written before and after every
-submission, so a study that was interrupted anywhere is taken up where it stopped.
+``NAME.study.json`` holds what was asked for, and the folder of the sweep whose cells are the runs. Its ``points`` are a
+copy for people and scripts, as the last call of ``hpcjobs scale`` left them; reports read the folder (`run_list`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Mode = Literal["strong", "weak"]
 
 
 class Size(Frozen, frozen=True, order=True):
-    """How large one point is."""
+    """How large a run is."""
 
     nodes: int
     ntasks_per_node: int
@@ -29,27 +29,26 @@ class Size(Frozen, frozen=True, order=True):
     def ranks(self) -> int:
         return self.nodes * self.ntasks_per_node
 
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.ntasks_per_node}"
 
-class Point(Frozen, frozen=True):
-    """One run of the study."""
+
+class StudyRun(Frozen, frozen=True):
+    """One run of a study."""
 
     size: Size
     repeat: int
-    """From 1; of a job array, the index of the task."""
+    """From 1."""
     job_id: str | None
-    """None: about to be submitted, or the submitter was stopped before it knew."""
+    """Array task that measures it; None: not submitted yet."""
     run_dir: str
-    """Where the run writes; of an array's task, its part of the job's run folder."""
-
-    @property
-    def job_dir(self) -> Path:
-        """The run folder of the job, which for an array all its tasks share."""
-        of_task = self.job_id is not None and "_" in self.job_id
-        return Path(self.run_dir).parent if of_task else Path(self.run_dir)
+    """Folder that the run writes to."""
+    job_dir: str | None = None
+    """Run folder of the array; None: not submitted yet."""
 
 
 class Study(Frozen, frozen=True):
-    """What was asked, and what was submitted so far."""
+    """What is measured, and where."""
 
     name: str
     site: str
@@ -65,18 +64,20 @@ class Study(Frozen, frozen=True):
     env: dict[str, str] = {}
     """Environment variables of every run."""
     one_at_a_time: bool = False
-    points: tuple[Point, ...] = ()
+    folder: str | None = None
+    """Folder of the sweep; None: nothing was submitted yet."""
+    points: tuple[StudyRun, ...] = ()
     schema: Literal["hpcjobs.study/1"] = "hpcjobs.study/1"
 
-    def asked_the_same(self, other: Study) -> bool:
-        """Both ask for the same runs (more sizes or repeats are the same question, taken further)."""
+    def extends(self, other: Study) -> bool:
+        """Whether the runs of both can be compared: they differ in sizes and repeats alone."""
         fields = ("name", "site", "mode", "program", "options", "launcher", "env")
         return all(getattr(self, field) == getattr(other, field) for field in fields)
 
 
-def path_of(word: str) -> Path:
+def path_of(name: str) -> Path:
     """``NAME`` or ``NAME.study.json``, in the current folder or anywhere."""
-    return Path(word if word.endswith(SUFFIX) else word + SUFFIX)
+    return Path(name if name.endswith(SUFFIX) else name + SUFFIX)
 
 
 def read(path: Path) -> Study:
@@ -94,5 +95,5 @@ def read(path: Path) -> Study:
 
 
 def write(path: Path, study: Study) -> None:
-    """In one step: a reader sees the old study or the whole new one."""
+    """Write the file in one step: a reader sees the old study or the new one."""
     write_beside(path, msgspec.json.format(msgspec.json.encode(study), indent=1), mode=0o644)

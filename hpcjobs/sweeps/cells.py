@@ -31,6 +31,8 @@ class Cell(Frozen, frozen=True):
     params: dict[str, str | None]
     arguments: str | None = None
     """Pickled keywords, for a Python function."""
+    size: str = ""
+    """Key of `Definition.sizes`: the job that the cell runs as; empty: the sweep's job."""
 
 
 class Program(NamedTuple):

@@ -10,7 +10,7 @@
         cells.sh           line N gives the batch script its cell N
         chunk.json         the ids of those lines; written last: a chunk without it was never whole
         owner              the array whose tasks may run this chunk: whoever creates the file first (O_EXCL) has it
-        7/                 task 7 of the array: its state
+        7/                 task 7 of the array: its state; `cell` links to its cell's folder
 
 A chunk is prepared, then submitted, then recorded (submitted.json), so a crash at any point leaves either
 nothing or a chunk that can be found in the queue by the path of its script, or by its `owner`.
@@ -54,6 +54,12 @@ class Definition(Frozen, frozen=True):
     """Cells per array task."""
     pack_parallel: int = 1
     """How many of them at once."""
+    sizes: dict[str, Job] = {}
+    """The same job in other sizes, for cells that name one (`Cell.size`)."""
+
+    def job_of(self, size: str) -> Job:
+        """The job of cells of this size."""
+        return self.sizes[size] if size else self.job
 
 
 class Chunk(Frozen, frozen=True):
@@ -64,6 +70,8 @@ class Chunk(Frozen, frozen=True):
     pack: int
     after: int | None = None
     """Number of the chunk that must have ended before this one starts."""
+    size: str = ""
+    """`Cell.size` of all its cells."""
 
     @property
     def tasks(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from hpcjobs.run.provenance import code_state
 from hpcjobs.site.models import Resources
 from hpcjobs.sweeps.cells import Cell, Program, program_of, shell_line
 from hpcjobs.sweeps.folder import Chunk, Definition, SweepFolder
-from hpcjobs.sweeps.limits import Limits, cuts
+from hpcjobs.sweeps.limits import Cut, Limits, cuts
 
 _OF_THE_QUEUE = ("partition", "account", "qos", "constraint", "reservation", "clusters", "wckey", "open_mode")
 """What the job that submits the rest shares with the cells."""
@@ -36,22 +37,34 @@ def following(plan: Plan, job_ids: Sequence[str]) -> Plan:
 
 
 def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], limits: Limits) -> list[Chunk]:
-    """Make the chunks that hold ``cells``: everything but their submission."""
-    program, pack = identity(definition), definition.pack
-    code = code_state(Path(definition.job.chdir))
-    number, start, chunks = folder.next_number(), 0, []
+    """Make the chunks that hold ``cells``: everything but their submission.
+
+    An array has one size of job. Where the number of tasks at once is limited, arrays of several sizes run one after
+    another, in the order of the cells.
+    """
+    program, code = identity(definition), code_state(Path(definition.job.chdir))
+    number, chunks = folder.next_number(), list[Chunk]()
+    in_turn = bool(definition.sizes) and definition.max_parallel is not None
+    for size, same in itertools.groupby(cells, key=lambda cell: cell.size):
+        for part, cut in _parts(list(same), definition, limits):
+            after = number - 1 if cut.after_previous or (in_turn and number > 1) else None
+            chunk = Chunk(number=number, cells=[cell.id for cell in part], pack=definition.pack, after=after, size=size)
+            throttle = "" if cut.throttle is None else f"%{cut.throttle}"
+            plan = _chunk_plan(folder, definition, chunk, f"0-{cut.tasks - 1}{throttle}")
+            run_folder.create(plan, code)
+            _fill(plan.run_dir, program, part, chunk)
+            chunks.append(chunk)
+            number += 1
+    return chunks
+
+
+def _parts(cells: Sequence[Cell], definition: Definition, limits: Limits) -> Iterator[tuple[Sequence[Cell], Cut]]:
+    """The cells of each array, for cells of one size."""
+    pack, start = definition.pack, 0
     most = None if definition.max_parallel is None else definition.max_parallel // definition.pack_parallel
     for cut in cuts(-(-len(cells) // pack), limits, max_parallel=most):
-        lines = cells[start : start + cut.tasks * pack]
-        after = number - 1 if cut.after_previous else None
-        chunk = Chunk(number=number, cells=[cell.id for cell in lines], pack=pack, after=after)
-        throttle = "" if cut.throttle is None else f"%{cut.throttle}"
-        plan = _chunk_plan(folder, definition, chunk, f"0-{cut.tasks - 1}{throttle}")
-        run_folder.create(plan, code)
-        _fill(plan.run_dir, program, lines, chunk)
-        chunks.append(chunk)
-        number, start = number + 1, start + len(lines)
-    return chunks
+        yield cells[start : start + cut.tasks * pack], cut
+        start += cut.tasks * pack
 
 
 def identity(definition: Definition) -> Program:
@@ -62,7 +75,7 @@ def identity(definition: Definition) -> Program:
 
 
 def _chunk_plan(folder: SweepFolder, definition: Definition, chunk: Chunk, array: str) -> Plan:
-    job = definition.job
+    job = definition.job_of(chunk.size)
     packing = {"HPCJOBS_PACK": str(chunk.pack), "HPCJOBS_LANES": str(min(chunk.pack, definition.pack_parallel))}
     env = job.env | {"HPCJOBS_SWEEP": str(folder.path)} | packing
     run_dir = folder.chunk_dir(chunk.number)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import log_path
-from hpcjobs.sweeps.folder import SweepFolder
+from hpcjobs.sweeps.folder import Definition, SweepFolder
 from hpcjobs.sweeps.standing import Standing
 
 if TYPE_CHECKING:
@@ -95,17 +95,22 @@ def _is_finite(value: object) -> bool:
 
 def results_of(folder: SweepFolder, standings: Sequence[Standing]) -> Results:
     """The rows of a sweep's wanted cells, in their order."""
-    params = list(dict.fromkeys(name for standing in standings for name in standing.cell.params))
-    taken = {*params, *_FACTS}
+    names = {name: _column(name) for standing in standings for name in standing.cell.params}
+    taken = {*names.values(), *_FACTS}
     rows: list[dict[str, Any]] = []
     measured: dict[str, None] = {}
-    name = folder.definition.job.name
+    definition = folder.definition
     for standing in standings:
         found = {key if key not in taken else f"result.{key}": value for key, value in _measured(folder, standing)}
         measured |= dict.fromkeys(found)
-        given = {key: _typed(text) for key, text in standing.cell.params.items()}
-        rows.append(given | found | _facts(folder, standing, name))
-    return Results(params, list(measured), rows)
+        given = {names[name]: _typed(text) for name, text in standing.cell.params.items()}
+        rows.append(given | found | _facts(folder, standing, definition))
+    return Results(list(names.values()), list(measured), rows)
+
+
+def _column(param: str) -> str:
+    """The column of a parameter; one with the name of a fact about the run (``nodes``) is ``param.nodes``."""
+    return f"param.{param}" if param in _FACTS else param
 
 
 def _typed(text: str | None) -> str | int | float | None:
@@ -132,7 +137,7 @@ def _measured(folder: SweepFolder, standing: Standing) -> list[tuple[str, Any]]:
     return list(flat(kept))
 
 
-def _facts(folder: SweepFolder, standing: Standing, name: str) -> dict[str, Any]:
+def _facts(folder: SweepFolder, standing: Standing, definition: Definition) -> dict[str, Any]:
     own, record = standing.own, standing.record
     exit_code = own.exit_code if own is not None and own.state.ended else record.exit_code if record else None
     elapsed = own.ended - own.started if own is not None and own.ended and own.started else None
@@ -148,7 +153,7 @@ def _facts(folder: SweepFolder, standing: Standing, name: str) -> dict[str, Any]
         "error": told.splitlines()[-1] if told else None,
         "traceback": told,
         "folder": str(cell_dir),
-        "log": str(log_of(folder, standing, name)) if standing.job_id else None,
+        "log": str(log_of(folder, standing, definition)) if standing.job_id else None,
     }
 
 
@@ -157,12 +162,13 @@ def state_word(standing: Standing) -> str:
     return "MISSING" if standing.state is None else standing.state.value
 
 
-def log_of(folder: SweepFolder, standing: Standing, name: str) -> Path | None:
+def log_of(folder: SweepFolder, standing: Standing, definition: Definition) -> Path | None:
     """Where the cell prints: the array task's log, or one of its own when tasks hold several cells."""
     if standing.chunk is None or standing.job_id is None:
         return None
     if standing.chunk.pack > 1:
         return folder.cell_dir(standing.cell.id) / "output.log"
+    name = definition.job_of(standing.chunk.size).name
     return log_path(folder.chunk_dir(standing.chunk.number), name, standing.job_id)
 
 

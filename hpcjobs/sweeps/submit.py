@@ -166,6 +166,8 @@ def _hand_over_in_order(
         if room is not None and chunk.tasks + (0 if last else 1) > room:
             return taken, _Stop(chunk, room, None)
         before = [entry.job_id for earlier, entry in taken if earlier.number == chunk.after]
+        if chunk.after is not None and not before:  # an earlier call submitted it
+            before = _alive(folder, scheduler)
         try:
             taken.append((chunk, hand_over(following(_plan(folder, chunk), before), scheduler).entry))
         except SchedulerError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -171,13 +172,13 @@ def test_a_local_job_has_the_same_columns(workdir: Path) -> None:
 
 
 def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable[..., str]) -> None:
-    """One node once; then one and two nodes twice, two of them as an array; numbers as in the run folders."""
+    """One node once; then one and two nodes twice, the two larger ones as one array; numbers as in the run folders."""
     asked = ("scale", *SITE, "--name", "lm", "-t", "10m", "--json")
     first = ok(*asked, "--nodes", "1", "--repeats", "1", *LM).json["points"]
     again = ok(*asked, "--nodes", "1,2", "--repeats", "2", "--wait", *LM)
     points = json.loads(Path("lm.study.json").read_text())["points"]
     assert points[0] == first[0]
-    assert [point["job_id"].partition("_")[2] for point in points] == ["", "", "1", "2"], again
+    assert [point["job_id"].partition("_")[2] for point in points] == ["0", "0", "0", "1"], again
     accounted(points[-1]["job_id"], lambda told: told["state"] == "COMPLETED")
 
     answer = ok("report", "scaling", "lm", "--json", "--target", "0.5")
@@ -193,10 +194,10 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
     advice = ok("report", "advise", "lm", points[0]["job_id"])
     assert advice.out.startswith("lm: ")
     now = time.time()
-    larger = starts(Path(first[0]["run_dir"]), ["--nodes=2"])
+    larger = starts(Path(first[0]["job_dir"]), ["--nodes=2"])
     assert larger is not None
     assert all(now - 60 < moment < now + 900 for moment in larger)
-    assert starts(Path(first[0]["run_dir"]), ["--nodes=99"]) is None
+    assert starts(Path(first[0]["job_dir"]), ["--nodes=99"]) is None
 
 
 MBITS = 5
@@ -218,6 +219,16 @@ def slow_network(sandbox: Sandbox) -> Iterator[None]:
             subprocess.run([*host, "del", "dev", "eth0", "root"], check=False)
 
 
+def copy_smallest_run(name: str, new_name: str) -> None:
+    """A second study that has the run of one node already."""
+    study = json.loads(Path(f"{name}.study.json").read_text())
+    folder = Path(study["folder"]).with_name(f"study-{new_name}")
+    shutil.copytree(study["folder"], folder, symlinks=True)
+    shutil.rmtree(folder / "cells" / "2x1-1")
+    shutil.rmtree(folder / "chunks" / "0002")
+    Path(f"{new_name}.study.json").write_text(json.dumps({**study, "name": new_name, "folder": str(folder)}))
+
+
 def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
     """Two studies that share the run of one node: at two, steps wait for gradients, and the serial fraction is larger.
 
@@ -226,9 +237,7 @@ def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandb
     """
     asked = ("scale", *SITE, "--nodes", "1,2", "--repeats", "1", "-t", "10m", "--wait")
     ok(*asked, "--name", "fast", *LM)
-    study = json.loads(Path("fast.study.json").read_text())
-    one_node = [point for point in study["points"] if point["size"]["nodes"] == 1]
-    Path("slow.study.json").write_text(json.dumps({**study, "name": "slow", "points": one_node}))
+    copy_smallest_run("fast", "slow")
     with slow_network(sandbox):
         ok(*asked, "--name", "slow", *LM)
     fast, slow = (ok("report", "scaling", name, "--json").json for name in ("fast", "slow"))

@@ -17,9 +17,11 @@ from hpcjobs.runtime.summary import RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, tables
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse
-from hpcjobs.scaling.measure import program_at
-from hpcjobs.scaling.runs import _COLUMNS, read_runs
-from hpcjobs.scaling.study import Mode, Point, Size, Study
+from hpcjobs.scaling.runs import _COLUMNS, tabulate
+from hpcjobs.scaling.study import Mode, Size, Study, StudyRun
+from hpcjobs.scaling.study_sweep import define
+from hpcjobs.sweeps.cells import command
+from hpcjobs.sweeps.plans import identity
 
 NOISE = (0.99, 1.0, 1.01)
 
@@ -185,13 +187,22 @@ def test_bounds_hold_or_are_missed(here: Path) -> None:
         comparison.check(found, bounds)
 
 
-def test_strong_scaling_keeps_the_global_batch() -> None:
-    small, large = Size(nodes=1, ntasks_per_node=2), Size(nodes=4, ntasks_per_node=2)
-    asked = ["ddp", "--batch-size", "64", "--tag", "{nodes}/{ranks}"]
-    assert program_at(asked, large, smallest=small, mode="strong") == ["ddp", "--batch-size", "16", "--tag", "4/8"]
-    assert program_at(asked, large, smallest=small, mode="weak")[2] == "64"
+def test_strong_scaling_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "8")
+    sizes = (Size(nodes=1, ntasks_per_node=2), Size(nodes=1, ntasks_per_node=8))
+
+    def programs(mode: Mode, batch: str) -> list[tuple[str, ...]]:
+        program = ("echo", "--batch-size", batch, "--tag", "{nodes}/{ranks}")
+        definition = define(study(mode=mode, program=program, sizes=sizes, repeats=1), [], None)
+        return [command(identity(definition), cell) for cell in definition.cells]
+
+    assert [words[1:] for words in programs("strong", "64")] == [
+        ("--batch-size", "64", "--tag", "1/2"),
+        ("--batch-size", "16", "--tag", "1/8"),
+    ]
+    assert [words[2] for words in programs("weak", "64")] == ["64", "64"]
     with pytest.raises(RequestError, match="cannot be shared evenly by 8 ranks"):
-        program_at(["ddp", "--batch-size", "3"], large, smallest=small, mode="strong")
+        programs("strong", "3")
 
 
 @pytest.mark.parametrize("target", [80.0, 0.0, -1.0, 1.0, float("nan")])
@@ -239,11 +250,11 @@ def test_the_truth_is_recovered_with_and_without_a_summary(
         folder.mkdir()
         if with_summary:
             RunSummary("t", "s", "w", "completed", 0, n, throughput=Throughput(50.0 * factor, "x/s")).write(folder)
-        asked.append(Point(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
+        asked.append(StudyRun(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
         jobs.append({"job_id": str(n), "state": "COMPLETED", "elapsed_s": round(1e6 * work / factor)})
     accounted = Gathered(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
     monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: accounted)
-    table = read_runs(study(mode=mode, points=tuple(asked), sizes=tuple(point.size for point in asked)))
+    table = tabulate(asked, site="local", mode=mode)
     found = analyse(table, mode=mode)
     assert [group.speedup.value for group in found.groups] == pytest.approx(list(speedup.values()), rel=1e-4)
     assert found.chosen is not None
@@ -274,7 +285,7 @@ def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
     times = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0}
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)  # type: ignore[arg-type]
     monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: Gathered(pl.DataFrame(schema=SCHEMA), [], []))
-    point = Point(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
-    assert read_runs(study(points=(point,), sizes=(point.size,)))["epoch_s"].to_list() == [60.0]
+    run = StudyRun(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
+    assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [60.0]
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)  # type: ignore[arg-type]
-    assert read_runs(study(points=(point,), sizes=(point.size,)))["epoch_s"].to_list() == [None]
+    assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [None]

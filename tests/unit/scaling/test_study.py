@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,21 +14,24 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.run.folder import SUBMITTED
+from hpcjobs.run.folder import SUBMITTED, output_dir
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import entries
-from hpcjobs.run.submit import submit
+from hpcjobs.run.submit import hand_over
 from hpcjobs.run.wait import wait
-from hpcjobs.scaling import measure, study
+from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import analyse
-from hpcjobs.scaling.measure import missing
+from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.runs import mixtures, read_runs
-from hpcjobs.scaling.study import Mode, Point, Size, Study
+from hpcjobs.scaling.study import Mode, Size, Study
+from hpcjobs.scaling.study_sweep import define
+from hpcjobs.scaling.submission import submit_study
+from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
 
 FILE = Path("s.study.json")
 TWO = (Size(nodes=1, ntasks_per_node=1), Size(nodes=1, ntasks_per_node=2))
-ASKED = Study(name="s", site="local", mode="strong", program=("true",), repeats=3, sizes=TWO)
+STUDY = Study(name="s", site="local", mode="strong", program=("true",), repeats=3, sizes=TWO)
 
 
 @pytest.fixture(autouse=True)
@@ -40,52 +45,84 @@ def machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_all_repeats_of_a_size_are_one_array_and_every_run_has_its_row() -> None:
-    done = measure.measure(ASKED, FILE)
-    assert [entry.array for entry in entries()] == ["1,2,3", "1,2,3"]
+    done = submit_study(STUDY, FILE)
+    assert [entry.array for entry in entries()] == ["0-2", "0-2"]
     wait(entries(), timeout_s=120)
     runs = read_runs(done)
     assert runs["state"].to_list() == ["COMPLETED"] * 6
     assert runs["job_id"].n_unique() == 6
-    assert {Path(folder).parent for folder in runs["run_dir"]} == {Path(entry.run_dir) for entry in entries()}
-    assert measure.measure(ASKED, FILE).points == done.points
+    assert runs["run_dir"].n_unique() == 6
+    assert submit_study(STUDY, FILE).points == done.points == study.read(FILE).points
     assert len(entries()) == 2
 
 
-def test_what_is_missing_is_asked_for_size_by_size_or_one_by_one_repeat_by_repeat() -> None:
-    first = Point(size=TWO[0], repeat=1, job_id="1", run_dir="/r")
-    lacking = replace(ASKED, points=(first,))
-    assert list(missing(lacking)) == [(TWO[0], (2, 3)), (TWO[1], (1, 2, 3))]
-    one_by_one = missing(replace(lacking, repeats=2, one_at_a_time=True))
-    assert list(one_by_one) == [(TWO[1], (1,)), (TWO[0], (2,)), (TWO[1], (2,))]
+def test_a_study_is_a_sweep_that_its_verbs_show() -> None:
+    ok("scale", "--site", "local", "--name", "s", "--repeats", "1", "--wait", "sh", "-c", "echo {repeat}")
+    (run,) = list_runs(study.read(FILE))
+    assert run.job_dir is not None
+    assert run.job_id is not None
+    assert output_dir(Path(run.job_dir), run.job_id).resolve() == Path(run.run_dir)
+    status = ok("sweep", "status", "study-s", "--json").json
+    assert status["states"] == {"COMPLETED": 1}
+    (row,) = ok("sweep", "results", "study-s", "--json").json
+    assert (row["param.nodes"], row["ranks"], row["repeat"], Path(row["log"]).read_text()) == (1, 1, 1, "1\n")
+
+
+def test_one_at_a_time_every_run_waits_for_the_one_before_repeat_by_repeat() -> None:
+    one_by_one = replace(STUDY, repeats=2, one_at_a_time=True, program=("sleep", "0.2"))
+    done = submit_study(one_by_one, FILE)
+    assert [(run.size.ranks, run.repeat) for run in done.points] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    further = submit_study(replace(one_by_one, repeats=3), FILE)
+    wait(entries(), timeout_s=120)
+    runs = read_runs(further).sort("repeat", "ranks")
+    assert [(run.size.ranks, run.repeat) for run in further.points[4:]] == [(1, 3), (2, 3)]
+    times = [json.loads((Path(folder) / "state.json").read_text()) for folder in runs["run_dir"]]
+    assert all(before["ended"] <= after["started"] for before, after in pairwise(times))
+
+
+def test_sizes_and_repeats_are_added_and_those_not_named_again_stay() -> None:
+    once = replace(STUDY, repeats=1)
+    first = submit_study(replace(once, sizes=TWO[:1]), FILE)
+    second = submit_study(replace(once, sizes=TWO[1:], repeats=2), FILE)
+    assert second.points[0] == first.points[0]
+    assert [(run.size.ranks, run.repeat) for run in second.points] == [(1, 1), (2, 1), (2, 2)]
+
+
+def test_a_size_below_the_smallest_one_would_change_the_batch_of_the_others() -> None:
+    program = ("true", "--batch-size", "8")
+    submit_study(replace(STUDY, sizes=TWO[1:], repeats=1, program=program), FILE)
+    with pytest.raises(RequestError, match=r"runs of 1x2 .* had a --batch-size of 8; with 1x1 .* it would be 4"):
+        submit_study(replace(STUDY, repeats=1, program=program), FILE)
+    assert len(entries()) == 1
 
 
 class Stopped(Exception):
     """The submitter was killed."""
 
 
-@pytest.mark.parametrize("heard", [True, False], ids=["after the job was taken", "before it was sent"])
+@pytest.mark.parametrize("accepted", [True, False], ids=["after the job was taken", "before it was sent"])
 def test_a_submitter_that_is_killed_leaves_a_study_that_goes_on_where_it_was(
-    monkeypatch: pytest.MonkeyPatch, heard: bool
+    monkeypatch: pytest.MonkeyPatch, accepted: bool
 ) -> None:
     taken: list[JobHandle] = []
 
-    def killed(plan: Plan) -> JobHandle:
-        if taken and not heard:
+    def killed(plan: Plan, scheduler: Scheduler) -> JobHandle:
+        if taken and not accepted:
             raise Stopped
-        taken.append(submit(plan))
+        taken.append(hand_over(plan, scheduler))
         if len(taken) == 2:
             (plan.run_dir / SUBMITTED).unlink()  # killed between the scheduler's answer and this file
             raise Stopped
         return taken[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "submit", killed)
+        patch.setattr("hpcjobs.sweeps.submit.hand_over", killed)
         with pytest.raises(Stopped):
-            measure.measure(ASKED, FILE)
-    assert [point.job_id is None for point in study.read(FILE).points] == [False] * 3 + [True] * 3
-    done = measure.measure(ASKED, FILE)
+            submit_study(STUDY, FILE)
+    assert [run.job_id is None for run in list_runs(study.read(FILE))] == [False] * 3 + [True] * 3
+    done = submit_study(STUDY, FILE)
     assert len(entries()) == 2
-    assert [point.job_id for point in done.points] == [f"{e.job_id}_{n}" for e in entries() for n in (1, 2, 3)]
+    assert [run.job_id for run in done.points] == [f"{e.job_id}_{n}" for e in entries() for n in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +133,7 @@ def test_a_program_without_a_summary_is_measured_by_its_time(
     mode: Mode, program: str, efficiency: tuple[float, float]
 ) -> None:
     """Perfect weak scaling takes as long at every size: its efficiency is T(1) / T(N)."""
-    done = measure.measure(replace(ASKED, mode=mode, program=("sh", "-c", program), repeats=1), FILE)
+    done = submit_study(replace(STUDY, mode=mode, program=("sh", "-c", program), repeats=1), FILE)
     wait(entries(), timeout_s=120)
     found = analyse(read_runs(done), mode=mode)
     least, most = efficiency
@@ -106,16 +143,20 @@ def test_a_program_without_a_summary_is_measured_by_its_time(
 
 def test_a_run_that_failed_is_measured_again_and_the_others_stay() -> None:
     """The program fails where a file says so."""
-    program = ("sh", "-c", 'test "$SLURM_ARRAY_TASK_ID" != 2 || test -e mended')
-    asked = replace(ASKED, program=program, sizes=TWO[:1])
-    before = measure.measure(asked, FILE)
+    program = ("sh", "-c", 'touch "$HPCJOBS_RUN_DIR/begun"; test {repeat} != 2 || test -e mended')
+    asked = replace(STUDY, program=program, sizes=TWO[:1])
+    before = submit_study(asked, FILE)
     wait(entries(), timeout_s=120)
     Path("mended").touch()
-    after = measure.measure(asked, FILE)
+    after = submit_study(asked, FILE)
     kept = {point.repeat: point.job_id for point in before.points if point.repeat != 2}
     assert {point.repeat: point.job_id for point in after.points if point.repeat != 2} == kept
     assert len(after.points) == 3
     assert len(entries()) == 2
+    (failed,), (again,) = ([run for run in study.points if run.repeat == 2] for study in (before, after))
+    wait(entries(), timeout_s=120)
+    assert failed.run_dir != again.run_dir  # it resumes nothing
+    assert {run.repeat: run.job_id for run in submit_study(asked, FILE).points}[2] == again.job_id
 
 
 def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() -> None:
@@ -126,61 +167,48 @@ def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() 
     Path("train.py").write_text("print(1)\n")
     git("add", "train.py")
     git("commit", "-qm", "one")
-    asked = replace(ASKED, repeats=1, sizes=TWO[:1])
-    measure.measure(asked, FILE)
+    asked = replace(STUDY, repeats=1, sizes=TWO[:1])
+    submit_study(asked, FILE)
     Path("train.py").write_text("print(2)\n")
     further = replace(asked, sizes=TWO)
     with pytest.raises(RequestError, match=r"the code is \w{12} \+ patch \w{8}, but runs of s were made with \w{12}\n"):
-        measure.measure(further, FILE)
+        submit_study(further, FILE)
     assert len(entries()) == 1
-    done = measure.measure(further, FILE, allow_mixed=True)
+    done = submit_study(further, FILE, allow_mixed=True)
     wait(entries(), timeout_s=120)
     assert any(told.startswith("code versions: ") for told in mixtures(read_runs(done)))
 
 
-GPUS = replace(ASKED, site="a10g-box", sizes=tuple(Size(nodes=1, ntasks_per_node=n) for n in (1, 2, 4)))
+GPUS = replace(STUDY, site="a10g-box", sizes=tuple(Size(nodes=1, ntasks_per_node=n) for n in (1, 2, 4)))
 
 
-def planned(asked: Study, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """The plans that a study would submit."""
-    plans: list[Plan] = []
-
-    def stop(plan: Plan) -> JobHandle:
-        raise Stopped
-
-    for size in asked.sizes:
-        wanted = replace(asked, sizes=(size,), repeats=1)
-        with monkeypatch.context() as patch:
-            patch.setattr(measure, "submit", lambda plan: plans.append(plan) or stop(plan))
-            with pytest.raises(Stopped):
-                measure.measure(wanted, Path(f"{size.ranks}.study.json"))
-    return plans
+def gpus_of_sizes(study: Study) -> list[int | None]:
+    """GPUs per node that a study would ask for, size by size."""
+    return [job.resources.gpus_per_node for job in define(study, [], None).sizes.values()]
 
 
-def test_every_rank_of_a_gpu_site_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_of_a_gpu_site_has_a_gpu_of_its_own() -> None:
     """The site's jobs have one GPU each, which four ranks shared."""
-    assert [plan.job.resources.gpus_per_node for plan in planned(GPUS, monkeypatch)] == [1, 2, 4]
+    assert gpus_of_sizes(GPUS) == [1, 2, 4]
 
 
-def test_a_site_without_gpus_is_asked_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [plan.job.resources.gpus_per_node for plan in planned(ASKED, monkeypatch)] == [None, None]
+def test_a_site_without_gpus_is_asked_for_none() -> None:
+    assert gpus_of_sizes(STUDY) == [None, None]
 
 
 def test_nodes_may_be_measured_with_all_their_gpus_but_ranks_share_none() -> None:
     eight = replace(GPUS, sizes=(Size(nodes=1, ntasks_per_node=8),))
     with pytest.raises(RequestError, match=r"gpus_per_node=8 .* has 4"):
-        measure.measure(eight, FILE)
+        submit_study(eight, FILE)
     with pytest.raises(RequestError, match="4 ranks on a node would share 2 GPUs"):
-        measure.measure(replace(GPUS, options={"gpus_per_node": 2}), FILE)
+        submit_study(replace(GPUS, options={"gpus_per_node": 2}), FILE)
     assert not FILE.exists()
 
 
-def test_the_whole_study_has_the_launcher_and_the_environment_that_were_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_run_has_the_launcher_and_the_environment_of_the_study() -> None:
     ok("scale", "--site", "local", "--name", "s", "--ntasks-per-node", "1,2", "--repeats", "1", "--launcher", "spawn",
        "--env", "COLOUR=blue", "--wait", "sh", "-c", 'test "$COLOUR" = blue')  # fmt: skip
     known = study.read(FILE)
     assert (known.launcher, known.env) == ("spawn", {"COLOUR": "blue"})
     with pytest.raises(RequestError, match="holds another study"):
-        measure.measure(replace(known, env={}), FILE)
+        submit_study(replace(known, env={}), FILE)

@@ -1,0 +1,28 @@
+"""The runs of a study, as the folder of its sweep lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcjobs.scaling.study import Study, StudyRun
+from hpcjobs.scaling.study_sweep import key
+from hpcjobs.sweeps.folder import SweepFolder
+
+
+def list_runs(study: Study) -> list[StudyRun]:
+    """Every run, in the order of submission; no scheduler is asked."""
+    if study.folder is None or not (Path(study.folder) / "sweep.json").exists():
+        return []
+    folder = SweepFolder(Path(study.folder))
+    tasks: dict[str, tuple[str, str]] = {}
+    for chunk in folder.chunks():
+        if (entry := folder.entry(chunk)) is not None:
+            tasks |= {cell: (f"{entry.job_id}_{line}", entry.run_dir) for line, cell in enumerate(chunk.cells)}
+    runs = []
+    for cell in folder.definition.cells:
+        size, repeat = key(cell)
+        job_id, job_dir = tasks.get(cell.id, (None, None))
+        runs.append(
+            StudyRun(size=size, repeat=repeat, job_id=job_id, run_dir=str(folder.cell_dir(cell.id)), job_dir=job_dir)
+        )
+    return runs
