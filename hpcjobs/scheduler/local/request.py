@@ -21,7 +21,7 @@ REFUSED = ("begin", "deadline", "hold", "clusters", "gres", "licenses", "bb", "b
 """Options that would change when or where the job runs, and that one machine cannot honour.
 
 All others that are not read below (partition, account, qos, constraint, mail …) describe a cluster this
-machine is not, and are ignored, so that the same spec runs here.
+machine is not, and have no effect, so that the same spec runs here; `job.notes` tells the user of them.
 """
 GRACE_S = 30.0
 _MAX_TASKS = 10_000

@@ -79,6 +79,21 @@ def test_a_template_that_takes_the_place_of_a_shipped_one_is_named(site: str, he
     assert note.startswith(f"template {here}/templates/job.sh.j2 is used in place of")
 
 
+def test_options_that_a_local_job_has_no_use_for_are_named_where_its_user_gave_them(site: str, here: Path) -> None:
+    asked = {"partition": "gpu", "account": "ours", "qos": "long", "constraint": "ib", "cpus_per_task": 1}
+    (note,) = notes(hpcjobs.plan(["true"], site="local", **asked).job)  # type: ignore[arg-type]
+    assert note == (
+        "partition=gpu (flag), account=ours (flag), qos=long (flag), constraint=ib (flag): no effect on site local,"
+        " which is this machine alone"
+    )
+    assert list(notes(hpcjobs.plan(["true"], site="local", time="1h").job)) == []
+    assert list(notes(hpcjobs.plan(["true"], site=site, partition="gpu", constraint="ib").job)) == []
+    (here / "mine.yaml").write_text(
+        "{scheduler: local, launchers: [spawn], defaults: {account: ours}, partitions: {all: {nodes: 1, node: {cpus: 4}, defaults: {qos: x}}}}\n"
+    )
+    assert list(notes(hpcjobs.plan(["true"], site="./mine.yaml", partition="all").job)) == []
+
+
 def test_a_user_id_without_a_name_can_submit(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> pwd.struct_passwd:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
