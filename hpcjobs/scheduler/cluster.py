@@ -1,25 +1,13 @@
-"""The name of the cluster that Slurm's commands reach, and of the machine that local jobs run on.
+"""The clusters whose jobs can be asked about from here, and the machine that local jobs run on.
 
 Two clusters, or two workstations, may share one home and give out the same job ids: the name tells their jobs apart.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
 import os
-import re
-import shutil
-import time
-from pathlib import Path
 
-from hpcjobs.errors import SchedulerError
-from hpcjobs.files import cache_dir, write_beside
-from hpcjobs.processes.programs import run
-
-_CACHE_S = 86_400.0
-_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+from hpcjobs.site.cluster_name import cluster_name
 
 
 def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
@@ -35,49 +23,3 @@ def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]
         return frozenset(name for name in named if name)
     name = None if any(named) else cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))
     return frozenset(() if name is None else (name,))
-
-
-@functools.cache
-def cluster_name(slurm_conf: str | None) -> str | None:
-    """ClusterName of the cluster that ``slurm_conf`` belongs to (None: where Slurm's commands look for one).
-
-    Read from the file; where there is none to read, Slurm is asked once a day and host, since a configuration
-    can come from the controller (configless), include others, or lie where this Slurm was built to look.
-    """
-    if slurm_conf is not None:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            if match := _CLUSTER_NAME.search(Path(slurm_conf).read_text(encoding="utf-8")):
-                return match[1].lower()
-    return _cached_name(cache_dir() / "clusters" / _cache_key(slurm_conf), slurm_conf)
-
-
-def _cache_key(slurm_conf: str | None) -> str:
-    """This boot of this host, the Slurm that is first on PATH, and its configuration: another has another name."""
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    parts = (boot, os.uname().nodename, shutil.which("scontrol") or "", slurm_conf or "")
-    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _cached_name(path: Path, slurm_conf: str | None) -> str | None:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if time.time() - path.stat().st_mtime < _CACHE_S and (kept := path.read_text(encoding="utf-8").strip()):
-            return kept
-    name = _ask_name(slurm_conf)
-    if name is not None:
-        with contextlib.suppress(OSError):  # the cache saves a question; without it the next command asks again
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_beside(path, name)
-    return name
-
-
-def _ask_name(slurm_conf: str | None) -> str | None:
-    if slurm_conf is not None and not os.path.exists(slurm_conf):
-        return None  # scontrol would look for it for a minute
-    try:
-        answer = run(["scontrol", "show", "config"], env={"SLURM_CONF": slurm_conf} if slurm_conf else None)
-    except SchedulerError:
-        return None
-    match = _CLUSTER_NAME.search(answer.out) if answer.code == 0 else None
-    return match[1].lower() if match else None

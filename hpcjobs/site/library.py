@@ -12,6 +12,7 @@ import msgspec
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, nearest
 from hpcjobs.site import rehearsal
+from hpcjobs.site.cluster_name import cluster_name
 from hpcjobs.site.login_node import slurm_is_here
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
@@ -66,9 +67,12 @@ def default_site() -> str:
     """
     if (name := find_default_site()) is not None:
         return name
+    cluster = cluster_name(os.environ.get("SLURM_CONF"))
+    where = f"the Slurm cluster {cluster}" if cluster else "a Slurm cluster"
     raise ConfigError(
-        "this machine has a Slurm cluster, and no site is named",
-        hint=f"say --site NAME, set HPCJOBS_SITE, or write `site: NAME` to {config_dir() / 'config.yaml'}; "
+        f"this machine belongs to {where}, and no site is named",
+        hint=f"say --site NAME, set HPCJOBS_SITE, write `site: NAME` to {config_dir() / 'config.yaml'}, "
+        f"or `cluster: {cluster or 'NAME'}` (Slurm's ClusterName) to the site's file; "
         "`hpcjobs sites` lists the sites, --site local runs on this machine itself",
     )
 
@@ -76,8 +80,8 @@ def default_site() -> str:
 def find_default_site() -> str | None:
     """HPCJOBS_SITE, else the user's config; else ``local``, or on a machine with a Slurm the site it must be.
 
-    That is the sandbox's while SLURM_CONF names the sandbox, or the only Slurm site that the user has a file for;
-    None: there is none or more than one.
+    That is the sandbox's while SLURM_CONF names the sandbox. Of the Slurm sites that the user has files for it is the
+    one whose `cluster` is this machine's, else the only one that states no `cluster`; None: there is none, or several.
     """
     if name := os.environ.get("HPCJOBS_SITE"):
         return _existing(name, "HPCJOBS_SITE")
@@ -91,8 +95,12 @@ def find_default_site() -> str | None:
     own = [
         entry for entry in list_sites() if not entry.shadowed and entry.path.parent != shipped("site_configs").resolve()
     ]
-    clusters = [entry for entry in own if read_yaml(entry.path, Site).scheduler == "slurm"]
-    return str(clusters[0].path) if len(clusters) == 1 else None
+    sites = {str(entry.path): read_yaml(entry.path, Site) for entry in own}
+    stated = {path: site.cluster for path, site in sites.items() if site.scheduler == "slurm"}
+    here = cluster_name(os.environ.get("SLURM_CONF")) if any(stated.values()) else None
+    matching = [path for path, cluster in stated.items() if cluster is not None and cluster.lower() == here]
+    candidates = matching or [path for path, cluster in stated.items() if cluster is None]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _existing(name: str, where: str) -> str:

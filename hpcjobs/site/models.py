@@ -76,6 +76,8 @@ class Site(Frozen, frozen=True):
     """Set by the loader: a sandbox plays this site."""
     slurm_conf: str | None = None
     """SLURM_CONF for every Slurm command, where the default is not the right one."""
+    cluster: str | None = None
+    """Slurm's ClusterName: where no site is named, the machine's own cluster chooses the site by it."""
     description: str = ""
     scheduler: Literal["slurm", "local"] = "slurm"
     partitions: dict[str, Partition] = {}

@@ -252,7 +252,7 @@ def test_on_a_login_node_without_a_site_nothing_is_trained(
     monkeypatch.setenv("SLURM_CONF", str(conf))
     answer = within("submit", "true")
     assert answer.code == 4
-    assert "this machine has a Slurm cluster, and no site is named" in answer.err
+    assert "this machine belongs to a Slurm cluster, and no site is named" in answer.err
     assert "--site" in answer.err
     assert not (here / "runs").exists()
     assert "no jobs" in ok("ps").out
@@ -260,6 +260,22 @@ def test_on_a_login_node_without_a_site_nothing_is_trained(
     assert ok("submit", "true").out.splitlines()[0] == "job 42  true on site mine"
     (here / "site_configs" / "second.yaml").write_text(SITE)
     assert within("submit", "true").code == 4
+
+
+def test_of_several_clusters_with_one_home_the_site_of_the_one_that_is_here_is_chosen(
+    here: Path, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the ClusterName that its file states, and never the site of another one."""
+    monkeypatch.delenv("HPCJOBS_SITE")
+    (conf := tmp_path / "slurm.conf").write_text("ClusterName=Beta\n")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    (here / "site_configs" / "mine.yaml").write_text(SITE.replace("{", "{cluster: alpha, ", 1))
+    answer = within("submit", "true")
+    assert answer.code == 4
+    assert "this machine belongs to the Slurm cluster beta, and no site is named" in answer.err
+    (here / "site_configs" / "second.yaml").write_text(SITE.replace("{", "{cluster: Beta, ", 1))
+    assert ok("submit", "true").out.splitlines()[0] == "job 42  true on site second"
+    assert ok("submit", "--site", "mine", "true").out.splitlines()[0] == "job 42  true on site mine"
 
 
 def test_the_packages_of_slurm_alone_make_no_login_node(

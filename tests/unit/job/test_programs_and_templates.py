@@ -89,7 +89,8 @@ def test_options_that_a_local_job_has_no_use_for_are_named_where_its_user_gave_t
     assert list(notes(hpcjobs.plan(["true"], site="local", time="1h").job)) == []
     assert list(notes(hpcjobs.plan(["true"], site=site, partition="gpu", constraint="ib").job)) == []
     (here / "mine.yaml").write_text(
-        "{scheduler: local, launchers: [spawn], defaults: {account: ours}, partitions: {all: {nodes: 1, node: {cpus: 4}, defaults: {qos: x}}}}\n"
+        "{scheduler: local, launchers: [spawn], defaults: {account: ours}, "
+        "partitions: {all: {nodes: 1, node: {cpus: 4}, defaults: {qos: x}}}}\n"
     )
     assert list(notes(hpcjobs.plan(["true"], site="./mine.yaml", partition="all").job)) == []
 

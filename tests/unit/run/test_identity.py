@@ -25,7 +25,8 @@ from hpcjobs.run.select import newest, select
 from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
-from hpcjobs.scheduler.cluster import cluster_name, reachable_clusters
+from hpcjobs.scheduler.cluster import reachable_clusters
+from hpcjobs.site.cluster_name import cluster_name
 
 NOW = time.time()
 SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}, slurm_conf: %s}\n"
