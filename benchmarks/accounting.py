@@ -36,7 +36,7 @@ COLUMNS = (
 )
 """In the order in which hpcjobs asks for them."""
 OURS = "\x1f\x02\x1d\x07"
-"""As `hpcjobs.accounting.parse.new_separator` draws one; the peers read one of a single character."""
+"""As `hpcjobs.scheduler.slurm.table.new_separator` draws one; the peers read one of a single character."""
 GATE_MB = 250
 DAYS = 30
 
@@ -82,9 +82,11 @@ def _job(draw: random.Random, job: int, submitted: int, longest_s: int) -> Itera
 def run_hpcjobs(path: str) -> int:
     """The whole way of `hpcjobs report jobs --by user`, from the first byte."""
     from hpcjobs.accounting.derive import derive
+    from hpcjobs.accounting.doubts import Doubts
     from hpcjobs.accounting.fold import fold
-    from hpcjobs.accounting.parse import Doubts, frames
+    from hpcjobs.accounting.parse import frames
     from hpcjobs.accounting.totals import totals
+    from hpcjobs.scheduler.slurm.table import Table
     from hpcjobs.site.library import load_site
 
     def blocks() -> Iterator[bytes]:
@@ -93,7 +95,7 @@ def run_hpcjobs(path: str) -> int:
                 yield block
 
     site, doubts = load_site("tu-hpc"), Doubts()
-    parts = fold(frames(blocks(), COLUMNS, separator=OURS, doubts=doubts), doubts)
+    parts = fold(frames(blocks(), Table(COLUMNS, OURS), doubts), doubts)
     return len(totals((derive(part, site) for part in parts), by="user"))
 
 
@@ -197,7 +199,7 @@ def run_days(folder: str) -> int:
     """A report over 30 days whose rows lie in ``folder``, a file per day; the cache is where XDG_CACHE_HOME says."""
     from hpcjobs.accounting.columns import choose, order
     from hpcjobs.accounting.derive import derive
-    from hpcjobs.accounting.parse import Doubts
+    from hpcjobs.accounting.doubts import Doubts
     from hpcjobs.accounting.query import Question, Sacct
     from hpcjobs.accounting.totals import totals
     from hpcjobs.processes.programs import Result

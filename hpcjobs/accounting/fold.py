@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
 
-from hpcjobs.accounting.field_values import by_word, bytes_of, clock_s, exit_of, gpu_count, text, tres, usage, whole
-from hpcjobs.accounting.parse import Doubts
+from hpcjobs.accounting.column_values import clock_s, known_text, map_distinct, read_counts, read_usage
+from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.slurm.fields import count_gpus, read_bytes, read_exit, read_resource
 
 _OF_JOBS = (
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NCPUS", "MaxRSS"),
@@ -82,7 +83,7 @@ def _with_ids(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
 
 
 def _typed(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
-    return frame.with_columns(whole(frame, name, doubts) for name in columns)
+    return frame.with_columns(read_counts(frame, name, doubts) for name in columns)
 
 
 def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
@@ -94,14 +95,14 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
     largest = pl.when(~extern).then(pl.col("MaxRSS"))
     sampled = steps["TRESUsageInTot"]
     told = steps.with_columns(
-        usage(sampled, "mem").alias("_used"),
+        read_usage(sampled, "mem").alias("_used"),
         _beside=beside,
         _node=largest * per_node,
         _gpu=_gpu_share(steps),
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
     ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
     if told["_gpu"].null_count() < len(told):
-        told = told.with_columns(usage(sampled, "gres/gpumem").alias("_gpu_mem"))
+        told = told.with_columns(read_usage(sampled, "gres/gpumem").alias("_gpu_mem"))
     else:
         told = told.with_columns(_gpu_mem=pl.lit(None, dtype=pl.Int64))
     weight = pl.when(pl.col("_gpu").is_not_null()).then(pl.col("ElapsedRaw").clip(1))
@@ -126,8 +127,8 @@ def _gpu_share(steps: pl.DataFrame) -> pl.Series:
     total, mean = found["TRESUsageInTot"], found["TRESUsageInAve"]
     if mean.null_count() == len(steps) and total.null_count() == len(steps):
         return mean
-    gpus = by_word(steps["AllocTRES"], gpu_count, pl.Float64)
-    gpus = gpus.zip_with(gpus.is_not_null(), by_word(steps["_job_tres"], gpu_count, pl.Float64))
+    gpus = map_distinct(steps["AllocTRES"], count_gpus, pl.Float64)
+    gpus = gpus.zip_with(gpus.is_not_null(), map_distinct(steps["_job_tres"], count_gpus, pl.Float64))
     tasks = steps["NTasks"].fill_null(1)
     summed: pl.Series = total.zip_with(total.is_not_null(), mean * tasks)
     share: pl.Series = summed / gpus.zip_with(gpus > 0, gpus.clip(1))
@@ -154,13 +155,13 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         job_id="JobID",
         job_id_raw=pl.coalesce("JobIDRaw", "JobID"),
         name="JobName",
-        user=text("User"),
-        account=text("Account"),
-        partition=text("Partition"),
-        qos=text("QOS"),
+        user=known_text("User"),
+        account=known_text("Account"),
+        partition=known_text("Partition"),
+        qos=known_text("QOS"),
         state="state",
         _word="State",
-        reason=text("Reason"),
+        reason=known_text("Reason"),
         exit_code=pl.when(~pl.col("state").is_in(["PENDING", "RUNNING", "SUSPENDED", "REQUEUED"])).then("_code"),
         signal=pl.when(pl.col("_signal") > 0).then("_signal"),
         submitted=pl.when(pl.col("Submit") > 0).then("Submit"),
@@ -173,7 +174,7 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         tasks=pl.coalesce("tasks", pl.when(pl.col("steps") > 0).then(1)),
         cpus="NCPUS",
         gpus=pl.col("_gpus").fill_null(0),
-        node_list=text("NodeList"),
+        node_list=known_text("NodeList"),
         mem_requested_bytes="_mem",
         mem_used_bytes=pl.when(~live).then("mem_used_bytes"),
         mem_per_node_bytes=pl.when(~live).then("mem_per_node_bytes"),
@@ -195,21 +196,23 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
 def _words(jobs: pl.DataFrame) -> list[pl.Series]:
     """What is read from columns whose words repeat: state, exit code, signal, GPUs, memory."""
     held = jobs.select(pl.coalesce("AllocTRES", "ReqTRES"))["AllocTRES"]
-    memory = by_word(held, lambda word: bytes_of(tres(word, "mem")), pl.Int64)
+    memory = map_distinct(held, lambda value: read_bytes(read_resource(value, "mem")), pl.Int64)
     if memory.has_nulls():
         memory = memory.zip_with(memory.is_not_null(), _asked(jobs))
     return [
-        by_word(jobs["State"], lambda word: State.parse(word).value, pl.String).fill_null("UNKNOWN").alias("state"),
-        by_word(jobs["ExitCode"], lambda word: exit_of(word, 0), pl.Int64).alias("_code"),
-        by_word(jobs["ExitCode"], lambda word: exit_of(word, 1), pl.Int64).alias("_signal"),
-        by_word(held, gpu_count, pl.Int64).alias("_gpus"),
+        map_distinct(jobs["State"], lambda value: State.parse(value).value, pl.String)
+        .fill_null("UNKNOWN")
+        .alias("state"),
+        map_distinct(jobs["ExitCode"], lambda value: read_exit(value)[0], pl.Int64).alias("_code"),
+        map_distinct(jobs["ExitCode"], lambda value: read_exit(value)[1], pl.Int64).alias("_signal"),
+        map_distinct(held, count_gpus, pl.Int64).alias("_gpus"),
         memory.alias("_mem"),
     ]
 
 
 def _asked(jobs: pl.DataFrame) -> pl.Series:
     """ReqMem of all nodes: per CPU (``4000Mc``) or node (``4Gn``) before Slurm 21.08, the job's total later."""
-    each = by_word(jobs["ReqMem"], lambda word: bytes_of(word.rstrip("cn")), pl.Int64)
+    each = map_distinct(jobs["ReqMem"], lambda value: read_bytes(value.rstrip("cn")), pl.Int64)
     per_cpu, per_node = (jobs["ReqMem"].str.ends_with(unit).fill_null(False) for unit in ("c", "n"))
     parts = pl.select(pl.when(per_cpu).then(jobs["NCPUS"]).when(per_node).then(jobs["NNodes"]).otherwise(1)).to_series()
     return each * parts

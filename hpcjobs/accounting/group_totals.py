@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from hpcjobs.accounting.parse import Doubts
+from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.sources import Gathered, Wanted, chunks, gather, restricted
 from hpcjobs.accounting.totals import GROUPS, totals
 from hpcjobs.errors import RequestError, SchedulerError, nearest
@@ -37,7 +37,7 @@ def sums(wanted: Wanted, *, by: str, site: str | Site | None = None) -> Gathered
     doubts = Doubts()
     if where.scheduler == "slurm":
         try:
-            return Gathered(totals(_days(wanted, where, doubts), by=by), doubts.told(), [])
+            return Gathered(totals(_days(wanted, where, doubts), by=by), doubts.by_frequency(), [])
         except SchedulerError:
             pass  # gather says why, and asks the others
     found = gather(wanted, site=where)

@@ -10,11 +10,13 @@ import polars as pl
 
 from hpcjobs.accounting.columns import choose, order
 from hpcjobs.accounting.day_cache import Kept, Window, windows
+from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import Doubts, frames, new_separator
+from hpcjobs.accounting.parse import frames
 from hpcjobs.accounting.stream import Streamer, stream
 from hpcjobs.errors import SchedulerError
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.scheduler.slurm.table import QUESTION, Table, new_separator
 
 
 class Question(NamedTuple):
@@ -34,8 +36,7 @@ class Sacct:
     def __init__(self, question: Question, *, runner: Runner = run, streamer: Streamer = stream) -> None:
         self._question = question
         self._runner, self._stream = runner, streamer
-        # Times as seconds; the indices of pending array tasks in full, not cut to 64 characters.
-        self._env = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+        self._env = dict(QUESTION)
         if question.slurm_conf:
             self._env["SLURM_CONF"] = question.slurm_conf
         self.asked = 0
@@ -90,12 +91,11 @@ class Sacct:
         return self._rows([*window.arguments, *who], columns, doubts)
 
     def _rows(self, arguments: Iterable[str], columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
-        separator = new_separator()
-        argv = ["sacct", "--duplicates", "--noheader", "--parsable2", "--noconvert", f"--delimiter={separator}"]
+        table = Table(tuple(columns), new_separator())
         cluster = [f"--clusters={self._question.cluster}"] if self._question.cluster else []
-        blocks = self._stream([*argv, f"--format={','.join(columns)}", *cluster, *arguments], env=self._env)
-        found = list(fold(frames(blocks, columns, separator=separator, doubts=doubts), doubts))
-        return pl.concat(found) if found else fold_nothing(columns)
+        blocks = self._stream(table.sacct("--duplicates", *cluster, *arguments), env=self._env)
+        attempts = list(fold(frames(blocks, table, doubts), doubts))
+        return pl.concat(attempts) if attempts else fold_nothing(columns)
 
 
 def fold_nothing(columns: Sequence[str]) -> pl.DataFrame:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import polars as pl
 
 from hpcjobs.accounting.derive import derive, merge_attempts
+from hpcjobs.accounting.doubts import Doubt, Doubts
 from hpcjobs.accounting.goodput import with_checkpoints
 from hpcjobs.accounting.gpu_monitor import with_monitor
 from hpcjobs.accounting.job_records import as_frame
-from hpcjobs.accounting.parse import Doubt, Doubts
 from hpcjobs.accounting.query import Question, Sacct
 from hpcjobs.accounting.sstat import with_running
 from hpcjobs.errors import SchedulerError
@@ -82,7 +82,7 @@ def gather(wanted: Wanted, *, site: str | Site | None = None) -> Gathered:
     parent = pl.col("job_id").str.extract(r"^([^_+]+)")
     folder = parent.replace_strict(own, default=None, return_dtype=pl.String)
     jobs = restricted(merge_attempts(jobs), wanted).with_columns(run_dir=pl.coalesce("run_dir", folder))
-    return Gathered(with_monitor(with_checkpoints(jobs), where), doubts.told(), notes)
+    return Gathered(with_monitor(with_checkpoints(jobs), where), doubts.by_frequency(), notes)
 
 
 def chunks(wanted: Wanted, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:

@@ -6,13 +6,14 @@ from typing import Final, NamedTuple, TypeVar
 
 import polars as pl
 
-from hpcjobs.accounting.field_values import bytes_of, clock_of, tres
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.scheduler.slurm.fields import read_bytes, read_clock_s, read_resource
+from hpcjobs.scheduler.slurm.table import Table
 
 _MOST_JOBS: Final = 16
 """sstat asks every node of every step: a page of a hundred jobs would wait for it, and so would their nodes."""
-_FORMAT: Final = ("JobID", "MaxRSS", "TRESUsageInTot")
+_STEPS: Final = Table(("JobID", "MaxRSS", "TRESUsageInTot"), "|")
 
 
 N = TypeVar("N", int, float)
@@ -32,7 +33,7 @@ def with_running(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner 
     running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
     if not 0 < len(running) <= _MOST_JOBS:
         return frame
-    argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_FORMAT)}"]
+    argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_STEPS.columns)}"]
     # The exit code tells nothing: other people's jobs are refused one by one, and the rest is printed.
     try:
         answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
@@ -57,22 +58,22 @@ def with_running(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner 
     )
 
 
-def parse_sstat(text: str) -> dict[str, Usage]:
-    """Job id -> use, from lines of ``_FORMAT``."""
+def parse_sstat(out: str) -> dict[str, Usage]:
+    """Job id -> use, from the table `_STEPS`."""
     used: dict[str, Usage] = {}
-    for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) != len(_FORMAT):
-            continue
-        job_id = fields[0].partition(".")[0]
+    for row in _STEPS.rows(out):
+        job_id, sampled = row.raw("JobID").partition(".")[0], row.raw("TRESUsageInTot")
         before = used.get(job_id, Usage(None, None, None))
         used[job_id] = Usage(
-            _added(before.cpu_s, clock_of(tres(fields[2], "cpu"))),
-            _added(before.mem_bytes, bytes_of(tres(fields[2], "mem"))),
-            max((size for size in (before.max_rss_bytes, bytes_of(fields[1])) if size is not None), default=None),
+            _add(before.cpu_s, read_clock_s(read_resource(sampled, "cpu"))),
+            _add(before.mem_bytes, read_bytes(read_resource(sampled, "mem"))),
+            max(
+                (size for size in (before.max_rss_bytes, read_bytes(row.raw("MaxRSS"))) if size is not None),
+                default=None,
+            ),
         )
     return used
 
 
-def _added(first: N | None, second: N | None) -> N | None:
+def _add(first: N | None, second: N | None) -> N | None:
     return second if first is None else first if second is None else first + second

@@ -60,8 +60,8 @@ def jobs(
 ) -> None:
     """Jobs as the accounting has them: waits, efficiencies, energy, cost, and what to ask for next time."""
     _require("polars")
+    from hpcjobs.accounting.doubts import Doubts
     from hpcjobs.accounting.group_totals import moment
-    from hpcjobs.accounting.parse import Doubts
     from hpcjobs.accounting.sources import Wanted, gather, me
     from hpcjobs.errors import RequestError, UnknownJobError, nearest
     from hpcjobs.scheduler.base import State

@@ -13,11 +13,13 @@ from sacct_versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 from hpcjobs.accounting.columns import COLUMNS, SACCT_COLUMNS, choose, order
 from hpcjobs.accounting.dataframe import as_pandas
 from hpcjobs.accounting.derive import derive, merge_attempts
+from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import Doubts, frames
+from hpcjobs.accounting.parse import frames
 from hpcjobs.accounting.query import Question, Sacct
 from hpcjobs.errors import SchedulerError
 from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.models import NodeShape, Partition, Prices, Site, Watts
 
 GIB = 1 << 30
@@ -33,9 +35,9 @@ def jobs_of(blocks: Iterable[bytes], columns: Iterable[str] = SACCT_COLUMNS, *, 
             site: Site = SITE) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:  # fmt: skip
     """Job id -> row, and kind of doubt -> how many."""
     doubts = Doubts()
-    parts = list(fold(frames(blocks, tuple(columns), separator=separator, doubts=doubts), doubts))
+    parts = list(fold(frames(blocks, Table(tuple(columns), separator), doubts), doubts))
     frame = merge_attempts(derive(pl.concat(parts), site)) if parts else pl.DataFrame()
-    return {one["job_id"]: one for one in frame.to_dicts()}, {d.kind: d.rows for d in doubts.told()}
+    return {one["job_id"]: one for one in frame.to_dicts()}, {d.kind: d.rows for d in doubts.by_frequency()}
 
 
 def one(*rows: dict[str, str], site: Site = SITE) -> dict[str, Any]:
@@ -287,7 +289,7 @@ def test_an_id_that_is_given_out_again_is_another_job() -> None:
     assert one(first, requeued)["attempts"] == 2
     doubts = Doubts()
     data = printed([first, reused], SACCT_COLUMNS, SEPARATOR)
-    parts = list(fold(frames([data], SACCT_COLUMNS, separator=SEPARATOR, doubts=doubts), doubts))
+    parts = list(fold(frames([data], Table(SACCT_COLUMNS, SEPARATOR), doubts), doubts))
     merged = merge_attempts(derive(pl.concat(parts), SITE))
     assert merged["attempts"].to_list() == [1, 1]
     assert merged["lost_s"].to_list()[1] == 0
@@ -312,4 +314,4 @@ def test_every_column_is_documented_and_has_its_type_in_pandas() -> None:
 
 
 def _parts() -> Iterable[pl.DataFrame]:
-    return frames([printed([row()], SACCT_COLUMNS, SEPARATOR)], SACCT_COLUMNS, separator=SEPARATOR, doubts=Doubts())
+    return frames([printed([row()], SACCT_COLUMNS, SEPARATOR)], Table(SACCT_COLUMNS, SEPARATOR), Doubts())

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from sacct_versions import BEGUN, SEPARATOR, FakeSacct, printed, row, step
 
 from hpcjobs.accounting.columns import SACCT_COLUMNS
+from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import Doubts, frames
+from hpcjobs.accounting.parse import frames
 from hpcjobs.accounting.query import Question, Sacct
+from hpcjobs.scheduler.slurm.table import Table
 
 JOBS = 500_000
 
@@ -28,11 +30,11 @@ def blocks() -> Iterator[bytes]:
 
 def test_a_million_rows_are_folded_block_by_block() -> None:
     doubts, found, largest = Doubts(), [], 0
-    for part in fold(frames(blocks(), SACCT_COLUMNS, separator=SEPARATOR, doubts=doubts), doubts):
+    for part in fold(frames(blocks(), Table(SACCT_COLUMNS, SEPARATOR), doubts), doubts):
         largest = max(largest, len(part))
         found.append((len(part), part["elapsed_s"].sum(), part["steps"].sum(), part["cpu_s"].sum()))
     assert [sum(column) for column in zip(*found, strict=True)] == [JOBS, JOBS * 3600, JOBS, JOBS * 14400.0]
-    assert doubts.told() == []
+    assert doubts.by_frequency() == []
     assert largest <= 20_001
 
 

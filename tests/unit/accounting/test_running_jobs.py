@@ -10,12 +10,14 @@ from sacct_versions import BEGUN, SEPARATOR, printed, row, step
 
 from hpcjobs.accounting.columns import SACCT_COLUMNS
 from hpcjobs.accounting.derive import derive
+from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import Doubts, frames
+from hpcjobs.accounting.parse import frames
 from hpcjobs.accounting.sstat import with_running
 from hpcjobs.accounting.totals import totals
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes.programs import Result
+from hpcjobs.scheduler.slurm.table import Table
 from hpcjobs.site.models import NodeShape, Partition, Site
 
 SITE = Site(name="uni", partitions={"compute": Partition(node=NodeShape(cpus=8), nodes=4)})
@@ -37,7 +39,7 @@ class FakeSstat:
 def folded(*rows: Mapping[str, str]) -> pl.DataFrame:
     doubts = Doubts()
     blocks = [printed(rows, SACCT_COLUMNS, SEPARATOR)]
-    return pl.concat(list(fold(frames(blocks, SACCT_COLUMNS, separator=SEPARATOR, doubts=doubts), doubts)))
+    return pl.concat(list(fold(frames(blocks, Table(SACCT_COLUMNS, SEPARATOR), doubts), doubts)))
 
 
 def test_a_running_job_is_not_idle_because_nobody_measured_it() -> None:
