@@ -11,6 +11,16 @@ import hpcjobs
 _PACKAGE = Path(hpcjobs.__file__).parent
 
 
+_SHARED = (
+    "processes/__init__.py",
+    "processes/events.py",
+    "processes/fork.py",
+    "processes/start.py",
+    "processes/tree.py",
+)
+"""What every packed program may import of hpcjobs besides its own package."""
+
+
 def pack(name: str) -> bytes:
     """A zip file that Python runs: the package ``name`` (``hpcjobs.node``) with its ``__main__`` as the program."""
     parts = name.split(".")
@@ -22,4 +32,6 @@ def pack(name: str) -> bytes:
             archive.writestr("/".join([*parts[:depth], "__init__.py"]), "")
         for path in sorted(folder.glob("*.py")):
             archive.writestr("/".join([*parts, path.name]), path.read_text(encoding="utf-8"))
+        for shared in _SHARED:
+            archive.writestr(f"hpcjobs/{shared}", (_PACKAGE / shared).read_text(encoding="utf-8"))
     return content.getvalue()

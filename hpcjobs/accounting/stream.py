@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from subprocess import PIPE
 from typing import Protocol
 
-from hpcjobs.errors import CommandMissingError, SchedulerError
-from hpcjobs.processes.programs import command_env
+from hpcjobs.errors import SchedulerError
+from hpcjobs.processes.programs import start
 
 
 class Streamer(Protocol):
@@ -25,19 +25,7 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_b
         SchedulerError: it ended with a code other than 0 (after its output has been given).
     """
     with tempfile.TemporaryFile() as said:
-        try:
-            process = subprocess.Popen(
-                list(argv),
-                env=command_env(argv[0]) | dict(env or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=said,
-            )
-        except FileNotFoundError as error:
-            raise CommandMissingError(
-                f"{argv[0]}: not found on PATH", hint="is this a login node of the cluster? --site local needs no Slurm"
-            ) from error
-        with process:
+        with start(argv, env=env, stdout=PIPE, stderr=said) as process:
             assert process.stdout is not None
             try:
                 while block := process.stdout.read(block_bytes):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcjobs.cloud.wheel import Wheel
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.processes.programs import Result, Runner, run
+from hpcjobs.processes.programs import Result, Runner, run, run_in_terminal
 
 PATIENCE_S = 1800.0
 """What machines may need to start and to install themselves; bootstrap.sh waits as long."""
@@ -74,7 +73,7 @@ class Head:
             )
         say(shlex.join(words))
         argv = [*self._login[:1], *self._options, *self._login[1:], shlex.join(words)]
-        return subprocess.run(argv, check=False).returncode
+        return run_in_terminal(argv)
 
     def _await(self, attempt: Callable[[], Result]) -> str | None:
         """Repeat ``attempt`` until it succeeds; the last error when it does not within `PATIENCE_S`."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcjobs.errors import CommandMissingError, HpcJobsError
-from hpcjobs.processes.programs import run
+from hpcjobs.processes.programs import run, run_in_terminal
 
 _PROGRAMS = ("terraform", "tofu")
 
@@ -41,7 +40,7 @@ def stream(folder: Path, *words: str) -> None:
     """
     before = os.umask(0o077)
     try:
-        code = subprocess.run([program(), *words], cwd=folder, check=False).returncode
+        code = run_in_terminal([program(), *words], cwd=str(folder))
     finally:
         os.umask(before)
     if code:

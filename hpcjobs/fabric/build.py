@@ -13,12 +13,12 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpcjobs.processes.start import run
 from hpcjobs.runtime.exits import MissingData, TrainerError, UsageError
 
 SOURCE = Path(__file__).with_name("matmul.cpp")
@@ -97,8 +97,8 @@ def _answer(command: list[str]) -> str:
     """What a program says of itself; nothing, where there is no such program."""
     if shutil.which(command[0]) is None:
         return ""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.stdout + done.stderr
+    result = run(command)
+    return result.out + result.err
 
 
 def _instructions() -> str:
@@ -131,12 +131,12 @@ def _compile(attempts: list[list[str]], program: Path) -> None:
     beside = program.with_name(f".matmul.{os.getpid()}")
     for command in attempts:
         line = [*command[:-1], str(SOURCE), command[-1], "-o", str(beside)]  # libraries come after the source
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode == 0:
+        result = run(line)
+        if result.code == 0:
             beside.replace(program)
             return
-    told = "\n".join((done.stdout + done.stderr).splitlines()[-_TOLD_LINES:])
-    raise BuildError(f"{' '.join(line)} ended with {done.returncode} on {platform.node()}: {told}")
+    told = "\n".join((result.out + result.err).splitlines()[-_TOLD_LINES:])
+    raise BuildError(f"{' '.join(line)} ended with {result.code} on {platform.node()}: {told}")
 
 
 def main(argv: list[str]) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from hpcjobs.fabric.build import build
+from hpcjobs.processes.start import become
 from hpcjobs.runtime.exits import TrainerError
 
 
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.code
-    return os.execv(program, [str(program), *argv])
+    return become(str(program), [str(program), *argv])
 
 
 if __name__ == "__main__":

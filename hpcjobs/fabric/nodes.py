@@ -10,15 +10,16 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
 
+from hpcjobs.processes.start import start
 from hpcjobs.runtime.pmix import FENCES
 
 _LEAVE_S = 5.0
@@ -66,10 +67,7 @@ class Agent:
         self.host, self._number = host, 0
         self._lines: queue.Queue[str] = queue.Queue()
         self._complaints: list[str] = []
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        )
+        self._process = start(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, new_session=True)
         self._readers = [
             threading.Thread(target=_hand_over, args=pair, daemon=True)
             for pair in ((self._process.stdout, self._lines.put), (self._process.stderr, self._complaints.append))
@@ -82,7 +80,7 @@ class Agent:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._number += 1
-            self._process.stdin.write(json.dumps({"number": self._number, **words}) + "\n")
+            self._process.stdin.write(json.dumps({"number": self._number, **words}).encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, deadline: float) -> dict[str, Any] | None:
@@ -113,16 +111,16 @@ class Agent:
             reader.join(_LEAVE_S)
 
 
-def _hand_over(lines: IO[str], take: Callable[[str], None]) -> None:
+def _hand_over(lines: IO[bytes], take: Callable[[str], None]) -> None:
     with lines:
         for line in lines:
-            take(line)
+            take(line.decode("utf-8", "replace"))
 
 
-def end(process: subprocess.Popen[Any], *, patience_s: float) -> None:
+def end(process: Popen[bytes], *, patience_s: float) -> None:
     """Wait for a process, then end it and its group: TERM first, by which srun ends its tasks."""
     for number in (signal.SIGTERM, signal.SIGKILL, None):
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutExpired):
             process.wait(patience_s)
             return
         if number is not None:
@@ -150,16 +148,13 @@ class Failed(Exception):
 
 def run(command: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> None:
     """Run ``command`` to its end."""
-    with subprocess.Popen(
-        command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+    with start(command, env={**os.environ, **env}, stdout=PIPE, stderr=STDOUT, new_session=True) as process:
         try:
             out, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             end(process, patience_s=0)
             raise Failed(f"did not end in {timeout_s:.0f} s") from None
     if process.returncode != 0:
-        lines = [line.strip() for line in out.splitlines() if line.strip()]
+        lines = [line.strip() for line in out.decode("utf-8", "replace").splitlines() if line.strip()]
         told = [line for line in lines if "rror" in line or line.startswith("matmul:")] or lines
         raise Failed((told or [f"ended with {process.returncode}"])[0][:300])

@@ -8,7 +8,6 @@ import shlex
 import signal
 import socket
 import ssl
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.jupyter.remote import KEEP_ALIVE, NoConnectionError, Remote
 from hpcjobs.node.session.files import Connection
 from hpcjobs.node.session.tunnel import Tunnel, page
+from hpcjobs.processes.start import start
 from hpcjobs.site.library import default_site, load_site
 
 _ANSWER_S, _LOOK_S, _STOP_S = 60.0, 0.2, 5.0
@@ -146,7 +147,7 @@ class _Link:
         answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
         connection = Connection(**answer["connection"])
         ssh, *command = Tunnel(**answer["way"]).command(self._port)
-        tunnel = subprocess.Popen([ssh, *KEEP_ALIVE, *command], stdin=subprocess.DEVNULL)
+        tunnel = start([ssh, *KEEP_ALIVE, *command])
         try:
             if not self._await_page(tunnel, "http" if connection.fingerprint is None else "https"):
                 return False
@@ -171,7 +172,7 @@ class _Link:
         self._port_taken = False
         return True
 
-    def _await_page(self, tunnel: subprocess.Popen[bytes], scheme: str) -> bool:
+    def _await_page(self, tunnel: Popen[bytes], scheme: str) -> bool:
         """Whether something answers at the other end.
 
         Raises:
@@ -251,10 +252,10 @@ def show(address: str, folder: Path) -> None:
     webbrowser.open(path.as_uri())
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         process.kill()
         process.wait()

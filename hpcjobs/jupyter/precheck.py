@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.node.session.servers import LEAST, PACKAGES
+from hpcjobs.processes.start import run
 
 _PROGRAM = """
 import importlib.util as util, sys
@@ -45,16 +46,12 @@ def check(job: Job, kind: str) -> None:
     if job.container is not None or not python.is_absolute() or not os.access(python, os.X_OK):
         return
     try:
-        done = subprocess.run(
-            [str(python), "-c", _PROGRAM, *(f"{name}:{LEAST.get(name, '')}" for name in PACKAGES[kind])],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        packages = (f"{name}:{LEAST.get(name, '')}" for name in PACKAGES[kind])
+        result = run([str(python), "-c", _PROGRAM, *packages], timeout_s=_PATIENCE_S)
+    except (OSError, TimeoutExpired):
         return
-    lacking = done.stdout.strip()
-    if done.returncode != 0 or not lacking:
+    lacking = result.out.strip()
+    if result.code != 0 or not lacking:
         return
     if lacking == "old":
         raise RequestError(f"{python} is older than Python 3.9", hint="jupyter.python of the site file names another")

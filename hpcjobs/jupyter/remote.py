@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from collections.abc import Sequence
+from subprocess import DEVNULL
 from typing import Any
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.processes.programs import run_in_terminal
+from hpcjobs.processes.start import run
 
 _NO_CONNECTION = 255
 """Exit code of an ssh that did not reach the other side, or lost it."""
@@ -33,21 +35,21 @@ class Remote:
             HpcJobsError: it failed there, or answered with something else.
         """
         command = self._command(words)
-        result = subprocess.run(command, input=given or "", stdout=subprocess.PIPE, text=True, check=False)
-        if result.returncode == _NO_CONNECTION:
+        result = run(command, given=given or "", show_errors=True)
+        if result.code == _NO_CONNECTION:
             raise NoConnectionError(f"{self.login} cannot be reached by ssh", hint=f"does `ssh {self.login}` work?")
-        if result.returncode != 0:
+        if result.code != 0:
             raise HpcJobsError(
-                f"{shlex.join(command)}: exit code {result.returncode}",
+                f"{shlex.join(command)}: exit code {result.code}",
                 hint="jupyter.hpcjobs of the site file says how hpcjobs is called there"
-                if result.returncode == 127
+                if result.code == 127
                 else None,
             )
-        return find_json(result.stdout)
+        return find_json(result.out)
 
     def show(self, words: Sequence[str]) -> int:
         """Run it with this terminal; its exit code."""
-        return subprocess.run(self._command(words), stdin=subprocess.DEVNULL, check=False).returncode
+        return run_in_terminal(self._command(words), stdin=DEVNULL)
 
     def _command(self, words: Sequence[str]) -> list[str]:
         return ["ssh", *KEEP_ALIVE, self.login, f"{self._hpcjobs} {shlex.join(words)}"]

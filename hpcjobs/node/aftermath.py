@@ -11,8 +11,8 @@ from hpcjobs.node.conclude import Job
 from hpcjobs.node.control import ControlDir
 from hpcjobs.node.options import parse
 from hpcjobs.node.slurm import report
-from hpcjobs.node.step import is_alive
 from hpcjobs.node.supervisor import KILLED_CODE, connect
+from hpcjobs.processes.tree import is_alive
 
 
 def conclude_killed(control_dir: str) -> int:

@@ -1,39 +1,26 @@
 """Starting the scheduler's commands: the one outside thing of this package, injected so that tests need no cluster."""
 
-import subprocess
-from typing import Callable, Dict, List, NamedTuple
+from subprocess import TimeoutExpired
+from typing import Callable, Dict, List
+
+from hpcjobs.processes import start
+from hpcjobs.processes.start import Result
 
 TIMEOUT_S = 30.0
 """slurmctld answers within seconds, or is down."""
 
 
-class Answer(NamedTuple):
-    """What a command did; code 127: it could not be started, 124: it did not end in time."""
-
-    code: int
-    out: str
-    err: str
+Run = Callable[[List[str], Dict[str, str]], Result]
 
 
-Run = Callable[[List[str], Dict[str, str]], Answer]
-
-
-def run(words: List[str], env: Dict[str, str]) -> Answer:
-    """Run ``words`` with exactly ``env``."""
+def run(argv: List[str], env: Dict[str, str]) -> Result:
+    """Run ``argv`` with exactly ``env``. Exit code 127: it could not be started; 124: it did not end in time."""
     try:
-        done = subprocess.run(
-            words,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=TIMEOUT_S,
-        )
+        return start.run(argv, env=env, timeout_s=TIMEOUT_S, errors="replace")
     except OSError as error:
-        return Answer(127, "", f"{words[0]}: {error.strerror}")
-    except subprocess.TimeoutExpired:
-        return Answer(124, "", f"{words[0]} did not answer within {TIMEOUT_S:.0f} s")
-    return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+        return Result(127, "", f"{argv[0]}: {error.strerror}")
+    except TimeoutExpired:
+        return Result(124, "", f"{argv[0]} did not answer within {TIMEOUT_S:.0f} s")
 
 
 def outside_job(environ: Dict[str, str]) -> Dict[str, str]:

@@ -9,8 +9,9 @@ from typing import Callable, Dict, List, Optional
 
 from hpcjobs.node import decide
 from hpcjobs.node.clock import Limit
-from hpcjobs.node.commands import Answer, Run, outside_job
+from hpcjobs.node.commands import Run, outside_job
 from hpcjobs.node.schedulers import Continuation, Scheduler
+from hpcjobs.processes.start import Result
 
 _REASONS = {"TimeLimit": decide.TIMEOUT, "NodeDown": decide.NODE}
 _STATES = {
@@ -190,7 +191,7 @@ class Slurm(Scheduler):
         out = self._call("scontrol", "--all", "--oneliner", "show", "job", self.job_id).out
         return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
 
-    def _call(self, *words: str) -> Answer:
+    def _call(self, *words: str) -> Result:
         return self._run(list(words), self._env)
 
 

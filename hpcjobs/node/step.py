@@ -1,12 +1,11 @@
 """The job's one step: when its launcher waits for tasks that have all ended, and how it is ended then."""
 
-import contextlib
-import ctypes
 import os
 import signal
 from typing import Callable, Dict, List, Optional
 
 from hpcjobs.node.decide import REQUEUE_CODE
+from hpcjobs.processes import tree
 
 ENDED_GRACE_S = 30.0
 """For a launcher after the last task wrote its end: it collects output, and ends its daemons."""
@@ -14,8 +13,6 @@ FAILED_GRACE_S = 180.0
 """For the other tasks after one failed: the launcher kills them, which takes Slurm's KillWait and more."""
 MISSING_GRACE_S = 60.0
 """For the launcher after the last process of this host's tasks has ended."""
-_SUBREAPER = 36
-"""prctl's PR_SET_CHILD_SUBREAPER."""
 
 
 class StepWatch:
@@ -62,15 +59,10 @@ def code_of(ends: Dict[int, int]) -> int:
     return next((code for _, code in sorted(ends.items()) if code not in (0, REQUEUE_CODE)), 0)
 
 
-def children(pid: int) -> List[int]:
-    """Processes whose parent is ``pid``."""
-    return [child for child in _pids() if _parent(child) == pid]
-
-
 def rank_processes(job_id: str) -> List[int]:
     """Processes on this host that belong to a rank of ``job_id``, as far as this user may see."""
     found = []
-    for pid in _pids():
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 words = set(file.read().split(b"\0"))
@@ -81,50 +73,6 @@ def rank_processes(job_id: str) -> List[int]:
     return found
 
 
-def send(pids: List[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def end_launcher(pid: int, number: int = signal.SIGTERM) -> None:
     """Signal the launchers that the script of process ``pid`` waits for."""
-    send(children(pid), number)
-
-
-def _pids() -> List[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def is_alive(pid: int) -> bool:
-    """Whether ``pid`` runs; one that has ended and that nobody waits for does not."""
-    return _stat(pid)[:1] not in ([], [b"Z"], [b"X"])
-
-
-def _parent(pid: int) -> int:
-    return int((_stat(pid)[1:2] or [b"0"])[0])
-
-
-def _stat(pid: int) -> List[bytes]:
-    """The process's line of the kernel's table, from its state on; empty: there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
-
-
-def adopt_orphans() -> None:
-    """What a killed child leaves behind becomes a child of this process."""
-    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
-
-
-def reap() -> bool:
-    """Collect children that ended; whether any is left."""
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if pid == 0:
-            return True
+    tree.send(tree.children(pid), number)

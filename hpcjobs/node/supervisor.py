@@ -3,9 +3,9 @@
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
+from subprocess import Popen
 from typing import Dict, Optional
 
 from hpcjobs.node import decide, step
@@ -17,9 +17,13 @@ from hpcjobs.node.finished import code_of_finished, leave_orphaned
 from hpcjobs.node.history import History, read_history
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Local, Scheduler
-from hpcjobs.node.signals import Signals
 from hpcjobs.node.slurm import Slurm, report
+from hpcjobs.processes import tree
+from hpcjobs.processes.events import SignalPipe
+from hpcjobs.processes.fork import adopt_orphans
+from hpcjobs.processes.start import start
 
+HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 LOOK_S = 5.0
 """Between two looks at the tasks' ends."""
 LIMIT_LOOK_S = 300.0
@@ -40,7 +44,7 @@ KILLED_CODE = 137
 class Supervisor:
     """Runs the script of one attempt, signals it ahead of the limit, and collects the facts about its end."""
 
-    def __init__(self, job: Job, clock: Clock, signals: Signals, script: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, job: Job, clock: Clock, signals: SignalPipe, script: "Popen[bytes]") -> None:
         self.job, self.clock, self.signals, self.script = job, clock, signals, script
         options = job.options
         self.watch = step.StepWatch(options.tasks, time.monotonic, agents=options.agents, may_shrink=options.may_shrink)
@@ -153,10 +157,10 @@ class Supervisor:
             (signal.SIGTERM, SAVE_GRACE_S / 3),
             (signal.SIGKILL, SAVE_GRACE_S / 3),
         ):
-            orphans = step.children(os.getpid())
-            step.send(orphans, number)
+            orphans = tree.children(os.getpid())
+            tree.send(orphans, number)
             give_up = time.monotonic() + grace_s
-            while step.reap() and not set(orphans).isdisjoint(step.children(os.getpid())):
+            while tree.reap() and not set(orphans).isdisjoint(tree.children(os.getpid())):
                 if time.monotonic() > give_up:
                     break
                 self.signals.wait(min(1.0, give_up - time.monotonic()))
@@ -206,7 +210,7 @@ class Supervisor:
 def supervise(options: Options) -> int:
     """Run ``options.command`` as one attempt of this job, and decide what follows; the job's exit code."""
     environ = dict(os.environ)
-    signals = Signals()
+    signals = SignalPipe(*HANDLED)
     scheduler = connect(options, environ)
     job_id = environ.get("SLURM_JOB_ID" if options.scheduler == "slurm" else "HPCJOBS_JOB_ID", "")
     nodes = options.nodes or environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
@@ -236,10 +240,10 @@ def supervise(options: Options) -> int:
         return 1
     job.write_state("RUNNING")
     parent = os.getppid()
-    step.adopt_orphans()
+    adopt_orphans()
     clock = Clock(time.monotonic, scheduler.read_limit())
     publish_deadline(job, clock)
-    script = subprocess.Popen(options.command, env=script_environ(job, environ, clock))
+    script = start(options.command, env=script_environ(job, environ, clock), stdin=None)
     end = Supervisor(job, clock, signals, script).run()
     code = job.conclude(end, int(time.time()))
     if options.scheduler == "slurm" and job.is_over and os.getppid() != parent:
@@ -253,7 +257,7 @@ def connect(options: Options, environ: Dict[str, str]) -> Scheduler:
     return Slurm(environ, run, job_script=os.path.join(options.run_dir, "job.sh"), held=options.held)
 
 
-def wait_for_history(job: Job, signals: Signals, patience_s: float = READ_PATIENCE_S) -> Optional[History]:
+def wait_for_history(job: Job, signals: SignalPipe, patience_s: float = READ_PATIENCE_S) -> Optional[History]:
     """The history, also of a folder that comes back within ``patience_s``; None: it cannot be read."""
     give_up, reported = time.monotonic() + patience_s, False
     while True:

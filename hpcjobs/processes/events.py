@@ -1,7 +1,5 @@
 """Waiting for several things at once, without asking again and again."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -18,9 +16,9 @@ class SignalPipe:
         os.set_blocking(self._write, False)
         for number in numbers:
             signal.signal(number, lambda _number, _frame: None)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._write)
 
-    def wait(self, timeout_s: float | None, *others: int) -> list[int]:
+    def wait(self, timeout_s: "float | None", *others: int) -> "list[int]":
         """Signals that came; returns also when one of the ``others`` can be read, or the time is over."""
         poll = select.poll()
         for handle in (self._read, *others):
@@ -38,19 +36,19 @@ class SignalPipe:
         os.close(self._write)
 
 
-class Ears:
-    """What a supervisor listens to: signals, and a FIFO through which others wake it."""
+class SupervisorEvents:
+    """What a supervisor waits for: signals, and a FIFO through which others wake it."""
 
     def __init__(self, fifo: str) -> None:
         # Read and write: a FIFO that has only readers reports its end for ever.
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._signals = SignalPipe(signal.SIGCHLD, *_STOPPING)
-        self.told_to_stop = False
+        self.stop_requested = False
 
-    def wait(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s: "float | None") -> bool:
         """Return when something happened (True) or the time is over."""
         numbers = self._signals.wait(timeout_s, self._fifo)
-        self.told_to_stop = self.told_to_stop or any(number in numbers for number in _STOPPING)
+        self.stop_requested = self.stop_requested or any(number in numbers for number in _STOPPING)
         try:
             return bool(os.read(self._fifo, 4096) or numbers)
         except BlockingIOError:

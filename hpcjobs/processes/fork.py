@@ -1,12 +1,17 @@
-"""Children that start with clean signals, go when their parent goes, or notice that it went."""
+"""Children that start with clean signals, end when their parent ends, or notice that it has ended.
 
-from __future__ import annotations
+Every launch loads this module: it does without what is slow to load (``subprocess``, ``typing``).
+"""
 
 import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _ANSWERED = (
@@ -53,10 +58,52 @@ def fork() -> int:
     return pid
 
 
+def start_child(argv: "list[str]", environ: "dict[str, str]", prepare: "Callable[[], None]") -> int:
+    """Start ``argv`` in a child of clean signals that calls ``prepare`` first; its process id.
+
+    A child that cannot become the program reports it on standard error, and ends with code 126 or 127 as in a shell.
+    """
+    pid = fork()
+    if pid == 0:
+        code, program = 127, None
+        try:
+            prepare()
+            program = argv[0]
+            os.execvpe(program, argv, environ)
+        except OSError as error:
+            code = 126 if isinstance(error, PermissionError) else 127
+            message = f"hpcjobs: {program or error.filename}: {error.strerror}\n"
+            os.write(2, message.encode("utf-8", "surrogateescape"))
+        finally:
+            os._exit(code)
+    return pid
+
+
+def fork_call(action: "Callable[[], None]") -> int:
+    """Call ``action`` in a child, which ends after it with code 0, or 1 for an exception; its process id."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    return pid
+
+
+def continue_in_background() -> None:
+    """Go on as a child of the process that started this one's parent; the parent ends here, with code 0."""
+    if os.fork():
+        os._exit(0)
+
+
 class Guard:
     """A forked process that runs ``action`` if this process dies before it calls `release`."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: "Callable[[], None]") -> None:
         read, self._write = os.pipe()
         # Signals meant for the whole group must not end the one who is to outlive it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
@@ -76,7 +123,7 @@ class Guard:
             os.waitpid(self.pid, 0)
 
 
-def _stand_guard(read: int, action: Callable[[], None]) -> None:
+def _stand_guard(read: int, action: "Callable[[], None]") -> None:
     """Never returns."""
     code = 1
     try:

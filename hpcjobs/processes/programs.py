@@ -1,14 +1,16 @@
-"""The one place where hpcjobs starts other programs."""
+"""Starting programs on the submit side: what an enclosing job left in the environment is hidden from them."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
+from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError
+from hpcjobs.processes import start as starting
+from hpcjobs.processes.start import Result as Result
+from hpcjobs.processes.start import Stream
 
 LEAKING = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "PMIX_", "OMPI_", "TORCHELASTIC_", "GROUP_")
 LEAKING_NAMES = frozenset(
@@ -29,14 +31,6 @@ KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
 # Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
 _USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
-
-
-class Result(NamedTuple):
-    """What a finished program left: exit code, standard output, standard error."""
-
-    code: int
-    out: str
-    err: str
 
 
 class Runner(Protocol):
@@ -75,25 +69,37 @@ def command_env(program: str) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith(_USER_DEFAULTS)}
 
 
-def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-    """Run ``argv`` (never through a shell) and wait for it; ``env`` is added to the clean environment.
+def start(
+    argv: Sequence[str],
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: Stream = DEVNULL,
+    stdout: Stream = None,
+    stderr: Stream = None,
+) -> Popen[bytes]:
+    """Start ``argv`` and return at once; ``env`` is added to the clean environment.
 
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    with _on_path(argv[0], cwd):
-        done = subprocess.run(
-            list(argv),
-            cwd=cwd,
-            env=command_env(argv[0]) | dict(env or {}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            check=False,
-        )
-    return Result(done.returncode, done.stdout, done.stderr)
+    environment = command_env(argv[0]) | dict(env or {})
+    try:
+        return starting.start(argv, cwd=cwd, env=environment, stdin=stdin, stdout=stdout, stderr=stderr)
+    except FileNotFoundError as error:
+        raise _missing(argv[0], cwd, error) from error
+
+
+def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+    """Run ``argv`` to its end; ``env`` is added to the clean environment.
+
+    Raises:
+        CommandMissingError: the program is not on PATH.
+    """
+    try:
+        return starting.run(argv, cwd=cwd, env=command_env(argv[0]) | dict(env or {}))
+    except FileNotFoundError as error:
+        raise _missing(argv[0], cwd, error) from error
 
 
 def run_following(
@@ -108,34 +114,34 @@ def run_following(
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    with _on_path(argv[0], cwd):
-        process = subprocess.Popen(
-            list(argv),
-            cwd=cwd,
-            env=command_env(argv[0]) | dict(env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-    with process:
+    with start(argv, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            each(line.rstrip("\n"))
+            each(line.decode("utf-8", "replace").rstrip("\r\n"))
     return process.returncode
 
 
-@contextmanager
-def _on_path(program: str, cwd: str | None) -> Iterator[None]:
-    """What cannot be started is missing, unless it is the folder it is to start in that is."""
+def run_in_terminal(argv: Sequence[str], *, cwd: str | None = None, stdin: Stream = None) -> int:
+    """As `run`, with this terminal for its output and, unless ``stdin`` says otherwise, its input; its exit code.
+
+    Raises:
+        CommandMissingError: the program is not on PATH.
+    """
+    process = start(argv, cwd=cwd, stdin=stdin)
     try:
-        yield
-    except FileNotFoundError as error:
-        if cwd is not None and not os.path.isdir(cwd):
-            raise
-        hint = (
-            "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
-        )
-        raise CommandMissingError(f"{program}: not found on PATH", hint=hint) from error
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # the terminal interrupts the program too, which ends in its own way; the next one kills it
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _missing(program: str, cwd: str | None, error: FileNotFoundError) -> Exception:
+    """What cannot be started is missing, unless it is the folder it is to start in that is."""
+    if cwd is not None and not os.path.isdir(cwd):
+        return error
+    hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
+    return CommandMissingError(f"{program}: not found on PATH", hint=hint)

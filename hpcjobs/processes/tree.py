@@ -1,24 +1,26 @@
 """Processes on this machine: who belongs to a job, and how it is ended.
 
-Every job and every launch loads this module: it does without what is slow to load (``typing`` is).
+Every job and every launch loads this module: it does without what is slow to load (``typing``).
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    Leader = tuple[int, int, str]
+    """A process, told apart from a later one with the same number: pid, start in clock ticks, `boot_id`."""
+else:
+    Leader = tuple
 
 MARK = "HPCJOBS_LOCAL_JOB"
 """Variable that names the job's folder in every process of a job, also in those that left its session."""
 _KILL_ROUNDS, _KILL_WAIT_S = 5, 2.0
-
-
-Leader = tuple[int, int, str]
-"""A process, told apart from a later one with the same number: pid, start in clock ticks, `boot_id`."""
 
 
 class Process:
@@ -26,16 +28,22 @@ class Process:
 
     __slots__ = ("group", "pid", "ppid", "session", "start_ticks")
 
-    def __init__(self, pid: int, fields: list[bytes]) -> None:
+    def __init__(self, pid: int, fields: "list[bytes]") -> None:
         self.pid = pid
         self.ppid, self.group, self.session = (int(field) for field in fields[1:4])
         self.start_ticks = int(fields[19])
 
 
-def identity(pid: int) -> Leader | None:
+def identity(pid: int) -> "Leader | None":
     """Who ``pid`` is now; None: nobody."""
     process = _read(pid)
     return None if process is None else (pid, process.start_ticks, boot_id())
+
+
+def start_ticks(pid: int) -> "int | None":
+    """When ``pid`` started, in clock ticks from the start of the machine; None: it has ended."""
+    process = _read(pid)
+    return None if process is None else process.start_ticks
 
 
 def boot_id() -> str:
@@ -44,7 +52,7 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def _read(pid: int) -> Process | None:
+def _read(pid: int) -> "Process | None":
     """None: gone, or dead and not yet waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -56,20 +64,41 @@ def _read(pid: int) -> Process | None:
     return Process(pid, fields)
 
 
-def parent(pid: int) -> int | None:
+def parent(pid: int) -> "int | None":
     """The process that ``pid`` is a child of; None: it is gone."""
     process = _read(pid)
     return None if process is None else process.ppid
 
 
-def _table() -> Iterator[Process]:
+def is_alive(pid: int) -> bool:
+    """Whether ``pid`` runs; one that has ended and that nobody waits for does not."""
+    return _read(pid) is not None
+
+
+def children(pid: int) -> "list[int]":
+    """Living processes whose parent is ``pid``."""
+    return [process.pid for process in _table() if process.ppid == pid]
+
+
+def reap() -> bool:
+    """Wait for the children that have ended; whether any is left."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def _table() -> "Iterator[Process]":
     for name in os.listdir("/proc"):
         process = _read(int(name)) if name.isdigit() else None
         if process is not None:
             yield process
 
 
-def _mark(pid: int) -> bytes | None:
+def _mark(pid: int) -> "bytes | None":
     """The job folder a process carries in its environment; None: none, or not ours to read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -80,12 +109,12 @@ def _mark(pid: int) -> bytes | None:
     return next((entry[len(prefix) :] for entry in entries if entry.startswith(prefix)), None)
 
 
-def in_groups(groups: Collection[int]) -> list[int]:
+def in_groups(groups: "Collection[int]") -> "list[int]":
     """Living processes of these process groups."""
     return [process.pid for process in _table() if process.group in groups]
 
 
-def members(folder: str, leader: Leader | None, *, adopted_by: int | None = None) -> list[int]:
+def members(folder: str, leader: "Leader | None", *, adopted_by: "int | None" = None) -> "list[int]":
     """Living processes of the job in ``folder``.
 
     They carry its mark; or they are in the session of ``leader``, as long as that is the process that
@@ -93,49 +122,49 @@ def members(folder: str, leader: Leader | None, *, adopted_by: int | None = None
     """
     table, mine = list(_table()), os.fsencode(folder)
     marks = {process.pid: _mark(process.pid) for process in table}
-    found = {pid for pid, mark in marks.items() if mark == mine}
+    pids = {pid for pid, mark in marks.items() if mark == mine}
     if leader is not None and identity(leader[0]) == leader:
-        found |= {process.pid for process in table if process.session == leader[0]}
+        pids |= {process.pid for process in table if process.session == leader[0]}
     if adopted_by is not None:
-        found |= _descendants(adopted_by, table, lambda pid: marks[pid] in (None, mine))
-    return sorted(found - {os.getpid()})
+        pids |= _descendants(adopted_by, table, lambda pid: marks[pid] in (None, mine))
+    return sorted(pids - {os.getpid()})
 
 
-def _descendants(root: int, table: Iterable[Process], counts: Callable[[int], bool]) -> set[int]:
+def _descendants(root: int, table: "Iterable[Process]", counts: "Callable[[int], bool]") -> "set[int]":
     children: dict[int, list[int]] = {}
     for process in table:
         children.setdefault(process.ppid, []).append(process.pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     todo = [root]
     while todo:
-        new = [pid for pid in children.get(todo.pop(), ()) if pid not in found and counts(pid)]
-        found.update(new)
+        new = [pid for pid in children.get(todo.pop(), ()) if pid not in descendants and counts(pid)]
+        descendants.update(new)
         todo += new
-    return found
+    return descendants
 
 
-def send(pids: Iterable[int], number: int) -> None:
+def send(pids: "Iterable[int]", number: int) -> None:
     """Signal each process that is still there and ours."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def end(living: Callable[[], list[int]], *, grace_s: float) -> None:
+def end(living: "Callable[[], list[int]]", *, grace_s: float) -> None:
     """SIGTERM to all who are ``living``, and after ``grace_s`` SIGKILL until nobody is."""
     if grace_s > 0:
         pids = living()
         send(pids, signal.SIGTERM)
-        await_gone(pids, grace_s)
+        await_end(pids, grace_s)
     for _ in range(_KILL_ROUNDS):
         pids = living()
         if not pids:
             return
         send(pids, signal.SIGKILL)
-        await_gone(pids, _KILL_WAIT_S)
+        await_end(pids, _KILL_WAIT_S)
 
 
-def await_gone(pids: Iterable[int], timeout_s: float) -> None:
+def await_end(pids: "Iterable[int]", timeout_s: float) -> None:
     """Return when all ``pids`` have ended or the time is over. They need not be children."""
     until = time.monotonic() + timeout_s
     for pid in pids:

@@ -14,7 +14,7 @@ import time
 
 from hpcjobs.processes import tree
 from hpcjobs.processes.events import SignalPipe
-from hpcjobs.processes.fork import Guard, die_with_parent, fork
+from hpcjobs.processes.fork import Guard, die_with_parent, start_child
 
 GRACE_VARIABLE = "HPCJOBS_GRACE_S"
 """Seconds between SIGTERM and SIGKILL, where 30 (Slurm's KillWait) is not what is wanted."""
@@ -68,19 +68,13 @@ class Tasks:
 
 def _start(command: list[str], rank: int, ntasks: int) -> int:
     parent = os.getpid()
-    pid = fork()
-    if pid == 0:
-        code = 127
-        try:
-            os.setpgid(0, 0)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            die_with_parent(parent, signal.SIGKILL)
-            os.execvpe(command[0], command, os.environ | _world(rank, ntasks))
-        except OSError as error:
-            code = 126 if isinstance(error, PermissionError) else 127
-            print(f"hpcjobs: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(code)
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        die_with_parent(parent, signal.SIGKILL)
+
+    pid = start_child(command, os.environ | _world(rank, ntasks), prepare)
     # Both sides say it: whoever comes first, the group is there before either goes on.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ import msgspec
 
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.processes.programs import run
+from hpcjobs.processes.start import start_daemon
+from hpcjobs.processes.tree import start_ticks
 from hpcjobs.sandbox.folder import Folder, write
-from hpcjobs.site.rehearsal import start_ticks
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PASSED_ON = ("LANG", "LC_ALL", "TZ")
@@ -57,24 +57,9 @@ def must(argv: Sequence[str]) -> str:
 
 
 def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
-    """Start ``argv`` in a session of its own, its output in a log file, and record it at once.
-
-    Not ``subprocess.Popen``: its object complains when it is dropped while the child lives, and
-    these are meant to outlive us. Signals that Python ignores are set back to their defaults.
-    """
+    """Start ``argv`` in a session of its own, its output in a log file, and record it at once."""
     log = folder.log / f"{name}.log"
-    pid = os.posix_spawn(
-        argv[0],
-        list(argv),
-        _environment(folder),
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
-    )
+    pid = start_daemon(argv, env=_environment(folder), log=str(log))
     daemon = Daemon(name=name, pid=pid, start_ticks=start_ticks(pid) or 0, argv=tuple(argv), log=str(log))
     write(folder.daemons / f"{name}.json", msgspec.json.encode(daemon).decode())
     return daemon

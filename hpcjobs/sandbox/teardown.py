@@ -16,11 +16,11 @@ from pathlib import Path
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import run
+from hpcjobs.processes.tree import start_ticks
 from hpcjobs.sandbox import cgroups, network
 from hpcjobs.sandbox.daemons import alive, must, program, recorded
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.hosts_file import has_block, remove_block
-from hpcjobs.site.rehearsal import start_ticks
 
 _TERM_S, _KILL_S = 3.0, 10.0
 _POLL_S = 0.02

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import ConfigError
+from hpcjobs.processes.tree import start_ticks
 from hpcjobs.site.models import Frozen, Site
 
 RECORD = "sandbox.json"
@@ -52,15 +53,6 @@ def current() -> Rehearsal | None:
     if elsewhere not in (None, "", found.slurm_conf) or started is None:
         return None
     return found if found.controller_start in (None, started) else None
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks from boot; ``None``: no such process, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def applied(site: Site) -> Site:

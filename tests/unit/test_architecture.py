@@ -24,10 +24,10 @@ ALLOWED = {
     "pyz": {"hpcjobs"},
     "files": {"errors"},
     "processes": {"errors"},
-    "node": set[str](),
+    "node": {"processes"},
     "runtime": {"processes"},
     "trainers": {"runtime"},
-    "fabric": {"runtime"},
+    "fabric": {"runtime", "processes"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
     "job": GROUND | {"site", "containers", "runtime", "fabric", "hpcjobs"},
@@ -145,6 +145,42 @@ def test_the_node_side_imports_nothing_but_the_standard_library() -> None:
         if name.split(".")[0] not in {*sys.stdlib_module_names, "hpcjobs"}
     }
     assert not wrong
+
+
+STARTS_PROGRAMS = {
+    *(f"subprocess.{name}" for name in ("Popen", "run", "call", "check_call", "check_output", "getoutput")),
+    *("os.system", "os.popen", "os.fork", "os.forkpty", "os.startfile", "pty.fork", "pty.spawn"),
+    *("asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"),
+    *(f"os.{verb}{form}" for verb in ("exec", "spawn") for form in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
+    *("os.posix_spawn", "os.posix_spawnp"),
+}
+ALONE = {"containers/probe.py"}  # runs in an image by itself, where there is no hpcjobs
+
+
+def calls(path: Path) -> Iterator[str]:
+    """Dotted names of the functions that a module calls, by the names they have where they are defined."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, dot, rest = ast.unparse(node.func).partition(".")
+            yield names.get(first, first) + dot + rest
+
+
+def test_programs_are_started_in_one_package() -> None:
+    started = {
+        f"{name} calls {function}"
+        for path in modules()
+        if room(path) != "processes" and (name := str(path.relative_to(PACKAGE))) not in ALONE
+        for function in calls(path)
+        if function in STARTS_PROGRAMS
+    }
+    assert not started, "call hpcjobs.processes instead"
 
 
 def test_nobody_outside_the_trainers_imports_torch() -> None:

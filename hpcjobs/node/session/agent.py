@@ -11,17 +11,18 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 
 from hpcjobs.node.session import files, servers, tunnel
 from hpcjobs.node.session.files import Connection, Settings, write_private
 from hpcjobs.node.session.servers import Place
+from hpcjobs.processes.start import run, start
 
 MISSING = 20
 """Exit code: the node lacks something the session needs."""
@@ -89,11 +90,11 @@ def _make_certificate(private: Path, address: str) -> servers.Certificate:
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=hpcjobs session"]
     words += ["-addext", names, "-keyout", str(key), "-out", str(path)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        result = run(words)
     except FileNotFoundError as error:
         raise _NoPlace("jupyter.tls of the site file needs openssl on the node, and there is none") from error
-    if done.returncode != 0:
-        raise _NoPlace(f"openssl made no certificate: {done.stderr.strip()[-300:]}")
+    if result.code != 0:
+        raise _NoPlace(f"openssl made no certificate: {result.err.strip()[-300:]}")
     digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii"))).hexdigest().upper()
     return servers.Certificate(str(path), str(key), ":".join(digest[i : i + 2] for i in range(0, len(digest), 2)))
 
@@ -128,13 +129,12 @@ class _Session:
         self._clear(home)  # of an attempt that lost its node
         asked = servers.Asked(self._settings, self._place, self._token, self._run_dir, self._private)
         server = servers.build(asked)
-        process = subprocess.Popen(
+        process = start(
             server.command,
             cwd=self._settings.folder,
             env=_environment(self._settings) | server.environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=_hear_everything,
+            new_session=True,
+            prepare=_hear_everything,
         )
         try:
             return self._watch(process, server.path)
@@ -143,7 +143,7 @@ class _Session:
             self._clear(home)
             files.forget_token(self._run_dir)
 
-    def _watch(self, process: subprocess.Popen[bytes], path: str) -> int:
+    def _watch(self, process: Popen[bytes], path: str) -> int:
         """Until the server ends, or is to end."""
         while process.poll() is None:
             heard = signal.sigtimedwait(_HEARD, self._patience_s())
@@ -261,13 +261,13 @@ def _hear_everything() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: Popen[bytes]) -> None:
     """End the server, which ends its kernels; then whatever of its session is left."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             _say(f"the server does not end within {_STOP_S:g} s: killed")
     try:
         os.killpg(process.pid, signal.SIGKILL)

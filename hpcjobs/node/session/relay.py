@@ -23,6 +23,7 @@ from typing import Any
 
 from hpcjobs.node.session import files
 from hpcjobs.node.session.tunnel import relay_socket
+from hpcjobs.processes.start import start_async
 
 WINDOW = 1 << 18
 GREETING = b"hpcjobs carries 1\n"
@@ -185,11 +186,9 @@ async def _relay(run_dir: Path) -> int:
     where = Path(relay_socket(settings.user, connection.job_id))
     _own_folder(where.parent)
     environment = os.environ | ({"SLURM_CONF": settings.slurm_conf} if settings.slurm_conf else {})
-    step = await asyncio.create_subprocess_exec(
-        settings.srun, f"--jobid={connection.job_id}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1",
-        f"--nodelist={connection.host}", connection.python, str(run_dir / files.BUNDLE), "carry", str(run_dir),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment, start_new_session=True,
-    )  # fmt: skip
+    options = [f"--jobid={connection.job_id}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"]
+    carry = [connection.python, str(run_dir / files.BUNDLE), "carry", str(run_dir)]
+    step = await start_async([settings.srun, *options, f"--nodelist={connection.host}", *carry], env=environment)
     try:
         return await _listen(step, where)
     finally:

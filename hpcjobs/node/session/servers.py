@@ -8,14 +8,15 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import NamedTuple
 
 from hpcjobs.node.session.files import FOLDER, PRIVATE, Kernel, Settings, write_private
+from hpcjobs.processes.start import run
 
 CONFIG = "config"
 """Folder of the configuration that holds the token, in the session's own."""
@@ -197,8 +198,8 @@ def _write_kernels(kernels: list[Kernel], folder: Path, private: Path) -> None:
 
 def _has_ipykernel(python: list[str]) -> bool:
     try:
-        return subprocess.run([*python, "-c", "import ipykernel"], capture_output=True, timeout=120).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
+        return run([*python, "-c", "import ipykernel"], timeout_s=120).code == 0
+    except (OSError, TimeoutExpired):
         return False
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ import hpcjobs
 from hpcjobs.errors import SchedulerError, UnknownJobError
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import clean_env
+from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import MARK
 from hpcjobs.scheduler.base import JobRecord, Submitted
 from hpcjobs.scheduler.local import job_folder, queue
@@ -151,15 +151,14 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     with open(job.path("supervisor.log"), "xb") as log:
         command = [sys.executable, "-ESm", "hpcjobs.scheduler.local.supervisor", job.folder, str(alive)]
-        code = subprocess.Popen(
+        code = start(
             command,
-            cwd=_PACKAGE_ROOT,
+            cwd=str(_PACKAGE_ROOT),
             env=environment,
-            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(alive,),
-            start_new_session=True,
+            inherited=(alive,),
+            new_session=True,
         ).wait()
     if code != 0:
         said = Path(job.path("supervisor.log")).read_text(errors="replace").strip()

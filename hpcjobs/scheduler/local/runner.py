@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from hpcjobs.processes import tree
-from hpcjobs.processes.events import Ears
-from hpcjobs.processes.fork import Guard, adopt_orphans, die_with_parent, fork
+from hpcjobs.processes.events import SupervisorEvents
+from hpcjobs.processes.fork import Guard, adopt_orphans, die_with_parent, start_child
 from hpcjobs.scheduler.local import queue
 from hpcjobs.scheduler.local.job_folder import LocalJob
 from hpcjobs.scheduler.local.records import Ended, Request, Started
@@ -57,7 +57,7 @@ class _Run:
             if pid == self.leader:
                 self.status = status
 
-    def act(self, *, told_to_stop: bool) -> None:
+    def act(self, *, stop_requested: bool) -> None:
         """Whatever is due now: the early signal, the end because of time or a wish, the final blow."""
         now, limit = time.monotonic() - self._begun, self._request.time_limit_s
         if self.stop is not None:
@@ -68,8 +68,8 @@ class _Run:
         if self._early is not None and limit is not None and now >= limit - self._early.before_s:
             tree.send(self._early_targets(), self._early.number)
             self._early = None
-        if told_to_stop or self._job.cancelled:
-            self._begin_to_stop("CANCELLED", "supervisor was told to end" if told_to_stop else queue.CANCELLED)
+        if stop_requested or self._job.cancelled:
+            self._begin_to_stop("CANCELLED", "supervisor was told to end" if stop_requested else queue.CANCELLED)
         elif limit is not None and now >= limit:
             self._begin_to_stop("TIMEOUT", "TimeLimit")
 
@@ -102,7 +102,7 @@ class _Run:
 def run(job: LocalJob, request: Request, started: Started) -> None:
     """Run the script to its end, and again as often as it asks for that; then write the last word."""
     adopt_orphans()
-    ears = Ears(job.path("wake"))
+    events = SupervisorEvents(job.path("wake"))
     try:
         log = os.open(_log(job, request), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -110,7 +110,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
         return
     cpu_s, most_bytes, restarts = 0.0, 0, 0
     while True:
-        run, again = _once(job, request, started, log, ears, restarts=restarts)
+        run, again = _once(job, request, started, log, events, restarts=restarts)
         cpu_s, most_bytes = cpu_s + run.cpu_s, max(most_bytes, run.max_rss_bytes)
         if not again:
             break
@@ -119,7 +119,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
 
 
 def _once(
-    job: LocalJob, request: Request, started: Started, log: int, ears: Ears, *, restarts: int
+    job: LocalJob, request: Request, started: Started, log: int, events: SupervisorEvents, *, restarts: int
 ) -> tuple[_Run, bool]:
     """One start of the script, until it and all that it left behind have ended; and whether there is to be another."""
     guard = Guard(lambda: _supervisor_died(job, request))
@@ -130,14 +130,14 @@ def _once(
         run.reap(guard.pid)
         if run.status is not None:
             break
-        run.act(told_to_stop=ears.told_to_stop)
-        ears.wait(run.patience_s())
+        run.act(stop_requested=events.stop_requested)
+        events.wait(run.patience_s())
     guard.release()
     if run.reap(guard.pid):
         grace_s = run.stop.kill_at - time.monotonic() if run.stop is not None else 0.0
         tree.end(run.members, grace_s=grace_s)
         run.reap(guard.pid)
-    again = _asked_for_another(job) and not job.cancelled and not ears.told_to_stop
+    again = _asked_for_another(job) and not job.cancelled and not events.stop_requested
     return run, again
 
 
@@ -159,29 +159,21 @@ def _start_script(job: LocalJob, request: Request, started: Started, log: int, *
     environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     supervisor = os.getpid()
     led, leads = os.pipe()
-    pid = fork()
-    if pid == 0:
-        try:
-            os.setsid()
-            os.close(leads)
-            _become_script(request, environment, supervisor, log)
-        except OSError as error:
-            os.write(2, f"hpcjobs: {request.script}: {error}\n".encode(errors="surrogateescape"))
-        finally:
-            os._exit(127)
+
+    def prepare() -> None:
+        os.setsid()
+        os.close(leads)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(request.cwd)
+        die_with_parent(supervisor, signal.SIGTERM)
+
+    pid = start_child(["bash", request.script], environment, prepare)
     os.close(leads)
     os.read(led, 1)  # ends when the child leads its session: from then on there is a group to signal
     os.close(led)
     return pid
-
-
-def _become_script(request: Request, environment: dict[str, str], supervisor: int, log: int) -> NoReturn:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.chdir(request.cwd)
-    die_with_parent(supervisor, signal.SIGTERM)
-    os.execvpe("bash", ["bash", request.script], environment)
 
 
 def _environment(job: LocalJob, request: Request, started: Started) -> dict[str, str]:

@@ -10,7 +10,8 @@ import os
 import sys
 import time
 
-from hpcjobs.processes.events import Ears
+from hpcjobs.processes.events import SupervisorEvents
+from hpcjobs.processes.fork import continue_in_background, fork_call
 from hpcjobs.scheduler.local import queue
 from hpcjobs.scheduler.local.job_folder import LocalJob, is_alive
 from hpcjobs.scheduler.local.policy import Never, Wait
@@ -30,11 +31,10 @@ def main(argv: list[str]) -> int:
     if request is None:
         print(f"no request in {folder}", file=sys.stderr)
         return 1
-    ears = Ears(job.path("wake"))
-    if os.fork():
-        os._exit(0)
+    events = SupervisorEvents(job.path("wake"))
+    continue_in_background()
     array = _Array(job, request, int(alive)) if request.array is not None else None
-    _wait_for_turns(job, request, ears, array)
+    _wait_for_turns(job, request, events, array)
     return 0
 
 
@@ -45,18 +45,19 @@ class _Array:
         self._job, self._request, self._alive = job, request, alive
         self.running: set[int] = set()
 
-    def start(self, claim: queue.Claim, ears: Ears) -> None:
-        pid = os.fork()
-        if pid == 0:
-            # The lock of the whole array says that *its* supervisor lives.
-            os.close(self._alive)
-            ears.close()
-            os.setsid()
-            run(claim.job, self._request, claim.started)
-            os._exit(0)
+    def start(self, claim: queue.Claim, events: SupervisorEvents) -> None:
+        pid = fork_call(lambda: self._supervise(claim, events))
         if claim.alive is not None:
             os.close(claim.alive)
         self.running.add(pid)
+
+    def _supervise(self, claim: queue.Claim, events: SupervisorEvents) -> None:
+        """In a process of its own: run one task to its end."""
+        # The lock of the whole array says that *its* supervisor lives.
+        os.close(self._alive)
+        events.close()
+        os.setsid()
+        run(claim.job, self._request, claim.started)
 
     def reap(self) -> None:
         for pid in list(self.running):
@@ -71,16 +72,16 @@ class _Array:
         queue.finish(self._job, Ended(state, time.time(), exit_code=max(codes, default=None)))
 
 
-def _wait_for_turns(job: LocalJob, request: Request, ears: Ears, array: _Array | None) -> None:
+def _wait_for_turns(job: LocalJob, request: Request, events: SupervisorEvents, array: _Array | None) -> None:
     """Until the job, or the last task of the array, has ended."""
     while True:
         turn = queue.claim(job)
         if isinstance(turn, queue.Claim):
             if array is None:
-                ears.close()
+                events.close()
                 run(job, request, turn.started)
                 return
-            array.start(turn, ears)
+            array.start(turn, events)
             continue
         if isinstance(turn, Never):
             queue.finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
@@ -89,15 +90,15 @@ def _wait_for_turns(job: LocalJob, request: Request, ears: Ears, array: _Array |
             if array is not None and job.ended() is None:
                 array.finish()
             return
-        _wait(turn, ears, array)
-        if ears.told_to_stop:
+        _wait(turn, events, array)
+        if events.stop_requested:
             queue.cancel(job)
 
 
-def _wait(turn: Wait | None, ears: Ears, array: _Array | None) -> None:
+def _wait(turn: Wait | None, events: SupervisorEvents, array: _Array | None) -> None:
     """Until something happened, or one that is waited for turns out to have been killed."""
     watch = turn.watch if turn is not None else ()
-    while not ears.wait(NET_S if watch else None):
+    while not events.wait(NET_S if watch else None):
         if any(other.ended() is not None or not is_alive(other) for other in watch):
             break
     if array is not None:

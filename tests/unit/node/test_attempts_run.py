@@ -18,7 +18,7 @@ import pytest
 
 from hpcjobs.node import supervisor
 from hpcjobs.node.history import Attempt
-from hpcjobs.node.step import children
+from hpcjobs.processes.tree import children
 from hpcjobs.pyz import pack
 
 BUDGETS = "timeout=1000000000,preempt=1000000000,node=3,error=0"

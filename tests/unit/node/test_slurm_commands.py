@@ -6,35 +6,36 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcjobs.node.commands import Answer, outside_job
+from hpcjobs.node.commands import outside_job
 from hpcjobs.node.slurm import Slurm
+from hpcjobs.processes.start import Result
 
 START, END = 1_700_000_000, 1_700_003_600
-FAILED = Answer(1, "", "no such command")
+FAILED = Result(1, "", "no such command")
 
 
 class Cluster:
-    """Answers by command; what was asked is kept."""
+    """Results by command; what was asked is kept."""
 
     def __init__(self, **environ: str) -> None:
         self.environ = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "n[1-2]", **environ}
         self.job = (
             f"JobId=42 JobState=RUNNING Reason=None Restarts=0 StartTime={START} EndTime={END} ExcNodeList=(null)"
         )
-        self.answers: dict[str, Answer | Callable[[], Answer]] = {
-            "scontrol show hostnames": Answer(0, "n1\nn2\n", ""),
-            "scontrol requeue": Answer(0, "", ""),
-            "sbatch --test-only": Answer(0, "", ""),
+        self.answers: dict[str, Result | Callable[[], Result]] = {
+            "scontrol show hostnames": Result(0, "n1\nn2\n", ""),
+            "scontrol requeue": Result(0, "", ""),
+            "sbatch --test-only": Result(0, "", ""),
         }
         self.asked: list[list[str]] = []
         self.env: dict[str, dict[str, str]] = {}
         self.monotonic, self.wall = 50.0, float(START)
 
-    def run(self, words: list[str], env: dict[str, str]) -> Answer:
+    def run(self, words: list[str], env: dict[str, str]) -> Result:
         self.asked.append(words)
         self.env[words[0]] = env
         if words[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
-            return Answer(0, self.job + "\n", "")
+            return Result(0, self.job + "\n", "")
         line = " ".join(words)
         answer = next((self.answers[known] for known in self.answers if line.startswith(known)), FAILED)
         return answer() if callable(answer) else answer
@@ -51,8 +52,8 @@ class Cluster:
         return [" ".join(words) for words in self.asked if " ".join(words).startswith(start)]
 
 
-def controller_says(now: int) -> Answer:
-    return Answer(0, f"*****\nsdiag output at Tue Nov 14 22:13:20 2023 ({now})\nData since ...\n", "")
+def controller_says(now: int) -> Result:
+    return Result(0, f"*****\nsdiag output at Tue Nov 14 22:13:20 2023 ({now})\nData since ...\n", "")
 
 
 def test_a_task_of_an_array_is_named_by_its_array_and_index_even_if_its_raw_id_is_the_arrays_own() -> None:
@@ -137,17 +138,17 @@ def test_slurm_knows_why_it_takes_a_job_away(fields: str, cause: str | None) -> 
 )
 def test_an_end_that_left_no_line_has_the_cause_of_the_accounting(states: str, cause: str) -> None:
     cluster = Cluster()
-    cluster.answers["sacct"] = Answer(0, states, "")
+    cluster.answers["sacct"] = Result(0, states, "")
     assert cluster.slurm.read_earlier_cause("42") == cause
 
 
 def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains_possible() -> None:
     cluster = Cluster()
     cluster.job = cluster.job.replace("(null)", "n9")
-    cluster.answers = {"scontrol show hostnames n9": Answer(0, "n9\n", ""), **cluster.answers}
+    cluster.answers = {"scontrol show hostnames n9": Result(0, "n9\n", ""), **cluster.answers}
     assert cluster.slurm.start_again(["n2.cluster.example", "n2", "stranger"]).decision == "requeued"
     assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
-    cluster.answers["sbatch --test-only"] = Answer(1, "", "Requested node configuration is not available")
+    cluster.answers["sbatch --test-only"] = Result(1, "", "Requested node configuration is not available")
     cluster.asked.clear()
     assert cluster.slurm.start_again(["n2"]).decision == "requeued"
     assert cluster.commands("scontrol update") == []
@@ -156,9 +157,9 @@ def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains
 def test_where_too_few_nodes_are_left_the_oldest_suspicion_is_given_up_and_never_what_the_user_excluded() -> None:
     cluster = Cluster()
     cluster.job = cluster.job.replace("(null)", "n[8-9]")
-    impossible = Answer(1, "", "Requested node configuration is not available")
+    impossible = Result(1, "", "Requested node configuration is not available")
     cluster.answers = {
-        "scontrol show hostnames n[8-9]": Answer(0, "n8\nn9\n", ""),
+        "scontrol show hostnames n[8-9]": Result(0, "n8\nn9\n", ""),
         "sbatch --test-only --exclude=n9,n8,n2": impossible,
         **cluster.answers,
     }
@@ -172,8 +173,8 @@ def test_where_too_few_nodes_are_left_the_oldest_suspicion_is_given_up_and_never
 )
 def test_the_id_of_a_resubmission_is_a_line_of_its_own_whatever_a_site_prints(out: str) -> None:
     cluster = Cluster()
-    cluster.answers["scontrol requeue"] = Answer(1, "", "Requested operation is presently disabled for job 42")
-    cluster.answers["sbatch --parsable"] = Answer(0, out, "sbatch: 5 jobs left today\n")
+    cluster.answers["scontrol requeue"] = Result(1, "", "Requested operation is presently disabled for job 42")
+    cluster.answers["sbatch --parsable"] = Result(0, out, "sbatch: 5 jobs left today\n")
     continuation = cluster.slurm.start_again([])
     assert (continuation.decision, continuation.job_id) == ("resubmitted as 77", "77")
     assert "--dependency=afterany:42" in cluster.commands("sbatch --parsable")[0]
@@ -181,7 +182,7 @@ def test_the_id_of_a_resubmission_is_a_line_of_its_own_whatever_a_site_prints(ou
 
 def test_a_resubmitted_job_gets_the_locale_and_time_format_of_its_user_and_not_those_of_our_questions() -> None:
     cluster = Cluster(LC_ALL="de_DE.UTF-8")
-    cluster.answers["scontrol requeue"] = Answer(1, "", "Requested operation is presently disabled for job 42")
+    cluster.answers["scontrol requeue"] = Result(1, "", "Requested operation is presently disabled for job 42")
     cluster.slurm.start_again([])
     assert cluster.env["scontrol"]["LC_ALL"] == "C"
     assert cluster.env["sbatch"] == {"LC_ALL": "de_DE.UTF-8"}
@@ -196,23 +197,23 @@ def test_what_a_comment_of_the_job_holds_is_not_taken_for_its_state(comment: str
 
 def test_a_refusal_of_both_ends_the_job_with_both_reasons() -> None:
     cluster = Cluster()
-    cluster.answers["scontrol requeue"] = Answer(1, "", "Requested operation is presently disabled for job 42\n")
-    cluster.answers["sbatch --parsable"] = Answer(0, "Welcome, user 12\n", "")
+    cluster.answers["scontrol requeue"] = Result(1, "", "Requested operation is presently disabled for job 42\n")
+    cluster.answers["sbatch --parsable"] = Result(0, "Welcome, user 12\n", "")
     decision = cluster.slurm.start_again([]).decision
     assert decision == "ended: Requested operation is presently disabled for job 42; Welcome, user 12"
 
 
 def test_a_controller_that_restarts_is_asked_again() -> None:
     cluster = Cluster()
-    answers = iter([Answer(1, "", "slurm_requeue error: Unable to contact slurm controller (connect failure)")] * 3)
-    cluster.answers["scontrol requeue"] = lambda: next(answers, Answer(0, "", ""))
+    answers = iter([Result(1, "", "slurm_requeue error: Unable to contact slurm controller (connect failure)")] * 3)
+    cluster.answers["scontrol requeue"] = lambda: next(answers, Result(0, "", ""))
     assert cluster.slurm.start_again([]).decision == "requeued"
     assert cluster.commands("sbatch") == []
 
 
 def test_what_slurm_requeued_itself_is_requeued() -> None:
     cluster = Cluster()
-    cluster.answers["scontrol requeue"] = Answer(1, "", "Job is pending execution for job 42")
+    cluster.answers["scontrol requeue"] = Result(1, "", "Job is pending execution for job 42")
     assert cluster.slurm.start_again([]).decision == "requeued"
 
 

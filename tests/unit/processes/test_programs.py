@@ -1,0 +1,50 @@
+"""How programs are started: interrupted in the terminal, missing, with bytes that are not text."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.errors import CommandMissingError
+from hpcjobs.processes import programs, start
+
+IN_TERMINAL = "import sys; from hpcjobs.processes.programs import run_in_terminal; run_in_terminal(sys.argv[1:])"
+
+
+def test_a_program_that_ctrl_c_interrupts_ends_in_its_own_way(tmp_path: Path) -> None:
+    """As Terraform does, which releases its lock first."""
+    script = f"trap 'sleep 1; touch {tmp_path}/released; exit 1' INT; echo ready; while true; do sleep 0.1; done"
+    command = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, "bash", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"ready\n"
+        os.killpg(command.pid, signal.SIGINT)
+        assert command.wait(30) == -signal.SIGINT
+    assert (tmp_path / "released").exists()
+
+
+def test_a_program_that_is_missing_is_named_and_a_missing_folder_is_not_blamed_on_it(tmp_path: Path) -> None:
+    with pytest.raises(CommandMissingError, match="no-such-program: not found on PATH"):
+        programs.run(["no-such-program"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        programs.run(["true"], cwd=str(tmp_path / "nowhere"))
+
+
+def test_what_a_program_prints_is_text_whatever_its_bytes() -> None:
+    assert start.run(["printf", r"a\377\r\nb\r"]).out == "a\udcff\nb\n"
+    assert start.run(["printf", r"\377"], errors="replace").out == "\ufffd"
+
+
+def test_a_program_that_does_not_end_in_time_is_killed() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        start.run(["sleep", "600"], timeout_s=0.1)
