@@ -25,6 +25,7 @@ VERBS = {
     "ps": ("ps", "My jobs, with state, reason and estimated start."),
     "show": ("show", "One job: state, settings with their sources, results."),
     "logs": ("logs", "What a job printed; -f follows it."),
+    "why": ("why", "Why a job failed, or why it waits; what to do."),
     "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
     "cancel": ("cancel", "Cancel jobs."),
     "drill": ("drill", "Inject a fault into a run and show whether it recovers."),

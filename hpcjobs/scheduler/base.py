@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from enum import Enum
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from hpcjobs.job.models import Plan
+from hpcjobs.scheduler.exit_text import describe_signal, name_signal
 from hpcjobs.site.models import Frozen
 
 
@@ -113,12 +113,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     @property
     def signal_name(self) -> str | None:
         """``SIGKILL``; None: no signal ended the job."""
-        if self.signal is None:
-            return None
-        try:
-            return signal.Signals(self.signal).name
-        except ValueError:
-            return f"signal {self.signal}"
+        return None if self.signal is None else name_signal(self.signal)
 
     @property
     def reported_code(self) -> int | None:
@@ -127,10 +122,10 @@ class JobRecord(msgspec.Struct, frozen=True):
 
     @property
     def ending(self) -> list[str]:
-        """``exit code 3``, ``killed by SIGKILL``, or both."""
+        """``exit code 3``, ``killed by signal 6 (SIGABRT)``, or both."""
         facts = [] if self.reported_code is None else [f"exit code {self.reported_code}"]
         if self.signal is not None:
-            facts.append(f"killed by {self.signal_name}")
+            facts.append(describe_signal(self.signal))
         return facts
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from commandline import ok, within
 
+from hpcjobs.scheduler.exit_text import describe_signal
+
 ENDINGS: list[tuple[dict[str, Any], str, str]] = [
-    ({"state": "FAILED", "exit_code": 0, "signal": 9}, ", killed by SIGKILL", "SIGKILL"),
-    ({"state": "FAILED", "exit_code": 1, "signal": 6}, ", exit code 1, killed by SIGABRT", "1 (SIGABRT)"),
+    ({"state": "FAILED", "exit_code": 0, "signal": 9}, f", {describe_signal(9)}", "SIGKILL"),
+    ({"state": "FAILED", "exit_code": 1, "signal": 6}, f", exit code 1, {describe_signal(6)}", "1 (SIGABRT)"),
     ({"state": "FAILED", "exit_code": 0, "signal": 99}, ", killed by signal 99", "signal 99"),
     ({"state": "FAILED", "exit_code": 3}, ", exit code 3", "3"),
     ({"state": "CANCELLED", "exit_code": 0}, "", "-"),

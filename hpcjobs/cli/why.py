@@ -1,0 +1,106 @@
+"""``hpcjobs why``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, print_json
+
+if TYPE_CHECKING:
+    from hpcjobs.diagnosis.gather import Subject
+    from hpcjobs.diagnosis.values import Diagnosis
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def why(
+    job: Annotated[
+        str | None, typer.Argument(help="Id (of any job of Slurm's), array task, run folder, name [newest].")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Read this log, of a job or by itself.", show_default=False)] = None,
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """Explain why a job failed: the cause with its evidence, the rank and host it began at, and what to do."""
+    from hpcjobs.diagnosis.failed import diagnose
+
+    subject = _subject(job, log, site)
+    state = subject.record.state if subject.record is not None else None
+    if state is not None and (not state.ended or state.value == "COMPLETED"):
+        _print_unfinished(subject, as_json=as_json)
+        return
+    diagnosis = diagnose(subject.facts, subject.lines)
+    if as_json:
+        print_json(diagnosis)
+    else:
+        print_diagnosis(diagnosis)
+
+
+def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
+    from hpcjobs.diagnosis.gather import gather_entry, gather_foreign, gather_log
+    from hpcjobs.errors import RequestError, UnknownJobError, reason_of
+    from hpcjobs.run.select import newest, select
+
+    if log is not None:
+        try:
+            log.open("rb").close()
+        except OSError as error:
+            raise RequestError(f"--log {log} cannot be read: {reason_of(error)}") from error
+        if job is None:
+            return gather_log(log)
+    if job is None:
+        return gather_entry(newest(site=site))
+    try:
+        return gather_entry(select([job], site=site)[0], log=log)
+    except UnknownJobError:
+        if not re.fullmatch(r"\d+(?:_\d+)?", job):
+            raise
+    return gather_foreign(job, slurm_conf=_slurm_conf(site), log=log)
+
+
+def _slurm_conf(site: str | None) -> str | None:
+    from hpcjobs.site.library import find_default_site, load_site
+
+    name = site or find_default_site()
+    return load_site(name).slurm_conf if name is not None else None
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """The diagnosis for people: cause, place, line, evidence, fix."""
+    if diagnosis.job_id is not None:
+        print(f"job {diagnosis.job_id}" + (f"  {diagnosis.name}" if diagnosis.name else "") + f": {diagnosis.state}")
+    name = diagnosis.cause or "unknown"
+    print(f"cause: {diagnosis.text}  [{name}{'' if diagnosis.certain or diagnosis.cause is None else ', likely'}]")
+    place = [f"rank {diagnosis.rank}"] if diagnosis.rank is not None else []
+    place += [f"on {diagnosis.host}"] if diagnosis.host else []
+    if place:
+        print(f"first failure: {' '.join(place)}")
+    if diagnosis.line is not None:
+        print(f"line: {diagnosis.line.text.strip()}")
+    print("evidence:" if diagnosis.evidence else "evidence: none")
+    for fact in diagnosis.evidence:
+        print(f"  {fact.source}: {fact.text}")
+    if diagnosis.tail:
+        print("last lines:")
+        for line in diagnosis.tail:
+            print(f"  {line}")
+    for fix in diagnosis.fix:
+        print(f"try: {fix}")
+    for path in diagnosis.logs:
+        print(f"log {path}")
+
+
+def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
+    """A job that has not failed."""
+    record = subject.record
+    assert record is not None
+    if as_json:
+        print_json(record)
+        return
+    reason = f" ({record.reason})" if record.reason else ""
+    print(f"job {record.job_id} {record.state.value}{reason}: it has not failed")

@@ -1,0 +1,163 @@
+"""What Slurm knows of one job beyond its record: steps with their memory, limits, who cancelled it, its log."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hpcjobs.diagnosis.values import Step
+from hpcjobs.processes.programs import Runner, run
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.slurm import fields
+from hpcjobs.scheduler.slurm.table import Row, Table
+
+_TABLE = Table(
+    (
+        *("JobID", "JobName", "State", "Reason", "ExitCode", "NodeList", "NNodes", "Start", "ElapsedRaw"),
+        *("TimelimitRaw", "ReqMem", "ReqCPUS", "MaxRSS", "MaxRSSNode", "MaxRSSTask", "User", "WorkDir"),
+    )
+)
+_NEAR_LIMIT = 0.95
+"""A task that used so much of its node's memory reached the limit: it is sampled every few seconds only."""
+_BAD_NODE = re.compile(r"DOWN|FAIL|NOT_RESPONDING|DRAIN")
+
+
+class Account(NamedTuple):
+    """One job by sacct or scontrol; None: not known."""
+
+    source: str
+    name: str | None
+    state: State
+    reason: str | None
+    exit_code: int | None
+    signal: int | None
+    nodes: tuple[str, ...]
+    started: float | None
+    elapsed_s: float | None
+    time_limit_s: float | None
+    mem_per_node_bytes: int | None
+    cancelled_by: str | None
+    work_dir: str | None
+    log: str | None
+    out_of_memory: Step | None
+
+
+def read_account(job_id: str, *, env: dict[str, str], runner: Runner = run) -> Account | None:
+    """What sacct knows of ``job_id``, or scontrol where the accounting does not answer; None: neither knows it.
+
+    Raises:
+        CommandMissingError: Slurm's commands are not on PATH.
+    """
+    shown = _read_scontrol(job_id, env=env, runner=runner)
+    answer = runner(_TABLE.sacct("--duplicates", f"--jobs={job_id}"), env=env)
+    accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [])
+    if accounted is None or shown is None:
+        return accounted or shown
+    # The accounting lags behind a job that has just ended.
+    state = shown.state if not accounted.state.ended else accounted.state
+    return accounted._replace(state=state, log=shown.log, work_dir=shown.work_dir or accounted.work_dir)
+
+
+def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run) -> tuple[str, ...]:
+    """Nodes of a job that failed, by the accounting's events; those that are down or drained now, where it has "
+    "none."""
+    names = ",".join(account.nodes)
+    if not names:
+        return ()
+    if account.started is not None:
+        # A node may be back in service long before somebody looks.
+        events = ["sacctmgr", "--noheader", "--parsable2", "show", "event", f"nodes={names}"]
+        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(account.started))
+        answer = runner([*events, f"start={since}", "format=NodeName,State"], env=env)
+        known = [line.partition("|") for line in answer.out.splitlines()] if answer.code == 0 else []
+        if down := tuple(dict.fromkeys(node for node, _, state in known if _BAD_NODE.search(state.upper()))):
+            return down
+    answer = runner(["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={names}"], env=env)
+    rows = (line.split() for line in answer.out.splitlines()) if answer.code == 0 else iter(())
+    return tuple(dict.fromkeys(row[0] for row in rows if len(row) == 2 and _BAD_NODE.search(row[1].upper())))
+
+
+def _from_sacct(job_id: str, rows: list[Row]) -> Account | None:
+    starts = [n for n, row in enumerate(rows) if row.raw("JobID") == job_id]
+    if not starts:
+        return None
+    job, steps = rows[starts[-1]], rows[starts[-1] + 1 :]  # the last of several starts
+    nodes = _hosts(job.text("NodeList"))
+    memory = _per_node(job.raw("ReqMem"), len(nodes) or 1, job.count("ReqCPUS") or 0)
+    cancelled = re.match(r"CANCELLED by (\d+)", job.raw("State"))
+    limit, elapsed = job.count("TimelimitRaw"), job.count("ElapsedRaw")
+    code, signal = job.exit()
+    return Account(
+        source="sacct",
+        name=job.name("JobName"),
+        state=job.state(),
+        reason=job.text("Reason"),
+        exit_code=code,
+        signal=signal,
+        nodes=nodes,
+        started=job.time("Start"),
+        elapsed_s=None if elapsed is None else float(elapsed),
+        time_limit_s=None if limit is None else limit * 60.0,
+        mem_per_node_bytes=memory,
+        cancelled_by=f"user {cancelled[1]}" if cancelled else None,
+        work_dir=job.name("WorkDir"),
+        log=None,
+        out_of_memory=_memory_step(steps, memory),
+    )
+
+
+def _memory_step(steps: Iterable[Row], limit: int | None) -> Step | None:
+    """The step that Slurm calls out of memory, or one that was killed and whose task reached the limit."""
+    for step in steps:
+        state, rss = step.state(), fields.read_bytes(step.raw("MaxRSS"))
+        is_over = limit is not None and rss is not None and rss >= _NEAR_LIMIT * limit
+        is_killed = state in (State.CANCELLED, State.FAILED)
+        if state is State.OUT_OF_MEMORY or (is_over and is_killed):
+            name = step.raw("JobID").partition(".")[2]
+            return Step(name, state.value, rss, step.text("MaxRSSNode"), step.count("MaxRSSTask"))
+    return None
+
+
+def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Account | None:
+    answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
+    if answer.code != 0 or "JobState=" not in answer.out:
+        return None
+    line = answer.out.splitlines()[0]
+    job = Row(dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line))))
+    # A path may hold blanks: up to the next field's name.
+    paths = dict(re.findall(r" (StdOut|WorkDir)=(.*?)(?= [A-Z][A-Za-z]*=|\s*$)", line))
+    code, signal = job.exit()
+    return Account(
+        source="scontrol",
+        name=job.name("JobName"),
+        state=job.state("JobState"),
+        reason=job.text("Reason"),
+        exit_code=code,
+        signal=signal,
+        nodes=_hosts(job.text("NodeList")),
+        started=job.time("StartTime"),
+        elapsed_s=job.clock_s("RunTime"),
+        time_limit_s=job.clock_s("TimeLimit"),
+        mem_per_node_bytes=fields.read_bytes(job.raw("MinMemoryNode")),
+        cancelled_by=None,
+        work_dir=paths.get("WorkDir"),
+        log=paths.get("StdOut"),
+        out_of_memory=None,
+    )
+
+
+def _hosts(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(hosts_of(text))
+
+
+def _per_node(text: str, nodes: int, cpus: int) -> int | None:
+    """Bytes per node of sacct's ReqMem: ``4Gn`` per node, ``2Gc`` per CPU, since Slurm 21.08 ``8G`` of the job."""
+    size = fields.read_bytes(text.rstrip("nc"))
+    if not size:
+        return None
+    if text.endswith("n"):
+        return size
+    return size * cpus // nodes if text.endswith("c") else size // nodes

@@ -1,0 +1,187 @@
+"""Collecting what is known of a job: from its run folder, the scheduler, and its log."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hpcjobs.diagnosis.accounting import Account, failed_nodes, read_account
+from hpcjobs.diagnosis.log import read_lines
+from hpcjobs.diagnosis.values import Facts, Failure, Line
+from hpcjobs.errors import CommandMissingError, HpcJobsWarning, UnknownJobError, reason_of
+from hpcjobs.processes.programs import Runner, run
+from hpcjobs.run import logs as job_logs
+from hpcjobs.run.folder import MANIFEST, STATE
+from hpcjobs.run.identity import is_reachable
+from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import read_json, read_state
+from hpcjobs.run.status import statuses
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.base import JobRecord, State
+
+_NODE_FAILURES = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
+_BUNDLED = "hpcjobs.trainers."
+
+
+class Subject(NamedTuple):
+    """The job that is to be explained: its record and facts, and the lines of its logs."""
+
+    record: JobRecord | None
+    facts: Facts
+    lines: list[Line]
+
+
+def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run) -> Subject:
+    """A job that hpcjobs submitted; of an array the first task that failed, or else the first one."""
+    records = statuses([entry])[0].records
+    record = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), records[0])
+    task = entry
+    if entry.array is not None and "_" in record.job_id and record.job_id.rpartition("_")[2].isdigit():
+        task = msgspec.structs.replace(entry, task=int(record.job_id.rpartition("_")[2]))
+    facts, own = Facts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
+    account = None
+    if entry.scheduler == "slurm" and is_reachable(entry) and record.state is not State.PENDING:
+        account = _account(record.job_id, entry.slurm_conf, runner)
+    if account is not None:
+        facts = _with_account(facts, account)
+    facts = _with_run_folder(facts, task, record)
+    if account is None or own or not account.state.ended:
+        facts = _with_record(facts, record)
+    paths = [log] if log is not None else [p for p in job_logs.paths(task) if p.exists()]
+    facts = _with_bad_nodes(facts, account, _env(entry.slurm_conf), runner) if account is not None else facts
+    return _subject(record, facts, paths)
+
+
+def gather_foreign(
+    job_id: str, *, slurm_conf: str | None = None, log: Path | None = None, runner: Runner = run
+) -> Subject:
+    """A job that was submitted by other means: by sacct and scontrol, and the log that scontrol names.
+
+    Raises:
+        UnknownJobError: Slurm does not know it either. CommandMissingError: there is no Slurm here.
+    """
+    account = read_account(job_id, env=_env(slurm_conf), runner=runner)
+    if account is None:
+        raise UnknownJobError(
+            f"no job {job_id}: hpcjobs has not submitted it, and neither scontrol nor sacct knows it",
+            hint="`hpcjobs why --log FILE` explains a log alone",
+        )
+    facts = _with_account(Facts(job_id), account)
+    record = JobRecord(
+        job_id, account.state, account.source, name=account.name, reason=account.reason,
+        exit_code=account.exit_code, signal=account.signal,
+    )  # fmt: skip
+    facts = _with_bad_nodes(facts, account, _env(slurm_conf), runner)
+    return _subject(record, facts, [log] if log is not None else _foreign_logs(job_id, account))
+
+
+def gather_log(log: Path) -> Subject:
+    """A log alone, of which nothing else is known.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return Subject(None, Facts(None, logs=(str(log),)), read_lines(log))
+
+
+def _account(job_id: str, slurm_conf: str | None, runner: Runner) -> Account | None:
+    try:
+        return read_account(job_id, env=_env(slurm_conf), runner=runner)
+    except CommandMissingError:
+        return None  # the run folder still says much
+
+
+def _env(slurm_conf: str | None) -> dict[str, str]:
+    return {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+
+
+def _with_account(facts: Facts, account: Account) -> Facts:
+    return msgspec.structs.replace(
+        facts,
+        name=account.name,
+        state=account.state.value,
+        source=account.source,
+        reason=account.reason,
+        exit_code=account.exit_code,
+        signal=account.signal,
+        nodes=account.nodes,
+        elapsed_s=account.elapsed_s,
+        time_limit_s=account.time_limit_s,
+        mem_per_node_bytes=account.mem_per_node_bytes,
+        cancelled_by=account.cancelled_by,
+        out_of_memory=account.out_of_memory,
+    )
+
+
+def _with_record(facts: Facts, record: JobRecord) -> Facts:
+    return msgspec.structs.replace(
+        facts,
+        state=record.state.value,
+        source=record.source,
+        reason=record.reason,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        nodes=facts.nodes or _nodes(record.node_list),
+    )
+
+
+def _with_run_folder(facts: Facts, entry: Entry, record: JobRecord) -> Facts:
+    """What state.json and manifest.json add."""
+    state = read_state(entry, record.job_id)
+    job: dict[str, Any] = (read_json(Path(entry.run_dir) / MANIFEST, dict[str, Any]) or {}).get("job", {})
+    failure = None
+    if state is not None and state.first_failure is not None and record.state is not State.CANCELLED:
+        first = state.first_failure
+        failure = Failure(STATE, first.rank, first.host, first.exit_code)
+    return msgspec.structs.replace(
+        facts,
+        name=entry.name,
+        site=entry.site,
+        run_dir=entry.run_dir,
+        failure=failure,
+        nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),
+        ranks_per_node=job.get("ntasks_per_node"),
+        bundled_trainer=any(str(word).startswith(_BUNDLED) for word in job.get("argv", [])),
+    )
+
+
+def _with_bad_nodes(facts: Facts, account: Account, env: dict[str, str], runner: Runner) -> Facts:
+    if facts.state not in _NODE_FAILURES:
+        return facts
+    return msgspec.structs.replace(facts, failed_nodes=failed_nodes(account, env=env, runner=runner))
+
+
+def _nodes(text: str | None) -> tuple[str, ...]:
+    return tuple(hosts_of(text)) if text else ()
+
+
+def _foreign_logs(job_id: str, account: Account) -> list[Path]:
+    """What scontrol names, or the file that sbatch writes unless told otherwise."""
+    if account.log is not None:
+        return [Path(account.log)] if os.path.exists(account.log) else []
+    default = Path(account.work_dir or ".", f"slurm-{job_id}.out")
+    return [default] if default.exists() else []
+
+
+def _lines_of(path: Path) -> list[Line] | None:
+    try:
+        return read_lines(path)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be read: {reason_of(error)}", HpcJobsWarning, stacklevel=3)
+        return None
+
+
+def _subject(record: JobRecord, facts: Facts, paths: Iterable[Path]) -> Subject:
+    lines: list[Line] = []
+    readable: list[str] = []
+    for path in paths:
+        own = _lines_of(path)
+        if own is not None:
+            lines += own
+            readable.append(str(path))
+    return Subject(record, msgspec.structs.replace(facts, logs=tuple(readable)), lines)

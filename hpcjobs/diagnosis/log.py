@@ -1,0 +1,109 @@
+"""Reading logs: which rank printed a line, and which rank failed first by what launchers report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hpcjobs.diagnosis.values import Failure, Line
+
+READ_BYTES = 8 << 20
+"""So much of the end of a log is read: failures are at the end."""
+_BLOCK = 1 << 20
+
+# How launchers name the rank of a line: hpcjobs and `srun --label`, torch, horovodrun and `mpirun --tag-output`.
+_LABELS = (
+    re.compile(r" *0*(?P<rank>\d{1,6}): ?(?P<text>.*)"),
+    re.compile(r"\[rank(?P<rank>\d+)\]: ?(?P<text>.*)"),
+    re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]<std(?:err|out)>: ?(?P<text>.*)"),
+)
+_NCCL_HOST = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL ")
+_SRUN = re.compile(
+    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code (?P<code>\d+)|"
+    r"Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|Out Of Memory)"
+)
+_SIGNALS = {
+    "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Killed": 9, "Illegal instruction": 4,
+    "Floating point exception": 8,
+}  # fmt: skip
+_HPCJOBS = re.compile(r"hpcjobs: first failure: rank (?P<rank>\d+) on (?P<host>\S+), exit code (?P<code>\d+)")
+_MPIRUN = re.compile(
+    r"mpirun noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on "
+    r"signal (?P<signal>\d+)"
+)
+_TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>[\w.-]+)")
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of the end of a log, with their numbers in the file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        skipped = max(0, file.seek(0, 2) - READ_BYTES)
+        file.seek(0)
+        number, left = 1, skipped
+        while left:
+            block = file.read(min(_BLOCK, left))
+            number, left = number + block.count(b"\n"), left - len(block)
+        text = file.read().decode("utf-8", "replace")
+    lines = text.split("\n")
+    if skipped:  # the first one is the rest of a line
+        lines, number = lines[1:], number + 1
+    return [parse_line(line.rstrip("\r"), str(path), number + n) for n, line in enumerate(lines) if line.strip()]
+
+
+def parse_line(line: str, file: str, number: int) -> Line:
+    """A line without the label of its rank; of progress bars, what was printed last."""
+    rank: int | None = None
+    text = line
+    for label in _LABELS:  # one inside another: srun's before torch's
+        if match := label.match(text):
+            rank, text = int(match["rank"]) if rank is None else rank, match["text"]
+    text = text.rpartition("\r")[2]
+    host = _NCCL_HOST.match(text)
+    return Line(file, number, text, rank, host["host"] if host else None)
+
+
+def find_first_failure(lines: Iterable[Line]) -> Failure | None:
+    """The first failure that a launcher reports: hpcjobs, torchrun's root cause, srun's first task, mpirun."""
+    all_lines = list(lines)
+    for line in all_lines:
+        if match := _HPCJOBS.search(line.text):
+            return Failure(_where(line), int(match["rank"]), match["host"], int(match["code"]))
+    if (failure := _torchrun_root_cause(all_lines)) is not None:
+        return failure
+    for line in all_lines:
+        if match := _SRUN.search(line.text):
+            task = int(re.split("[,-]", match["tasks"])[0])
+            code = int(match["code"]) if match["code"] else None
+            return Failure(_where(line), task, match["host"], code, _SIGNALS.get(match["how"]))
+        if match := _MPIRUN.search(line.text):
+            return Failure(_where(line), int(match["rank"]), match["host"], None, int(match["signal"]))
+    return None
+
+
+def _torchrun_root_cause(lines: list[Line]) -> Failure | None:
+    """The block below ``Root Cause (first observed failure)``."""
+    start = next((n for n, line in enumerate(lines) if "Root Cause (first observed failure)" in line.text), None)
+    if start is None:
+        return None
+    fields = dict(_fields(lines[start + 1 : start + 9]))
+    if not fields.get("rank", "").isdigit():
+        return None
+    code = int(fields["exitcode"]) if re.fullmatch(r"-?\d+", fields.get("exitcode", "")) else None
+    signal = -code if code is not None and code < 0 else None
+    exit_code = code if code is not None and code >= 0 else None
+    return Failure(_where(lines[start]), int(fields["rank"]), fields.get("host"), exit_code, signal)
+
+
+def _fields(lines: Iterable[Line]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        if match := _TORCHRUN_FIELDS.match(line.text):
+            yield match["key"], match["value"]
+
+
+def _where(line: Line) -> str:
+    return f"{Path(line.file).name}, line {line.number}"

@@ -1,0 +1,37 @@
+"""What a rule about a line of a log is."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from hpcjobs.diagnosis.values import Kind
+
+
+class Rule(NamedTuple):
+    """A pattern of one line of a log, the cause it shows, and what to do about it.
+
+    ``text`` and ``fix`` are filled in with the pattern's named groups, and ``fix`` with what `fixes` knows of the job.
+    """
+
+    cause: str
+    pattern: re.Pattern[str]
+    text: str
+    fix: tuple[str, ...] = ()
+    kind: Kind = Kind.CAUSE
+    certain: bool = True
+    more_precise_than: tuple[str, ...] = ()
+    """Causes that this one explains: the same rank reports them too, on its way to this error."""
+
+
+def rule(
+    cause: str,
+    pattern: str,
+    text: str,
+    *fix: str,
+    kind: Kind = Kind.CAUSE,
+    certain: bool = True,
+    more_precise_than: tuple[str, ...] = (),
+) -> Rule:
+    """A rule whose pattern is given as text; small and capital letters differ."""
+    return Rule(cause, re.compile(pattern), text, fix, kind, certain, more_precise_than)

@@ -1,0 +1,204 @@
+"""Rules about the node, its files, memory and network, and about programs that do not start."""
+
+from __future__ import annotations
+
+from hpcjobs.diagnosis.rules.rule import Rule, rule
+
+_MORE_MEMORY = "{again} --mem {more_memory}"
+_FREE_SPACE = "df -h {run_dir} ; quota -s  # see what is full, and remove or move files"
+
+SYSTEM: tuple[Rule, ...] = (
+    # Memory of the node.
+    rule(
+        "out-of-memory",
+        r"(?i)detected \d+ oom[-_ ]?kill|oom[-_]kill(?:er)? event"
+        r"|some of your processes may have been killed by the cgroup"
+        r"|task(?:s)? [\d,-]+: out of memory|exceeded (?:step |job )?memory limit",
+        "The tasks used more memory than the job had{requested_memory}",
+        _MORE_MEMORY,
+        more_precise_than=("data-loader-worker", "python-error"),
+    ),
+    rule(
+        "out-of-memory",
+        r"std::bad_alloc|^(?:numpy\.[\w.]+|numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b.*"
+        r"|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|memory allocation of \d+ bytes failed",
+        "The program could not get more memory of the node{requested_memory}",
+        _MORE_MEMORY,
+    ),
+    rule(
+        "shared-memory-full",
+        r"DataLoader worker .*killed by signal: Bus error|insufficient shared memory|No space left on device.*/dev/shm"
+        r"|shm.*(?:too small|No space left)",
+        "/dev/shm of the node is full: workers of a data loader pass batches through it",
+        "df -h /dev/shm  # on the node; fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    # Files and file systems.
+    rule(
+        "quota-exceeded",
+        r"Disk quota exceeded|\[Errno 122\]|EDQUOT",
+        "The quota of the file system is used up{of_file}",
+        "quota -s ; lfs quota -hu $USER {run_dir}  # files count as well as bytes; remove or move some",
+    ),
+    rule(
+        "disk-full",
+        r"No space left on device(?::? *['\"](?P<file>[^'\"]+))?|\[Errno 28\]|ENOSPC",
+        "The file system is full{of_file}",
+        _FREE_SPACE,
+    ),
+    rule(
+        "file-too-large",
+        r"\[Errno 27\] File too large|File size limit exceeded",
+        "A file reached the largest size that is allowed (ulimit -f, or the file system's own)",
+        "ulimit -f  # in the job; `setup` of the site file can raise it",
+    ),
+    rule(
+        "read-only-filesystem",
+        r"Read-only file system(?:: *['\"]?(?P<file>[^'\"]+))?",
+        "The file system is read-only on the node{of_file}",
+        "findmnt -T {file}  # on the node; write to the scratch or project file system",
+    ),
+    rule(
+        "too-many-files",
+        r"Too many open files|\[Errno 24\]",
+        "The process has more open files than its limit (ulimit -n)",
+        "ulimit -n 65536  # in `setup` of the site file; or fewer data-loader workers",
+    ),
+    rule(
+        "too-many-processes",
+        r"can't start new thread|fork: (?:retry: )?Resource temporarily unavailable"
+        r"|BlockingIOError: \[Errno 11\] Resource"
+        r"|OpenBLAS blas_thread_init: pthread_create failed",
+        "The user or the job has as many processes and threads as are allowed (ulimit -u)",
+        "{again} --env OMP_NUM_THREADS=1  # and fewer data-loader workers",
+    ),
+    rule(
+        "stale-file-handle",
+        r"Stale file handle|\[Errno 116\]|Transport endpoint is not connected|Remote I/O error|Input/output error",
+        "The file system failed on the node, or a file was replaced while it was open",
+        "{again} --exclude {host}",
+    ),
+    # Programs that do not start.
+    rule(
+        "workdir-missing",
+        r"the working folder is not there on this node|chdir\((?P<file>[^)]*)\): No such file"
+        r"|couldn't chdir to [`'](?P<file2>[^']+)'",
+        "The working folder does not exist on the node",
+        "{again} --chdir FOLDER  # one on a file system that all nodes mount",
+    ),
+    rule(
+        "wrong-interpreter-line",
+        r"env: .?(?P<program>[\w.-]+)\\r|bad interpreter: .*\^M|\$'\\r': command not found",
+        "The script has the line ends of Windows",
+        "sed -i 's/\\r$//' SCRIPT",
+    ),
+    rule(
+        "interpreter-missing",
+        r"(?P<file>\S+): (?:/\S+: )?bad interpreter: No such file"
+        r"|(?P<file2>\S+): cannot execute: required file not found",
+        "The program named in the first line of the script does not exist on the node",
+        "head -n 1 PROGRAM  # and correct the path after #!",
+    ),
+    rule(
+        "wrong-architecture",
+        r"Exec format error|cannot execute binary file",
+        "The program is no executable of this node: built for another CPU, or a script without #!",
+        "file PROGRAM ; uname -m  # on the node",
+    ),
+    rule(
+        "shared-library-missing",
+        r"error while loading shared libraries: (?P<library>[^:\s]+)"
+        r"|(?:OSError|ImportError): (?P<library2>[^:\s]+\.so[.\d]*): cannot open shared object file",
+        "The shared library {library} is not on the node, or not on LD_LIBRARY_PATH",
+        "hpcjobs sites show {site}  # does `modules` load what provides {library}?",
+    ),
+    rule(
+        "library-too-old",
+        r"version [`'](?P<version>(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found",
+        "The program needs {version}, which is newer than the node's own library",
+        "{again} --container IMAGE  # or install a build for this system, or load a newer compiler module",
+    ),
+    rule(
+        "module-load-failed",
+        r"Unable to locate a modulefile for ['\"](?P<module>[^'\"]+)|(?:following module\(s\) are unknown"
+        r"|cannot be loaded as requested): *"
+        r"[\"']?(?P<module2>[^\"'\s]+)?|Lmod has detected the following error",
+        "The software module {module} cannot be loaded on the node",
+        "module avail {module} ; hpcjobs sites show {site}  # and correct `modules` of the site file",
+    ),
+    rule(
+        "module-command-missing",
+        r"module: command not found",
+        "The shell of the job does not define `module`",
+        "hpcjobs sites show {site}  # `module_init` of the site file names the script that defines it",
+    ),
+    rule(
+        "environment-missing",
+        r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment: (?P<environment>\S+)"
+        r"|(?P<file>\S*/bin/activate): No such file or directory|conda: command not found",
+        "The Python environment of the site does not exist on the node",
+        "conda env list ; hpcjobs sites show {site}  # `environment` of the site file",
+    ),
+    rule(
+        "command-missing",
+        r"(?:^|: )(?P<program>[^\s:]+): command not found|env: .?(?P<program2>[\w./+-]+).?: No such file"
+        r"|execve\(\): *(?P<program3>\S+): No such file|error: (?:couldn't|Could not) (?:find|exec) (?P<program4>\S+)"
+        r"|^(?:\S+: line \d+: )?(?P<program5>/\S+|\./\S+): No such file or directory",
+        "The program {program} does not exist on the node",
+        "command -v {program}  # on the node; a path in the shared file system, or the right module",
+    ),
+    rule(
+        "not-executable",
+        r"(?P<program>\S+): Permission denied$|execve\(\): (?P<program2>\S+): Permission denied",
+        "{program} may not be executed",
+        "chmod +x {program}",
+    ),
+    # Network.
+    rule(
+        "port-in-use",
+        r"(?i)address already in use|EADDRINUSE|server socket has failed to (?:listen|bind)",
+        "A network port is in use by another process of the node",
+        "{again}  # hpcjobs looks for a free port; a program must not set MASTER_PORT itself",
+    ),
+    rule(
+        "loopback-address",
+        r"(?i)connect.{0,60}(?:127\.0\.0\.1|\[::1\]|localhost).*(?:refused|failed|timed? ?out)"
+        r"|(?:refused|failed|timed? ?out).{0,200}(?:remote=\[?127\.|127\.0\.0\.1|localhost\b)",
+        "A rank was to be reached by the loopback address, which leads to no other host",
+        "{again} --env GLOO_SOCKET_IFNAME=INTERFACE --env NCCL_SOCKET_IFNAME=INTERFACE  # ip -br addr lists them",
+    ),
+    rule(
+        "no-internet",
+        r"(?i)urlopen error .*(?:name resolution|unreachable|timed out|not known|No route)|HTTPS?ConnectionPool\(host="
+        r"|couldn't connect to 'https?:|(?:curl|wget|pip).*Could not resolve host|Could not fetch URL https?:",
+        "The program wanted something from the internet, which nodes of a cluster often cannot reach",
+        "{again} --env HF_HUB_OFFLINE=1  # after the download has been done on the login node",
+        certain=False,
+        more_precise_than=("host-unknown", "network-unreachable"),
+    ),
+    rule(
+        "host-unknown",
+        r"(?i)(?:gaierror.*|getaddrinfo.*|could not resolve host|hostname.*)(?:name or service not known"
+        r"|Temporary failure in name resolution|No address associated)|socket\.gaierror",
+        "A host name has no address on the node",
+        "getent hosts NAME  # on the node; address_suffix of the site file must fit /etc/hosts",
+    ),
+    rule(
+        "node-failed",
+        r"(?:Node failure on (?P<host>\S+)|error: Aborting, (?P<host2>\S+) is down)"
+        r"|DUE TO NODE (?:(?P<host3>\S+) )?FAILURE",
+        "The node failed",
+        "{again} --exclude {host}",
+    ),
+    rule(
+        "time-limit",
+        r"CANCELLED AT \S+ DUE TO TIME LIMIT",
+        "The job reached its time limit{time_limit}",
+        "{again} --time {more_time}",
+    ),
+    rule(
+        "preempted",
+        r"CANCELLED AT \S+ DUE TO PREEMPTION",
+        "The job was preempted: another job took its nodes",
+        "{again} --retries on",
+    ),
+)

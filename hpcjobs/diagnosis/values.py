@@ -1,0 +1,116 @@
+"""What is known about a job that failed, and what was concluded from it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Kind(Enum):
+    """How much a line of a log says about the cause."""
+
+    CAUSE = 0
+    """Names a cause."""
+    ERROR = 1
+    """An error of the program, of no known kind."""
+    CONSEQUENCE = 2
+    """What ranks print because another one has failed."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a log; ``text`` is without the label of its rank."""
+
+    file: str
+    number: int
+    text: str
+    rank: int | None = None
+    host: str | None = None
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Where something failed first; None: not known."""
+
+    source: str
+    """Who reports it: a file of the run folder, a line of the log, the accounting."""
+    rank: int | None = None
+    host: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One fact, and where it was read."""
+
+    source: str
+    text: str
+
+
+class Step(NamedTuple):
+    """The step of a job that used the most memory, by the accounting."""
+
+    name: str
+    state: str
+    max_rss_bytes: int | None
+    """Of one task."""
+    node: str | None
+    task: int | None
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """All that is known about a job that has ended, before anything is concluded. None: not known."""
+
+    job_id: str | None
+    name: str | None = None
+    site: str | None = None
+    state: str | None = None
+    """Slurm's word; None where only a log is given."""
+    source: str | None = None
+    """Who reported state and exit code: ``sacct``, ``scontrol``, ``job``."""
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    failed_nodes: tuple[str, ...] = ()
+    """Nodes that went down while the job ran, or are down or drained now."""
+    ranks_per_node: int | None = None
+    cancelled_by: str | None = None
+    elapsed_s: float | None = None
+    time_limit_s: float | None = None
+    mem_per_node_bytes: int | None = None
+    """Memory that a node's tasks were allowed together."""
+    out_of_memory: Step | None = None
+    """A step that Slurm's accounting calls out of memory, or whose task reached the limit."""
+    failure: Failure | None = None
+    """The first failure, as the job itself recorded it."""
+    logs: tuple[str, ...] = ()
+    by_hpcjobs: bool = False
+    bundled_trainer: bool = False
+    """Exit codes are those of the bundled trainers."""
+    run_dir: str | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Why a job failed. ``cause`` is the name of a rule; None: unknown."""
+
+    job_id: str | None
+    name: str | None
+    state: str | None
+    cause: str | None
+    text: str
+    """The cause in words; for an unknown one, what is known."""
+    certain: bool
+    """False: the evidence fits, but does not prove it."""
+    rank: int | None
+    host: str | None
+    exit_code: int | None
+    signal: int | None
+    line: Line | None
+    """The line of the log that matters."""
+    evidence: tuple[Evidence, ...]
+    fix: tuple[str, ...]
+    """What to do, as commands where there is one."""
+    tail: tuple[str, ...] = ()
+    """The last lines of the rank that failed first, where no line names the cause."""
+    logs: tuple[str, ...] = ()

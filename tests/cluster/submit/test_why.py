@@ -1,0 +1,138 @@
+"""Real failures on the sandbox, all at once, and what `hpcjobs why` says of each.
+
+The programs are in tests/cluster/failures; their first lines say how they are submitted, and the right explanation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from commandline import ok
+from login_node import SITE, Cluster
+from waiting import eventually
+
+FAILURES = sorted((Path(__file__).parents[1] / "failures").glob("*.*"))
+_HEADER = re.compile(r"# (\w+): (.*)")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program that fails, and the explanation of it."""
+
+    program: Path
+    header: dict[str, str]
+
+    def problems(self, answer: dict[str, Any], nodes: list[str]) -> Iterator[str]:
+        """Where ``answer`` of ``hpcjobs why --json`` is not the right explanation."""
+        header = self.header
+        wanted: dict[str, object] = {
+            "cause": _value(header["cause"]),
+            "rank": None if header["rank"] == "-" else int(header["rank"]),
+            "host": None if header["host"] == "-" else nodes[int(header["host"])],
+        }
+        wanted |= {key: int(header[key]) for key in ("signal", "exit_code") if key in header}
+        wanted["certain"] = header.get("certain", "no" if header["cause"] == "-" else "yes") == "yes"
+        for key, value in wanted.items():
+            if answer[key] != value:
+                yield f"{key} is {answer[key]!r}, not {value!r}"
+        if header.get("line", "") not in (answer["line"] or {"text": ""})["text"]:
+            yield f"line is {answer['line']}, without {header['line']!r}"
+        if header.get("fix", "") not in "\n".join(answer["fix"]):
+            yield f"fix is {answer['fix']}, without {header['fix']!r}"
+
+
+def _value(text: str) -> str | None:
+    return None if text == "-" else text
+
+
+def read_failure(program: Path) -> Failure:
+    lines = program.read_bytes().decode().splitlines()[:12]
+    return Failure(program, dict(match.groups() for line in lines if (match := _HEADER.match(line))))
+
+
+def submit(failure: Failure, cluster: Cluster) -> str:
+    """Submit the program as its first lines say; the job's id."""
+    program = cluster.folder / failure.program.name
+    program.write_bytes(failure.program.read_bytes())
+    program.chmod(0o755)
+    if failure.header.get("via") == "sbatch":
+        return cluster.slurm("sbatch", "--parsable", program.name).strip()
+    site = SITE
+    if extra := failure.header.get("site"):
+        site = str(cluster.folder / f"{program.stem}.yaml")
+        shape = {"partitions": {"compute": {"nodes": 4, "node": {"cpus": 16}}}, "slurm_conf": cluster.record.slurm_conf}
+        own = yaml.safe_load(extra.replace("FOLDER", str(cluster.folder)))
+        Path(site).write_text(yaml.safe_dump(shape | {"defaults": {"time": "10m"}} | own))
+    options = failure.header["submit"]
+    if "LOCAL" in options:
+        options = options.replace("LOCAL", str(local_copy(program)))
+    name = program.name if program.suffix == ".py" else f"./{program.name}"
+    answer = ok("submit", "--json", "--site", site, *shlex.split(options), name)
+    return str(answer.json["job_id"])
+
+
+def local_copy(program: Path) -> Path:
+    """A folder with the program that this machine has and the sandbox's hosts do not."""
+    folder = Path(tempfile.mkdtemp(prefix="hpcjobs-here-", dir="/tmp"))
+    shutil.copy2(program, folder)
+    return folder
+
+
+def nodes_of(job_id: str, cluster: Cluster) -> list[str]:
+    nodes = cluster.slurm("sacct", "-X", "-n", "-P", "-o", "NodeList", "-j", job_id).split()
+    return cluster.slurm("scontrol", "show", "hostnames", nodes[0]).split()
+
+
+def bring_about_the_end(failure: Failure, job_id: str, cluster: Cluster) -> None:
+    """What ends the job from outside: its time limit, its user, a node that goes down."""
+    how = failure.header.get("end")
+    if how is None:
+        return
+    eventually(lambda: cluster.slurm("squeue", "-h", "-o", "%T", "-j", job_id).split() == ["RUNNING"])
+    if how == "scancel":
+        cluster.slurm("scancel", job_id)
+    elif how == "time":
+        end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 2))
+        cluster.slurm("scontrol", "update", f"JobId={job_id}", f"EndTime={end}")
+    elif how == "node":
+        nodes = cluster.slurm("squeue", "-h", "-o", "%N", "-j", job_id).strip()
+        second = cluster.slurm("scontrol", "show", "hostnames", nodes).split()[1]
+        cluster.slurm("scontrol", "update", f"NodeName={second}", "State=DOWN", "Reason=failure on purpose")
+
+
+def test_real_failures_are_explained_with_rank_host_and_line(cluster: Cluster) -> None:
+    failures = [read_failure(path) for path in FAILURES]
+    assert len(failures) >= 25
+    jobs = {submit(failure, cluster): failure for failure in failures}
+    cluster.submitted.extend(jobs)
+    # The node goes down when nothing else can run on it.
+    last = next(job_id for job_id, failure in jobs.items() if failure.header.get("end") == "node")
+    for job_id, failure in jobs.items():
+        if job_id != last:
+            bring_about_the_end(failure, job_id, cluster)
+    eventually(lambda: cluster.slurm("squeue", "-h", "-o", "%i", "-j", ",".join(jobs)).split() in ([last], []))
+    bring_about_the_end(jobs[last], last, cluster)
+    try:
+        eventually(lambda: not cluster.slurm("squeue", "-h", "-o", "%i", "-j", last).split(), timeout_s=60)
+        wrong = {}
+        for job_id, failure in jobs.items():
+            eventually(lambda job_id=job_id: nodes_of(job_id, cluster))
+            site = ("--site", SITE) if failure.header.get("via") else ()
+            answer = ok("why", job_id, "--json", *site).json
+            if problems := list(failure.problems(answer, nodes_of(job_id, cluster))):
+                wrong[failure.program.name] = [*problems, answer["text"], answer["evidence"], answer["tail"]]
+        assert not wrong, json.dumps(wrong, indent=1)
+    finally:
+        for row in cluster.slurm("sinfo", "-h", "-N", "-o", "%N %T").splitlines():
+            if row.split()[1].startswith("down"):
+                cluster.slurm("scontrol", "update", f"NodeName={row.split()[0]}", "State=RESUME")

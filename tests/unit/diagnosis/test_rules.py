@@ -1,0 +1,72 @@
+"""Each rule explains the line that it is made for, and fills in what the line names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.diagnosis.failed import diagnose
+from hpcjobs.diagnosis.log import parse_line
+from hpcjobs.diagnosis.rules import RULES
+from hpcjobs.diagnosis.values import Diagnosis, Facts, Kind
+
+
+def explain(*lines: str, facts: Facts | None = None) -> Diagnosis:
+    return diagnose(facts or Facts(None), [parse_line(line, "job.out", n) for n, line in enumerate(lines, 1)])
+
+
+CASES = [
+    (cause, text)
+    for line in (Path(__file__).parents[2] / "data" / "failure_lines.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+    for cause, _, text in [line.partition(" ")]
+]
+
+
+@pytest.mark.parametrize(("cause", "line"), CASES)
+def test_a_line_is_explained_by_its_rule(cause: str, line: str) -> None:
+    diagnosis = explain(line)
+    is_consequence = any(rule.cause == cause and rule.kind is Kind.CONSEQUENCE for rule in RULES)
+    assert diagnosis.cause == (None if is_consequence else cause), diagnosis
+    assert diagnosis.line is not None
+    assert "{" not in diagnosis.text + "".join(diagnosis.fix)
+
+
+def test_every_rule_has_a_line_that_tests_it() -> None:
+    assert {rule.cause for rule in RULES} <= {cause for cause, _ in CASES}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "epoch 3: loss 0.4, accuracy 0.91",
+        "INFO: wrote checkpoint to /scratch/run/step-100",
+        "0 errors, 3 warnings",
+        "no error in 1200 steps",
+        "timeout is 600 s",
+        "Starting on node12 with MASTER_ADDR=127.0.0.1",
+        "retrying the download (attempt 2 of 5)",
+        "UserWarning: the number of workers is larger than the number of CPUs",
+        "NCCL version 2.21.5+cuda12.4",
+        "restored from quota.pt",
+    ],
+)
+def test_a_line_of_a_healthy_run_is_explained_by_no_rule(line: str) -> None:
+    assert explain(line).cause is None
+
+
+def test_what_the_line_names_is_in_the_text_and_in_the_command() -> None:
+    diagnosis = explain("ModuleNotFoundError: No module named 'sklearn.svm'")
+    assert "sklearn.svm" in diagnosis.text
+    assert diagnosis.fix[0].startswith("python -m pip install scikit-learn")
+
+
+def test_no_placeholder_of_a_rule_is_unknown() -> None:
+    of_the_job = {*("again", "job", "site", "host", "rank", "nodes", "run_dir", "requested_memory", "more_memory")}
+    of_the_job |= {*("python", "time_limit", "more_time", "package", "of_file")}
+    for rule in RULES:
+        own = {name.rstrip("0123456789") for name in rule.pattern.groupindex}
+        used = set(re.findall(r"\{(\w+)\}", " ".join((rule.text, *rule.fix))))
+        assert used <= of_the_job | own, rule.cause
