@@ -200,7 +200,7 @@ def run_days(folder: str) -> int:
     from hpcjobs.accounting.columns import choose, order
     from hpcjobs.accounting.derive import derive
     from hpcjobs.accounting.doubts import Doubts
-    from hpcjobs.accounting.query import Question, Sacct
+    from hpcjobs.accounting.query import AccountingQuery, Sacct
     from hpcjobs.accounting.totals import totals
     from hpcjobs.processes.programs import Result
     from hpcjobs.site.library import load_site
@@ -216,9 +216,9 @@ def run_days(folder: str) -> int:
         day = Path(folder, said["--starttime"][:10])
         yield day.read_bytes().replace(OURS.encode(), said["--delimiter"].encode())
 
-    sacct = Sacct(Question(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answered)
+    sacct = Sacct(AccountingQuery(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answered)
     count = len(totals((derive(part, site) for part in sacct.attempts(Doubts())), by="user"))
-    print(f"{sacct.asked} questions, {count} users", file=sys.stderr)
+    print(f"{sacct.windows_queried} questions, {count} users", file=sys.stderr)
     return count
 
 

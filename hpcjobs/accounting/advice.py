@@ -30,8 +30,8 @@ class Advice(NamedTuple):
 
 def advise(job: dict[str, Any]) -> list[Advice]:
     """Advice for one row of the accounting (a dict by column); empty when there is nothing to gain."""
-    found = [_memory(job), _time(job), _cpus(job), _gpus(job)]
-    return [advice for advice in found if advice is not None]
+    every = [_memory(job), _time(job), _cpus(job), _gpus(job)]
+    return [advice for advice in every if advice is not None]
 
 
 def _memory(job: dict[str, Any]) -> Advice | None:
@@ -48,16 +48,16 @@ def _memory(job: dict[str, Any]) -> Advice | None:
     enough = max(used * _MEM_MARGIN, 256 << 20)
     if enough > per_node / 2:
         return None
-    words = f"asked {human_bytes(round(per_node))} of memory per node, used {human_bytes(used)} at most"
-    return Advice("--mem", _memory_text(enough), words)
+    reason = f"asked {human_bytes(round(per_node))} of memory per node, used {human_bytes(used)} at most"
+    return Advice("--mem", _memory_text(enough), reason)
 
 
-def _memory_text(wanted: float) -> str:
+def _memory_text(size: float) -> str:
     """Rounded up: to 256 MB below 2 GB, to whole GB below 16, to four GB above."""
-    if wanted < 2 * _GB:
-        return f"{math.ceil(wanted / (256 << 20)) * 256}M"
-    step = 1 if wanted < 16 * _GB else 4
-    return f"{math.ceil(wanted / _GB / step) * step}G"
+    if size < 2 * _GB:
+        return f"{math.ceil(size / (256 << 20)) * 256}M"
+    step = 1 if size < 16 * _GB else 4
+    return f"{math.ceil(size / _GB / step) * step}G"
 
 
 def _time(job: dict[str, Any]) -> Advice | None:
@@ -69,8 +69,8 @@ def _time(job: dict[str, Any]) -> Advice | None:
     enough = max(300, math.ceil(took * _TIME_MARGIN / 300) * 300)
     if job["state"] != "COMPLETED" or not _long_enough(job) or enough > limit / 2:
         return None
-    words = f"asked for {slurm_time(limit)}, took {slurm_time(took)}; a shorter limit lets it start earlier"
-    return Advice("--time", slurm_time(enough), words)
+    reason = f"asked for {slurm_time(limit)}, took {slurm_time(took)}; a shorter limit lets it start earlier"
+    return Advice("--time", slurm_time(enough), reason)
 
 
 def _cpus(job: dict[str, Any]) -> Advice | None:
@@ -82,8 +82,8 @@ def _cpus(job: dict[str, Any]) -> Advice | None:
     enough = max(1, math.ceil(busy * 1.2))
     if per_task < 2 or enough > per_task / 2:
         return None
-    words = f"{per_task:.0f} CPUs per task, of which {busy:.1f} were busy ({share:.0%})"
-    return Advice("--cpus-per-task", str(enough), words)
+    reason = f"{per_task:.0f} CPUs per task, of which {busy:.1f} were busy ({share:.0%})"
+    return Advice("--cpus-per-task", str(enough), reason)
 
 
 def _gpus(job: dict[str, Any]) -> Advice | None:

@@ -8,8 +8,8 @@ import pandas as pd
 import polars as pl
 
 from hpcjobs.accounting.columns import COLUMNS
-from hpcjobs.accounting.group_totals import moment
-from hpcjobs.accounting.sources import Wanted, gather
+from hpcjobs.accounting.group_totals import parse_since
+from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.site.models import Site
 
 _REPEATING = (
@@ -53,9 +53,9 @@ def accounting(
     Raises:
         ConfigError: no such site. SchedulerError: neither sacct nor the queue answers.
     """
-    found = gather(
-        Wanted(
-            since=moment(since),
+    table = gather(
+        JobFilter(
+            since=parse_since(since),
             until=until,
             users=None if users is None else tuple(users),
             account=account,
@@ -65,28 +65,28 @@ def accounting(
         ),
         site=site,
     )
-    frame = as_pandas(found.jobs)
-    frame.attrs["doubts"] = [doubt._asdict() for doubt in found.doubts]
-    frame.attrs["notes"] = found.notes
+    frame = to_pandas(table.jobs)
+    frame.attrs["doubts"] = [doubt._asdict() for doubt in table.doubts]
+    frame.attrs["notes"] = table.notes
     return frame
 
 
-def as_pandas(frame: pl.DataFrame) -> pd.DataFrame:
-    """Nullable integers, UTC times, categories for words that repeat; without going through pyarrow."""
-    whole: pd.DataFrame = pd.DataFrame({name: _series(frame[name]) for name in frame.columns})
-    return whole
+def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
+    """Nullable integers, UTC times, categories for texts that repeat; without going through pyarrow."""
+    pandas_frame: pd.DataFrame = pd.DataFrame({name: _series(frame[name]) for name in frame.columns})
+    return pandas_frame
 
 
 def _series(column: pl.Series) -> pd.Series[Any]:
     kind = COLUMNS[column.name][0] if column.name in COLUMNS else None
-    found: pd.Series[Any]
+    converted: pd.Series[Any]
     if kind == "time":
-        found = pd.to_datetime(pd.Series(column.cast(pl.Float64).to_numpy()), unit="s", utc=True)
+        converted = pd.to_datetime(pd.Series(column.cast(pl.Float64).to_numpy()), unit="s", utc=True)
     elif column.dtype.is_integer():
         values, missing = column.fill_null(0).to_numpy(), column.is_null().to_numpy()
-        found = pd.Series(pd.arrays.IntegerArray(values.copy(), missing.copy()))
+        converted = pd.Series(pd.arrays.IntegerArray(values.copy(), missing.copy()))
     elif column.dtype.is_float():
-        found = pd.Series(column.to_numpy())
+        converted = pd.Series(column.to_numpy())
     else:
-        found = pd.Series(column.to_list(), dtype="str")
-    return found.astype("category") if column.name in _REPEATING else found
+        converted = pd.Series(column.to_list(), dtype="str")
+    return converted.astype("category") if column.name in _REPEATING else converted

@@ -1,8 +1,8 @@
-"""Days to ask sacct for, and what is kept of those that are over.
+"""Days to ask sacct for, and a cache of those that are over.
 
 A job belongs to the day it ended on, so each is in exactly one day and nothing is merged. A day is closed
-two hours after its end (slurmdbd may lag); its jobs are kept as Parquet and never asked for again. Records
-that an administrator changes later (sacctmgr fix runawayjobs) need the kept days removed: `drop_kept`.
+two hours after its end (slurmdbd may lag); its jobs are cached as Parquet and never asked for again. Records
+that an administrator changes later (sacctmgr fix runawayjobs) need the cache removed: `clear_cache`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcjobs.files import cache_dir
 
 _LAG_S = 2 * 3600
 _VERSION = 2
-"""Raise it when what is kept changes its meaning."""
+"""Raise it when the meaning of cached columns changes."""
 
 
 class Window(NamedTuple):
@@ -53,15 +53,15 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day)
 
 
-class Kept:
+class DayCache:
     """Closed days of one question (cluster, whose jobs, columns) in the user's cache folder."""
 
     def __init__(self, *question: str) -> None:
         digest = hashlib.sha256("\0".join((str(_VERSION), *question)).encode()).hexdigest()[:16]
-        self.folder = _kept() / digest
+        self.folder = _cache_folder() / digest
 
     def read(self, window: Window) -> pl.DataFrame | None:
-        """The day's attempts, if they are kept (None: they are not)."""
+        """The day's attempts; None: they are not in the cache."""
         path = self._path(window)
         if not window.closed or not path.exists():
             return None
@@ -72,8 +72,8 @@ class Kept:
                 f"{path} cannot be read: {error}", hint="remove it: the day is asked for again"
             ) from error
 
-    def keep(self, window: Window, frame: pl.DataFrame) -> None:
-        """Remember a closed day; written beside and renamed."""
+    def write(self, window: Window, frame: pl.DataFrame) -> None:
+        """Store a closed day; written beside and renamed."""
         if not window.closed:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,11 +85,11 @@ class Kept:
         return self.folder / f"{window.begin:%Y-%m-%d}.parquet"
 
 
-def _kept() -> Path:
+def _cache_folder() -> Path:
     return cache_dir() / "sacct"
 
 
-def drop_kept() -> None:
-    """Forget every kept day."""
-    if _kept().is_dir():
-        shutil.rmtree(_kept())
+def clear_cache() -> None:
+    """Remove every cached day."""
+    if _cache_folder().is_dir():
+        shutil.rmtree(_cache_folder())

@@ -43,25 +43,25 @@ def fold(frames: Iterable[pl.DataFrame], doubts: Doubts) -> Iterator[pl.DataFram
         last = int(starts[-1]) if len(starts) else 0
         held = frame.slice(last)
         if last:
-            yield _folded(frame.slice(0, last), doubts)
+            yield _fold_rows(frame.slice(0, last), doubts)
     if held is not None and len(held):
-        yield _folded(held, doubts)
+        yield _fold_rows(held, doubts)
 
 
-def _folded(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+def _fold_rows(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     frame = _with_ids(frame, doubts)
     is_job = frame["JobID"].str.contains(".", literal=True).not_()
     frame = frame.with_columns(is_job.cum_sum().alias("_group"))
-    jobs = _typed(frame.select("JobID", "_group", *_WORDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
+    jobs = _parse_counts(frame.select("JobID", "_group", *_WORDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
     steps = frame.select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS).filter(~is_job)
     steps = steps.join(jobs.select("_group", _job_tres="AllocTRES"), on="_group", how="left", maintain_order="left")
-    steps = _typed(_of_their_job(steps, jobs, doubts), _OF_STEPS, doubts)
+    steps = _parse_counts(_drop_orphan_steps(steps, jobs, doubts), _OF_STEPS, doubts)
     cpu_missing = jobs["TotalCPU"].is_in(["", "00:00:00"]).any() or jobs["TotalCPU"].has_nulls()
     summed = _steps(steps, cpu_missing=bool(cpu_missing))
     return _jobs(jobs.join(summed, on="_group", how="left", maintain_order="left"), doubts)
 
 
-def _of_their_job(steps: pl.DataFrame, jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+def _drop_orphan_steps(steps: pl.DataFrame, jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     """Steps whose job is the one above them; the others' own row is missing."""
     owners = pl.concat([pl.Series("owner", [None], dtype=pl.String), jobs["JobID"].alias("owner")])
     mine = steps["JobID"].str.starts_with(owners.gather(steps["_group"]) + ".").fill_null(False)
@@ -82,7 +82,7 @@ def _with_ids(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in dict.fromkeys(missing))
 
 
-def _typed(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
+def _parse_counts(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
     return frame.with_columns(read_counts(frame, name, doubts) for name in columns)
 
 
@@ -94,19 +94,19 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
     per_node = ((tasks - 1) // pl.col("NNodes").fill_null(1).clip(1)) + 1
     largest = pl.when(~extern).then(pl.col("MaxRSS"))
     sampled = steps["TRESUsageInTot"]
-    told = steps.with_columns(
+    summed = steps.with_columns(
         read_usage(sampled, "mem").alias("_used"),
         _beside=beside,
         _node=largest * per_node,
         _gpu=_gpu_share(steps),
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
     ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
-    if told["_gpu"].null_count() < len(told):
-        told = told.with_columns(read_usage(sampled, "gres/gpumem").alias("_gpu_mem"))
+    if summed["_gpu"].null_count() < len(summed):
+        summed = summed.with_columns(read_usage(sampled, "gres/gpumem").alias("_gpu_mem"))
     else:
-        told = told.with_columns(_gpu_mem=pl.lit(None, dtype=pl.Int64))
+        summed = summed.with_columns(_gpu_mem=pl.lit(None, dtype=pl.Int64))
     weight = pl.when(pl.col("_gpu").is_not_null()).then(pl.col("ElapsedRaw").clip(1))
-    return told.group_by("_group", maintain_order=True).agg(
+    return summed.group_by("_group", maintain_order=True).agg(
         steps=pl.len(),
         tasks=pl.col("NTasks").filter(~pl.col("_beside")).max(),
         max_rss_bytes=largest.max(),
@@ -121,10 +121,10 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
 def _gpu_share(steps: pl.DataFrame) -> pl.Series:
     """Mean use of a step's GPUs in percent. Slurm adds up the GPUs of each process, so the total of all tasks (or the
     average x tasks) is divided by the step's GPUs."""
-    found = steps.select(
+    shares = steps.select(
         pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False),
     )
-    total, mean = found["TRESUsageInTot"], found["TRESUsageInAve"]
+    total, mean = shares["TRESUsageInTot"], shares["TRESUsageInAve"]
     if mean.null_count() == len(steps) and total.null_count() == len(steps):
         return mean
     gpus = map_distinct(steps["AllocTRES"], count_gpus, pl.Float64)
@@ -143,7 +143,7 @@ def _widest_and_beside(column: str) -> pl.Expr:
 
 
 def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
-    jobs = jobs.with_columns(*_words(jobs), _clock=clock_s("TotalCPU"))
+    jobs = jobs.with_columns(*_parse_repeating_columns(jobs), _clock=clock_s("TotalCPU"))
     # Exactly 0 is what an accounting without measurements prints: every process takes some milliseconds.
     cpu = pl.coalesce(pl.when(pl.col(name) > 0).then(name) for name in ("_clock", "_step_cpu"))
     # Of a job that has not ended only the steps that have are accounted for.
@@ -190,15 +190,15 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         queue_wait_s=(waited_until - pl.col("eligible")).clip(0),
         held_s=(pl.col("eligible") - pl.col("submitted")).clip(0),
     )
-    return _believed(frame, doubts)
+    return _blank_impossible_times(frame, doubts)
 
 
-def _words(jobs: pl.DataFrame) -> list[pl.Series]:
+def _parse_repeating_columns(jobs: pl.DataFrame) -> list[pl.Series]:
     """What is read from columns whose words repeat: state, exit code, signal, GPUs, memory."""
     held = jobs.select(pl.coalesce("AllocTRES", "ReqTRES"))["AllocTRES"]
     memory = map_distinct(held, lambda value: read_bytes(read_resource(value, "mem")), pl.Int64)
     if memory.has_nulls():
-        memory = memory.zip_with(memory.is_not_null(), _asked(jobs))
+        memory = memory.zip_with(memory.is_not_null(), _requested_memory(jobs))
     return [
         map_distinct(jobs["State"], lambda value: State.parse(value).value, pl.String)
         .fill_null("UNKNOWN")
@@ -210,7 +210,7 @@ def _words(jobs: pl.DataFrame) -> list[pl.Series]:
     ]
 
 
-def _asked(jobs: pl.DataFrame) -> pl.Series:
+def _requested_memory(jobs: pl.DataFrame) -> pl.Series:
     """ReqMem of all nodes: per CPU (``4000Mc``) or node (``4Gn``) before Slurm 21.08, the job's total later."""
     each = map_distinct(jobs["ReqMem"], lambda value: read_bytes(value.rstrip("cn")), pl.Int64)
     per_cpu, per_node = (jobs["ReqMem"].str.ends_with(unit).fill_null(False) for unit in ("c", "n"))
@@ -218,7 +218,7 @@ def _asked(jobs: pl.DataFrame) -> pl.Series:
     return each * parts
 
 
-def _believed(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+def _blank_impossible_times(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     """Count what cannot be: unknown states, ends before starts. Such times are left blank."""
     odd = frame.filter(pl.col("state") == "UNKNOWN")
     doubts.add("unknown state", (f"{job}: {word!r}" for job, word in odd.select("job_id", "_word").rows()))

@@ -16,7 +16,7 @@ from hpcjobs.run.folder import output_dir
 from hpcjobs.runtime.summary import METRICS_FILE
 
 
-def lasting_s(run_dir: Path) -> list[float] | None:
+def read_lasting_s(run_dir: Path) -> list[float] | None:
     """Seconds that lasted, of each part of the metrics; None where there are none."""
     path = run_dir / METRICS_FILE
     if not path.exists():
@@ -34,18 +34,18 @@ def lasting_s(run_dir: Path) -> list[float] | None:
     return parts or None
 
 
-def with_checkpoints(frame: pl.DataFrame) -> pl.DataFrame:
+def add_goodput(frame: pl.DataFrame) -> pl.DataFrame:
     """Lost seconds of requeued jobs by their metrics, where a run folder has some."""
     requeued = frame.filter((pl.col("attempts") > 1) & pl.col("run_dir").is_not_null())
-    found = {}
+    lost_s_of = {}
     for job_id, run_dir, lost in requeued.select("job_id", "run_dir", "lost_s").rows():
-        parts = lasting_s(output_dir(Path(run_dir), job_id))
+        parts = read_lasting_s(output_dir(Path(run_dir), job_id))
         if parts is not None:
-            found[job_id] = max(0.0, lost - sum(parts[:-1]))
-    if not found:
+            lost_s_of[job_id] = max(0.0, lost - sum(parts[:-1]))
+    if not lost_s_of:
         return frame
-    known = pl.col("job_id").is_in(list(found))
-    lost = pl.col("job_id").replace_strict(found, default=None, return_dtype=pl.Float64)
+    known = pl.col("job_id").is_in(list(lost_s_of))
+    lost = pl.col("job_id").replace_strict(lost_s_of, default=None, return_dtype=pl.Float64)
     return frame.with_columns(
         lost_s=pl.when(known).then(lost).otherwise("lost_s"),
         goodput=pl.when(known).then(1 - lost / pl.col("elapsed_all_s")).otherwise("goodput"),

@@ -23,7 +23,7 @@ _SCHEMA: Final = {
 }
 
 
-class Watched(NamedTuple):
+class GpuUsage(NamedTuple):
     """The GPUs of a run. None: nobody could tell."""
 
     utilization: float | None
@@ -33,7 +33,7 @@ class Watched(NamedTuple):
     energy_j: float | None
 
 
-def watched(folder: Path) -> Watched | None:
+def read_gpu_usage(folder: Path) -> GpuUsage | None:
     """What monitor.jsonl and monitor-N.jsonl of a run folder say; None where nobody watched a GPU."""
     nodes = [samples for path in sorted(folder.glob("monitor*.jsonl")) if len(samples := _samples(path))]
     if not nodes:
@@ -41,30 +41,30 @@ def watched(folder: Path) -> Watched | None:
     busy = pl.concat([samples["gpu_percent"] for samples in nodes]).mean()
     memory = [peak for samples in nodes if isinstance(peak := samples["gpu_memory_bytes"].max(), float)]
     joules = [_joules(samples) for samples in nodes]
-    return Watched(
+    return GpuUsage(
         utilization=busy / 100 if isinstance(busy, float) else None,
         mem_bytes=round(sum(memory)) if memory else None,
         energy_j=None if any(energy is None for energy in joules) else sum(energy or 0.0 for energy in joules),
     )
 
 
-def with_monitor(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
+def add_gpu_usage(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
     """GPU columns of jobs whose run folders hold a monitor's samples; with power, their energy too."""
     used = frame.filter((pl.col("gpus") > 0) & pl.col("run_dir").is_not_null())
-    found = [
+    rows = [
         (job_id, run_dir, *seen)
         for job_id, run_dir in used.select("job_id", "run_dir").rows()
-        if (seen := watched(output_dir(Path(run_dir), job_id))) is not None
+        if (seen := read_gpu_usage(output_dir(Path(run_dir), job_id))) is not None
     ]
-    if not found:
+    if not rows:
         return frame
     schema = {"job_id": pl.String, "run_dir": pl.String, "_use": pl.Float64, "_mem": pl.Int64, "_j": pl.Float64}
-    told = pl.DataFrame(found, schema=schema, orient="row")
+    usage = pl.DataFrame(rows, schema=schema, orient="row")
     modelled_gpus = pl.col("gpus") * (site.watts.gpu or 0.0) * pl.col("elapsed_s")
     rest = (pl.col("energy_j") - modelled_gpus).clip(0).fill_null(0)
     ours = pl.col("_j").is_not_null() & (pl.col("energy_source") != "measured").fill_null(True)
     ours &= pl.col("attempts") == 1
-    return frame.join(told, on=["job_id", "run_dir"], how="left", maintain_order="left").select(
+    return frame.join(usage, on=["job_id", "run_dir"], how="left", maintain_order="left").select(
         *(pl.col(name) for name in frame.columns if name not in _CHANGED),
         gpu_utilization=pl.coalesce("_use", "gpu_utilization"),
         gpu_mem_bytes=pl.coalesce("_mem", "gpu_mem_bytes"),

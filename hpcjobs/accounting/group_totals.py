@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from hpcjobs.accounting.doubts import Doubts
-from hpcjobs.accounting.sources import Gathered, Wanted, chunks, gather, restricted
+from hpcjobs.accounting.sources import JobFilter, JobTable, filter_jobs, gather, query_attempts
 from hpcjobs.accounting.totals import GROUPS, totals
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.site.library import default_site, load_site
@@ -16,7 +16,7 @@ from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
 
 
-def moment(since: str | float) -> float:
+def parse_since(since: str | float) -> float:
     """``7d`` back from now, or seconds since 1970 as they are.
 
     Raises:
@@ -25,7 +25,7 @@ def moment(since: str | float) -> float:
     return time.time() - walltime_s(since) if isinstance(since, str) else since
 
 
-def sums(wanted: Wanted, *, by: str, site: str | Site | None = None) -> Gathered:
+def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = None) -> JobTable:
     """`totals.totals` of the jobs, by ``by``; attempts of a requeued job count where they ended.
 
     Raises:
@@ -33,17 +33,17 @@ def sums(wanted: Wanted, *, by: str, site: str | Site | None = None) -> Gathered
     """
     if by not in GROUPS:
         raise RequestError(f"--by {by} is not known", hint=nearest(by, GROUPS))
-    where = site if isinstance(site, Site) else load_site(site or default_site())
+    jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
     doubts = Doubts()
-    if where.scheduler == "slurm":
+    if jobs_site.scheduler == "slurm":
         try:
-            return Gathered(totals(_days(wanted, where, doubts), by=by), doubts.by_frequency(), [])
+            return JobTable(totals(_days(job_filter, jobs_site, doubts), by=by), doubts.by_frequency(), [])
         except SchedulerError:
             pass  # gather says why, and asks the others
-    found = gather(wanted, site=where)
-    return found._replace(jobs=totals([found.jobs], by=by))
+    table = gather(job_filter, site=jobs_site)
+    return table._replace(jobs=totals([table.jobs], by=by))
 
 
-def _days(wanted: Wanted, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
-    for frame in chunks(wanted, site, doubts):
-        yield restricted(frame, wanted)
+def _days(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
+    for frame in query_attempts(job_filter, site, doubts):
+        yield filter_jobs(frame, job_filter)

@@ -17,8 +17,8 @@ from hpcjobs.site.models import Site
 from hpcjobs.units import memory_bytes, time_limit_s
 
 
-class Asked(NamedTuple):
-    """What a job asked for, from the manifest of its run folder. None: not said."""
+class ResourceRequest(NamedTuple):
+    """What a job asked for, from the manifest of its run folder. None: not set."""
 
     user: str | None = None
     partition: str | None = None
@@ -32,68 +32,70 @@ class Asked(NamedTuple):
     time_limit_s: int | None = None
 
 
-def asked(run_dir: Path) -> Asked:
-    """What the manifest of ``run_dir`` says; nothing where the folder is gone."""
+def read_request(run_dir: Path) -> ResourceRequest:
+    """What the manifest of ``run_dir`` says; nothing where there is none."""
     path = run_dir / MANIFEST
     if not path.exists():
-        return Asked()
+        return ResourceRequest()
     manifest = json.loads(path.read_text(encoding="utf-8"))
     job: dict[str, Any] = manifest["job"]
-    wanted: Mapping[str, Any] = job["resources"]
+    resources: Mapping[str, Any] = job["resources"]
     nodes, tasks = job["nodes"], job["nodes"] * job["ntasks_per_node"]
-    return Asked(
+    return ResourceRequest(
         user=manifest.get("user"),
-        partition=wanted.get("partition"),
-        account=wanted.get("account"),
-        qos=wanted.get("qos"),
+        partition=resources.get("partition"),
+        account=resources.get("account"),
+        qos=resources.get("qos"),
         nodes=nodes,
         tasks=tasks,
-        cpus=tasks * (wanted.get("cpus_per_task") or 1),
-        gpus=nodes * (wanted.get("gpus_per_node") or 0),
-        mem_bytes=nodes * memory_bytes(wanted["mem"]) or None if wanted.get("mem") else None,
-        time_limit_s=time_limit_s(wanted.get("time")),
+        cpus=tasks * (resources.get("cpus_per_task") or 1),
+        gpus=nodes * (resources.get("gpus_per_node") or 0),
+        mem_bytes=nodes * memory_bytes(resources["mem"]) or None if resources.get("mem") else None,
+        time_limit_s=time_limit_s(resources.get("time")),
     )
 
 
-def as_frame(records: Iterable[tuple[JobRecord, Entry | None]], site: Site) -> pl.DataFrame:
+def to_frame(records: Iterable[tuple[JobRecord, Entry | None]], site: Site) -> pl.DataFrame:
     """Rows for `derive.derive`; what was asked for is read from the run folder where there is one."""
     rows = [_row(record, entry, site) for record, entry in records]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 def _row(record: JobRecord, entry: Entry | None, site: Site) -> dict[str, object]:
-    want = asked(Path(entry.run_dir)) if entry is not None else Asked()
+    request = read_request(Path(entry.run_dir)) if entry is not None else ResourceRequest()
     submitted = record.submitted if record.submitted is not None else (entry.submitted if entry else None)
     rss, waited_until = record.max_rss_bytes, record.started if record.started is not None else record.ended
     return {
         "job_id": record.job_id,
         "job_id_raw": record.job_id,
         "name": record.name or (entry.name if entry else None),
-        "user": want.user,
-        "account": want.account,
-        "partition": record.partition or want.partition,
-        "qos": want.qos,
+        "user": request.user,
+        "account": request.account,
+        "partition": record.partition or request.partition,
+        "qos": request.qos,
         "state": record.state.value,
         "reason": record.reason,
         "exit_code": record.exit_code,
         "signal": record.signal,
-        "submitted": _whole(submitted),
-        "eligible": _whole(submitted),
-        "started": _whole(record.started),
-        "ended": _whole(record.ended),
-        "queue_wait_s": _span(submitted, waited_until),
+        "submitted": _round(submitted),
+        "eligible": _round(submitted),
+        "started": _round(record.started),
+        "ended": _round(record.ended),
+        "queue_wait_s": _seconds_between(submitted, waited_until),
         "held_s": None,
-        "elapsed_s": _whole(record.elapsed_s) if record.elapsed_s is not None else _span(record.started, record.ended),
-        "time_limit_s": want.time_limit_s,
-        "nodes": record.nnodes or want.nodes,
-        "tasks": want.tasks,
-        "cpus": want.cpus,
-        "gpus": want.gpus if entry is not None else None,
+        "elapsed_s": _round(record.elapsed_s)
+        if record.elapsed_s is not None
+        else _seconds_between(record.started, record.ended),
+        "time_limit_s": request.time_limit_s,
+        "nodes": record.nnodes or request.nodes,
+        "tasks": request.tasks,
+        "cpus": request.cpus,
+        "gpus": request.gpus if entry is not None else None,
         "node_list": record.node_list,
-        "mem_requested_bytes": want.mem_bytes,
+        "mem_requested_bytes": request.mem_bytes,
         # The local scheduler tells the largest process only: x tasks is the same upper estimate as sacct's.
-        "mem_used_bytes": rss * (want.tasks or 1) if rss is not None else None,
-        "mem_per_node_bytes": rss * (want.tasks or 1) if rss is not None else None,
+        "mem_used_bytes": rss * (request.tasks or 1) if rss is not None else None,
+        "mem_per_node_bytes": rss * (request.tasks or 1) if rss is not None else None,
         "max_rss_bytes": rss,
         "cpu_s": record.cpu_s,
         "steps": None,
@@ -103,9 +105,9 @@ def _row(record: JobRecord, entry: Entry | None, site: Site) -> dict[str, object
     }
 
 
-def _whole(value: float | None) -> int | None:
+def _round(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _span(begin: float | None, end: float | None) -> int | None:
+def _seconds_between(begin: float | None, end: float | None) -> int | None:
     return None if begin is None or end is None else max(0, round(end - begin))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import polars as pl
 
 from hpcjobs.accounting.columns import choose, order
-from hpcjobs.accounting.day_cache import Kept, Window, windows
+from hpcjobs.accounting.day_cache import DayCache, Window, windows
 from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
 from hpcjobs.accounting.parse import frames
@@ -19,7 +19,7 @@ from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.slurm.table import QUESTION, Table, new_separator
 
 
-class Question(NamedTuple):
+class AccountingQuery(NamedTuple):
     """Whose jobs, and from when to when (seconds since 1970). ``users`` None: everybody's."""
 
     site: str
@@ -33,14 +33,14 @@ class Question(NamedTuple):
 class Sacct:
     """The accounting of one cluster."""
 
-    def __init__(self, question: Question, *, runner: Runner = run, streamer: Streamer = stream) -> None:
-        self._question = question
+    def __init__(self, query: AccountingQuery, *, runner: Runner = run, streamer: Streamer = stream) -> None:
+        self._query = query
         self._runner, self._stream = runner, streamer
         self._env = dict(QUESTION)
-        if question.slurm_conf:
-            self._env["SLURM_CONF"] = question.slurm_conf
-        self.asked = 0
-        """Windows that were asked for; the others were kept from an earlier call."""
+        if query.slurm_conf:
+            self._env["SLURM_CONF"] = query.slurm_conf
+        self.windows_queried = 0
+        """Windows that sacct was asked for; the others were in the cache."""
 
     def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
         """Ended attempts by the day of their end; of the last day also those that ended later, or have not ended.
@@ -51,17 +51,17 @@ class Sacct:
             SchedulerError: sacct refused, or lacks a column. CommandMissingError: there is no sacct.
         """
         columns = self._columns()
-        kept = Kept(*self._identity(), *columns)
-        days = list(windows(self._question.since, self._question.until))
+        cache = DayCache(*self._identity(), *columns)
+        days = list(windows(self._query.since, self._query.until))
         for number, window in enumerate(days):
             last = number == len(days) - 1
-            frame = None if last else kept.read(window)
+            frame = None if last else cache.read(window)
             if frame is not None:
                 yield frame
                 continue
             answer = self._ask(window, columns, doubts)
             frame = answer.filter(_within(window))
-            kept.keep(window, frame)
+            cache.write(window, frame)
             yield frame
             if last:
                 end = int(window.end.timestamp())
@@ -79,20 +79,20 @@ class Sacct:
         return order(choose(answer.out))
 
     def _identity(self) -> tuple[str, ...]:
-        """What kept days depend on: two clusters, or two sets of users, never share them."""
-        asked = self._question
-        conf = asked.slurm_conf or os.environ.get("SLURM_CONF", "")
-        return asked.site, conf, asked.cluster or "", "*" if asked.users is None else ",".join(asked.users)
+        """What cached days depend on: two clusters, or two sets of users, never share them."""
+        query = self._query
+        conf = query.slurm_conf or os.environ.get("SLURM_CONF", "")
+        return query.site, conf, query.cluster or "", "*" if query.users is None else ",".join(query.users)
 
     def _ask(self, window: Window, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
-        self.asked += 1
-        users = self._question.users
+        self.windows_queried += 1
+        users = self._query.users
         who = ["--allusers"] if users is None else [f"--user={','.join(users)}"]
         return self._rows([*window.arguments, *who], columns, doubts)
 
     def _rows(self, arguments: Iterable[str], columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
         table = Table(tuple(columns), new_separator())
-        cluster = [f"--clusters={self._question.cluster}"] if self._question.cluster else []
+        cluster = [f"--clusters={self._query.cluster}"] if self._query.cluster else []
         blocks = self._stream(table.sacct("--duplicates", *cluster, *arguments), env=self._env)
         attempts = list(fold(frames(blocks, table, doubts), doubts))
         return pl.concat(attempts) if attempts else fold_nothing(columns)

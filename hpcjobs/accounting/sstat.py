@@ -28,7 +28,7 @@ class Usage(NamedTuple):
     max_rss_bytes: int | None
 
 
-def with_running(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner = run) -> pl.DataFrame:
+def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner = run) -> pl.DataFrame:
     """Running jobs with their use so far, where they are few and sstat answers; else it stays unknown."""
     running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
     if not 0 < len(running) <= _MOST_JOBS:

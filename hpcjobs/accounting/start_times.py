@@ -16,7 +16,7 @@ from hpcjobs.units import human_duration
 _AT_ONCE_S: Final = 60
 
 
-class Starts(NamedTuple):
+class StartEstimates(NamedTuple):
     """When the job would start now, in seconds since 1970."""
 
     as_asked: float
@@ -24,21 +24,21 @@ class Starts(NamedTuple):
 
     def __str__(self) -> str:
         now = time.time()
-        before, after = (_from_now(moment - now) for moment in self)
+        before, after = (_describe_wait(moment - now) for moment in self)
         if abs(self.as_asked - self.as_advised) < _AT_ONCE_S:
             return f"submitted now it would start {before} either way, as Slurm's queue stands"
         return f"submitted now it would start {after} instead of {before}, as Slurm's queue stands"
 
 
-def starts(run_dir: Path, options: Sequence[str], *, runner: Runner = run) -> Starts | None:
+def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = run) -> StartEstimates | None:
     """What ``options`` of sbatch would change for the job whose run folder this is; None where Slurm cannot tell."""
     if not options or not (run_dir / MANIFEST).exists():
         return None
-    moments = [_expected(run_dir, more, runner) for more in ((), options)]
-    return None if moments[0] is None or moments[1] is None else Starts(moments[0], moments[1])
+    moments = [_estimate_start(run_dir, more, runner) for more in ((), options)]
+    return None if moments[0] is None or moments[1] is None else StartEstimates(moments[0], moments[1])
 
 
-def _expected(run_dir: Path, options: Sequence[str], runner: Runner) -> float | None:
+def _estimate_start(run_dir: Path, options: Sequence[str], runner: Runner) -> float | None:
     plan = plan_in(run_dir)
     if plan.job.scheduler != "slurm":
         return None
@@ -48,5 +48,5 @@ def _expected(run_dir: Path, options: Sequence[str], runner: Runner) -> float | 
     return parse_test_only(f"{answer.err}\n{answer.out}") if answer.code == 0 else None
 
 
-def _from_now(seconds: float) -> str:
+def _describe_wait(seconds: float) -> str:
     return "at once" if seconds < _AT_ONCE_S else f"in {human_duration(seconds)}"

@@ -24,8 +24,8 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_b
         CommandMissingError: the program is not on PATH.
         SchedulerError: it ended with a code other than 0 (after its output has been given).
     """
-    with tempfile.TemporaryFile() as said:
-        with start(argv, env=env, stdout=PIPE, stderr=said) as process:
+    with tempfile.TemporaryFile() as errors:
+        with start(argv, env=env, stdout=PIPE, stderr=errors) as process:
             assert process.stdout is not None
             try:
                 while block := process.stdout.read(block_bytes):
@@ -34,6 +34,6 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_b
                 process.kill()
                 raise
         if process.returncode != 0:
-            said.seek(0)
-            words = said.read().decode("utf-8", "replace").strip() or "(nothing)"
-            raise SchedulerError(f"{argv[0]} refused (exit code {process.returncode}): {words}")
+            errors.seek(0)
+            message = errors.read().decode("utf-8", "replace").strip() or "(nothing)"
+            raise SchedulerError(f"{argv[0]} refused (exit code {process.returncode}): {message}")

@@ -14,8 +14,8 @@ from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
 if TYPE_CHECKING:
     import polars as pl
 
-    from hpcjobs.accounting.sources import Gathered, Wanted
-    from hpcjobs.scaling.comparison import Verdict
+    from hpcjobs.accounting.sources import JobFilter, JobTable
+    from hpcjobs.scaling.comparison import BoundCheck
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -61,52 +61,53 @@ def jobs(
     """Jobs as the accounting has them: waits, efficiencies, energy, cost, and what to ask for next time."""
     _require("polars")
     from hpcjobs.accounting.doubts import Doubts
-    from hpcjobs.accounting.group_totals import moment
-    from hpcjobs.accounting.sources import Wanted, gather, me
+    from hpcjobs.accounting.group_totals import parse_since
+    from hpcjobs.accounting.sources import JobFilter, gather
     from hpcjobs.errors import RequestError, UnknownJobError, nearest
     from hpcjobs.scheduler.base import State
     from hpcjobs.site.library import default_site
+    from hpcjobs.user import user_name
 
     try:
-        start = moment(since)
+        start = parse_since(since)
     except ValueError as error:
         raise RequestError(f"--since {since}: say how long ago: 7d, 12h, 30m") from error
-    for word in state or ():
-        if word.upper() not in State.__members__:
-            raise RequestError(f"--state {word} is no state of a job", hint=nearest(word.upper(), State.__members__))
+    for value in state or ():
+        if value.upper() not in State.__members__:
+            raise RequestError(f"--state {value} is no state of a job", hint=nearest(value.upper(), State.__members__))
     for path in (csv, parquet):
         if path is not None and not path.absolute().parent.is_dir():
             raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
-    wanted = Wanted(
+    job_filter = JobFilter(
         since=start,
-        users=tuple(user) if user else None if all_users or ids else (me(),),
+        users=tuple(user) if user else None if all_users or ids else (user_name(),),
         account=account,
         states=tuple(state) if state else None,
         name=name,
         job_ids=tuple(ids) if ids else None,
     )
     if by is not None:
-        _print_sums(wanted, site, by=by, as_json=as_json, doubts=Doubts())
+        _print_sums(job_filter, site, by=by, as_json=as_json, doubts=Doubts())
         return
-    found = gather(wanted, site=site)
-    _say(found)
-    if ids and found.jobs.is_empty() and not (user or account or state or name):
+    table = gather(job_filter, site=site)
+    _print_doubts(table)
+    if ids and table.jobs.is_empty() and not (user or account or state or name):
         raise UnknownJobError(
             f"the accounting of site {site or default_site()} has no job {' '.join(ids)}",
             hint="it knows a new job some seconds after its start; --site names another site",
         )
     if csv is not None or parquet is not None:
-        _write(found.jobs, csv=csv, parquet=parquet)
+        _write(table.jobs, csv=csv, parquet=parquet)
     elif as_json:
-        print_json(found.jobs.to_dicts())
+        print_json(table.jobs.to_dicts())
     else:
-        print_jobs(found.jobs)
+        print_jobs(table.jobs)
 
 
-def _say(found: Gathered) -> None:
-    for line in found.notes:
+def _print_doubts(table: JobTable) -> None:
+    for line in table.notes:
         note(line)
-    for doubt in found.doubts:
+    for doubt in table.doubts:
         note(f"{doubt.rows} doubtful: {doubt.kind}: {'; '.join(doubt.examples[:3])}{' ...' * (doubt.rows > 3)}")
 
 
@@ -118,15 +119,15 @@ def _write(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> No
             frame.write_parquet(file)
 
 
-def _print_sums(wanted: Wanted, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
-    from hpcjobs.accounting.group_totals import sums
+def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
+    from hpcjobs.accounting.group_totals import sum_by_group
 
-    found = sums(wanted, by=by, site=site)
-    _say(found)
+    table = sum_by_group(job_filter, by=by, site=site)
+    _print_doubts(table)
     if as_json:
-        print_json(found.jobs.to_dicts())
+        print_json(table.jobs.to_dicts())
     else:
-        print_totals(found.jobs, by)
+        print_totals(table.jobs, by)
 
 
 @app.command()
@@ -148,47 +149,47 @@ def scaling(
     from hpcjobs.scaling.runs import read_runs
     from hpcjobs.scaling.study import path_of, read
 
-    asked = read(path_of(study))
-    runs = read_runs(asked)
-    found = analyse(runs, mode=asked.mode, target=target, allow_mixed=allow_mixed)
+    measured_study = read(path_of(study))
+    runs = read_runs(measured_study)
+    analysis = analyse(runs, mode=measured_study.mode, target=target, allow_mixed=allow_mixed)
     rows = None
     if baseline is not None:
         other = read(path_of(baseline))
         before = analyse(read_runs(other), mode=other.mode, target=target, allow_mixed=allow_mixed)
-        rows = comparison.compare(found, before)
-    folder = output or Path(f"{asked.name}-report")
-    page.write(asked, found, runs, folder, baseline=baseline, comparison=rows)
+        rows = comparison.compare(analysis, before)
+    folder = output or Path(f"{measured_study.name}-report")
+    page.write(measured_study, analysis, runs, folder, baseline=baseline, comparison=rows)
     if as_json:
         fits = [
             {
                 "law": fit.law.name,
                 "rms": fit.rms,
-                "chosen": fit is found.chosen,
-                "parameters": tables.parameters(found, fit),
+                "chosen": fit is analysis.chosen,
+                "parameters": tables.parameters(analysis, fit),
             }
-            for fit in found.fits
+            for fit in analysis.fits
         ]
-        print_json({"groups": [group._asdict() for group in found.groups], "summary": found.summary, "fits": fits,
-                    "knee": found.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
+        print_json({"groups": [group._asdict() for group in analysis.groups], "summary": analysis.summary, "fits": fits,
+                    "knee": analysis.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
     else:
-        for line in tables.warnings(found):
+        for line in tables.warnings(analysis):
             note(line)
-        print_table(*tables.sizes(found))
-        print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], tables.fit_rows(found))
-        for line in found.summary:
+        print_table(*tables.sizes(analysis))
+        print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], tables.fit_rows(analysis))
+        for line in analysis.summary:
             print(line)
         if rows:
             print_table(rows[0], rows[1:])
         print(f"page {folder / 'index.html'}")
     if check is not None:
-        _print_verdicts(comparison.check(found, check))
+        _print_verdicts(comparison.check(analysis, check))
 
 
-def _print_verdicts(verdicts: list[Verdict]) -> None:
-    for verdict in verdicts:
-        word = "held" if verdict.held else "MISSED"
-        print(f"{word}: {verdict.what} at {verdict.n}: {verdict.measured:.4g}, at least {verdict.least:.4g}")
-    if not all(verdict.held for verdict in verdicts):
+def _print_verdicts(bounds: list[BoundCheck]) -> None:
+    for bound in bounds:
+        value = "held" if bound.held else "MISSED"
+        print(f"{value}: {bound.what} at {bound.n}: {bound.measured:.4g}, at least {bound.least:.4g}")
+    if not all(bound.held for bound in bounds):
         raise typer.Exit(1)
 
 
@@ -206,10 +207,10 @@ def sweep(
     from hpcjobs.sweeps.results_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
 
-    found = find_sweep(name)
-    table, called = found.table(), found.definition.name
+    measured = find_sweep(name)
+    table, called = measured.table(), measured.definition.name
     metric = least or most or next((m for m in ("evaluation.loss", "loss") if m in table.measured), "loss")
-    ranked = table.ranked(metric, largest=most is not None)
+    ranked = table.rank(metric, largest=most is not None)
     best = ranked[0] if ranked else None
     folder = output or Path(f"{called}-report")
     results_page.write(
@@ -226,7 +227,7 @@ def sweep(
 
 @app.command()
 def advise(
-    words: Annotated[list[str], typer.Argument(help="Job ids, run folders, names, or a study.")],
+    names: Annotated[list[str], typer.Argument(help="Job ids, run folders, names, or a study.")],
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
@@ -234,21 +235,21 @@ def advise(
     _require("polars", "scipy")
     from hpcjobs.scaling.right_size import right_size
 
-    told = right_size(words, site=site)
+    results = right_size(names, site=site)
     if as_json:
         print_json(
             [
                 {
                     "job_id": job,
-                    "advice": [one._asdict() for one in found.advice],
-                    "starts": found.starts._asdict() if found.starts else None,
+                    "advice": [one._asdict() for one in result.advice],
+                    "starts": result.starts._asdict() if result.starts else None,
                 }
-                for job, found in told.items()
+                for job, result in results.items()
             ]
         )
         return
-    for job, found in told.items():
-        for line in map(str, found.advice) if found.advice else ["nothing to change"]:
+    for job, result in results.items():
+        for line in map(str, result.advice) if result.advice else ["nothing to change"]:
             print(f"{job}: {line}")
-        if found.starts is not None:
-            print(f"{job}: {found.starts}")
+        if result.starts is not None:
+            print(f"{job}: {result.starts}")

@@ -65,7 +65,7 @@ def scale(
     resources = {field: getattr(request.resources, field) for field in request.resources.__struct_fields__}
     options: dict[str, Any] = {field: value for field, value in resources.items() if value is not UNSET}
     options |= {} if request.container is None else {"container": request.container}
-    asked = study.Study(
+    requested = study.Study(
         name=called,
         site=site or default_site(),
         mode="weak" if weak else "strong",
@@ -78,7 +78,7 @@ def scale(
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)
-    done = submit_study(asked, path, allow_mixed=allow_mixed, report=note)
+    done = submit_study(requested, path, allow_mixed=allow_mixed, report=note)
     if as_json:
         print_json({"study": str(path.absolute()), "points": done.points})
     else:
@@ -103,7 +103,7 @@ def _wait(study: Study) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    words = text.split(",")
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    counts = text.split(",")
+    if not all(count.isdigit() and int(count) > 0 for count in counts):
         raise typer.BadParameter(f"{text!r}: say counts such as 1,2,4")
-    return sorted({int(word) for word in words})
+    return sorted({int(count) for count in counts})

@@ -73,7 +73,7 @@ def run(
     from hpcjobs.sweeps.sweep import of_definition
 
     spec = written.read_spec(file) if file is not None else written.SweepSpec()
-    points = written.points_of(spec, sets or [], beside=file.parent if file is not None else None)
+    points = written.make_points(spec, sets or [], beside=file.parent if file is not None else None)
     definition = written.define(
         request,
         points,
@@ -94,21 +94,21 @@ def run(
         raise typer.Exit(wait_for_sweep(sweep))
 
 
-def _passing(word: str | None) -> Any:
-    if word not in (None, "flags", "env"):
-        raise typer.BadParameter(f"--pass {word}: say flags or env")
-    return word
+def _passing(value: str | None) -> Any:
+    if value not in (None, "flags", "env"):
+        raise typer.BadParameter(f"--pass {value}: say flags or env")
+    return value
 
 
 def _print_cells(sweep: Sweep, *, as_json: bool) -> None:
     from hpcjobs.sweeps.cells import command
-    from hpcjobs.sweeps.plans import identity
+    from hpcjobs.sweeps.chunk_plans import resolve_program
 
     definition = sweep.definition
-    program = identity(definition)
+    program = resolve_program(definition)
     rows = [(cell.id, shlex.join(command(program, cell))) for cell in definition.cells]
     if as_json:
-        print_json([{"cell": cell, "command": words} for cell, words in rows])
+        print_json([{"cell": cell, "command": command} for cell, command in rows])
     else:
         note(f"dry run, nothing written; {len(rows)} cells in {sweep.path}")
         print_table(["CELL", "COMMAND"], rows)
@@ -123,13 +123,13 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
         return
     arrays = " ".join(entry.job_id for entry in outcome.submitted)
     print(f"sweep {name}: {outcome.cells} cells submitted" + (f", arrays {arrays}" if arrays else ""))
-    for count, told in (
+    for count, text in (
         (outcome.waiting, "wait for room in the queue; a job of the sweep submits them"),
         (outcome.done, "were done before"),
         (outcome.open, "were queued or running before"),
     ):
         if count:
-            print(f"  {count} {told}")
+            print(f"  {count} {text}")
     print(f"folder {sweep.path}\nnext: hpcjobs sweep status {name}", flush=True)
 
 
@@ -150,25 +150,25 @@ class _Bar:
     def __call__(self, counts: Counter[str]) -> None:
         total = counts.total()
         ended = total - sum(counts[state] for state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"))
-        told = "  ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
+        text = "  ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
         if sys.stderr.isatty():
             filled = 30 * ended // max(1, total)
-            sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {ended}/{total}  {told}\033[K")
+            sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {ended}/{total}  {text}\033[K")
             sys.stderr.flush()
         elif 10 * ended // max(1, total) != self._tenth:
             self._tenth = 10 * ended // max(1, total)
-            note(f"{ended} of {total} cells have ended: {told}")
+            note(f"{ended} of {total} cells have ended: {text}")
 
 
 @app.command()
 def status(name: Name, as_json: Json = False) -> None:
     """How many cells are in which state, and which ones failed."""
-    from hpcjobs.sweeps.results import results_of, state_word
+    from hpcjobs.sweeps.results import collect_results, state_name
     from hpcjobs.sweeps.sweep import find_sweep
 
     sweep = find_sweep(name)
-    standings = sweep.standings()
-    counts = Counter(map(state_word, standings))
+    cell_statuses = sweep.cell_statuses()
+    counts = Counter(map(state_name, cell_statuses))
     if as_json:
         print_json(
             {"name": sweep.definition.name, "folder": str(sweep.path), "states": counts, "total": counts.total()}
@@ -177,9 +177,9 @@ def status(name: Name, as_json: Json = False) -> None:
     print(f"sweep {sweep.definition.name}: {counts.total()} cells in {sweep.path}")
     for state, count in counts.most_common():
         print(f"  {count} {state}")
-    bad = [standing for standing in standings if standing.to_run_again]
+    bad = [cell_status for cell_status in cell_statuses if cell_status.to_run_again]
     if bad:
-        table = results_of(sweep.folder, bad[:20])
+        table = collect_results(sweep.folder, bad[:20])
         _print_rows([*table.params, "state", "exit_code", "job_id", "log"], table.rows)
         print(f"{len(bad)} to run again: hpcjobs sweep resume {sweep.definition.name}")
 
@@ -243,8 +243,8 @@ def _write_csv(table: Results, path: Path) -> None:
 
 def _shown(table: Results) -> list[str]:
     """The columns a person wants first; all are in the CSV."""
-    wanted = ("loss", "evaluation.loss", "evaluation.accuracy", "throughput.value")
-    return [name for name in table.measured if name in wanted] or table.measured[:6]
+    first_columns = ("loss", "evaluation.loss", "evaluation.accuracy", "throughput.value")
+    return [name for name in table.measured if name in first_columns] or table.measured[:6]
 
 
 def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
@@ -270,4 +270,4 @@ def continue_(folder: Name) -> None:
     from hpcjobs.sweeps.sweep import find_sweep
 
     sweep = find_sweep(folder)
-    _report(sweep, submit.proceed(sweep.folder))
+    _report(sweep, submit.submit_waiting(sweep.folder))

@@ -16,7 +16,7 @@ mpl.rcParams["svg.hashsalt"] = "hpcjobs"  # the same study gives the same file
 _NO_METADATA: Final = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
-def blank(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
+def new_figure(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
     """An empty figure in the style of the reports; ``width`` and ``height`` in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
@@ -26,12 +26,12 @@ def blank(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def literal(text: str) -> str:
+def escape_math(text: str) -> str:
     """``text`` as matplotlib prints it: what stands between two ``$`` would be read as mathematics."""
     return text.replace("$", r"\$")
 
 
-def spaced(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
+def choose_labels(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
     """Indices of the ascending ``places`` to label, so that labels stand ``gap`` of the axis apart; the last is one."""
     least = gap * (places[-1] - places[0])
     chosen = [len(places) - 1]
@@ -41,7 +41,7 @@ def spaced(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
     return chosen[::-1]
 
 
-def svg(figure: Figure) -> str:
+def to_svg(figure: Figure) -> str:
     """The figure as an ``<svg>`` element."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=_NO_METADATA)

@@ -15,13 +15,13 @@ from hpcjobs.errors import RequestError
 from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Fit, fit
 from hpcjobs.scaling.intervals import Interval, geometric_mean, mean_ratio
 from hpcjobs.scaling.law_choice import choose, find_rival
-from hpcjobs.scaling.runs import mixtures
+from hpcjobs.scaling.runs import find_mixtures
 
 _FURTHEST = 64
 """The knee is looked for up to this many times the largest size measured."""
 
 
-class Group(NamedTuple):
+class SizeResult(NamedTuple):
     """All repeats of one size. Shares are of a step, 0 to 1; None: not measured."""
 
     n: int
@@ -68,7 +68,7 @@ class Analysis(NamedTuple):
     per: str
     """``nodes`` or ``ranks``: what N counts."""
     mode: str
-    groups: list[Group]
+    groups: list[SizeResult]
     fits: list[Fit]
     chosen: Fit | None
     """The law that the knee and the next doubling are computed by."""
@@ -102,7 +102,7 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
             f"the runs have throughputs in different units: {', '.join(sorted(set(sound['unit'])))}",
             hint="some runs left a summary.json and others did not: measure them anew under another --name",
         )
-    mixed = mixtures(sound)
+    mixed = find_mixtures(sound)
     if mixed and not allow_mixed:
         raise RequestError(
             f"the study mixes {'; '.join(mixed)}", hint="measure it anew, or --allow-mixed, which says so in the report"
@@ -136,7 +136,7 @@ def _rest(runs: pl.DataFrame, sound: pl.DataFrame) -> pl.DataFrame:
     return runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
 
 
-def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Group:
+def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> SizeResult:
     measured = [float(v) for v in part["throughput"]]
     first = part.to_dicts()[0]
     n = int(first[per])
@@ -144,7 +144,7 @@ def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Gr
     step, comm, wait = (_median(part, name) for name in ("step_s", "communication_s", "data_wait_s"))
     shares = [None if v is None or not step else min(1.0, max(0.0, v / step)) for v in (comm, wait)]
     paid = part.filter(pl.col("cost").is_not_null() & (pl.col("samples") > 0))
-    return Group(
+    return SizeResult(
         n=n,
         nodes=int(first["nodes"]),
         ranks=int(first["ranks"]),
@@ -152,7 +152,7 @@ def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Gr
         measured=tuple(measured),
         throughput=geometric_mean(measured),
         speedup=speedup,
-        efficiency=speedup.scaled(smallest / n),
+        efficiency=speedup.scale_by(smallest / n),
         step_s=step,
         compute=None if step is None else max(0.0, 1 - sum(share for share in shares if share is not None)),
         communication=shares[0],
@@ -174,7 +174,7 @@ def _median(part: pl.DataFrame, column: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _knee(groups: list[Group], chosen: Fit | None, target: float) -> Knee:
+def _knee(groups: list[SizeResult], chosen: Fit | None, target: float) -> Knee:
     measured = max((group.n for group in groups if group.efficiency.value >= target), default=None)
     if chosen is None:
         return Knee(target, measured, None, beyond=False)
@@ -187,7 +187,7 @@ def _count(n: int, per: str) -> str:
     return f"{n} {per[:-1] if n == 1 else per}"
 
 
-def _outlook(knee: Knee, doubling: Interval | None, groups: list[Group], per: str, *, unit: str) -> list[str]:
+def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], per: str, *, unit: str) -> list[str]:
     largest = groups[-1].n
     lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {_count(knee.measured or 0, per)}."]
     if knee.fitted is not None:

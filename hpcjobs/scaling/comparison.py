@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
-from hpcjobs.scaling.analysis import Analysis, Group
+from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.intervals import mean_ratio
-from hpcjobs.scaling.law_choice import p_text
+from hpcjobs.scaling.law_choice import format_p_value
 from hpcjobs.scaling.tables import interval, rate_style
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
@@ -31,7 +31,7 @@ class Reference(Frozen, frozen=True):
     unit: str | None = None
 
 
-class Verdict(NamedTuple):
+class BoundCheck(NamedTuple):
     """One bound, and whether it held."""
 
     n: int
@@ -44,53 +44,53 @@ class Verdict(NamedTuple):
         return self.measured >= self.least
 
 
-def compare(found: Analysis, baseline: Analysis) -> list[list[str]]:
+def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
     """Rows of text, headers first: throughput and efficiency of both at the sizes they share.
 
     Raises:
         RequestError: they count different things, or share no size.
     """
-    if found.unit != baseline.unit or found.per != baseline.per:
+    if analysis.unit != baseline.unit or analysis.per != baseline.per:
         raise RequestError(
-            f"the studies cannot be compared: {found.unit} by {found.per}, {baseline.unit} by {baseline.per}"
+            f"the studies cannot be compared: {analysis.unit} by {analysis.per}, {baseline.unit} by {baseline.per}"
         )
     before = {group.n: group for group in baseline.groups}
-    shared = [(group, before[group.n]) for group in found.groups if group.n in before]
+    shared = [(group, before[group.n]) for group in analysis.groups if group.n in before]
     if not shared:
         raise RequestError("the studies share no size")
-    headers = [found.per, found.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
+    headers = [analysis.per, analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
     return [headers, *(_row(group, old) for group, old in shared)]
 
 
-def _row(group: Group, old: Group) -> list[str]:
+def _row(group: SizeResult, old: SizeResult) -> list[str]:
     now, then = group.throughput, old.throughput
     ratio, p_value = mean_ratio(group.measured, old.measured)
     significant = "single runs" if p_value is None else "yes" if p_value < 0.05 else "no"
     if p_value is not None:
-        significant += f" ({p_text(p_value)})"
+        significant += f" ({format_p_value(p_value)})"
     return [
         str(group.n), f"{now.value:{rate_style(now.value)}}", f"{then.value:{rate_style(then.value)}}",
         interval(ratio, ".2f"), f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", significant,
     ]  # fmt: skip
 
 
-def check(found: Analysis, path: Path) -> list[Verdict]:
+def check(analysis: Analysis, path: Path) -> list[BoundCheck]:
     """Every bound of the file against the study.
 
     Raises:
         ConfigError: the file is wrong. RequestError: it bounds a size that was not measured, or another unit.
     """
     reference = read_yaml(path, Reference)
-    if reference.unit is not None and reference.unit != found.unit:
-        raise RequestError(f"{path} is about {reference.unit}, the study about {found.unit}")
-    measured = {group.n: group for group in found.groups}
+    if reference.unit is not None and reference.unit != analysis.unit:
+        raise RequestError(f"{path} is about {reference.unit}, the study about {analysis.unit}")
+    measured = {group.n: group for group in analysis.groups}
     verdicts = []
     for n, bound in reference.sizes.items():
         if n not in measured:
-            raise RequestError(f"{path} bounds {n} {found.per}, which the study has not measured")
+            raise RequestError(f"{path} bounds {n} {analysis.per}, which the study has not measured")
         for what in ("throughput", "efficiency", "speedup"):
             least = getattr(bound, what)
             if least is not None:
                 value = getattr(measured[n], what).value
-                verdicts.append(Verdict(n, what, value, least * (1 - bound.tolerance)))
+                verdicts.append(BoundCheck(n, what, value, least * (1 - bound.tolerance)))
     return verdicts

@@ -115,12 +115,12 @@ class Fit(NamedTuple):
         row = self.law.basis(np.array([float(n)]))[0]
         value = float(row @ self.coefficients)
         if self.covariance is None:
-            return _oriented(Interval(value), self.law)
+            return _throughput_interval(Interval(value), self.law)
         reach = self.t * float(np.sqrt(row @ self.covariance @ row))
         middle = float(row @ self.linear)
         if middle - reach <= 0:
-            return _oriented(Interval(value), self.law)
-        return _oriented(Interval(value, min(value, middle - reach), max(value, middle + reach)), self.law)
+            return _throughput_interval(Interval(value), self.law)
+        return _throughput_interval(Interval(value, min(value, middle - reach), max(value, middle + reach)), self.law)
 
     def speedup(self, n: float, base: float) -> Interval:
         """X(n) / X(base)."""
@@ -130,7 +130,7 @@ class Fit(NamedTuple):
 
     def efficiency(self, n: float, base: float) -> Interval:
         """Speed-up over the ideal one, n / base."""
-        return self.speedup(n, base).scaled(base / n)
+        return self.speedup(n, base).scale_by(base / n)
 
     def knee(self, target: float, *, base: float, furthest: float) -> Interval:
         """Where the efficiency against ``base`` falls to ``target``, looked for up to ``furthest``; ``high`` is None
@@ -233,7 +233,7 @@ def _lack_of_fit(n: Floats, residuals: Floats, parameters: int) -> LackOfFit | N
     return LackOfFit(float(np.sqrt(within)), float(np.sqrt(misfit / len(n))), p_value)
 
 
-def _oriented(interval: Interval, law: Law) -> Interval:
+def _throughput_interval(interval: Interval, law: Law) -> Interval:
     """Of X, where the law gives 1/X."""
     if not law.inverse:
         return interval

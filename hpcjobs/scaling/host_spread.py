@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import polars as pl
 from matplotlib.figure import Figure
 
-from hpcjobs.pages.figures import blank, literal
+from hpcjobs.pages.figures import escape_math, new_figure
 from hpcjobs.runtime.hostlist import hosts_of
 
 _SLOW: Final = 0.95
@@ -41,18 +41,18 @@ def host_spread(runs: pl.DataFrame, *, per: str) -> list[HostRuns]:
             of_host.setdefault(host, []).append(relative)
     fastest = pl.Series([max(values) for values in of_host.values()], dtype=pl.Float64).median()
     bound = _SLOW * fastest if isinstance(fastest, float) else 0.0
-    found = [HostRuns(host, tuple(values), max(values) < bound) for host, values in of_host.items()]
-    return sorted(found, key=lambda one: (max(one.relative), one.host))
+    spread = [HostRuns(host, tuple(values), max(values) < bound) for host, values in of_host.items()]
+    return sorted(spread, key=lambda one: (max(one.relative), one.host))
 
 
 def draw_hosts(hosts: Sequence[HostRuns]) -> Figure:
     """One row per host, the slowest at the top; of many hosts the slowest."""
     shown = hosts[:_MOST_HOSTS]
-    figure, axes = blank(height=max(2.4, 1.2 + 0.2 * len(shown)))
+    figure, axes = new_figure(height=max(2.4, 1.2 + 0.2 * len(shown)))
     for row, one in enumerate(shown):
         axes.plot(one.relative, [row] * len(one.relative), "o", color=_COLOURS[one.slow], alpha=0.7)
     axes.axvline(1, linestyle=":", color="#8a8f98")
-    names = [literal(one.host) + (" (slow)" if one.slow else "") for one in shown]
+    names = [escape_math(one.host) + (" (slow)" if one.slow else "") for one in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     for label, one in zip(axes.get_yticklabels(), shown, strict=True):
         label.set_color(_COLOURS[True] if one.slow else "black")

@@ -24,7 +24,7 @@ class Interval(NamedTuple):
     low: float | None = None
     high: float | None = None
 
-    def scaled(self, factor: float) -> Interval:
+    def scale_by(self, factor: float) -> Interval:
         """The same estimate in another unit."""
         low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
         return Interval(self.value * factor, low, high)

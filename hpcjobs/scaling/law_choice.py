@@ -76,9 +76,9 @@ def quality(fitted: Fit) -> str:
     if lack.p_value is None:
         return f"{start} {lack.misfit:.1%}, having as many parameters as there are sizes."
     explained = "which the scatter explains" if lack.p_value >= _SIGNIFICANT else "more than the scatter explains"
-    return f"{start} {lack.misfit:.1%}, {explained} (F test for lack of fit: {p_text(lack.p_value)})."
+    return f"{start} {lack.misfit:.1%}, {explained} (F test for lack of fit: {format_p_value(lack.p_value)})."
 
 
-def p_text(p_value: float) -> str:
+def format_p_value(p_value: float) -> str:
     """``p = 0.031``."""
     return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.2g}"

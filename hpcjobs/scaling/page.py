@@ -16,7 +16,7 @@ from hpcjobs.scaling.study import Study
 
 def write(
     study: Study,
-    found: Analysis,
+    analysis: Analysis,
     runs: pl.DataFrame,
     folder: Path,
     *,
@@ -25,12 +25,12 @@ def write(
 ) -> list[Path]:
     """index.html, report.md, runs.csv, runs.parquet and the pictures (PNG, SVG) in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = plots.figures(found, runs)
+    made = plots.figures(analysis, runs)
     written = figures.save(made, folder)
     html, markdown = folder / "index.html", folder / "report.md"
-    inline = [(tables.CAPTIONS[name], figures.svg(figure)) for name, figure in made.items()]
-    html.write_text(_html(study, found, runs, inline, baseline, comparison), encoding="utf-8")
-    markdown.write_text(_markdown(study, found, runs, list(made), baseline, comparison), encoding="utf-8")
+    inline = [(tables.CAPTIONS[name], figures.to_svg(figure)) for name, figure in made.items()]
+    html.write_text(_html(study, analysis, runs, inline, baseline, comparison), encoding="utf-8")
+    markdown.write_text(_markdown(study, analysis, runs, list(made), baseline, comparison), encoding="utf-8")
     runs.write_csv(folder / "runs.csv")
     runs.write_parquet(folder / "runs.parquet")
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
@@ -42,24 +42,24 @@ def _lead(study: Study) -> str:
 
 def _html(
     study: Study,
-    found: Analysis,
+    analysis: Analysis,
     runs: pl.DataFrame,
     inline: list[tuple[str, str]],
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
-    headers, rows = tables.sizes(found)
+    headers, rows = tables.sizes(analysis)
     return render(
         "study",
         title=f"Scaling study {study.name}",
         lead=_lead(study),
-        warnings=tables.warnings(found),
-        words=found.summary,
+        warnings=tables.warnings(analysis),
+        summary=analysis.summary,
         headers=headers,
         rows=rows,
         table_note=tables.TABLE_NOTE,
         pictures=inline,
-        fits=tables.fit_rows(found),
+        fits=tables.fit_rows(analysis),
         baseline=baseline,
         comparison=comparison,
         run_headers=tables.RUN_HEADERS,
@@ -69,24 +69,24 @@ def _html(
 
 def _markdown(
     study: Study,
-    found: Analysis,
+    analysis: Analysis,
     runs: pl.DataFrame,
     names: list[str],
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
     parts = [f"# Scaling study {study.name}", _lead(study)]
-    parts += [f"> **{line}**" for line in tables.warnings(found)]
-    parts.append("\n".join(f"- {line}" for line in found.summary))
+    parts += [f"> **{line}**" for line in tables.warnings(analysis)]
+    parts.append("\n".join(f"- {line}" for line in analysis.summary))
     parts += [
         "## Sizes",
-        _table(*tables.sizes(found)),
+        _table(*tables.sizes(analysis)),
         tables.TABLE_NOTE,
     ]
     parts += ["## Pictures", *(f"![{tables.CAPTIONS[name]}]({name}.svg)" for name in names)]
     parts += [
         "## Fits",
-        _table(["law", "parameter", "value", "95 % interval", "residuals"], tables.fit_rows(found)),
+        _table(["law", "parameter", "value", "95 % interval", "residuals"], tables.fit_rows(analysis)),
     ]
     if comparison:
         parts += [f"## Against {baseline}", _table(comparison[0], comparison[1:])]

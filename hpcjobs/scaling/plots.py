@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 
-from hpcjobs.pages.figures import blank, spaced
+from hpcjobs.pages.figures import choose_labels, new_figure
 from hpcjobs.scaling.analysis import Analysis
 from hpcjobs.scaling.host_spread import draw_hosts, host_spread
 from hpcjobs.scaling.intervals import Interval
@@ -26,29 +26,29 @@ _PARTS: Final = {
 }
 
 
-def figures(found: Analysis, runs: pl.DataFrame) -> dict[str, Figure]:
+def figures(analysis: Analysis, runs: pl.DataFrame) -> dict[str, Figure]:
     """Picture name -> figure: ``speedup``, ``efficiency``, ``breakdown`` (where steps were measured), ``spread``."""
-    made = {"speedup": _figure(_speedup, found), "efficiency": _figure(_efficiency, found)}
-    if any(group.compute is not None for group in found.groups):
-        made["breakdown"] = _figure(_breakdown, found)
-    made["spread"] = draw_hosts(host_spread(runs, per=found.per))
+    made = {"speedup": _figure(_speedup, analysis), "efficiency": _figure(_efficiency, analysis)}
+    if any(group.compute is not None for group in analysis.groups):
+        made["breakdown"] = _figure(_breakdown, analysis)
+    made["spread"] = draw_hosts(host_spread(runs, per=analysis.per))
     return made
 
 
-def _figure(draw: Callable[[Axes, Analysis], None], found: Analysis) -> Figure:
-    figure, axes = blank()
-    draw(axes, found)
+def _figure(draw: Callable[[Axes, Analysis], None], analysis: Analysis) -> Figure:
+    figure, axes = new_figure()
+    draw(axes, analysis)
     return figure
 
 
-def _size_axis(axes: Axes, found: Analysis) -> None:
+def _size_axis(axes: Axes, analysis: Analysis) -> None:
     """Sizes on a logarithmic axis: they are mostly doubled, and every one of 1 to 64 has room for its label."""
-    n = [group.n for group in found.groups]
+    n = [group.n for group in analysis.groups]
     axes.set_xscale("log", base=2)
-    labelled = [n[index] for index in spaced([math.log2(value) for value in n])]
+    labelled = [n[index] for index in choose_labels([math.log2(value) for value in n])]
     axes.set_xticks(n, [str(value) if value in labelled else "" for value in n])
     axes.minorticks_off()
-    axes.set_xlabel(found.per)
+    axes.set_xlabel(analysis.per)
 
 
 def _bars(values: Sequence[Interval]) -> list[list[float]]:
@@ -59,52 +59,52 @@ def _bars(values: Sequence[Interval]) -> list[list[float]]:
     ]
 
 
-def _curves(axes: Axes, found: Analysis, *, per_unit: bool) -> None:
-    base, largest = found.groups[0].n, found.groups[-1].n
+def _curves(axes: Axes, analysis: Analysis, *, per_unit: bool) -> None:
+    base, largest = analysis.groups[0].n, analysis.groups[-1].n
     where = np.geomspace(base, largest, 100)
-    for fitted, colour in zip(found.fits, _COLOURS["fit"], strict=False):
+    for fitted, colour in zip(analysis.fits, _COLOURS["fit"], strict=False):
         curve = [fitted.efficiency(n, base) if per_unit else fitted.speedup(n, base) for n in where]
-        style = "-" if fitted is found.chosen else "--"
+        style = "-" if fitted is analysis.chosen else "--"
         axes.plot(where, [at.value for at in curve], style, color=colour, label=fitted.law.name, zorder=2)
-        if fitted is found.chosen:
+        if fitted is analysis.chosen:
             low = [at.value if at.low is None else at.low for at in curve]
             high = [at.value if at.high is None else at.high for at in curve]
             axes.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _speedup(axes: Axes, found: Analysis) -> None:
-    n = [group.n for group in found.groups]
-    values = [group.speedup for group in found.groups]
+def _speedup(axes: Axes, analysis: Analysis) -> None:
+    n = [group.n for group in analysis.groups]
+    values = [group.speedup for group in analysis.groups]
     axes.plot(n, [v / n[0] for v in n], ":", color=_COLOURS["ideal"], label="ideal")
     axes.set_yscale("log", base=2)
-    _curves(axes, found, per_unit=False)
+    _curves(axes, analysis, per_unit=False)
     axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
                   label="measured, 95 %", zorder=3)  # fmt: skip
-    _size_axis(axes, found)
+    _size_axis(axes, analysis)
     axes.set_ylim(bottom=max(axes.get_ylim()[0], min(v.value for v in values) / 2))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.set_ylabel(f"speed-up over {n[0]} {found.per[:-1] if n[0] == 1 else found.per}")
+    axes.set_ylabel(f"speed-up over {n[0]} {analysis.per[:-1] if n[0] == 1 else analysis.per}")
     axes.legend(frameon=False)
 
 
-def _efficiency(axes: Axes, found: Analysis) -> None:
-    n = [group.n for group in found.groups]
-    values = [group.efficiency for group in found.groups]
+def _efficiency(axes: Axes, analysis: Analysis) -> None:
+    n = [group.n for group in analysis.groups]
+    values = [group.efficiency for group in analysis.groups]
     axes.axhline(1, linestyle=":", color=_COLOURS["ideal"], label="ideal")
-    axes.axhline(found.knee.target, linestyle="-.", linewidth=1, color=_COLOURS["ideal"],
-                 label=f"target {found.knee.target:.0%}")  # fmt: skip
-    _curves(axes, found, per_unit=True)
+    axes.axhline(analysis.knee.target, linestyle="-.", linewidth=1, color=_COLOURS["ideal"],
+                 label=f"target {analysis.knee.target:.0%}")  # fmt: skip
+    _curves(axes, analysis, per_unit=True)
     axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
                   label="measured, 95 %", zorder=3)  # fmt: skip
-    _size_axis(axes, found)
+    _size_axis(axes, analysis)
     axes.set_ylim(0, max(1.1, *(v.value * 1.1 for v in values)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylabel("efficiency")
     axes.legend(frameon=False)
 
 
-def _breakdown(axes: Axes, found: Analysis) -> None:
-    groups = [group for group in found.groups if group.step_s is not None]
+def _breakdown(axes: Axes, analysis: Analysis) -> None:
+    groups = [group for group in analysis.groups if group.step_s is not None]
     bottom = np.zeros(len(groups))
     where = np.arange(len(groups))
     for part, colour in _PARTS.items():
@@ -114,8 +114,8 @@ def _breakdown(axes: Axes, found: Analysis) -> None:
         heights = np.array([1e3 * (group.step_s or 0) * (s or 0) for group, s in zip(groups, shares, strict=True)])
         axes.bar(where, heights, 0.6, bottom=bottom, color=colour, label=part.replace("_", " "))
         bottom += heights
-    labelled = set(spaced([float(index) for index in where]))
+    labelled = set(choose_labels([float(index) for index in where]))
     axes.set_xticks(where, [str(group.n) if index in labelled else "" for index, group in enumerate(groups)])
-    axes.set_xlabel(found.per)
+    axes.set_xlabel(analysis.per)
     axes.set_ylabel("milliseconds per step")
     axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)

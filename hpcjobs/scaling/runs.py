@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from hpcjobs.accounting.sources import Wanted, gather
+from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.job.array import task_ids
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, RunSummary
-from hpcjobs.scaling.code_versions import code_of, image_of
+from hpcjobs.scaling.code_versions import read_code, read_image
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.study import Mode, Study, StudyRun
 
@@ -60,7 +60,7 @@ def tabulate(runs: Iterable[StudyRun], *, site: str, mode: Mode) -> pl.DataFrame
     if not known:
         return pl.DataFrame(schema=_COLUMNS)
     ids = tuple(dict.fromkeys(job_id.partition("_")[0] for _, job_id in known))
-    jobs = gather(Wanted(since=0, job_ids=ids), site=site).jobs
+    jobs = gather(JobFilter(since=0, job_ids=ids), site=site).jobs
     by_id = {task: row for row in jobs.to_dicts() for task in task_ids(row["job_id"])}
     rows = [_row(run, by_id.get(job_id, {}), mode=mode) for run, job_id in known]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").sort("ranks", "nodes", "repeat")
@@ -80,16 +80,16 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
         elapsed_s=None if job.get("elapsed_s") is None else float(job["elapsed_s"]),
     )
     if run.job_dir is not None:
-        row.update(code=code_of(Path(run.job_dir)), image=image_of(Path(run.job_dir)))
+        row.update(code=read_code(Path(run.job_dir)), image=read_image(Path(run.job_dir)))
     if (folder / SUMMARY_FILE).exists():
-        row.update(_measured(RunSummary.read(folder)))
+        row.update(_read_measurements(RunSummary.read(folder)))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, "rank-runs/h") if mode == "weak" else (1, "runs/h")
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
 
 
-def _measured(summary: RunSummary) -> dict[str, Any]:
+def _read_measurements(summary: RunSummary) -> dict[str, Any]:
     stall, elapsed = summary.checkpoint_stall_s, summary.elapsed_s
     own_epochs = summary.epochs  # of the attempt whose time elapsed_s is
     if summary.epochs and summary.steps and summary.resumed_from_step:
@@ -115,7 +115,7 @@ def _median(value: Quantiles | None) -> float | None:
     return None if value is None else value.median
 
 
-def mixtures(runs: pl.DataFrame) -> list[str]:
+def find_mixtures(runs: pl.DataFrame) -> list[str]:
     """What differs between runs that must not: one sentence each."""
     return [
         f"{what}: {', '.join(sorted(values))}"

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
 from hpcjobs.scaling import study as study_file
-from hpcjobs.scaling.code_versions import code_now, code_of
+from hpcjobs.scaling.code_versions import current_code, read_code
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.study import Study, StudyRun
 from hpcjobs.scaling.study_sweep import define
+from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.folder import Definition, SweepFolder
-from hpcjobs.sweeps.standing import Standing, standings
 from hpcjobs.sweeps.submit import Outcome, connect_to
 from hpcjobs.sweeps.sweep import Sweep
 
@@ -75,17 +75,17 @@ def _folder(study: Study) -> SweepFolder | None:
     return SweepFolder(Path(study.folder))
 
 
-def _usable_runs(folder: SweepFolder) -> list[Standing]:
+def _usable_runs(folder: SweepFolder) -> list[CellStatus]:
     """The runs that have completed, or may still complete."""
-    known = standings(folder, connect_to(folder.definition), certain=True)
+    known = cell_statuses(folder, connect_to(folder.definition), certain=True)
     return [standing for standing in known if not standing.to_run_again]
 
 
-def _check_code(study: Study, definition: Definition, folder: SweepFolder, usable: list[Standing]) -> None:
+def _check_code(study: Study, definition: Definition, folder: SweepFolder, usable: list[CellStatus]) -> None:
     """Check that earlier runs were of the code that the next ones would run."""
     chunks = {standing.chunk.number for standing in usable if standing.chunk is not None}
-    earlier = {code for number in chunks if (code := code_of(folder.chunk_dir(number))) is not None}
-    now = code_now(Path(definition.job.chdir))
+    earlier = {code for number in chunks if (code := read_code(folder.chunk_dir(number))) is not None}
+    now = current_code(Path(definition.job.chdir))
     if now is not None and earlier - {now}:
         raise RequestError(
             f"the code is {now}, but runs of {study.name} were made with {', '.join(sorted(earlier - {now}))}",

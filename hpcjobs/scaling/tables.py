@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from hpcjobs.scaling.analysis import Analysis, Group
+from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Fit
 from hpcjobs.scaling.intervals import Interval
 from hpcjobs.units import human_duration
@@ -26,14 +26,14 @@ CAPTIONS: Final = {
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
 
 
-def sizes(found: Analysis) -> tuple[list[str], list[list[str]]]:
+def sizes(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
     """Headers, and the cells of each size; without columns that nobody measured."""
-    table = [_cells(group, found.unit) for group in found.groups]
+    table = [_cells(group, analysis.unit) for group in analysis.groups]
     known = [header for header in table[0] if any(row[header] != "-" for row in table)]
     return known, [[row[header] for header in known] for row in table]
 
 
-def _cells(group: Group, unit: str) -> dict[str, str]:
+def _cells(group: SizeResult, unit: str) -> dict[str, str]:
     paid = group.cost_per_million
     return {
         "nodes": str(group.nodes),
@@ -80,18 +80,18 @@ def interval(value: Interval, style: str) -> str:
     return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
 
 
-def parameters(found: Analysis, fitted: Fit) -> dict[str, Interval]:
+def parameters(analysis: Analysis, fitted: Fit) -> dict[str, Interval]:
     """X(1) and the parameters of a law, with intervals if it is the one used: of a law that does not hold, an interval
     says nothing."""
-    values = {f"X(1), {found.unit}": fitted.x1, **fitted.parameters}
-    return values if fitted is found.chosen else {name: Interval(value.value) for name, value in values.items()}
+    values = {f"X(1), {analysis.unit}": fitted.x1, **fitted.parameters}
+    return values if fitted is analysis.chosen else {name: Interval(value.value) for name, value in values.items()}
 
 
-def fit_rows(found: Analysis) -> list[list[str]]:
+def fit_rows(analysis: Analysis) -> list[list[str]]:
     rows = []
-    for fitted in found.fits:
-        name = fitted.law.name + (" (used)" if fitted is found.chosen else "")
-        for parameter, (value, low, high) in parameters(found, fitted).items():
+    for fitted in analysis.fits:
+        name = fitted.law.name + (" (used)" if fitted is analysis.chosen else "")
+        for parameter, (value, low, high) in parameters(analysis, fitted).items():
             style = rate_style(value) if parameter.startswith("X(1)") else ".4g"
             width = "-" if low is None or high is None else f"{low:{style}} to {high:{style}}"
             rows.append([name, parameter, f"{value:{style}}", width, f"{fitted.rms:.1%}"])
@@ -109,8 +109,8 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def warnings(found: Analysis) -> list[str]:
-    lines = [f"This study mixes {what}. Its figures do not compare like with like." for what in found.mixed]
-    if found.left_out:
-        lines.append(f"{len(found.left_out)} runs have no figure: {'; '.join(found.left_out)}.")
+def warnings(analysis: Analysis) -> list[str]:
+    lines = [f"This study mixes {what}. Its figures do not compare like with like." for what in analysis.mixed]
+    if analysis.left_out:
+        lines.append(f"{len(analysis.left_out)} runs have no figure: {'; '.join(analysis.left_out)}.")
     return lines

@@ -36,7 +36,7 @@ class Cell(Frozen, frozen=True):
 
 
 class Program(NamedTuple):
-    """What every cell runs, and how it is told its parameters."""
+    """What every cell runs, and how it receives its parameters."""
 
     words: tuple[str, ...]
     identity: str
@@ -45,8 +45,8 @@ class Program(NamedTuple):
     trainer: bool
 
 
-def program_of(job: Job, *, env: dict[str, str], passing: Passing | None = None) -> Program:
-    """The program of a settled job. Python programs take flags unless ``passing`` says otherwise."""
+def make_program(job: Job, *, env: dict[str, str], passing: Passing | None = None) -> Program:
+    """The program of a resolved job. Python programs take flags unless ``passing`` says otherwise."""
     python = job.argv[0] == job.python
     words = job.argv[1:] if python else job.argv
     digest = hashlib.sha256(json.dumps([words, env], sort_keys=True).encode())
@@ -62,20 +62,20 @@ def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[
     """The file that the program is, if it lies in the folder it starts in or is named by a path."""
     if python and words[1] == "-m":
         base = folder / words[2].replace(".", "/")
-        found = [base.with_suffix(".py"), base / "__main__.py"]
+        files = [base.with_suffix(".py"), base / "__main__.py"]
     else:
-        found = [folder / (words[1] if python else words[0])]
-    yield from (path for path in found if path.is_file())
+        files = [folder / (words[1] if python else words[0])]
+    yield from (path for path in files if path.is_file())
 
 
-def cell_of(program: Program, point: Point) -> Cell:
+def make_cell(program: Program, point: Point) -> Cell:
     """The cell of a point: the same parameters of the same program have the same id, in whatever order."""
-    params = {name: text_of(name, value) for name, value in point.items()}
+    params = {name: format_value(name, value) for name, value in point.items()}
     content = msgspec.json.encode([sorted(params.items()), program.identity])
     return Cell(id=hashlib.sha256(content).hexdigest()[:_ID_DIGITS], params=params)
 
 
-def text_of(name: str, value: Any) -> str | None:
+def format_value(name: str, value: Any) -> str | None:
     """A parameter as the program will read it: text as it stands, ``true``, the shortest exact decimal.
 
     Raises:
@@ -84,7 +84,7 @@ def text_of(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return _speakable(name, value)
+        return _check_text(name, value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
@@ -94,7 +94,7 @@ def text_of(name: str, value: Any) -> str | None:
     return str(value)
 
 
-def _speakable(name: str, text: str) -> str:
+def _check_text(name: str, text: str) -> str:
     """``text``, if a command line can hold it."""
     try:
         text.encode()
@@ -140,12 +140,12 @@ def _flag(name: str, text: str, *, trainer: bool) -> str:
 def shell_line(program: Program, cell: Cell) -> str:
     """One line of shell that gives the batch script the cell's variables and words."""
     variables = [f"HPCJOBS_CELL={cell.id}"]
-    variables += [f"{variable(name)}={_quoted(text)}" for name, text in cell.params.items() if text is not None]
+    variables += [f"{variable(name)}={_quote_line(text)}" for name, text in cell.params.items() if text is not None]
     if cell.arguments is not None:
         variables.append(f"HPCJOBS_ARGUMENTS={cell.arguments}")
-    return f"export {' '.join(variables)}; set -- {' '.join(map(_quoted, command(program, cell)))}\n"
+    return f"export {' '.join(variables)}; set -- {' '.join(map(_quote_line, command(program, cell)))}\n"
 
 
-def _quoted(word: str) -> str:
+def _quote_line(text: str) -> str:
     """Quoted for the shell, without a line break."""
-    return shlex.quote(word).replace("\n", "'$'\\n''")
+    return shlex.quote(text).replace("\n", "'$'\\n''")

@@ -36,32 +36,32 @@ def executor(
     max_num_timeout: int = 3,
     signal_delay_s: int = 90,
     array_parallelism: int = 256,
-    **said: Any,
+    **options: Any,
 ) -> submitit.Executor:
     """A `submitit.SlurmExecutor` for a Slurm site, a `submitit.LocalExecutor` for a local one.
 
-    ``site`` and ``said`` are as for `hpcjobs.plan`; the rest is submitit's. Submitit talks to the cluster that
+    ``site`` and ``options`` are as for `hpcjobs.plan`; the rest is submitit's. Submitit talks to the cluster that
     SLURM_CONF names: where the site names one, it is set for this process.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
             another cluster already.
     """
-    if said.setdefault("container", "none") != "none":
+    if options.setdefault("container", "none") != "none":
         raise RequestError("a function runs in the Python that pickled it, in no container", hint="submit a script")
     # Submitit writes its own #SBATCH lines, so no script is rendered.
-    job = resolve_request(("true",), site, name=name, **(said | {"retries": "off"}))
+    job = resolve_request(("true",), site, name=name, **(options | {"retries": "off"}))
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)
     where.mkdir(mode=0o700, exist_ok=True)
     if job.scheduler == "local":
         return _local(job, where, max_num_timeout=max_num_timeout, signal_delay_s=signal_delay_s)
     _point_at(job)
-    found = submitit.SlurmExecutor(where, max_num_timeout=max_num_timeout, python=shlex.quote(job.python))
-    found.update_parameters(
+    submitit_executor = submitit.SlurmExecutor(where, max_num_timeout=max_num_timeout, python=shlex.quote(job.python))
+    submitit_executor.update_parameters(
         **parameters(job, where), signal_delay_s=signal_delay_s, array_parallelism=array_parallelism
     )
-    return found
+    return submitit_executor
 
 
 def parameters(job: Job, folder: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def parameters(job: Job, folder: Path) -> dict[str, Any]:
     if job.max_nodes is not None:
         raise RequestError(f"nodes={job.resources.nodes}: submitit takes a number of nodes, not a range")
     options = {key.replace("-", "_"): True if value is None else value for key, value in sbatch_options(job)}
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "job_name": job.name,
         "nodes": job.nodes,
         "ntasks_per_node": job.ntasks_per_node,
@@ -83,10 +83,10 @@ def parameters(job: Job, folder: Path) -> dict[str, Any]:
     }
     limit_s = job.time_limit_s
     if limit_s is not None:
-        said["time"] = -(-limit_s // 60)
+        values["time"] = -(-limit_s // 60)
     elif job.resources.time:
-        said["additional_parameters"]["time"] = job.resources.time
-    return said
+        values["additional_parameters"]["time"] = job.resources.time
+    return values
 
 
 def _setup(job: Job, folder: Path) -> list[str]:
@@ -122,8 +122,8 @@ def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int)
     )
     wrapper = shlex.join(["sh", "-c", " ".join([*exports, own_folder, 'exec "$@"']), "sh", job.python])
     limit_s = job.time_limit_s
-    found = submitit.LocalExecutor(folder, max_num_timeout=max_num_timeout, python=wrapper)
-    found.update_parameters(
+    submitit_executor = submitit.LocalExecutor(folder, max_num_timeout=max_num_timeout, python=wrapper)
+    submitit_executor.update_parameters(
         timeout_min=_NO_LIMIT_MIN if limit_s is None else limit_s / 60,
         nodes=1,
         tasks_per_node=job.ntasks_per_node,
@@ -131,7 +131,7 @@ def _local(job: Job, folder: Path, *, max_num_timeout: int, signal_delay_s: int)
         signal_delay_s=signal_delay_s,
         setup=_local_setup(job),
     )
-    return found
+    return submitit_executor
 
 
 def _local_setup(job: Job) -> list[str]:

@@ -1,4 +1,4 @@
-"""The sweep's folder: what is wanted, what was submitted for it, what each cell has become.
+"""The sweep's folder: its definition, what was submitted for it, what each cell has become.
 
     sweep-NAME/            0700
       sweep.json           the definition: job, cells, throttle
@@ -8,7 +8,7 @@
       cells/ID/            one cell: state.json, metrics.jsonl, summary.json, checkpoints/ ... (its run folder)
       chunks/0001/         one array: a run folder like any other, and
         cells.sh           line N gives the batch script its cell N
-        chunk.json         the ids of those lines; written last: a chunk without it was never whole
+        chunk.json         the ids of those lines; written last: a chunk without it was never complete
         owner              the array whose tasks may run this chunk: whoever creates the file first (O_EXCL) has it
         7/                 task 7 of the array: its state; `cell` links to its cell's folder
 
@@ -40,7 +40,7 @@ _TAIL = "tail.json"
 
 
 class Definition(Frozen, frozen=True):
-    """What is wanted: the job every cell is, the cells, and how many may run at once."""
+    """What a sweep is: the job every cell is, the cells, and how many may run at once."""
 
     name: str
     job: Job
@@ -88,7 +88,7 @@ class SweepFolder:
 
     @property
     def definition(self) -> Definition:
-        """What is wanted now.
+        """The sweep's definition.
 
         Raises:
             UnknownJobError: no sweep lies here.
@@ -98,8 +98,8 @@ class SweepFolder:
         except FileNotFoundError as error:
             raise UnknownJobError(f"{self.path} is no sweep (no sweep.json)") from error
 
-    def define(self, definition: Definition) -> None:
-        """Say what is wanted; what was submitted before stays."""
+    def write_definition(self, definition: Definition) -> None:
+        """Write the definition; what was submitted before stays."""
         write_beside(self.path / "sweep.json", msgspec.json.encode(definition))
 
     def make(self) -> None:
@@ -109,7 +109,7 @@ class SweepFolder:
             folder.mkdir(mode=0o700, exist_ok=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Nobody else submits for this sweep meanwhile; waits for whoever does. A crash lets go."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -148,7 +148,7 @@ class SweepFolder:
         """The run folder of a cell; there once the cell has started."""
         return self.path / "cells" / cell_id
 
-    def started(self) -> set[str]:
+    def started_cells(self) -> set[str]:
         """The cells that have a folder."""
         return set(os.listdir(self.path / "cells"))
 
@@ -157,15 +157,15 @@ class SweepFolder:
         return self.path / "chunks" / f"{number:04d}"
 
     def chunks(self) -> list[Chunk]:
-        """Every whole chunk, in the order of submission."""
-        found = []
+        """Every complete chunk, in the order of submission."""
+        chunks = []
         for folder in sorted((self.path / "chunks").iterdir(), key=lambda path: int(path.name)):
-            with suppress(FileNotFoundError):  # a crash came before it was whole
-                found.append(msgspec.json.decode((folder / "chunk.json").read_bytes(), type=Chunk))
-        return found
+            with suppress(FileNotFoundError):  # a crash came before it was complete
+                chunks.append(msgspec.json.decode((folder / "chunk.json").read_bytes(), type=Chunk))
+        return chunks
 
     def next_number(self) -> int:
-        """A number no chunk has had; what a crash left half made is removed (call with the lock held)."""
+        """A number no chunk has had; what a crash left incomplete is removed (call with the lock held)."""
         numbers = [0]
         for folder in (self.path / "chunks").iterdir():
             if (folder / "chunk.json").exists():

@@ -13,8 +13,8 @@ import cloudpickle
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
-from hpcjobs.sweeps.cells import Cell, Program, cell_of, text_of
-from hpcjobs.sweeps.points import Point, checked
+from hpcjobs.sweeps.cells import Cell, Program, format_value, make_cell
+from hpcjobs.sweeps.points import Point, check_points
 from hpcjobs.units import human_bytes
 
 LARGEST_ARGUMENTS, LARGEST_FUNCTION = 64 << 10, 64 << 20
@@ -22,7 +22,7 @@ LARGEST_ARGUMENTS, LARGEST_FUNCTION = 64 << 10, 64 << 20
 WORDS = ("hpcjobs.runtime.call",)
 
 
-def pickled(function: Callable[..., object]) -> bytes:
+def pickle_function(function: Callable[..., object]) -> bytes:
     """The function as the cells will load it.
 
     Raises:
@@ -98,10 +98,10 @@ def cells_of(function: Callable[..., object], points: Sequence[Point]) -> list[C
     """A cell per point; values that are no text or number count by their pickle and show as their repr."""
     what = Program(words=(), identity=identity_of(function), passing="env", trainer=False)
     cells: dict[str, Cell] = {}
-    for point in checked(points):
+    for point in check_points(points):
         keys = {name: _key(name, value) for name, value in point.items()}
         shown = {name: _shown(name, value) for name, value in point.items()}
-        cell = replace(cell_of(what, keys), params=shown, arguments=arguments(point))
+        cell = replace(make_cell(what, keys), params=shown, arguments=arguments(point))
         cells.setdefault(cell.id, cell)
     return list(cells.values())
 
@@ -115,4 +115,4 @@ def _key(name: str, value: object) -> object:
 
 
 def _shown(name: str, value: object) -> str | None:
-    return text_of(name, value) if _plain(value) else repr(value)[:80]
+    return format_value(name, value) if _plain(value) else repr(value)[:80]

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     after_previous: bool
 
 
-def limits_of(job: Job, *, max_submit_jobs: int | None, runner: Runner = run) -> Limits:
+def read_limits(job: Job, *, max_submit_jobs: int | None, runner: Runner = run) -> Limits:
     """The limits where ``job`` runs: on a cluster one ``scontrol show config``; ``max_submit_jobs`` is the site's.
 
     Raises:

@@ -34,7 +34,9 @@ def grid_of(axes: Mapping[str, Iterable[Any]]) -> list[Point]:
     """`grid` for names that Python has no keyword for."""
     values = {name: _values(axis) for name, axis in axes.items()}
     check_count(*map(len, values.values()))
-    return checked([dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())])
+    return check_points(
+        [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
+    )
 
 
 def _values(axis: Iterable[Any]) -> list[Any]:
@@ -73,9 +75,9 @@ def zip_(**axes: Iterable[Any]) -> list[Point]:
     values = {name: _values(axis) for name, axis in axes.items()}
     lengths = {name: len(axis) for name, axis in values.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise RequestError(f"axes that go together are of one length: {told}")
-    return checked([dict(zip(values, together, strict=True)) for together in zip(*values.values(), strict=True)])
+        lengths_text = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise RequestError(f"axes that go together are of one length: {lengths_text}")
+    return check_points([dict(zip(values, together, strict=True)) for together in zip(*values.values(), strict=True)])
 
 
 def sample(
@@ -86,10 +88,10 @@ def sample(
     begin with the same ones."""
     check_count(n)
     draw = random.Random(seed)
-    return checked([{name: _drawn(draw, axis) for name, axis in space.items()} for _ in range(n)])
+    return check_points([{name: _draw(draw, axis) for name, axis in space.items()} for _ in range(n)])
 
 
-def _drawn(draw: random.Random, axis: Sequence[Any]) -> Any:
+def _draw(draw: random.Random, axis: Sequence[Any]) -> Any:
     if not isinstance(axis, tuple):
         return draw.choice(axis)
     low, high, *scale = axis
@@ -120,10 +122,10 @@ def from_csv(path: str | Path) -> list[Point]:
     ragged = next((n for n, row in enumerate(rows) if None in row or None in row.values()), None)
     if ragged is not None:
         raise RequestError(f"{path}: row {ragged + 1} has another number of columns than the header")
-    return checked(rows)
+    return check_points(rows)
 
 
-def axis_of(word: str) -> tuple[str, list[str]]:
+def axis_of(setting: str) -> tuple[str, list[str]]:
     """``lr=0.1,0.01`` -> its name and values, as text exactly as it stands.
 
     ``seed=0..9`` counts; a JSON list (``text=["a,b", "c"]``) holds values with commas in them.
@@ -131,13 +133,13 @@ def axis_of(word: str) -> tuple[str, list[str]]:
     Raises:
         RequestError: none of these.
     """
-    name, equals, text = word.partition("=")
+    name, equals, text = setting.partition("=")
     if not equals:
-        raise RequestError(f"--set {word}: say NAME=VALUE,VALUE")
+        raise RequestError(f"--set {setting}: say NAME=VALUE,VALUE")
     if match := _RANGE.match(text):
         return name, _whole_numbers(match[1], match[2])
     if text.startswith("["):
-        return name, _json_list(word, text)
+        return name, _json_list(setting, text)
     return name, text.split(",")
 
 
@@ -148,17 +150,17 @@ def _whole_numbers(first: str, last: str) -> list[str]:
     return [str(number) for number in range(int(first), int(last) + 1)]
 
 
-def _json_list(word: str, text: str) -> list[str]:
+def _json_list(setting: str, text: str) -> list[str]:
     try:
         values = json.loads(text)
     except ValueError:
         return text.split(",")
     if any(isinstance(value, list | dict) for value in values):
-        raise RequestError(f"--set {word}: a value is text, a number, true, false or null")
+        raise RequestError(f"--set {setting}: a value is text, a number, true, false or null")
     return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def checked(points: Sequence[Point]) -> list[Point]:
+def check_points(points: Sequence[Point]) -> list[Point]:
     """``points``, if there are any and their names are legal.
 
     Raises:

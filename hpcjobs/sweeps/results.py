@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import log_path
+from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
-from hpcjobs.sweeps.standing import Standing
 
 if TYPE_CHECKING:
     import pandas
@@ -41,9 +41,9 @@ class Results(NamedTuple):
         Raises:
             RequestError: no cell measured that.
         """
-        return next(iter(self.ranked(metric, largest=largest)), None)
+        return next(iter(self.rank(metric, largest=largest)), None)
 
-    def ranked(self, metric: str, *, largest: bool = False) -> list[dict[str, Any]]:
+    def rank(self, metric: str, *, largest: bool = False) -> list[dict[str, Any]]:
         """The completed cells with a finite number for ``metric``, best first: NaN and infinity have no rank.
 
         Raises:
@@ -93,18 +93,20 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def results_of(folder: SweepFolder, standings: Sequence[Standing]) -> Results:
+def collect_results(folder: SweepFolder, cell_statuses: Sequence[CellStatus]) -> Results:
     """The rows of a sweep's wanted cells, in their order."""
-    names = {name: _column(name) for standing in standings for name in standing.cell.params}
+    names = {name: _column(name) for cell_status in cell_statuses for name in cell_status.cell.params}
     taken = {*names.values(), *_FACTS}
     rows: list[dict[str, Any]] = []
     measured: dict[str, None] = {}
     definition = folder.definition
-    for standing in standings:
-        found = {key if key not in taken else f"result.{key}": value for key, value in _measured(folder, standing)}
-        measured |= dict.fromkeys(found)
-        given = {names[name]: _typed(text) for name, text in standing.cell.params.items()}
-        rows.append(given | found | _facts(folder, standing, definition))
+    for cell_status in cell_statuses:
+        values = {
+            key if key not in taken else f"result.{key}": value for key, value in _read_summary(folder, cell_status)
+        }
+        measured |= dict.fromkeys(values)
+        given = {names[name]: _parse_value(text) for name, text in cell_status.cell.params.items()}
+        rows.append(given | values | _facts(folder, cell_status, definition))
     return Results(list(names.values()), list(measured), rows)
 
 
@@ -113,7 +115,7 @@ def _column(param: str) -> str:
     return f"param.{param}" if param in _FACTS else param
 
 
-def _typed(text: str | None) -> str | int | float | None:
+def _parse_value(text: str | None) -> str | int | float | None:
     """A number where the text is the one way to write it."""
     for kind in (int, float):
         try:
@@ -124,52 +126,52 @@ def _typed(text: str | None) -> str | int | float | None:
     return text
 
 
-def _measured(folder: SweepFolder, standing: Standing) -> list[tuple[str, Any]]:
+def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[str, Any]]:
     """summary.json of the cell's run folder, flat; nothing before it has one, or for one that is no object."""
     try:
-        summary = json.loads((folder.cell_dir(standing.cell.id) / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((folder.cell_dir(cell_status.cell.id) / "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return []
     if not isinstance(summary, dict):
         return []
     config = summary.get("config")
-    kept = {k: v for k, v in summary.items() if k not in _OWN and not (k == "config" and isinstance(config, dict))}
-    return list(flat(kept))
+    results = {k: v for k, v in summary.items() if k not in _OWN and not (k == "config" and isinstance(config, dict))}
+    return list(flat(results))
 
 
-def _facts(folder: SweepFolder, standing: Standing, definition: Definition) -> dict[str, Any]:
-    own, record = standing.own, standing.record
+def _facts(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> dict[str, Any]:
+    own, record = cell_status.own, cell_status.record
     exit_code = own.exit_code if own is not None and own.state.ended else record.exit_code if record else None
     elapsed = own.ended - own.started if own is not None and own.ended and own.started else None
-    cell_dir = folder.cell_dir(standing.cell.id)
-    told = _traceback(cell_dir)
+    cell_dir = folder.cell_dir(cell_status.cell.id)
+    traceback = _traceback(cell_dir)
     return {
-        "state": state_word(standing),
+        "state": state_name(cell_status),
         "exit_code": exit_code,
         "elapsed_s": elapsed,
         "nodes": own.nodes if own is not None else record.node_list if record else None,
-        "job_id": standing.job_id,
-        "cell": standing.cell.id,
-        "error": told.splitlines()[-1] if told else None,
-        "traceback": told,
+        "job_id": cell_status.job_id,
+        "cell": cell_status.cell.id,
+        "error": traceback.splitlines()[-1] if traceback else None,
+        "traceback": traceback,
         "folder": str(cell_dir),
-        "log": str(log_of(folder, standing, definition)) if standing.job_id else None,
+        "log": str(log_file(folder, cell_status, definition)) if cell_status.job_id else None,
     }
 
 
-def state_word(standing: Standing) -> str:
+def state_name(cell_status: CellStatus) -> str:
     """The state in Slurm's words; MISSING for a cell that nobody runs."""
-    return "MISSING" if standing.state is None else standing.state.value
+    return "MISSING" if cell_status.state is None else cell_status.state.value
 
 
-def log_of(folder: SweepFolder, standing: Standing, definition: Definition) -> Path | None:
+def log_file(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> Path | None:
     """Where the cell prints: the array task's log, or one of its own when tasks hold several cells."""
-    if standing.chunk is None or standing.job_id is None:
+    if cell_status.chunk is None or cell_status.job_id is None:
         return None
-    if standing.chunk.pack > 1:
-        return folder.cell_dir(standing.cell.id) / "output.log"
-    name = definition.job_of(standing.chunk.size).name
-    return log_path(folder.chunk_dir(standing.chunk.number), name, standing.job_id)
+    if cell_status.chunk.pack > 1:
+        return folder.cell_dir(cell_status.cell.id) / "output.log"
+    name = definition.job_of(cell_status.chunk.size).name
+    return log_path(folder.chunk_dir(cell_status.chunk.number), name, cell_status.job_id)
 
 
 def _traceback(cell_dir: Path) -> str | None:

@@ -45,8 +45,8 @@ def write(
         title=f"Sweep {name}",
         lead=f"{len(rows)} cells over {', '.join(params)}; {'largest' if largest else 'smallest'} {metric} is best",
         warnings=_warnings(rows, compared, metric),
-        words=_words(compared, params, metric),
-        pictures=[(_CAPTIONS[kind], figures.svg(figure)) for kind, figure in made.items()],
+        summary=_summarise(compared, params, metric),
+        pictures=[(_CAPTIONS[kind], figures.to_svg(figure)) for kind, figure in made.items()],
         metric=metric,
         headers=columns,
         rows=[[cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]],
@@ -65,24 +65,24 @@ def _in_order(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
 
 
 def _warnings(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]], metric: str) -> list[str]:
-    found = []
+    warnings = []
     others = Counter(row["state"] for row in rows if row["state"] != "COMPLETED")
     if others:
-        found.append("not compared: " + ", ".join(f"{count} {state}" for state, count in others.most_common()))
+        warnings.append("not compared: " + ", ".join(f"{count} {state}" for state, count in others.most_common()))
     if silent := len(rows) - len(compared) - others.total():
-        found.append(f"{silent} completed without a finite number for {metric}")
+        warnings.append(f"{silent} completed without a finite number for {metric}")
     if len(rows) > _MOST_ROWS:
-        found.append(f"the table below has the first {_MOST_ROWS} of {len(rows)} cells; results.csv has all")
-    return found
+        warnings.append(f"the table below has the first {_MOST_ROWS} of {len(rows)} cells; results.csv has all")
+    return warnings
 
 
-def _words(compared: Sequence[dict[str, Any]], params: Sequence[str], metric: str) -> list[str]:
+def _summarise(compared: Sequence[dict[str, Any]], params: Sequence[str], metric: str) -> list[str]:
     if not compared:
         return [f"No completed cell has a finite number for {metric}."]
     best, last = compared[0], compared[-1]
-    told = ", ".join(f"{name} {cell(best.get(name))}" for name in params)
+    params_of_best = ", ".join(f"{name} {cell(best.get(name))}" for name in params)
     return [
-        f"Best: {metric} {cell(best[metric])} with {told} (job {best['job_id']}).",
+        f"Best: {metric} {cell(best[metric])} with {params_of_best} (job {best['job_id']}).",
         f"The {len(compared)} cells compared lie between that and {cell(last[metric])}.",
     ]
 

@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from hpcjobs.pages.figures import blank, literal, spaced
+from hpcjobs.pages.figures import choose_labels, escape_math, new_figure
 
 Row = dict[str, Any]
 _MAP: Final = "viridis_r"
@@ -59,7 +59,7 @@ class _Scale:
         if len(shown) > _MOST_TICKS:
             shown = [self.values[round(n)] for n in np.linspace(0, len(self.values) - 1, 5)]
         if len(shown) > 1:
-            shown = [shown[index] for index in spaced([self.place(value) for value in shown], gap=0.05)]
+            shown = [shown[index] for index in choose_labels([self.place(value) for value in shown], gap=0.05)]
         return [(self.place(value), _short(value)) for value in shown]
 
     def colour(self, value: Any) -> Any:
@@ -71,24 +71,24 @@ class _Scale:
 
 def _short(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return literal(text if len(text) <= 18 else f"{text[:17]}…")
+    return escape_math(text if len(text) <= 18 else f"{text[:17]}…")
 
 
 def _effect(rows: Sequence[Row], param: str, metric: str, best: Row) -> Figure:
-    figure, axes = blank()
+    figure, axes = new_figure()
     scale = _Scale(rows, param)
     axes.plot([scale.place(row.get(param)) for row in rows], [row[metric] for row in rows], "o", alpha=0.7)
     axes.plot(scale.place(best.get(param)), best[metric], "o", ms=11, mfc="none", mec="#c2571a", mew=2, label="best")
     axes.set_xticks(*map(list, zip(*scale.ticks(), strict=True)))
-    axes.set_xlabel(literal(param))
-    axes.set_ylabel(literal(metric))
+    axes.set_xlabel(escape_math(param))
+    axes.set_ylabel(escape_math(metric))
     axes.legend(frameon=False)
     return figure
 
 
 def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
     """The mean over cells that share both values; white where there is none."""
-    figure, axes = blank()
+    figure, axes = new_figure()
     across, down = (_Scale(rows, name) for name in pair)
     colours = _Scale(rows, metric)
     cells: dict[tuple[int, int], list[float]] = {}
@@ -96,8 +96,8 @@ def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
         where = down.values.index(row.get(pair[1])), across.values.index(row.get(pair[0]))
         cells.setdefault(where, []).append(row[metric])
     grid = np.full((len(down.values), len(across.values)), np.nan)
-    for where, found in cells.items():
-        grid[where] = np.mean(found)
+    for where, values in cells.items():
+        grid[where] = np.mean(values)
     axes.grid(visible=False)
     axes.imshow(grid, cmap=_MAP, norm=colours.norm, aspect="auto", origin="lower")
     if grid.size <= 64:
@@ -107,15 +107,15 @@ def _heatmap(rows: Sequence[Row], pair: Sequence[str], metric: str) -> Figure:
                 axes.text(x, y, f"{value:.3g}", ha="center", va="center", fontsize=8, color=ink)
     axes.set_xticks(range(len(across.values)), [_short(value) for value in across.values])
     axes.set_yticks(range(len(down.values)), [_short(value) for value in down.values])
-    axes.set_xlabel(literal(pair[0]))
-    axes.set_ylabel(literal(pair[1]))
-    figure.colorbar(colours.mappable(), ax=axes, label=literal(metric))
+    axes.set_xlabel(escape_math(pair[0]))
+    axes.set_ylabel(escape_math(pair[1]))
+    figure.colorbar(colours.mappable(), ax=axes, label=escape_math(metric))
     return figure
 
 
 def _parallel(rows: Sequence[Row], names: Sequence[str], metric: str, best: Row) -> Figure:
     """One line per cell over one axis per parameter, the metric last and in colour."""
-    figure, axes = blank(width=max(6.4, 1.6 * len(names)))
+    figure, axes = new_figure(width=max(6.4, 1.6 * len(names)))
     scales = [_Scale(rows, name) for name in names]
     for row in rows:
         heights = [scale.place(row.get(name)) for scale, name in zip(scales, names, strict=True)]
@@ -132,11 +132,9 @@ def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_yticks([])
-    axes.set_xticks(range(len(names)), [literal(name) for name in names])
+    axes.set_xticks(range(len(names)), [escape_math(name) for name in names])
     axes.set_xlim(-0.2, len(names) - 0.6)
     for where, scale in enumerate(scales):
         axes.axvline(where, color="#8a8f98", linewidth=1, zorder=0)
-        for height, words in scale.ticks():
-            axes.annotate(
-                words, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=8, color="#5a6472"
-            )
+        for height, text in scale.ticks():
+            axes.annotate(text, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=8, color="#5a6472")

@@ -14,10 +14,10 @@ from hpcjobs.job.plan import plan
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
-from hpcjobs.sweeps.cells import Passing, cell_of
+from hpcjobs.sweeps.cells import Passing, make_cell
+from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition
-from hpcjobs.sweeps.plans import identity
-from hpcjobs.sweeps.points import Point, axis_of, check_count, checked, from_csv, grid_of, sample, zip_
+from hpcjobs.sweeps.points import Point, axis_of, check_count, check_points, from_csv, grid_of, sample, zip_
 
 TEMPLATE = "sweep"
 
@@ -61,7 +61,7 @@ def read_spec(path: Path) -> SweepSpec:
     return read_yaml(path, SweepSpec)
 
 
-def points_of(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:
+def make_points(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:
     """The points of a file and of ``--set`` flags, crossed with each other; ``csv`` is sought in ``beside``.
 
     Raises:
@@ -88,7 +88,7 @@ def points_of(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None 
     crossed: list[Point] = [{}]
     for part in parts:
         crossed = [{**left, **right} for left in crossed for right in part]
-    return checked(crossed)
+    return check_points(crossed)
 
 
 def _axis(axis: list[Any] | Span) -> Any:
@@ -125,12 +125,12 @@ def define(
     below = JobSpec() if spec is None else spec.spec
     if request.resources.array or below.resources.array:
         raise RequestError("a sweep makes its own arrays: leave array out")
-    asked = replace(
+    cell_request = replace(
         request,
         template=request.template or below.template or TEMPLATE,
         retries=request.retries or below.retries or "off",  # a site's are for single jobs
     )
-    job = plan(asked, where, spec=spec, made_by=made_by).job
+    job = plan(cell_request, where, spec=spec, made_by=made_by).job
     if job.retries is not None and pack > 1:
         raise RequestError(
             f"pack={pack}: a cell that starts again by itself has an array task of its own",
@@ -146,8 +146,8 @@ def define(
         name=job.name, job=job, cells=[], made_by=made_by, passing=passing, max_parallel=max_parallel,
         max_submit_jobs=where.max_submit_jobs, pack=pack, pack_parallel=pack_parallel,
     )  # fmt: skip
-    what = identity(definition)
-    cells = {cell.id: cell for cell in (cell_of(what, point) for point in checked(points))}
+    what = resolve_program(definition)
+    cells = {cell.id: cell for cell in (make_cell(what, point) for point in check_points(points))}
     return replace(definition, cells=list(cells.values()))
 
 

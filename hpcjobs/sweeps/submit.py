@@ -20,11 +20,11 @@ from hpcjobs.run.provenance import code_state
 from hpcjobs.run.submit import hand_over
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.sweeps.cell_status import CachedQueue, CellStatus, adopt_chunk, cell_statuses, tail_is_queued
+from hpcjobs.sweeps.chunk_plans import prepare, start_after, tail_plan
 from hpcjobs.sweeps.folder import NOBODY, Chunk, Definition, SweepFolder
-from hpcjobs.sweeps.limits import Limits, limits_of
-from hpcjobs.sweeps.plans import following, prepare, tail_plan
-from hpcjobs.sweeps.room import largest_array, may_be_full, names_the_count
-from hpcjobs.sweeps.standing import OneLook, Standing, adopted, standings, tail_is_queued
+from hpcjobs.sweeps.limits import Limits, read_limits
+from hpcjobs.sweeps.queue_room import largest_array, may_be_full, names_the_count
 
 _LATER = "now+5minutes"
 _LEAST_ROOM = 2
@@ -45,42 +45,42 @@ class Outcome(NamedTuple):
 
 
 def start(folder: SweepFolder, definition: Definition, *, function: bytes | None = None) -> Outcome:
-    """Say what is wanted, and submit the cells of it that are neither done nor on their way.
+    """Write the definition, and submit the cells of it that are neither done nor on their way.
 
     Raises:
         SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
     """
     folder.make()
-    with folder.locked():
-        folder.define(definition)
+    with folder.lock():
+        folder.write_definition(definition)
         if function is not None:
             write_beside(folder.path / "function.pkl", function)
-        return _submit_missing(folder, definition, OneLook(connect_to(definition)))
+        return _submit_missing(folder, definition, CachedQueue(connect_to(definition)))
 
 
 def resume(folder: SweepFolder) -> Outcome:
-    """Submit the wanted cells that failed or are missing."""
+    """Submit the cells that failed or are missing."""
     definition = folder.definition
-    with folder.locked():
-        return _submit_missing(folder, definition, OneLook(connect_to(definition)))
+    with folder.lock():
+        return _submit_missing(folder, definition, CachedQueue(connect_to(definition)))
 
 
-def proceed(folder: SweepFolder) -> Outcome:
+def submit_waiting(folder: SweepFolder) -> Outcome:
     """Submit what was prepared but had no room: what the sweep's own job does."""
     definition = folder.definition
-    with folder.locked():
-        scheduler = OneLook(connect_to(definition))
-        return _outcome(_hand_over_waiting(folder, definition, scheduler, _limits(definition)), folder, [])
+    with folder.lock():
+        scheduler = CachedQueue(connect_to(definition))
+        return _outcome(_submit_prepared(folder, definition, scheduler, _limits(definition)), folder, [])
 
 
 def cancel(folder: SweepFolder) -> list[str]:
     """End every array of the sweep and submit nothing more; the ids that were cancelled."""
     definition = folder.definition
-    with folder.locked():
-        scheduler = OneLook(connect_to(definition))
+    with folder.lock():
+        scheduler = CachedQueue(connect_to(definition))
         queue = scheduler.queue()
-        entries = [folder.entry(chunk) or adopted(folder, chunk, scheduler) for chunk in folder.chunks()]
-        for chunk in _unsubmitted(folder):
+        entries = [folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler) for chunk in folder.chunks()]
+        for chunk in _unsubmitted_chunks(folder):
             folder.give_up(chunk)
         ids = [entry.job_id for entry in [*entries, folder.tail()] if entry is not None and is_queued(entry, queue)]
         scheduler.cancel(ids)
@@ -93,32 +93,32 @@ def connect_to(definition: Definition) -> Scheduler:
 
 
 def _limits(definition: Definition) -> Limits:
-    return limits_of(definition.job, max_submit_jobs=definition.max_submit_jobs)
+    return read_limits(definition.job, max_submit_jobs=definition.max_submit_jobs)
 
 
 def _submit_missing(folder: SweepFolder, definition: Definition, scheduler: Scheduler) -> Outcome:
     if not tail_is_queued(folder, scheduler):
-        for chunk in _unsubmitted(folder):
-            if adopted(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
-                adopted(folder, chunk, scheduler)
-    now = standings(folder, scheduler, certain=True)
-    wanted = [standing.cell for standing in now if standing.to_run_again]
-    if not wanted:
+        for chunk in _unsubmitted_chunks(folder):
+            if adopt_chunk(folder, chunk, scheduler) is None and folder.give_up(chunk) != NOBODY:
+                adopt_chunk(folder, chunk, scheduler)
+    now = cell_statuses(folder, scheduler, certain=True)
+    to_submit = [cell_status.cell for cell_status in now if cell_status.to_run_again]
+    if not to_submit:
         return _outcome([], folder, now)
     limits = _limits(definition)
-    prepare(folder, definition, wanted, limits)
-    return _outcome(_hand_over_waiting(folder, definition, scheduler, limits), folder, now)
+    prepare(folder, definition, to_submit, limits)
+    return _outcome(_submit_prepared(folder, definition, scheduler, limits), folder, now)
 
 
-def _done(standing: Standing) -> bool:
-    return standing.state is not None and standing.state.value == "COMPLETED"
+def _is_completed(cell_status: CellStatus) -> bool:
+    return cell_status.state is not None and cell_status.state.value == "COMPLETED"
 
 
-def _unsubmitted(folder: SweepFolder) -> list[Chunk]:
+def _unsubmitted_chunks(folder: SweepFolder) -> list[Chunk]:
     return [chunk for chunk in folder.chunks() if folder.entry(chunk) is None and folder.owner(chunk) != NOBODY]
 
 
-class _Stop(NamedTuple):
+class _UnsubmittedChunk(NamedTuple):
     """The first chunk that was not submitted."""
 
     chunk: Chunk
@@ -127,7 +127,7 @@ class _Stop(NamedTuple):
     refusal: SchedulerError | None
 
 
-def _hand_over_waiting(
+def _submit_prepared(
     folder: SweepFolder, definition: Definition, scheduler: Scheduler, limits: Limits
 ) -> list[tuple[Chunk, Entry]]:
     """Submit the prepared chunks in order while there is room, then the job that will submit the rest.
@@ -136,9 +136,9 @@ def _hand_over_waiting(
         SchedulerError: Slurm refused for another reason than the number of jobs in the queue.
         RequestError: the queue is too small for this sweep, or full.
     """
-    room = _room(limits, scheduler, sum(chunk.tasks for chunk in _unsubmitted(folder)))
-    taken, stop = _hand_over_in_order(folder, scheduler, room)
-    if stop is not None and not taken and not _alive(folder, scheduler):
+    room = _room(limits, scheduler, sum(chunk.tasks for chunk in _unsubmitted_chunks(folder)))
+    taken, stop = _submit_in_order(folder, scheduler, room)
+    if stop is not None and not taken and not _queued_arrays(folder, scheduler):
         # No array of this sweep will end and make room for the next one. A smaller one may fit.
         jobs = stop.room if stop.refusal is None else largest_array(_plan(folder, stop.chunk), stop.chunk.tasks)
         if jobs < _LEAST_ROOM:
@@ -146,40 +146,40 @@ def _hand_over_waiting(
         elif stop.chunk.tasks > 1:
             _remember_limit(folder, definition, jobs + _queued_tasks(scheduler))
             _cut_again(folder, definition, limits._replace(jobs=jobs))
-            taken, stop = _hand_over_in_order(folder, scheduler, jobs)
+            taken, stop = _submit_in_order(folder, scheduler, jobs)
     if stop is not None:
         _submit_tail(folder, definition, scheduler, [entry.job_id for _, entry in taken])
     return taken
 
 
-def _hand_over_in_order(
+def _submit_in_order(
     folder: SweepFolder, scheduler: Scheduler, room: int | None
-) -> tuple[list[tuple[Chunk, Entry]], _Stop | None]:
+) -> tuple[list[tuple[Chunk, Entry]], _UnsubmittedChunk | None]:
     """Submit the prepared chunks one after the other, up to the first that the queue has no room for.
 
     ``room``: jobs that the queue takes; None: not known.
     """
-    waiting = _unsubmitted(folder)
+    waiting = _unsubmitted_chunks(folder)
     taken: list[tuple[Chunk, Entry]] = []
     for chunk in waiting:
         last = chunk is waiting[-1]
         if room is not None and chunk.tasks + (0 if last else 1) > room:
-            return taken, _Stop(chunk, room, None)
+            return taken, _UnsubmittedChunk(chunk, room, None)
         before = [entry.job_id for earlier, entry in taken if earlier.number == chunk.after]
         if chunk.after is not None and not before:  # an earlier call submitted it
-            before = _alive(folder, scheduler)
+            before = _queued_arrays(folder, scheduler)
         try:
-            taken.append((chunk, hand_over(following(_plan(folder, chunk), before), scheduler).entry))
+            taken.append((chunk, hand_over(start_after(_plan(folder, chunk), before), scheduler).entry))
         except SchedulerError as error:
             if not may_be_full(error.message):
                 raise
-            return taken, _Stop(chunk, 0, error)
+            return taken, _UnsubmittedChunk(chunk, 0, error)
         room = None if room is None else room - chunk.tasks
     return taken, None
 
 
 def _check_that_waiting_helps(
-    folder: SweepFolder, definition: Definition, scheduler: Scheduler, stop: _Stop, jobs: int
+    folder: SweepFolder, definition: Definition, scheduler: Scheduler, stop: _UnsubmittedChunk, jobs: int
 ) -> None:
     """Raise unless room in the queue will come when other jobs end."""
     unclear = jobs == 0 and stop.refusal is not None and not names_the_count(stop.refusal.message)
@@ -188,10 +188,10 @@ def _check_that_waiting_helps(
         raise stop.refusal
     tail = folder.tail()
     if all(tail is not None and record.job_id == tail.job_id for record in scheduler.queue()):
-        said = f": {stop.refusal.message}" if stop.refusal is not None else ""
+        refusal_text = f": {stop.refusal.message}" if stop.refusal is not None else ""
         raise RequestError(
             f"sweep {definition.name}: the queue takes {jobs} of your jobs although no other job of yours is there,"
-            f" and a sweep needs {_LEAST_ROOM}: an array task, and the job that submits the next array{said}",
+            f" and a sweep needs {_LEAST_ROOM}: an array task, and the job that submits the next array{refusal_text}",
             hint=f"hpcjobs sweep resume {definition.name} once the account may have more jobs (MaxSubmitJobs)",
         )
 
@@ -207,7 +207,7 @@ def _takes_a_small_job(folder: SweepFolder, definition: Definition) -> bool:
 
 def _cut_again(folder: SweepFolder, definition: Definition, limits: Limits) -> None:
     """Replace the prepared chunks by smaller ones."""
-    waiting = {cell for chunk in _unsubmitted(folder) if folder.give_up(chunk) == NOBODY for cell in chunk.cells}
+    waiting = {cell for chunk in _unsubmitted_chunks(folder) if folder.give_up(chunk) == NOBODY for cell in chunk.cells}
     prepare(folder, definition, [cell for cell in definition.cells if cell.id in waiting], limits)
 
 
@@ -215,9 +215,9 @@ def _plan(folder: SweepFolder, chunk: Chunk) -> Plan:
     return plan_in(folder.chunk_dir(chunk.number))
 
 
-def _room(limits: Limits, scheduler: Scheduler, wanted: int) -> int | None:
+def _room(limits: Limits, scheduler: Scheduler, to_submit: int) -> int | None:
     """How many more jobs the queue takes; asked only when it could be too few."""
-    if limits.jobs is None or wanted < limits.jobs // 2:
+    if limits.jobs is None or to_submit < limits.jobs // 2:
         return None
     return limits.jobs - _queued_tasks(scheduler)
 
@@ -228,18 +228,18 @@ def _queued_tasks(scheduler: Scheduler) -> int:
 
 def _remember_limit(folder: SweepFolder, definition: Definition, jobs: int) -> None:
     """Keep the number of jobs that fitted: the job that submits the rest must leave room for its successor."""
-    folder.define(replace(definition, max_submit_jobs=jobs))
+    folder.write_definition(replace(definition, max_submit_jobs=jobs))
 
 
 def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Scheduler, after: Sequence[str]) -> None:
     """Submit the job that submits the rest: once the arrays before it have ended, else a little later."""
     number = sum(1 for _ in folder.path.glob("next-*")) + 1
-    alive = after or _alive(folder, scheduler)
+    alive = after or _queued_arrays(folder, scheduler)
     begin = None if alive else _LATER
     plan = tail_plan(folder, definition, folder.path / f"next-{number:03d}", begin=begin)
     run_folder.create(plan, code_state(Path(plan.job.chdir)))
     try:
-        entry = hand_over(following(plan, alive), scheduler).entry
+        entry = hand_over(start_after(plan, alive), scheduler).entry
     except SchedulerError as error:
         raise RequestError(
             f"the queue is full, also for the job that would submit the rest of {definition.name}: {error.message}",
@@ -248,17 +248,17 @@ def _submit_tail(folder: SweepFolder, definition: Definition, scheduler: Schedul
     folder.write_tail(entry)
 
 
-def _alive(folder: SweepFolder, scheduler: Scheduler) -> list[str]:
+def _queued_arrays(folder: SweepFolder, scheduler: Scheduler) -> list[str]:
     """The sweep's arrays that are in the queue."""
     entries, queue = (folder.entry(chunk) for chunk in folder.chunks()), scheduler.queue()
     return sorted({entry.job_id for entry in entries if entry is not None and is_queued(entry, queue)})
 
 
-def _outcome(taken: Sequence[tuple[Chunk, Entry]], folder: SweepFolder, before: Sequence[Standing]) -> Outcome:
+def _outcome(taken: Sequence[tuple[Chunk, Entry]], folder: SweepFolder, before: Sequence[CellStatus]) -> Outcome:
     return Outcome(
         submitted=[entry for _, entry in taken],
         cells=sum(len(chunk.cells) for chunk, _ in taken),
-        waiting=sum(len(chunk.cells) for chunk in _unsubmitted(folder)),
-        done=sum(_done(standing) for standing in before),
-        open=sum(standing.open for standing in before),
+        waiting=sum(len(chunk.cells) for chunk in _unsubmitted_chunks(folder)),
+        done=sum(_is_completed(cell_status) for cell_status in before),
+        open=sum(cell_status.open for cell_status in before),
     )

@@ -16,13 +16,13 @@ from hpcjobs.job.models import Layer
 from hpcjobs.job.request import make_spec
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.models import Site
-from hpcjobs.sweeps import index, submit
+from hpcjobs.sweeps import submit, sweep_index
+from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.cells import Passing
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 from hpcjobs.sweeps.points import Point
-from hpcjobs.sweeps.results import Results, results_of, state_word
+from hpcjobs.sweeps.results import Results, collect_results, state_name
 from hpcjobs.sweeps.spec import define
-from hpcjobs.sweeps.standing import Standing, standings
 from hpcjobs.sweeps.submit import Outcome
 from hpcjobs.sweeps.watch import wait_for_cells
 
@@ -40,15 +40,15 @@ class Sweep:
         self.folder = folder
         self.function: bytes | None = None
         """The pickled function that the cells call."""
-        self._wanted = definition
+        self._definition = definition
 
     def __repr__(self) -> str:
         return f"Sweep({str(self.folder.path)!r})"
 
     @property
     def definition(self) -> Definition:
-        """What is wanted."""
-        return self._wanted or self.folder.definition
+        """The sweep's job and cells."""
+        return self._definition or self.folder.definition
 
     @property
     def path(self) -> Path:
@@ -62,7 +62,7 @@ class Sweep:
             SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
         """
         definition = self.definition
-        index.remember(definition.name, self.folder)  # first: what is refused or killed half-way can be resumed by name
+        sweep_index.remember(definition.name, self.folder)  # first: what is killed half-way can be resumed by name
         return submit.start(self.folder, definition, function=self.function)
 
     def resume(self) -> Outcome:
@@ -73,13 +73,13 @@ class Sweep:
         """End every array of the sweep; the ids that were cancelled."""
         return submit.cancel(self.folder)
 
-    def standings(self) -> list[Standing]:
-        """Where each cell stands, in the order they were said."""
-        return standings(self.folder, submit.connect_to(self.folder.definition))
+    def cell_statuses(self) -> list[CellStatus]:
+        """Where each cell stands, in the order of the definition."""
+        return cell_statuses(self.folder, submit.connect_to(self.folder.definition))
 
     def status(self) -> Counter[str]:
         """How many cells are in each state; MISSING: nobody runs them, ``resume`` would."""
-        return Counter(state_word(standing) for standing in self.standings())
+        return Counter(state_name(cell_status) for cell_status in self.cell_statuses())
 
     def wait(
         self, *, timeout_s: float | None = None, progress: Progress | None = None, report: Report = discard
@@ -90,32 +90,32 @@ class Sweep:
             TimeoutError: ``timeout_s`` seconds have passed.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        wait_for_cells(self.folder, self.standings, deadline=deadline, progress=progress, report=report)
+        wait_for_cells(self.folder, self.cell_statuses, deadline=deadline, progress=progress, report=report)
         return self.status()
 
     def table(self) -> Results:
         """One row per cell."""
-        return results_of(self.folder, self.standings())
+        return collect_results(self.folder, self.cell_statuses())
 
     def results(self) -> pandas.DataFrame:
         """One row per cell: parameters, state, what was measured, times, job ids. Needs pandas."""
         return self.table().frame()
 
 
-def find_sweep(word: str) -> Sweep:
+def find_sweep(name: str) -> Sweep:
     """The sweep of that name, or in that folder.
 
     Raises:
         UnknownJobError: there is none.
     """
-    folder = index.find(word)
+    folder = sweep_index.find_folder(name)
     if not os.path.isfile(folder.path / "sweep.json"):
         raise UnknownJobError(f"{folder.path} is no sweep (no sweep.json)")
     return Sweep(folder)
 
 
 def sweep(
-    what: str | Sequence[str] | Callable[..., object],
+    program: str | Sequence[str] | Callable[..., object],
     points: Sequence[Point],
     *,
     site: str | Site | None = None,
@@ -135,25 +135,25 @@ def sweep(
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or a point is illegal.
     """
-    if callable(what):
+    if callable(program):
         from hpcjobs.sweeps import functions
 
-        options["name"] = options.get("name") or functions.name_of(what)
+        options["name"] = options.get("name") or functions.name_of(program)
         request, defined = make_spec(functions.WORDS, options), list[Point]([{}])
     else:
-        request, defined = make_spec(what, options), list(points)
+        request, defined = make_spec(program, options), list(points)
     definition = define(
         request, defined, site=site, spec=spec, max_parallel=max_parallel, pack=pack, pack_parallel=pack_parallel,
-        passing="env" if callable(what) else passing, made_by=made_by,
+        passing="env" if callable(program) else passing, made_by=made_by,
     )  # fmt: skip
-    if not callable(what):
+    if not callable(program):
         return of_definition(definition)
-    made = of_definition(replace(definition, cells=functions.cells_of(what, points)))
-    made.function = functions.pickled(what)
+    made = of_definition(replace(definition, cells=functions.cells_of(program, points)))
+    made.function = functions.pickle_function(program)
     return made
 
 
 def of_definition(definition: Definition) -> Sweep:
     """The sweep of that name below the site's run_root."""
-    folder = SweepFolder(Path(definition.job.run_root) / index.folder_name(definition.name))
+    folder = SweepFolder(Path(definition.job.run_root) / sweep_index.folder_name(definition.name))
     return Sweep(folder, definition)

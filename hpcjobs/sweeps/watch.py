@@ -8,30 +8,30 @@ from collections.abc import Callable
 
 from hpcjobs.run.wait import OUTAGE_S, POLL_S, QUEUE_S
 from hpcjobs.scheduler.outage import Outage, Report, discard
-from hpcjobs.sweeps.completed import read_cell_state
+from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import SweepFolder
-from hpcjobs.sweeps.results import state_word
-from hpcjobs.sweeps.standing import Standing
+from hpcjobs.sweeps.results import state_name
+from hpcjobs.sweeps.state_cache import read_cell_state
 
 
 class CellWatch:
     """The cells that have not ended: looks at the files of those that have started, and at no other."""
 
-    def __init__(self, folder: SweepFolder, now: list[Standing]) -> None:
+    def __init__(self, folder: SweepFolder, now: list[CellStatus]) -> None:
         self._folder = folder
         self.counts: Counter[str] = Counter()
-        self._waiting: dict[str, Standing] = {}
+        self._waiting: dict[str, CellStatus] = {}
         self.renew(now)
 
-    def renew(self, now: list[Standing]) -> None:
+    def renew(self, now: list[CellStatus]) -> None:
         """Take over what the scheduler has said."""
-        self._waiting = {standing.cell.id: standing for standing in now if standing.open}
-        self._seen = {standing.cell.id: state_word(standing) for standing in now}
+        self._waiting = {cell_status.cell.id: cell_status for cell_status in now if cell_status.open}
+        self._seen = {cell_status.cell.id: state_name(cell_status) for cell_status in now}
         self.counts = Counter(self._seen.values())
 
     def look(self) -> bool:
         """Read what is new; False once no cell is left to wait for."""
-        for cell in self._folder.started() & self._waiting.keys():
+        for cell in self._folder.started_cells() & self._waiting.keys():
             state = read_cell_state(self._folder, cell)
             attempt = self._waiting[cell].job_id
             if state is None or (attempt is not None and state.job_id != attempt and state.state.value != "COMPLETED"):
@@ -46,7 +46,7 @@ class CellWatch:
 
 def wait_for_cells(
     folder: SweepFolder,
-    standings: Callable[[], list[Standing]],
+    cell_statuses: Callable[[], list[CellStatus]],
     *,
     deadline: float | None = None,
     progress: Callable[[Counter[str]], None] | None = None,
@@ -62,15 +62,15 @@ def wait_for_cells(
         TimeoutError: ``deadline`` (of the monotonic clock) has passed.
     """
     outage = Outage(report)
-    watch = CellWatch(folder, outage.ask(standings) or [])
-    due, told = time.monotonic() + QUEUE_S, None
+    watch = CellWatch(folder, outage.ask(cell_statuses) or [])
+    due, reported = time.monotonic() + QUEUE_S, None
     while True:
         more = watch.look()
-        if progress is not None and watch.counts != told:
-            told = watch.counts.copy()
-            progress(told)
+        if progress is not None and watch.counts != reported:
+            reported = watch.counts.copy()
+            progress(reported)
         if time.monotonic() >= due or not (more or outage.lasts):
-            now = outage.ask(standings)
+            now = outage.ask(cell_statuses)
             due = time.monotonic() + (QUEUE_S if now is not None else OUTAGE_S)
             if now is not None:
                 watch.renew(now)

@@ -17,7 +17,7 @@ import pytest
 from commandline import Answer, hpcjobs
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.accounting.start_times import starts
+from hpcjobs.accounting.start_times import estimate_starts
 from hpcjobs.errors import UnknownJobError
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
@@ -194,10 +194,10 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
     advice = ok("report", "advise", "lm", points[0]["job_id"])
     assert advice.out.startswith("lm: ")
     now = time.time()
-    larger = starts(Path(first[0]["job_dir"]), ["--nodes=2"])
+    larger = estimate_starts(Path(first[0]["job_dir"]), ["--nodes=2"])
     assert larger is not None
     assert all(now - 60 < moment < now + 900 for moment in larger)
-    assert starts(Path(first[0]["job_dir"]), ["--nodes=99"]) is None
+    assert estimate_starts(Path(first[0]["job_dir"]), ["--nodes=99"]) is None
 
 
 MBITS = 5

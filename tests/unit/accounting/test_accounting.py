@@ -11,12 +11,12 @@ import pytest
 from sacct_versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 
 from hpcjobs.accounting.columns import COLUMNS, SACCT_COLUMNS, choose, order
-from hpcjobs.accounting.dataframe import as_pandas
+from hpcjobs.accounting.dataframe import to_pandas
 from hpcjobs.accounting.derive import derive, merge_attempts
 from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
 from hpcjobs.accounting.parse import frames
-from hpcjobs.accounting.query import Question, Sacct
+from hpcjobs.accounting.query import AccountingQuery, Sacct
 from hpcjobs.errors import SchedulerError
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.table import Table
@@ -244,7 +244,7 @@ def test_a_version_without_what_no_report_can_do_without_is_refused_by_name() ->
 
 
 def asked(fake: FakeSacct, *, since: float = BEGUN, until: float = BEGUN + 4000) -> pl.DataFrame:
-    question = Question("uni", since, until, users=("ana",))
+    question = AccountingQuery("uni", since, until, users=("ana",))
     return pl.concat(list(Sacct(question, runner=fake.run, streamer=fake.stream).attempts(Doubts())))
 
 
@@ -304,7 +304,7 @@ def test_sums_of_unknown_values_are_unknown() -> None:
 
 
 def test_every_column_is_documented_and_has_its_type_in_pandas() -> None:
-    frame = as_pandas(derive(pl.concat(list(fold(_parts(), Doubts()))), SITE))
+    frame = to_pandas(derive(pl.concat(list(fold(_parts(), Doubts()))), SITE))
     assert list(frame.columns) == list(COLUMNS)
     assert str(frame["submitted"].dtype).endswith("UTC]")
     assert str(frame["elapsed_s"].dtype) == "Int64"

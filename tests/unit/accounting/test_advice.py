@@ -16,7 +16,7 @@ import pytest
 from hpcjobs.accounting.advice import advise
 from hpcjobs.accounting.day_cache import windows
 from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.goodput import lasting_s, with_checkpoints
+from hpcjobs.accounting.goodput import add_goodput, read_lasting_s
 from hpcjobs.accounting.totals import totals
 
 GIB = 1 << 30
@@ -59,9 +59,9 @@ def test_what_a_later_attempt_built_on_is_not_lost(here: Path) -> None:
     lines = [{"kind": "run", "time_s": 0.1}, {"kind": "step", "time_s": 70.0}, {"kind": "run", "time_s": 0.1},
              {"kind": "end", "time_s": 50.0}]  # fmt: skip
     (here / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
-    assert lasting_s(here) == [70.0, 50.0]
+    assert read_lasting_s(here) == [70.0, 50.0]
     row = job(attempts=2, elapsed_all_s=160, elapsed_s=60, lost_s=100.0, goodput=0.375, run_dir=str(here))
-    told = with_checkpoints(pl.DataFrame([row], schema=SCHEMA, orient="row")).to_dicts()[0]
+    told = add_goodput(pl.DataFrame([row], schema=SCHEMA, orient="row")).to_dicts()[0]
     assert (told["lost_s"], told["goodput_source"]) == (30.0, "checkpoints")
     assert told["goodput"] == pytest.approx(130 / 160)
 

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.gpu_monitor import watched, with_monitor
-from hpcjobs.accounting.start_times import starts
+from hpcjobs.accounting.gpu_monitor import add_gpu_usage, read_gpu_usage
+from hpcjobs.accounting.start_times import estimate_starts
 from hpcjobs.job.plan import plan
 from hpcjobs.processes.programs import Result
 from hpcjobs.run import folder
@@ -40,7 +40,7 @@ def busy(percent: float, memory: float = GIB, watts: float | None = 500.0) -> Lo
 def told(run_dir: Path, **values: Any) -> dict[str, Any]:
     usual = {"job_id": "7", "gpus": 2, "elapsed_s": 10, "attempts": 1, "energy_j": 10_000.0}
     row = dict.fromkeys(SCHEMA) | usual | {"energy_source": "modelled", "run_dir": str(run_dir)} | values
-    return with_monitor(pl.DataFrame([row], schema=SCHEMA, orient="row"), SITE).to_dicts()[0]
+    return add_gpu_usage(pl.DataFrame([row], schema=SCHEMA, orient="row"), SITE).to_dicts()[0]
 
 
 def test_the_monitor_of_every_node_comes_before_the_accounting(here: Path) -> None:
@@ -67,7 +67,7 @@ def test_gpus_that_tell_no_power_still_tell_their_use(here: Path) -> None:
 def test_without_a_monitor_or_without_gpus_the_accounting_stays(here: Path) -> None:
     assert told(here, gpu_utilization=0.1, gpu_source="sacct")["gpu_source"] == "sacct"
     monitored(here, 0, Load(cpu_percent=90.0))
-    assert watched(here) is None
+    assert read_gpu_usage(here) is None
     monitored(here, 0, busy(90))
     assert told(here, gpus=0)["gpu_utilization"] is None
 
@@ -104,7 +104,7 @@ def run_dir(here: Path) -> Path:
 
 def test_advice_says_what_it_does_to_the_wait(run_dir: Path) -> None:
     sbatch = FakeSbatch()
-    found = starts(run_dir, ["--mem=4G"], runner=sbatch)
+    found = estimate_starts(run_dir, ["--mem=4G"], runner=sbatch)
     assert found is not None
     assert (found.as_asked, found.as_advised) == (2_000_000_000, 2_000_000_000 - 7200)
     assert sbatch.asked[1][2:] == ["--mem=4G", str(run_dir / "job.sh")]
@@ -116,13 +116,13 @@ def test_advice_says_what_it_does_to_the_wait(run_dir: Path) -> None:
     "sbatch", [FakeSbatch("allocation failure: Requested node configuration is not available", 1), FakeSbatch("", 0)]
 )
 def test_where_slurm_cannot_tell_nothing_is_said(run_dir: Path, sbatch: FakeSbatch) -> None:
-    assert starts(run_dir, ["--mem=4G"], runner=sbatch) is None
+    assert estimate_starts(run_dir, ["--mem=4G"], runner=sbatch) is None
 
 
 def test_times_in_words_are_read_and_nothing_is_asked_without_advice(run_dir: Path) -> None:
-    found = starts(run_dir, ["--mem=4G"], runner=FakeSbatch("Job 9 to start at 2033-05-18T03:33:20 using 4"))
+    found = estimate_starts(run_dir, ["--mem=4G"], runner=FakeSbatch("Job 9 to start at 2033-05-18T03:33:20 using 4"))
     assert found is not None
     assert found.as_asked == found.as_advised
     sbatch = FakeSbatch()
-    assert starts(run_dir, [], runner=sbatch) is None
+    assert estimate_starts(run_dir, [], runner=sbatch) is None
     assert sbatch.asked == []

@@ -10,7 +10,7 @@ from hpcjobs.accounting.columns import SACCT_COLUMNS
 from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
 from hpcjobs.accounting.parse import frames
-from hpcjobs.accounting.query import Question, Sacct
+from hpcjobs.accounting.query import AccountingQuery, Sacct
 from hpcjobs.scheduler.slurm.table import Table
 
 JOBS = 500_000
@@ -50,6 +50,6 @@ def test_an_array_of_many_pending_tasks_is_told_in_full() -> None:
         for block in fake.stream(argv, env=env):
             yield block if env.get("SLURM_BITSTR_LEN") == "0" else block.replace(tasks.encode(), short)
 
-    sacct = Sacct(Question("uni", BEGUN, BEGUN + 60, None), runner=fake.run, streamer=like_slurm)
+    sacct = Sacct(AccountingQuery("uni", BEGUN, BEGUN + 60, None), runner=fake.run, streamer=like_slurm)
     found = [job_id for frame in sacct.of_jobs(["4"], Doubts()) for job_id in frame["job_id"]]
     assert found == [f"4_[{tasks}]"]

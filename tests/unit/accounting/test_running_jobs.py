@@ -13,7 +13,7 @@ from hpcjobs.accounting.derive import derive
 from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
 from hpcjobs.accounting.parse import frames
-from hpcjobs.accounting.sstat import with_running
+from hpcjobs.accounting.sstat import add_running_usage
 from hpcjobs.accounting.totals import totals
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes.programs import Result
@@ -43,7 +43,7 @@ def folded(*rows: Mapping[str, str]) -> pl.DataFrame:
 
 
 def test_a_running_job_is_not_idle_because_nobody_measured_it() -> None:
-    jobs = derive(with_running(folded(row(**LIVE)), slurm_conf=None, runner=FakeSstat(code=1)), SITE)
+    jobs = derive(add_running_usage(folded(row(**LIVE)), slurm_conf=None, runner=FakeSstat(code=1)), SITE)
     (job,) = jobs.to_dicts()
     assert (job["cpu_s"], job["cpu_efficiency"], job["mem_used_bytes"], job["mem_efficiency"]) == (None,) * 4
     assert totals([jobs])["cpu_efficiency"].to_list() == [None]
@@ -54,7 +54,7 @@ def test_running_jobs_have_what_sstat_and_their_ended_steps_tell() -> None:
     live = row(**LIVE)
     ended = step(live, TotalCPU="16:40", State="COMPLETED", End=BEGUN + 100)
     sstat = FakeSstat("7.1|1048576|cpu=00:23:20,energy=0,mem=4194304\n7.batch|1024|cpu=00:00:00,mem=1024\n")
-    (job,) = derive(with_running(folded(live, ended), slurm_conf=None, runner=sstat), SITE).to_dicts()
+    (job,) = derive(add_running_usage(folded(live, ended), slurm_conf=None, runner=sstat), SITE).to_dicts()
     assert job["cpu_s"] == 2400
     assert job["cpu_efficiency"] == pytest.approx(2400 / 4800)
     assert (job["mem_used_bytes"], job["max_rss_bytes"]) == (4194304 + 1024, 1048576)
@@ -65,14 +65,14 @@ def test_without_sstat_the_accounting_is_told_all_the_same() -> None:
     def missing(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         raise CommandMissingError("sstat: not found on PATH")
 
-    frame = with_running(folded(row(**LIVE)), slurm_conf=None, runner=missing)
+    frame = add_running_usage(folded(row(**LIVE)), slurm_conf=None, runner=missing)
     assert frame["cpu_s"].to_list() == [None]
 
 
 def test_sstat_is_not_asked_about_many_jobs_or_none() -> None:
     sstat = FakeSstat()
-    with_running(folded(row()), slurm_conf=None, runner=sstat)
-    with_running(folded(*(row(JobID=n, JobIDRaw=n, **LIVE) for n in range(100))), slurm_conf=None, runner=sstat)
+    add_running_usage(folded(row()), slurm_conf=None, runner=sstat)
+    add_running_usage(folded(*(row(JobID=n, JobIDRaw=n, **LIVE) for n in range(100))), slurm_conf=None, runner=sstat)
     assert sstat.asked == []
 
 

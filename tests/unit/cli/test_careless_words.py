@@ -11,7 +11,7 @@ from commandline import hpcjobs, within
 import hpcjobs as package
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.sweeps.folder import SweepFolder
-from hpcjobs.sweeps.index import remember
+from hpcjobs.sweeps.sweep_index import remember
 
 
 @pytest.mark.parametrize(

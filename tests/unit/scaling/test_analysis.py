@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.sources import Gathered
+from hpcjobs.accounting.sources import JobTable
 from hpcjobs.errors import RequestError
 from hpcjobs.runtime.summary import RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, tables
@@ -21,7 +21,7 @@ from hpcjobs.scaling.runs import _COLUMNS, tabulate
 from hpcjobs.scaling.study import Mode, Size, Study, StudyRun
 from hpcjobs.scaling.study_sweep import define
 from hpcjobs.sweeps.cells import command
-from hpcjobs.sweeps.plans import identity
+from hpcjobs.sweeps.chunk_plans import resolve_program
 
 NOISE = (0.99, 1.0, 1.01)
 
@@ -194,7 +194,7 @@ def test_strong_scaling_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) 
     def programs(mode: Mode, batch: str) -> list[tuple[str, ...]]:
         program = ("echo", "--batch-size", batch, "--tag", "{nodes}/{ranks}")
         definition = define(study(mode=mode, program=program, sizes=sizes, repeats=1), [], None)
-        return [command(identity(definition), cell) for cell in definition.cells]
+        return [command(resolve_program(definition), cell) for cell in definition.cells]
 
     assert [words[1:] for words in programs("strong", "64")] == [
         ("--batch-size", "64", "--tag", "1/2"),
@@ -252,7 +252,7 @@ def test_the_truth_is_recovered_with_and_without_a_summary(
             RunSummary("t", "s", "w", "completed", 0, n, throughput=Throughput(50.0 * factor, "x/s")).write(folder)
         asked.append(StudyRun(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
         jobs.append({"job_id": str(n), "state": "COMPLETED", "elapsed_s": round(1e6 * work / factor)})
-    accounted = Gathered(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
+    accounted = JobTable(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
     monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: accounted)
     table = tabulate(asked, site="local", mode=mode)
     found = analyse(table, mode=mode)
@@ -284,7 +284,7 @@ def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
     """Of ten epochs a resumed run did the last one, in 60 s."""
     times = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0}
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)  # type: ignore[arg-type]
-    monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: Gathered(pl.DataFrame(schema=SCHEMA), [], []))
+    monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: JobTable(pl.DataFrame(schema=SCHEMA), [], []))
     run = StudyRun(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
     assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [60.0]
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)  # type: ignore[arg-type]

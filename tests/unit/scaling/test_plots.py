@@ -100,4 +100,4 @@ def test_a_dollar_in_a_parameter_is_a_dollar(text: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     written = results_page.write("s", rows, [text], tmp_path, compared=rows, metric="loss", largest=False)
     assert any(path.suffix == ".png" for path in written)
-    assert figures.literal(text).count(r"\$") >= text.count("$")
+    assert figures.escape_math(text).count(r"\$") >= text.count("$")

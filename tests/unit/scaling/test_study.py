@@ -22,7 +22,7 @@ from hpcjobs.run.wait import wait
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import analyse
 from hpcjobs.scaling.run_list import list_runs
-from hpcjobs.scaling.runs import mixtures, read_runs
+from hpcjobs.scaling.runs import find_mixtures, read_runs
 from hpcjobs.scaling.study import Mode, Size, Study
 from hpcjobs.scaling.study_sweep import define
 from hpcjobs.scaling.submission import submit_study
@@ -176,7 +176,7 @@ def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() 
     assert len(entries()) == 1
     done = submit_study(further, FILE, allow_mixed=True)
     wait(entries(), timeout_s=120)
-    assert any(told.startswith("code versions: ") for told in mixtures(read_runs(done)))
+    assert any(told.startswith("code versions: ") for told in find_mixtures(read_runs(done)))
 
 
 GPUS = replace(STUDY, site="a10g-box", sizes=tuple(Size(nodes=1, ntasks_per_node=n) for n in (1, 2, 4)))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.errors import SchedulerError
 from hpcjobs.processes.programs import Result
-from hpcjobs.sweeps.limits import Cut, Limits, cuts, limits_of, parse_config
+from hpcjobs.sweeps.limits import Cut, Limits, cuts, parse_config, read_limits
 
 CONFIG = """Configuration data as of 2026-11-21T12:00:00
 MaxArraySize            = 1001
@@ -27,7 +27,7 @@ def test_a_controller_that_does_not_answer_is_quoted() -> None:
     job = replace(hpcjobs.plan(["true"], site="local").job, scheduler="slurm")
     silent = Result(1, "", "Unable to contact slurm controller")
     with pytest.raises(SchedulerError, match="Unable to contact"):
-        limits_of(job, max_submit_jobs=None, runner=lambda argv, **_: silent)
+        read_limits(job, max_submit_jobs=None, runner=lambda argv, **_: silent)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 999, 1000, 1001, 1002, 2003, 10_000])

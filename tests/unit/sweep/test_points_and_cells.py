@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.sweeps.cells import cell_of, command, program_of, shell_line
+from hpcjobs.sweeps.cells import command, make_cell, make_program, shell_line
 from hpcjobs.sweeps.points import axis_of, from_csv, grid, sample, zip_
-from hpcjobs.sweeps.spec import Sampling, SweepSpec, points_of
+from hpcjobs.sweeps.spec import Sampling, SweepSpec, make_points
 
 HOSTILE = [
     "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline\n", "a,b", "{lr}", "--flag",
@@ -26,13 +26,13 @@ HOSTILE = [
 def cells(*words: str, points: list[dict[str, object]] | None = None, **said: object) -> list[list[str]]:
     """The words of each cell."""
     job = hpcjobs.plan(words, site="local").job
-    program = program_of(job, env={}, **said)  # type: ignore[arg-type]
-    return [list(command(program, cell_of(program, point))) for point in points or [{"lr": 0.1, "batch_size": 32}]]
+    program = make_program(job, env={}, **said)  # type: ignore[arg-type]
+    return [list(command(program, make_cell(program, point))) for point in points or [{"lr": 0.1, "batch_size": 32}]]
 
 
-def identity(*words: str, point: dict[str, object], env: dict[str, str] | None = None) -> str:
-    program = program_of(hpcjobs.plan(words, site="local").job, env=env or {})
-    return cell_of(program, point).id
+def resolve_program(*words: str, point: dict[str, object], env: dict[str, str] | None = None) -> str:
+    program = make_program(hpcjobs.plan(words, site="local").job, env=env or {})
+    return make_cell(program, point).id
 
 
 def test_a_grid_has_every_combination_and_a_zip_goes_in_step() -> None:
@@ -71,11 +71,11 @@ def test_values_of_a_flag_are_kept_as_they_were_typed() -> None:
 
 def test_parts_of_a_sweep_are_crossed_and_flags_add_to_the_files_axes() -> None:
     spec = SweepSpec(grid={"a": [1, 2]}, zip={"b": [3, 4], "c": [5, 6]})
-    points = points_of(spec, ["d=7"])
+    points = make_points(spec, ["d=7"])
     assert len(points) == 4
     assert points[1] == {"a": 1, "d": "7", "b": 4, "c": 6}
     with pytest.raises(RequestError, match="no parameters"):
-        points_of(SweepSpec())
+        make_points(SweepSpec())
 
 
 @pytest.mark.parametrize("word", ["a=0..99999999999", "a=-5..100000", f"a=0..{'9' * 5000}"])
@@ -95,7 +95,7 @@ def test_a_range_of_more_numbers_than_a_sweep_may_have_is_refused_before_it_is_c
 )
 def test_more_cells_than_a_sweep_may_have_are_refused_before_they_are_made(spec: SweepSpec) -> None:
     with pytest.raises(RequestError, match="a sweep has at most 100000 cells"):
-        points_of(spec)
+        make_points(spec)
 
 
 def test_an_endless_axis_is_refused(here: Path) -> None:
@@ -131,9 +131,9 @@ def test_trainers_and_python_files_take_flags_and_commands_take_what_they_name(h
 
 def test_any_text_reaches_the_program_and_its_environment_unchanged() -> None:
     tell = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['HPCJOBS_PARAM_X']]))"
-    program = program_of(hpcjobs.plan(["python3", "-c", tell, "{x}", "a{x}b"], site="local").job, env={})
+    program = make_program(hpcjobs.plan(["python3", "-c", tell, "{x}", "a{x}b"], site="local").job, env={})
     for text in HOSTILE:
-        line = shell_line(program, cell_of(program, {"x": text}))
+        line = shell_line(program, make_cell(program, {"x": text}))
         assert line.count("\n") == 1
         script = 'eval "$(cat)"; exec "$@"'
         done = subprocess.run(["bash", "-c", script], input=line, capture_output=True, text=True, check=True)
@@ -143,17 +143,17 @@ def test_any_text_reaches_the_program_and_its_environment_unchanged() -> None:
 
 def test_a_cell_is_the_same_whoever_says_it_and_in_whatever_order(here: Path) -> None:
     (here / "train.py").write_text("1")
-    known = identity("train.py", point={"lr": 0.1, "n": 3})
-    assert identity("train.py", point={"n": "3", "lr": "0.1"}) == known
-    assert identity("train.py", point={"n": "3", "lr": "0.10"}) != known
-    assert identity("train.py", "--fast", point={"lr": 0.1, "n": 3}) != known
-    assert identity("train.py", point={"lr": 0.1, "n": 3}, env={"A": "1"}) != known
+    known = resolve_program("train.py", point={"lr": 0.1, "n": 3})
+    assert resolve_program("train.py", point={"n": "3", "lr": "0.1"}) == known
+    assert resolve_program("train.py", point={"n": "3", "lr": "0.10"}) != known
+    assert resolve_program("train.py", "--fast", point={"lr": 0.1, "n": 3}) != known
+    assert resolve_program("train.py", point={"lr": 0.1, "n": 3}, env={"A": "1"}) != known
     (here / "train.py").write_text("2")
-    assert identity("train.py", point={"lr": 0.1, "n": 3}) != known
+    assert resolve_program("train.py", point={"lr": 0.1, "n": 3}) != known
 
 
 def test_the_python_that_runs_a_cell_is_no_part_of_its_identity(here: Path) -> None:
     (here / "train.py").write_text("1")
     job = hpcjobs.plan(["train.py"], site="local").job
     other = replace(job, python="/opt/python", argv=("/opt/python", *job.argv[1:]))
-    assert program_of(job, env={}).identity == program_of(other, env={}).identity
+    assert make_program(job, env={}).identity == make_program(other, env={}).identity

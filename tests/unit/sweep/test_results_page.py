@@ -31,7 +31,7 @@ def cells(**axes: list[Any]) -> list[dict[str, Any]]:
 
 def write_page(rows: list[dict[str, Any]], params: list[str], folder: Path, *, largest: bool = False) -> list[Path]:
     """The page of a sweep over ``params`` that measured a loss."""
-    ranked = Results(params, ["loss"], rows).ranked("loss", largest=largest)
+    ranked = Results(params, ["loss"], rows).rank("loss", largest=largest)
     return results_page.write("s", rows, params, folder, compared=ranked, metric="loss", largest=largest)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.scheduler.base import State
+from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import SweepFolder
-from hpcjobs.sweeps.standing import Standing
 from hpcjobs.sweeps.watch import wait_for_cells
 
 
@@ -23,11 +23,11 @@ def test_a_sweep_is_waited_for_through_errors_of_a_scheduler_that_has_answered(
     answers: Iterator[State | None] = iter([State.RUNNING, None, None, State.RUNNING, State.COMPLETED])
     clock, reports = [0.0], []
 
-    def look() -> list[Standing]:
+    def look() -> list[CellStatus]:
         state = next(answers)
         if state is None:
             raise SchedulerError("squeue refused: Incompatible versions of client and server code")
-        return [Standing(cell, state)]
+        return [CellStatus(cell, state)]
 
     def pause(seconds: float) -> None:
         clock[0] += seconds

@@ -16,7 +16,7 @@ from hpcjobs.job.plan import plan_of
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.provenance import code_state
 from hpcjobs.site.models import Resources
-from hpcjobs.sweeps.cells import Cell, Program, program_of, shell_line
+from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Cut, Limits, cuts
 
@@ -24,16 +24,16 @@ _OF_THE_QUEUE = ("partition", "account", "qos", "constraint", "reservation", "cl
 """What the job that submits the rest shares with the cells."""
 
 
-def following(plan: Plan, job_ids: Sequence[str]) -> Plan:
+def start_after(plan: Plan, job_ids: Sequence[str]) -> Plan:
     """``plan`` to be started once these jobs have ended, however they did."""
     if not job_ids:
         return plan
-    said = plan.job.resources.dependency
-    dependency = ",".join([*([said] if said else []), ":".join(["afterany", *job_ids])])
+    earlier = plan.job.resources.dependency
+    dependency = ",".join([*([earlier] if earlier else []), ":".join(["afterany", *job_ids])])
     job = replace(plan.job, resources=replace(plan.job.resources, dependency=dependency))
-    *words, script = plan.command
+    *options_before, script = plan.command
     options = [f"--dependency={dependency}"] if job.scheduler == "slurm" else []
-    return plan._replace(job=job, command=(*words, *options, script))
+    return plan._replace(job=job, command=(*options_before, *options, script))
 
 
 def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], limits: Limits) -> list[Chunk]:
@@ -42,7 +42,7 @@ def prepare(folder: SweepFolder, definition: Definition, cells: Sequence[Cell], 
     An array has one size of job. Where the number of tasks at once is limited, arrays of several sizes run one after
     another, in the order of the cells.
     """
-    program, code = identity(definition), code_state(Path(definition.job.chdir))
+    program, code = resolve_program(definition), code_state(Path(definition.job.chdir))
     number, chunks = folder.next_number(), list[Chunk]()
     in_turn = bool(definition.sizes) and definition.max_parallel is not None
     for size, same in itertools.groupby(cells, key=lambda cell: cell.size):
@@ -67,11 +67,11 @@ def _parts(cells: Sequence[Cell], definition: Definition, limits: Limits) -> Ite
         start += cut.tasks * pack
 
 
-def identity(definition: Definition) -> Program:
+def resolve_program(definition: Definition) -> Program:
     """The program all cells run."""
     job = definition.job
-    said = {name: value for name, value in job.env.items() if f"env.{name}" in job.sources}
-    return program_of(job, env=said, passing=definition.passing)
+    own = {name: value for name, value in job.env.items() if f"env.{name}" in job.sources}
+    return make_program(job, env=own, passing=definition.passing)
 
 
 def _chunk_plan(folder: SweepFolder, definition: Definition, chunk: Chunk, array: str) -> Plan:
@@ -90,13 +90,13 @@ def _fill(run_dir: Path, program: Program, cells: Sequence[Cell], chunk: Chunk) 
 
 def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, begin: str | None) -> Plan:
     """A small job of the same account that submits what waits: it starts when there is room."""
-    job, asked = definition.job, definition.job.resources
-    resources = Resources(**dict.fromkeys(asked.__struct_fields__))
-    kept = {field: getattr(asked, field) for field in _OF_THE_QUEUE}
-    small = replace(resources, **kept, nodes=1, ntasks_per_node=1, cpus_per_task=1, time="10m", begin=begin)
-    words = (sys.executable, "-m", "hpcjobs", "sweep", "continue", str(folder.path))
+    job, requested = definition.job, definition.job.resources
+    resources = Resources(**dict.fromkeys(requested.__struct_fields__))
+    shared = {field: getattr(requested, field) for field in _OF_THE_QUEUE}
+    small = replace(resources, **shared, nodes=1, ntasks_per_node=1, cpus_per_task=1, time="10m", begin=begin)
+    command = (sys.executable, "-m", "hpcjobs", "sweep", "continue", str(folder.path))
     job = replace(
-        job, name=f"{definition.name}-next", argv=words, template="job", snapshot=False, nodes=1, ntasks_per_node=1,
+        job, name=f"{definition.name}-next", argv=command, template="job", snapshot=False, nodes=1, ntasks_per_node=1,
         launcher="srun" if job.scheduler == "slurm" else "spawn", resources=small, run_root=str(run_dir.parent),
     )  # fmt: skip
     return plan_of(job, run_dir, made_by=definition.made_by)

@@ -15,7 +15,7 @@ from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.folder import SweepFolder
 
 
-class Known(Frozen, frozen=True):
+class KnownSweep(Frozen, frozen=True):
     """A sweep's name and folder."""
 
     name: str
@@ -35,28 +35,28 @@ def remember(name: str, folder: SweepFolder) -> None:
     """Let ``hpcjobs sweep status NAME`` find the sweep."""
     _index().mkdir(parents=True, exist_ok=True, mode=0o700)
     tag = hashlib.sha256(str(folder.path).encode()).hexdigest()[:8]
-    write_beside(_index() / f"{name}.{tag}.json", msgspec.json.encode(Known(name=name, path=str(folder.path))))
+    write_beside(_index() / f"{name}.{tag}.json", msgspec.json.encode(KnownSweep(name=name, path=str(folder.path))))
 
 
-def find(word: str) -> SweepFolder:
+def find_folder(name: str) -> SweepFolder:
     """The sweep of that name (one below the current folder first, then the newest), or in that folder.
 
     Raises:
         UnknownJobError: there is none.
     """
-    if "/" in word or os.path.isfile(os.path.join(word, "sweep.json")):
-        return SweepFolder(Path(word).absolute())
-    known = [sweep for sweep in all_known() if Path(sweep.path).is_dir()]
-    named = [Path(sweep.path) for sweep in known if sweep.name == word]
+    if "/" in name or os.path.isfile(os.path.join(name, "sweep.json")):
+        return SweepFolder(Path(name).absolute())
+    known = [sweep for sweep in list_sweeps() if Path(sweep.path).is_dir()]
+    named = [Path(sweep.path) for sweep in known if sweep.name == name]
     if not named:
-        raise UnknownJobError(f"no sweep named {word!r}", hint=nearest(word, {sweep.name for sweep in known}))
+        raise UnknownJobError(f"no sweep named {name!r}", hint=nearest(name, {sweep.name for sweep in known}))
     here = [path for path in named if path.is_relative_to(Path.cwd())]
     return SweepFolder((here or named)[0])
 
 
-def all_known() -> list[Known]:
-    """Every sweep, the one said last first."""
+def list_sweeps() -> list[KnownSweep]:
+    """Every sweep, the newest first."""
     if not _index().is_dir():
         return []
     files = sorted(_index().glob("[!.]*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [msgspec.json.decode(path.read_bytes(), type=Known) for path in files]
+    return [msgspec.json.decode(path.read_bytes(), type=KnownSweep) for path in files]

@@ -31,7 +31,7 @@ def largest_array(plan: Plan, tasks: int, *, runner: Runner = run) -> int:
     """
     env = {"SLURM_CONF": plan.job.slurm_conf} if plan.job.slurm_conf else {}
     sbatch, *options, script = plan.command
-    options = [word for word in options if word != "--parsable"]
+    options = [option for option in options if option != "--parsable"]
     while tasks > 0:
         argv = [sbatch, "--test-only", *options, f"--array=0-{tasks - 1}", script]
         if runner(argv, cwd=plan.job.chdir, env=env).code == 0:

@@ -17,11 +17,11 @@ from hpcjobs.run.status import statuses
 from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell
-from hpcjobs.sweeps.completed import read_states
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
+from hpcjobs.sweeps.state_cache import read_states
 
 
-class Standing(NamedTuple):
+class CellStatus(NamedTuple):
     """One cell, and where it stands; ``state`` None: nobody runs it, and nobody is going to."""
 
     cell: Cell
@@ -45,7 +45,7 @@ class Standing(NamedTuple):
         return not self.open and self.state is not State.COMPLETED
 
 
-class OneLook:
+class CachedQueue:
     """A scheduler whose queue is asked once, when somebody first wants to know."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -71,59 +71,59 @@ class _Attempt(NamedTuple):
         return None if self.entry is None else f"{self.entry.job_id}_{self.task}"
 
 
-def standings(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = False) -> list[Standing]:
+def cell_statuses(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = False) -> list[CellStatus]:
     """Where every wanted cell stands. ``certain``: ask the scheduler also about cells that say they failed
     (a requeued task does, until it starts again)."""
-    scheduler = scheduler if isinstance(scheduler, OneLook) else OneLook(scheduler)
+    scheduler = scheduler if isinstance(scheduler, CachedQueue) else CachedQueue(scheduler)
     cells = folder.definition.cells
     attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is asked after it is known
     states = read_states(folder)
-    own = {cell.id: _own(states.get(cell.id), attempts.get(cell.id)) for cell in cells}
-    asked = {
+    own = {cell.id: _own_state(states.get(cell.id), attempts.get(cell.id)) for cell in cells}
+    open_entries = {
         attempt.entry.job_id: attempt.entry
         for cell in cells
         if (attempt := attempts.get(cell.id)) is not None
         and attempt.entry is not None
-        and not _settled(own[cell.id], certain=certain)
+        and not _is_final(own[cell.id], certain=certain)
     }
-    records = _records(asked.values(), scheduler)
-    return [_standing(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
+    records = _records(open_entries.values(), scheduler)
+    return [_cell_status(cell, attempts.get(cell.id), own[cell.id], records) for cell in cells]
 
 
 def tail_is_queued(folder: SweepFolder, scheduler: Scheduler) -> bool:
     """Whether the job that submits the rest of the sweep is in the queue, or has just submitted its successor."""
     tail = folder.tail()
-    return tail is not None and _queued(tail, folder, scheduler)
+    return tail is not None and _is_queued(tail, folder, scheduler)
 
 
-def _queued(tail: Entry, folder: SweepFolder, scheduler: Scheduler) -> bool:
+def _is_queued(tail: Entry, folder: SweepFolder, scheduler: Scheduler) -> bool:
     return any(record.job_id == tail.job_id for record in scheduler.queue()) or folder.tail() != tail
 
 
-def _settled(own: StateFile | None, *, certain: bool) -> bool:
+def _is_final(own: StateFile | None, *, certain: bool) -> bool:
     return own is not None and (own.state is State.COMPLETED or (own.state.ended and not certain))
 
 
 def _attempts(folder: SweepFolder, scheduler: Scheduler, tail: Entry | None) -> dict[str, _Attempt]:
     """The latest attempt of every cell that was ever put into a chunk; chunks that nobody will submit are left out."""
-    found: dict[str, _Attempt] = {}
+    latest: dict[str, _Attempt] = {}
     for chunk in folder.chunks():
-        entry = folder.entry(chunk) or adopted(folder, chunk, scheduler)
+        entry = folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler)
         if entry is None and not _will_be_submitted(folder, chunk, scheduler, tail):
             continue
-        found |= {cell: _Attempt(chunk, entry, line // chunk.pack) for line, cell in enumerate(chunk.cells)}
-    return found
+        latest |= {cell: _Attempt(chunk, entry, line // chunk.pack) for line, cell in enumerate(chunk.cells)}
+    return latest
 
 
 def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, tail: Entry | None) -> bool:
     """Whether the sweep is being submitted: a process holds its lock, or the job that submits the rest exists."""
     if folder.owner(chunk) == NOBODY:
         return False
-    served = folder.being_submitted() or (tail is not None and _queued(tail, folder, scheduler))
+    served = folder.being_submitted() or (tail is not None and _is_queued(tail, folder, scheduler))
     return served or folder.entry(chunk) is not None
 
 
-def adopted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | None:
+def adopt_chunk(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | None:
     """The job of a chunk that was submitted by somebody who then had no time to record it."""
     owner = folder.owner(chunk)
     if owner == NOBODY:
@@ -133,7 +133,7 @@ def adopted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | 
     return None if job_id is None else remember(plan, Submitted(job_id=job_id)).entry
 
 
-def _own(state: StateFile | None, attempt: _Attempt | None) -> StateFile | None:
+def _own_state(state: StateFile | None, attempt: _Attempt | None) -> StateFile | None:
     """The cell's state file, if it is about its latest attempt or a success."""
     latest = attempt is not None and state is not None and state.job_id == attempt.job_id
     return state if state is not None and (latest or state.state is State.COMPLETED) else None
@@ -145,11 +145,13 @@ def _records(entries: Iterable[Entry], scheduler: Scheduler) -> dict[str, JobRec
     return {task: record for job in known for record in job.records for task in task_ids(record.job_id)}
 
 
-def _standing(cell: Cell, attempt: _Attempt | None, own: StateFile | None, records: dict[str, JobRecord]) -> Standing:
+def _cell_status(
+    cell: Cell, attempt: _Attempt | None, own: StateFile | None, records: dict[str, JobRecord]
+) -> CellStatus:
     if attempt is None:
-        return Standing(cell, State.COMPLETED if own is not None else None, own=own)
+        return CellStatus(cell, State.COMPLETED if own is not None else None, own=own)
     record = records.get(attempt.job_id or "")
-    return Standing(cell, _state(attempt, own, record), attempt.job_id, attempt.chunk, own, record)
+    return CellStatus(cell, _state(attempt, own, record), attempt.job_id, attempt.chunk, own, record)
 
 
 def _state(attempt: _Attempt, own: StateFile | None, record: JobRecord | None) -> State | None:

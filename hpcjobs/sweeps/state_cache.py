@@ -16,8 +16,8 @@ _FILE = "completed.json"
 
 def read_states(folder: SweepFolder) -> dict[str, StateFile]:
     """What each started cell last wrote, by id. Cells that were completed before are not read again."""
-    started = folder.started()
-    known = {cell: state for cell, state in _kept(folder).items() if cell in started}
+    started = folder.started_cells()
+    known = {cell: state for cell, state in _read_cache(folder).items() if cell in started}
     read = {cell: read_cell_state(folder, cell) for cell in started - known.keys()}
     new = {cell: state for cell, state in read.items() if state is not None}
     completed = {cell: state for cell, state in new.items() if state.state is State.COMPLETED}
@@ -27,7 +27,7 @@ def read_states(folder: SweepFolder) -> dict[str, StateFile]:
     return known | new
 
 
-def _kept(folder: SweepFolder) -> dict[str, StateFile]:
+def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
     try:
         return msgspec.json.decode((folder.path / _FILE).read_bytes(), type=dict[str, StateFile])
     except (FileNotFoundError, msgspec.MsgspecError):  # none yet, or of another version
