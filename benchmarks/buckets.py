@@ -25,7 +25,9 @@ def traffic(group: RankGroup, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
     workload, strategy = resnet50(CONFIG), Ddp(DdpFlags(bucket_cap_mb=bucket_cap_mb))
     model = strategy.wrap(workload.build_model(), group=group, workload=workload, dtype=None)
     for _ in range(STEPS):
-        workload.loss(model, workload.train[range(2)]).backward()  # type: ignore[no-untyped-call]
+        loss = workload.loss(model, workload.train.read_batch(range(2)))
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]
     found = strategy.traffic(model)
     assert found is not None
     return found, len(list(model.parameters()))

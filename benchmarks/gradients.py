@@ -43,7 +43,7 @@ class Alone(Strategy):
 def step_ms(strategy: Strategy, batch_size: int, group: RankGroup) -> Callable[[], float]:
     config = Config(workload="lm", preset="small", sequence_length=64, batch_size=batch_size, steps=10_000)
     workload = lm(config)
-    batch = workload.train[range(batch_size)]
+    batch = workload.train.read_batch(range(batch_size))
     stepper = Stepper(config, workload, strategy, group=group, plan=plan_training(config, workload, group.world_size))
 
     def window() -> float:

@@ -57,7 +57,7 @@ class Points:
     def __len__(self) -> int:
         return 1 << 20
 
-    def __getitem__(self, indices: Any) -> Batch:
+    def read_batch(self, indices: Any) -> Batch:
         return torch.ones(len(indices), 16), torch.zeros(len(indices), dtype=torch.int64)
 
 
@@ -198,7 +198,7 @@ def peers(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> dic
 
 def real(group: RankGroup) -> list[tuple[str, Outcome]]:
     workload, steps = lm(REAL), 5
-    batch = workload.train[range(8)]
+    batch = workload.train.read_batch(range(8))
     whole = {
         "plain DDP by hand": by_hand(workload, batch, group, steps),
         "ddp": ours(REAL, Ddp(DdpFlags()), workload, batch, group, steps),
@@ -218,7 +218,7 @@ def real(group: RankGroup) -> list[tuple[str, Outcome]]:
 
 def tax(group: RankGroup) -> list[tuple[str, Outcome]]:
     workload, steps = empty(), 200
-    batch = workload.train[range(8)]
+    batch = workload.train.read_batch(range(8))
     contestants = {
         "plain DDP by hand": by_hand(workload, batch, group, steps),
         "ddp": ours(EMPTY, Ddp(DdpFlags()), workload, batch, group, steps),
@@ -230,7 +230,7 @@ def tax(group: RankGroup) -> list[tuple[str, Outcome]]:
 def extras(group: RankGroup) -> str:
     """What measuring costs, from its parts: a probe each so many steps, a sample of the monitor each second."""
     workload = lm(REAL)
-    batch, plan = workload.train[range(8)], plan_training(REAL, workload, group.world_size)
+    batch, plan = workload.train.read_batch(range(8)), plan_training(REAL, workload, group.world_size)
     stepper = Stepper(REAL, workload, Ddp(DdpFlags()), group=group, plan=plan)
     probe, sampler = Probe(PROBE_EVERY, stepper, group), Sampler([os.getpid()], Gpus([]))
     step_ms = statistics.median(timed(group, 5, lambda number: void(stepper.step(batch, number))) for _ in range(11))

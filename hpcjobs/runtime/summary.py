@@ -49,9 +49,10 @@ class Evaluation:
     """Over the whole held-out part, each prediction counted once."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None
     predictions: int
     perplexity: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the workload's own
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, field, fields
-from typing import Any, NoReturn, TypeVar
+from dataclasses import MISSING, field, fields, make_dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from hpcjobs.runtime.exits import UsageError
 
@@ -66,7 +68,53 @@ def add_flags(parser: argparse.ArgumentParser, owner: type[Any], *, title: str) 
             group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
             continue
         many: dict[str, Any] = {"nargs": "+"} if isinstance(item.default, tuple) else {}
+        if item.default is MISSING:
+            common = {"dest": item.name, "required": True, "help": meta["help"]}
         group.add_argument(name, type=meta["parse"], choices=meta["choices"], metavar=meta["metavar"], **common, **many)
+
+
+def flags_of(function: Callable[..., object]) -> type[Any]:
+    """A dataclass of flags from the keyword-only parameters of a function: their names, types, defaults and help.
+
+    `width: int = 32` is `--width`; `width: Annotated[int, "hidden units"] = 32` has a help text too. Types are str,
+    int, float, bool, Literal of strings, and each of these `| None`.
+
+    Raises:
+        UsageError: a parameter has no type, or one that no flag can have.
+    """
+    own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    hints = get_type_hints(function, include_extras=True) if own else {}
+    items: list[tuple[str, Any, Any]] = []
+    for parameter in own:
+        hint, help_text = hints.get(parameter.name), ""
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            help_text = " ".join(note for note in notes if isinstance(note, str))
+        alternatives = [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+        kind = alternatives[0] if len(alternatives) == 1 else None
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        if choices is None and (kind is None or kind not in (str, int, float, bool)):
+            raise UsageError(
+                f"the parameter {parameter.name} of {function.__name__} has the type {hint}, which no flag can have",
+                hint="str, int, float, bool, Literal of strings, or one of these | None",
+            )
+        default = MISSING if parameter.default is parameter.empty else parameter.default
+        parse = str if kind is None or choices is not None else parse_as(kind)
+        settings = {"help": help_text, "parse": parse, "choices": choices, "metavar": None}
+        items.append((parameter.name, Any, field(default=default, metadata=settings)))
+    return make_dataclass("WorkloadFlags", items, frozen=True, kw_only=True)
+
+
+def parse_as(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of one type, whose error says what is wrong."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not of type {getattr(kind, '__name__', kind)}") from None
+
+    return parse
 
 
 def read_flags(owner: type[T], parsed: argparse.Namespace) -> T:

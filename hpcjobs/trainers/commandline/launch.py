@@ -8,21 +8,27 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, WorldMismatch
+from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError, WorldMismatch
 from hpcjobs.runtime.signals import Stop, folder, ignore, listen
 from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.commandline.flags import Parser, add_flags, parse_all, read_flags
+from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, parse_all, read_flags
+from hpcjobs.trainers.commandline.own_workload import find_function
 
 F = TypeVar("F")
 SILENT_RANKS_WAIT_S = 1.5
+
+
+@dataclass(frozen=True)
+class NoFlags:
+    """Of a bundled workload, whose flags are those of every trainer."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Call(Generic[F]):
     config: Config
     flags: F
     env: DistEnv
+    workload_flags: Any = field(default_factory=lambda: NoFlags())
+    """The own flags of a user's workload: a dataclass."""
     stop: Stop | None = None
     """Where a job script would start the run again: whether it asks to stop now."""
 
@@ -53,10 +61,11 @@ def launch(
     gc.disable()  # loading torch makes 300,000 objects and no garbage; open_run() turns it on again
     atexit.register(gc.freeze)  # nor need they be looked through as the process ends
     try:
-        config, chosen = _parse(trainer, about, flags, argv)
-        call = Call(trainer, config, chosen, DistEnv.from_environ(os.environ), stop)
-        _refuse_other_world(call.env)
-        _settle_environment(call.env)
+        env = DistEnv.from_environ({} if asks_for_help(argv) else os.environ)
+        set_library_environment(env)
+        config, chosen, own = _parse(trainer, about, flags, argv)
+        _refuse_other_world(env)
+        call = Call(trainer, config, chosen, env, own, stop)
         run = import_object(train)
         run(call, import_object(strategy)(chosen))
     except Requeue as left:
@@ -120,12 +129,34 @@ def report(error: TrainerError) -> int:
     return error.code
 
 
-def _parse(trainer: str, about: str | None, flags: type[F], argv: Sequence[str] | None) -> tuple[Config, F]:
+def _parse(trainer: str, about: str | None, flags: type[F], argv: Sequence[str] | None) -> tuple[Config, F, Any]:
     parser = Parser(prog=trainer, description=about, allow_abbrev=False)
     add_flags(parser, Config, title="every trainer")
     add_flags(parser, flags, title=trainer)
+    own = _add_workload_flags(parser, argv)
     parsed = parse_all(parser, argv)
-    return read_flags(Config, parsed), read_flags(flags, parsed)
+    return read_flags(Config, parsed), read_flags(flags, parsed), read_flags(own, parsed)
+
+
+def _add_workload_flags(parser: Parser, argv: Sequence[str] | None) -> type[Any]:
+    """Add the own flags of a user's workload, which is imported for that; their dataclass."""
+    first = Parser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    first.add_argument("--workload", default="")
+    name = first.parse_known_args(argv)[0].workload
+    if ":" not in name:
+        return NoFlags
+    own = flags_of(find_function(name))
+    taken = {action.dest for action in parser._actions}
+    for item in fields(own):
+        if item.name in taken:
+            raise UsageError(
+                f"--workload {name}: its parameter {item.name} has the name of a flag of every trainer, "
+                f"--{item.name.replace('_', '-')}",
+                hint=f"another name, or config.{item.name} for the value of that flag",
+            )
+    if fields(own):
+        add_flags(parser, own, title=name)
+    return own
 
 
 def _refuse_other_world(env: DistEnv) -> None:
@@ -137,7 +168,11 @@ def _refuse_other_world(env: DistEnv) -> None:
         )
 
 
-def _settle_environment(env: DistEnv) -> None:
+def asks_for_help(argv: Sequence[str] | None) -> bool:
+    return bool({"-h", "--help"} & set(sys.argv[1:] if argv is None else argv))
+
+
+def set_library_environment(env: DistEnv) -> None:
     """Before torch is loaded: libraries read these once."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # retries of a connection are no news
     if "OMP_NUM_THREADS" not in os.environ:

@@ -6,13 +6,14 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from hpcjobs.trainers.workloads.base import Batch, Dataset
+from hpcjobs.trainers.workloads.base import Batch, BatchDataset
+from hpcjobs.trainers.workloads.batch import to_device
 
 Draw = tuple[int, list[int]]
 """The seed of a batch, and the numbers of its samples."""
@@ -102,15 +103,50 @@ class SeededDataset:
     """Sets the global generators before each batch: what a dataset draws depends on seed, rank, epoch and step alone,
     neither on the number of workers nor on whether the run was interrupted."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: BatchDataset) -> None:
         self.dataset = dataset
 
     def __getitem__(self, draw: Draw) -> Batch:
         seed, indices = draw
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        return self.dataset[indices]
+        seed_generators(seed)
+        return self.dataset.read_batch(indices)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and Python."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+State = tuple[torch.Tensor, Any, Any]
+
+
+def read_generators() -> State:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def set_generators(state: State) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+
+
+def preserve_generators(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches of a source in this process, whose draws and those of the model do not disturb each other."""
+    own: State | None = None
+    while True:
+        models = read_generators()
+        if own is not None:
+            set_generators(own)
+        try:
+            batch = next(batches, None)
+            own = read_generators()
+        finally:
+            set_generators(models)
+        if batch is None:
+            return
+        yield batch
 
 
 class _CurrentOrder:
@@ -129,7 +165,7 @@ class _CurrentOrder:
 class Loader:
     """Batches on the device. Without workers it reads the dataset itself; worker processes live as long as the run."""
 
-    def __init__(self, dataset: Dataset, *, device: torch.device, workers: int) -> None:
+    def __init__(self, dataset: BatchDataset, *, device: torch.device, workers: int) -> None:
         self._dataset, self._device = SeededDataset(dataset), device
         self._sampler = _CurrentOrder()
         self._fetched: DataLoader[Batch] | None = None
@@ -148,19 +184,12 @@ class Loader:
         self._sampler.order = order
         batches = map(self._read, order) if self._fetched is None else self._fetched
         for batch in batches:
-            yield self._to_device(batch)
+            yield to_device(batch, self._device)
 
     def _read(self, draw: Draw) -> Batch:
         """In this process: the generators of the model go on as if nothing had been drawn."""
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        before = read_generators()
         try:
             return self._dataset[draw]
         finally:
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
-
-    def _to_device(self, batch: Batch) -> Batch:
-        if self._device.type == "cpu":
-            return batch
-        return tuple(part.to(self._device, non_blocking=True) for part in batch)
+            set_generators(before)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from hpcjobs.runtime.summary import Evaluation
 from hpcjobs.trainers.commandline.config import Config
@@ -13,7 +14,10 @@ from hpcjobs.trainers.data.loader import HeldOutOrder, Loader
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
-from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.workloads.base import Batch, Score, Workload
+from hpcjobs.trainers.workloads.batch import count_samples
+
+TENSOR = ""  # the key of the score's own sums, beside the names of metrics
 
 
 class Evaluator:
@@ -40,17 +44,32 @@ class Evaluator:
     def evaluate(self, boundary: Callable[[], None]) -> Evaluation:
         """Scores the model; a collective call. `boundary` is called after each pass, and may end it by an exception."""
         model, group = self.stepper.forward, self.group
-        sums = torch.zeros(3, dtype=torch.float64, device=group.device)
+        sums: dict[str, torch.Tensor] = {}
         model.eval()
         with torch.no_grad():
             for number, batch in enumerate(self._loader.epoch(self._order)):
                 with self.stepper.autocast():
-                    score = self.workload.evaluate(model, batch).tensor
-                if self._order.batch(number):
-                    sums += score
+                    score = self._score(model, batch)
+                counts = bool(self._order.batch(number))
+                for name, value in {TENSOR: score.tensor, **score.metrics}.items():
+                    sums[name] = sums.get(name, 0) + counts * value.double()
                 boundary()
         model.train()
-        loss_sum, correct, count = group.sum(sums).tolist()
+        names = [name for name in sums if name != TENSOR]
+        flat = torch.cat([sums[TENSOR], *(sums[name].reshape(1) for name in names)])
+        loss_sum, correct, count, *totals = group.sum(flat).tolist()
         loss = loss_sum / count
+        accuracy = None if math.isnan(correct) else correct / count
         perplexity = math.exp(min(loss, 700.0)) if self.workload.perplexity else None
-        return Evaluation(loss, correct / count, int(count), perplexity)
+        metrics = {name: total / count for name, total in zip(names, totals, strict=True)}
+        return Evaluation(loss, accuracy, int(count), perplexity, metrics)
+
+    def _score(self, model: nn.Module, batch: Batch) -> Score:
+        """The workload's own score, or that of its loss and its metrics, which are means over the batch."""
+        if self.workload.evaluate is not None:
+            return self.workload.evaluate(model, batch)
+        samples, result = count_samples(batch), self.workload.loss(model, batch)
+        loss, metrics = (result, {}) if isinstance(result, torch.Tensor) else result
+        loss = loss.double()
+        tensor = torch.stack([loss * samples, torch.full_like(loss, math.nan), torch.full_like(loss, samples)])
+        return Score(tensor, {name: samples * value for name, value in metrics.items()})

@@ -18,7 +18,9 @@ from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.trainers.checkpoint.format import CheckpointMeta
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.launch import Call
+from hpcjobs.trainers.data.datasets import adapt_datasets
 from hpcjobs.trainers.data.staging import stage_data
+from hpcjobs.trainers.data.training import TrainingData
 from hpcjobs.trainers.distributed.cpu_affinity import describe_shared_cores, format_cores
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
@@ -59,6 +61,16 @@ class Run:
     @property
     def first_step(self) -> int:
         return 0 if self.resumed is None else self.resumed.step
+
+    def make_training_data(self) -> TrainingData:
+        return TrainingData(
+            self.workload.train,
+            self.config,
+            self.group,
+            samples_per_step=self.plan.samples_per_step,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            fill=self.plan.fill,
+        )
 
     def end_step(self, step: int, epoch: int) -> None:
         """After every step: write its line, evaluate and save where that is due, and stop where that was requested."""
@@ -119,7 +131,7 @@ class Run:
             parameters=self.stepper.parameters,
             bytes_moved_per_step=None if traffic is None else traffic.bytes,
             collectives_per_step=None if traffic is None else traffic.calls,
-            config={**asdict(config), **asdict(self.call.flags)},
+            config={**asdict(config), **asdict(self.call.flags), **asdict(self.call.workload_flags)},
         )
         self.group.log(describe_result(summary, self.run_dir))
         return summary
@@ -131,7 +143,8 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
     config = call.config
     with join_world(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
         log_topology(group)
-        workload = grow_synthetic(config, load_workload(stage_data(config, group)), group.world_size)
+        workload = adapt_datasets(load_workload(stage_data(config, group), call.workload_flags))
+        workload = grow_synthetic(config, workload, group.world_size)
         set_numerics(config, workload)
         refuse_unequal_data(group, workload)
         plan = plan_training(config, workload, group.world_size, fill=strategy.fills)
@@ -209,7 +222,7 @@ def warn_of_small_share(group: RankGroup, plan: TrainingPlan) -> None:
 
 def refuse_unequal_data(group: RankGroup, workload: Workload) -> None:
     """Ranks that count different samples would end an epoch at different steps, and hang there."""
-    mine = (len(workload.train), 0 if workload.held_out is None else len(workload.held_out))
+    mine = (workload.train_length, 0 if workload.held_out is None else len(workload.held_out))
     everyone = group.gather(mine)
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
@@ -232,8 +245,10 @@ def choose_run_dir(call: Call[Any], group: RankGroup) -> Path:
 
 
 def describe_run(trainer: str, workload: Workload, plan: TrainingPlan, stepper: Stepper, run_dir: Path) -> str:
+    length = workload.train_length
+    samples = "a stream of samples" if length is None else f"{length:,} samples"
     return (
-        f"{trainer}: {workload.name}, {stepper.parameters:,} parameters, {len(workload.train):,} samples, "
+        f"{trainer}: {workload.name}, {stepper.parameters:,} parameters, {samples}, "
         f"batch {plan.batch_size} × {plan.accumulate} × {plan.world_size} ranks, "
         f"{plan.total_steps} steps, lr {plan.lr:g}, run folder {run_dir}"
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.loader import EpochOrder, Loader
 from hpcjobs.trainers.loop.run import Run, open_run
 from hpcjobs.trainers.metrics.communication_probe import Probe
 from hpcjobs.trainers.strategies.base import Strategy
@@ -23,22 +22,12 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
 
 def run_loop(run: Run, probe: Probe) -> None:
     """Every step of every epoch; `end_step` writes lines, evaluates and saves where that is due."""
-    config, plan, stepper, recorder = run.config, run.plan, run.stepper, run.recorder
-    loader = Loader(run.workload.train, device=run.group.device, workers=config.workers)
+    plan, stepper, recorder = run.plan, run.stepper, run.recorder
+    data = run.make_training_data()
     meter, step = recorder.meter, run.first_step
     for epoch in range(step // plan.steps_per_epoch, plan.epochs):
-        order = EpochOrder(
-            len(run.workload.train),
-            run.group.rank,
-            run.group.world_size,
-            plan.samples_per_step,
-            config.seed,
-            epoch,
-            first_step=step - epoch * plan.steps_per_epoch,
-            fill=stepper.strategy.fills,
-        )
-        batches = loader.epoch(order)
-        for _ in range(min(len(order), plan.total_steps - step)):
+        batches = data.epoch(epoch, step - epoch * plan.steps_per_epoch)
+        for _ in range(min((epoch + 1) * plan.steps_per_epoch, plan.total_steps) - step):
             meter.begin()
             batch = next(batches, None)  # none: this rank has run out, a step before others
             meter.data_ready()
@@ -47,7 +36,7 @@ def run_loop(run: Run, probe: Probe) -> None:
             if loss is None or (not stepper.strategy.fills and step + 1 == (epoch + 1) * plan.steps_per_epoch):
                 loss = stepper.strategy.join(stepper.model, loss)
             meter.end()
-            recorder.add(loss)
+            recorder.add(loss, stepper.take_metrics())
             step += 1
             run.end_step(step, epoch)
             if batch is not None and probe.due(step):

@@ -43,6 +43,7 @@ class Probe:
         for buffer, before in buffers:
             buffer.copy_(before)
         set_own_generators(generators, self.group)
+        self.stepper.take_metrics()  # of passes that do not count
         self.exposed_s.append(window_s[True] - window_s[False])
         self.compute_s.append(window_s[False])
 

@@ -6,7 +6,7 @@ import math
 import platform
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -45,6 +45,7 @@ class Recorder:
         self.evaluation: Evaluation | None = None
         self._evaluated_at: tuple[int, int] | None = None  # finished steps; bytes of metrics before the evaluation
         self._pending: list[torch.Tensor] = []
+        self._pending_metrics: dict[str, list[torch.Tensor]] = {}
         self._started = time.time()
         keep_bytes = 0 if resumed is None else resumed.metrics_bytes
         self._log = MetricsLog(run_dir / METRICS_FILE, keep_bytes=keep_bytes) if group.rank == 0 else None
@@ -59,8 +60,11 @@ class Recorder:
         if self._log is not None:
             self._log.close()
 
-    def add(self, loss: torch.Tensor) -> None:
+    def add(self, loss: torch.Tensor, metrics: Mapping[str, torch.Tensor] | None = None) -> None:
+        """The mean loss of a step on this rank, and the workload's own metrics: the same names on all ranks."""
         self._pending.append(loss)
+        for name, value in (metrics or {}).items():
+            self._pending_metrics.setdefault(name, []).append(value)
 
     def flush(self, step: int, epoch: int) -> None:
         """Write the line of the steps since the last one; `step` counts finished steps."""
@@ -70,9 +74,13 @@ class Recorder:
         self.meter.settle()
         recent, waits = self.meter.step_s[-steps:], self.meter.wait_s[-steps:]
         mine = torch.stack(self._pending).double().mean(), sum(recent) / steps, sum(waits) / steps
-        losses, step_s, wait_s = self.group.rows([float(value) for value in mine]).unbind(1)
+        own = [_mean(values) for values in self._pending_metrics.values()]
+        losses, step_s, wait_s, *others = self.group.rows([*(float(value) for value in mine), *own]).unbind(1)
+        metrics = {name: float(row.nanmean()) for name, row in zip(self._pending_metrics, others, strict=True)}
         mean = float(losses.mean())
         self._pending.clear()
+        for values in self._pending_metrics.values():
+            values.clear()
         if mean != mean or mean in (float("inf"), float("-inf")):
             raise LossNotFinite(
                 f"the loss is {mean} at step {step} (epoch {epoch + 1})",
@@ -84,7 +92,7 @@ class Recorder:
                     step_time_s=float(step_s[0]), step_time_max_s=float(step_s.max()),
                     data_wait_s=float(wait_s[0]), data_wait_max_s=float(wait_s.max()),
                     data_wait_max_rank=int(wait_s.argmax()), throughput=rate,
-                    unit=f"{self.workload.unit}/s")  # fmt: skip
+                    unit=f"{self.workload.unit}/s", **({"metrics": metrics} if metrics else {}))  # fmt: skip
         width = len(str(self.plan.total_steps))
         self.group.log(
             f"epoch {epoch + 1}/{self.plan.epochs}  step {step:>{width}}/{self.plan.total_steps}  "
@@ -111,10 +119,12 @@ class Recorder:
     def record_evaluation(self, result: Evaluation, step: int, epoch: int) -> None:
         self.evaluation, self._evaluated_at = result, (step, self._bytes)
         self._write("evaluation", step=step, epoch=epoch, **asdict(result))
-        extra = "" if result.perplexity is None else f"  perplexity {result.perplexity:.3f}"
+        extra = "" if result.accuracy is None else f"  accuracy {result.accuracy:.4f}"
+        extra += "" if result.perplexity is None else f"  perplexity {result.perplexity:.3f}"
+        extra += "".join(f"  {name} {value:.4g}" for name, value in result.metrics.items())
         self.group.log(
-            f"epoch {epoch + 1}/{self.plan.epochs}  held out: loss {result.loss:.4f}  "
-            f"accuracy {result.accuracy:.4f}{extra}  ({result.predictions:,} predictions)"
+            f"epoch {epoch + 1}/{self.plan.epochs}  held out: loss {result.loss:.4f}"
+            f"{extra}  ({result.predictions:,} predictions)"
         )
 
     def finish(self, *, steps: int, precision: str, tf32: bool, compute_s: Sequence[float], **known: Any) -> RunSummary:
@@ -123,7 +133,8 @@ class Recorder:
         meter, now = self.meter, time.time()
         ranks = by_rank(self.group, meter, compute_s)
         rate = self._rate(meter.counted_steps, last=steps)
-        flops_per_s = rate / self.workload.units_per_sample * self.workload.flops_per_sample
+        flops = self.workload.flops_per_sample
+        flops_per_s = None if flops is None else rate / self.workload.units_per_sample * flops
         peak = self._peak(precision, tf32=tf32)
         summary = RunSummary(
             workload=self.workload.name,
@@ -155,7 +166,7 @@ class Recorder:
             precision=precision,
             flops_per_s=flops_per_s,
             peak_flops_per_s=peak,
-            mfu=None if peak is None else flops_per_s / peak,
+            mfu=None if peak is None or flops_per_s is None else flops_per_s / peak,
             loss=self.loss,
             evaluation=self.evaluation,
             **known,
@@ -189,6 +200,10 @@ class Recorder:
     def _write(self, kind: str, **values: object) -> None:
         if self._log is not None:
             self._log.write(kind, time_s=round(time.time() - self._started, 6), **values)
+
+
+def _mean(values: Sequence[torch.Tensor]) -> float:
+    return float(torch.stack([value.double() for value in values]).mean()) if values else math.nan
 
 
 def by_rank(group: RankGroup, meter: Meter, compute_s: Sequence[float]) -> ByRank:

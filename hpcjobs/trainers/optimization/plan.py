@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hpcjobs.runtime.exits import BadData
+from hpcjobs.runtime.exits import BadData, UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.workloads.base import Schedule, Workload
 
 DECAYED = 0.1  # of the full rate is left at the end of a cosine
 WARMUP_SHARE = 0.1  # of a run's steps, where its rate is above the workload's own (Goyal et al. 2017)
@@ -25,8 +25,9 @@ class TrainingPlan:
     lr: float  # after scaling with the world size
     warmup_steps: int
     lr_decay: str
-    epoch_samples: int  # of the training data
+    epoch_samples: int  # of the training data; of a stream without a length, all that the run takes
     fill: bool  # ranks repeat samples, so that each has as many
+    schedule: Schedule | None = None  # in place of lr_decay
 
     @property
     def samples_per_step(self) -> int:
@@ -54,6 +55,8 @@ class TrainingPlan:
         """The rate of step 0, 1, …: a function of the number alone, so a resumed run needs no more."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule is not None:
+            return self.lr * self.schedule(step - self.warmup_steps, self.total_steps - self.warmup_steps)
         if self.lr_decay == "none":
             return self.lr
         done = (step - self.warmup_steps) / max(1, self.total_steps - 1 - self.warmup_steps)
@@ -71,10 +74,17 @@ def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workl
 
 
 def plan_training(config: Config, workload: Workload, world_size: int, *, fill: bool = True) -> TrainingPlan:
-    if len(workload.train) == 0:
+    batch_size, length = _batch_size(config, workload), workload.train_length
+    if length == 0:
         raise BadData(f"the workload {workload.name} has no training samples")
-    batch_size = _batch_size(config, workload)
-    per_rank = math.ceil(len(workload.train) / world_size)
+    if length is None:  # the run is one epoch
+        if config.steps is None:
+            raise UsageError(
+                f"the training data of the workload {workload.name} has no length: --steps N says how long to train",
+                hint="or the dataset defines __len__",
+            )
+        length = config.steps * batch_size * config.accumulate * world_size
+    per_rank = math.ceil(length / world_size)
     steps_per_epoch = math.ceil(per_rank / (batch_size * config.accumulate))
     epochs, steps = _length(config, workload, steps_per_epoch)
     lr = _scale_lr(workload.lr if config.lr is None else config.lr, config.lr_scaling, world_size)
@@ -91,8 +101,9 @@ def plan_training(config: Config, workload: Workload, world_size: int, *, fill: 
         lr=lr,
         warmup_steps=warmup_steps,
         lr_decay=config.lr_decay,
-        epoch_samples=len(workload.train),
+        epoch_samples=length,
         fill=fill,
+        schedule=workload.schedule,
     )
 
 

@@ -7,13 +7,14 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.optimizers import build_optimizer, set_learning_rate
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads.base import Batch, Workload
+from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,14 +36,15 @@ class Stepper:
             self.dtype = None
         self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
         torch.manual_seed(config.seed + 1 + group.rank)
-        plain = build_optimizer(strategy.parameters(self.model), workload, lr=plan.lr)
+        plain = build_optimizer(strategy.parameter_groups(self.model, workload), workload, lr=plan.lr)
         self.optimizer = strategy.optimizer(plain, self.model)
+        self._metric_sums: dict[str, torch.Tensor] = {}
+        self._metric_samples = 0
         self.scaler = strategy.scaler(group.device.type, enabled=config.precision == "fp16")
 
     def step(self, batch: Batch, number: int) -> torch.Tensor:
         """Train on this rank's part of global batch `number`; its mean loss, still on the device."""
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = self.plan.lr_at(number)
+        set_learning_rate(self.optimizer, self.plan.lr_at(number))
         loss = self.backward(batch)
         self.strategy.after_backward(self.model)
         if self.clip_norm is not None or self.strategy.holds_shards:
@@ -57,34 +59,44 @@ class Stepper:
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Gradients of the batch's mean loss; only the last of several passes synchronises."""
-        total, size = len(batch[0]), self.plan.batch_size
+        total, size = count_samples(batch), self.plan.batch_size
         if total <= size:
             return self._pass(batch)
         mean = torch.zeros((), device=self.device)
         for start in range(0, total, size):
-            part = tuple(samples[start : start + size] for samples in batch)
+            part = slice_batch(batch, start, start + size)
             quiet = self.strategy.no_sync(self.model) if start + size < total else nullcontext()
             with quiet:
-                mean += self._pass(part, share=len(part[0]) / total)
+                mean += self._pass(part, share=count_samples(part) / total)
         return mean
 
     def _pass(self, batch: Batch, *, share: float | None = None) -> torch.Tensor:
         """One forward and backward pass, whose loss counts for `share` of the whole; None: it is the whole."""
         with self.autocast():
-            loss = self.workload.loss(self.forward, batch)
+            loss = self.compute_loss(batch)
             if share is not None:
                 loss = loss * share
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
+    def compute_loss(self, batch: Batch) -> torch.Tensor:
+        """The workload's loss; its metrics, if it has some, are added up until `take_metrics`."""
+        result = self.workload.loss(self.forward, batch)
+        if isinstance(result, torch.Tensor):
+            return result
+        loss, metrics = result
+        samples = count_samples(batch)
+        for name, value in metrics.items():
+            self._metric_sums[name] = self._metric_sums.get(name, 0) + samples * value.detach()
+        self._metric_samples += samples
+        return loss
+
+    def take_metrics(self) -> dict[str, torch.Tensor]:
+        """Means of the workload's metrics over the samples since the last call, still on the device."""
+        means = {name: total / self._metric_samples for name, total in self._metric_sums.items()}
+        self._metric_sums, self._metric_samples = {}, 0
+        return means
+
     def autocast(self) -> AbstractContextManager[None]:
         """Around a forward pass: the lower precision, where the strategy leaves it to the loop."""
         return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
-
-
-def build_optimizer(parameters: list[nn.Parameter], workload: Workload, *, lr: float) -> torch.optim.Optimizer:
-    """Fused kernels; weight decay where the workload asks for it."""
-    if workload.optimizer == "sgd":
-        fused = not any(isinstance(parameter, DTensor) for parameter in parameters)  # torch has it for AdamW alone
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=workload.weight_decay, fused=fused)
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=workload.weight_decay, fused=True)

@@ -13,6 +13,7 @@ from torch import nn
 from hpcjobs.runtime.exits import UnequalData
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.workloads.parameters import GroupedParameters, group_parameters
 
 
 class Traffic(NamedTuple):
@@ -41,6 +42,14 @@ class Strategy:
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """What the optimizer steps: here the model's own."""
         return list(model.parameters())
+
+    def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """With the names that they had before `wrap`."""
+        return list(model.named_parameters())
+
+    def parameter_groups(self, model: nn.Module, workload: Workload) -> GroupedParameters:
+        """What the optimizer steps, by the workload's groups."""
+        return group_parameters(self.named_parameters(model), workload)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer to step, made of the workload's own. Called once, after `wrap`."""

@@ -54,6 +54,9 @@ class Ddp(Strategy):
     def after_backward(self, model: nn.Module) -> None:
         self.recorded = True
 
+    def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        return super().named_parameters(bare(model))
+
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return super().model_state(bare(model))
 

@@ -64,6 +64,9 @@ class DdpOverMpi(Ddp):
         else:
             self.gradients.sum()
 
+    def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        return (Ddp if self.gradients is None else Strategy).named_parameters(self, model)
+
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return super().model_state(model) if self.gradients is None else Strategy.model_state(self, model)
 

@@ -111,6 +111,9 @@ class Fsdp(Strategy):
         norm = super().clip(parameters, max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
+    def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        return [(plain(name), parameter) for name, parameter in model.named_parameters()]
+
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         return {plain(name): value for name, value in model.state_dict().items()}
 

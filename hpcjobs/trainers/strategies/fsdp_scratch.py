@@ -32,6 +32,7 @@ from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, fits_unsharded
 from hpcjobs.trainers.strategies.flat import FlatUnit
 from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.workloads.parameters import GroupedParameters, group_parameters
 
 
 class AgreeingGradScaler(torch.amp.GradScaler):
@@ -51,7 +52,9 @@ class FsdpScratch(Strategy):
         self.reshard, self.recompute = flags.reshard_after_forward, flags.activation_checkpointing
         self.blocks: list[list[FlatUnit]] = []  # in the order they compute: a unit of trained weights, one of frozen
         self.rest: list[FlatUnit] = []  # what belongs to no block
-        self.numbers: dict[nn.Parameter, int] = {}  # of the whole model, as an unsharded optimizer counts
+        self.groups: GroupedParameters = []  # of the full parameters
+        self.numbers: dict[nn.Parameter, int] = {}  # of full parameters, as an unsharded optimizer counts
+        self._group_of: dict[nn.Parameter, int] = {}
         self.syncing = True
 
     @property
@@ -60,14 +63,19 @@ class FsdpScratch(Strategy):
 
     @property
     def trained(self) -> list[FlatUnit]:
-        return [unit for unit in self.units if unit.trained]
+        """In the order in which the optimizer has their shards: group by group."""
+        order = {parameter: number for number, (_, group) in enumerate(self.groups) for parameter in group}
+        return sorted((unit for unit in self.units if unit.trained), key=lambda unit: order[unit.parameters[0]])
 
     def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Equal weights to begin with; units per block and for the rest; hooks that gather and drop."""
         self.quiet_passes = fits_unsharded(model, group)
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        self.numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
+        self.groups = group_parameters(model.named_parameters(), workload)
+        grouped = [(key, parameter) for key, (_, parameters) in enumerate(self.groups) for parameter in parameters]
+        self.numbers = {parameter: number for number, (_, parameter) in enumerate(grouped)}
+        self._group_of = {parameter: key for key, parameter in grouped}
         blocks = [block for _, _, block in blocks_of(model, workload.blocks)]
         inner = {parameter for block in blocks for parameter in block.parameters()}
         self.blocks = [self._units(block.parameters(), group) for block in blocks]
@@ -84,10 +92,11 @@ class FsdpScratch(Strategy):
         return model
 
     def _units(self, parameters: Iterable[nn.Parameter], group: RankGroup) -> list[FlatUnit]:
-        """Trained and frozen parameters apart, and each dtype: the optimizer steps a unit as one vector."""
-        kinds: dict[tuple[bool, torch.dtype], list[nn.Parameter]] = {}
+        """Trained and frozen parameters, dtypes and groups apart: the optimizer steps a unit as one vector."""
+        kinds: dict[tuple[bool, torch.dtype, int], list[nn.Parameter]] = {}
         for parameter in parameters:
-            kinds.setdefault((parameter.requires_grad, parameter.dtype), []).append(parameter)
+            kind = parameter.requires_grad, parameter.dtype, self._group_of[parameter]
+            kinds.setdefault(kind, []).append(parameter)
         return [FlatUnit(kind, rank=group.rank, world_size=group.world_size) for kind in kinds.values()]
 
     def _begin_forward(self) -> None:
@@ -186,6 +195,13 @@ class FsdpScratch(Strategy):
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         return [unit.shard for unit in self.trained]
 
+    def parameter_groups(self, model: nn.Module, workload: Workload) -> GroupedParameters:
+        trained = self.trained
+        return [
+            (group, [unit.shard for unit in trained if self._group_of[unit.parameters[0]] == key])
+            for key, (group, _) in enumerate(self.groups)
+        ]
+
     def scaler(self, device_type: str, *, enabled: bool) -> torch.amp.GradScaler:
         """Each rank sees overflows in its own part of the gradients; this one asks all ranks."""
         return AgreeingGradScaler(device_type, enabled=enabled)
@@ -225,20 +241,30 @@ class FsdpScratch(Strategy):
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """As if the optimizer had stepped whole parameters."""
         saved = optimizer.state_dict()
-        whole: dict[int, dict[str, Any]] = {}
+        full: dict[int, dict[str, Any]] = {}
         for number, values in saved["state"].items():
             unit = self.trained[number]
             parts = {key: unit.whole_parts(value) for key, value in values.items()}
             for position, parameter in enumerate(unit.parameters):
-                whole[self.numbers[parameter]] = {key: part[position] for key, part in parts.items()}
-        groups = [{**saved["param_groups"][0], "params": sorted(self.numbers.values())}]
-        return {"state": whole, "param_groups": groups}
+                full[self.numbers[parameter]] = {key: part[position] for key, part in parts.items()}
+        groups = [
+            {**settings, "params": [self.numbers[parameter] for parameter in parameters]}
+            for settings, (_, parameters) in zip(saved["param_groups"], self.groups, strict=True)
+        ]
+        return {"state": full, "param_groups": groups}
 
     def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         mine: dict[int, dict[str, Any]] = {}
         for number, unit in enumerate(self.trained):
-            whole = [state["state"].get(self.numbers[parameter]) for parameter in unit.parameters]
-            if all(whole):
-                mine[number] = {key: unit.own_part([values[key] for values in whole]) for key in whole[0]}
-        groups = [{**state["param_groups"][0], "params": list(range(len(self.trained)))}]
+            full_values = [state["state"].get(self.numbers[parameter]) for parameter in unit.parameters]
+            if all(full_values):
+                mine[number] = {key: unit.own_part([values[key] for values in full_values]) for key in full_values[0]}
+        trained = self.trained
+        groups = [
+            {
+                **settings,
+                "params": [n for n, unit in enumerate(trained) if self._group_of[unit.parameters[0]] == key],
+            }
+            for key, settings in enumerate(state["param_groups"])
+        ]
         optimizer.load_state_dict({"state": mine, "param_groups": groups})

@@ -21,15 +21,17 @@ from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.loader import EpochOrder, Loader
+from hpcjobs.trainers.data.training import TrainingData
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.lightning import LightningFlags
 from hpcjobs.trainers.loop.run import Run, open_run
+from hpcjobs.trainers.optimization.optimizers import set_learning_rate
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
 from hpcjobs.trainers.workloads.base import Batch
+from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
 
 try:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -199,7 +201,7 @@ class WorkloadModule(LightningModule):
         """Sharded already, where it is: ModelParallelStrategy asks that this method be there."""
 
     def training_step(self, batch: Batch, number: int) -> torch.Tensor:
-        return self._stepper.workload.loss(self._stepper.forward, batch)
+        return self._stepper.compute_loss(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self._stepper.optimizer
@@ -223,24 +225,23 @@ class WorkloadModule(LightningModule):
 class Batches:
     """One epoch's forward passes from any step on; Lightning counts several to an optimizer step."""
 
-    def __init__(self, run: Run, loader: Loader, order: EpochOrder) -> None:
-        self._run, self._loader, self._order = run, loader, order
+    def __init__(self, run: Run, data: TrainingData, epoch: int, first_step: int) -> None:
+        self._run, self._data, self._epoch, self._first_step = run, data, epoch, first_step
 
     def __len__(self) -> int:
-        order, plan = self._order, self._run.plan
-        left = -(-order.count // order.world_size) - order.first_step * order.samples_per_step
-        full_steps, rest = divmod(left, order.samples_per_step)
+        plan = self._run.plan
+        full_steps, rest = divmod(self._data.count_left(self._first_step), plan.samples_per_step)
         return full_steps * plan.accumulate + -(-rest // plan.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        meter, size = self._run.recorder.meter, self._run.plan.batch_size
-        batches = self._loader.epoch(self._order)
-        for _ in range(len(self._order)):
+        meter, plan = self._run.recorder.meter, self._run.plan
+        batches = self._data.epoch(self._epoch, self._first_step)
+        for _ in range(plan.steps_per_epoch - self._first_step):
             meter.begin()
             batch = next(batches)
             meter.data_ready()
-            for start in range(0, len(batch[0]), size):
-                yield tuple(part[start : start + size] for part in batch)
+            for start in range(0, count_samples(batch), plan.batch_size):
+                yield slice_batch(batch, start, start + plan.batch_size)
 
 
 class TrainingCallback(Callback):
@@ -248,7 +249,7 @@ class TrainingCallback(Callback):
 
     def __init__(self, run: Run) -> None:
         self.run, self.step = run, run.first_step
-        self._loader = Loader(run.workload.train, device=run.group.device, workers=run.config.workers)
+        self._data = run.make_training_data()
         self._loss = torch.zeros((), device=run.group.device)
 
     @property
@@ -256,21 +257,10 @@ class TrainingCallback(Callback):
         return self.step // self.run.plan.steps_per_epoch
 
     def batches(self) -> Batches:
-        run = self.run
-        order = EpochOrder(
-            len(run.workload.train),
-            run.group.rank,
-            run.group.world_size,
-            run.plan.samples_per_step,
-            run.config.seed,
-            self.epoch,
-            first_step=self.step % run.plan.steps_per_epoch,
-        )
-        return Batches(run, self._loader, order)
+        return Batches(self.run, self._data, self.epoch, self.step % self.run.plan.steps_per_epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        for settings in self.run.stepper.optimizer.param_groups:
-            settings["lr"] = self.run.plan.lr_at(self.step)
+        set_learning_rate(self.run.stepper.optimizer, self.run.plan.lr_at(self.step))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -280,7 +270,7 @@ class TrainingCallback(Callback):
             return
         epoch, recorder = self.epoch, self.run.recorder
         recorder.meter.end()
-        recorder.add(self._loss)
+        recorder.add(self._loss, self.run.stepper.take_metrics())
         self._loss = torch.zeros_like(self._loss)
         self.step += 1
         self.run.end_step(self.step, epoch)

@@ -1,14 +1,14 @@
-"""Workloads: one function Config -> Workload each. A user's own is named `package.module:function`."""
+"""Workloads: one function from Config to Workload each. A user's own is named `package.module:function`."""
 
 from __future__ import annotations
 
-import os
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING
+import re
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.commandline.own_workload import find_function
 
 if TYPE_CHECKING:
     from hpcjobs.trainers.workloads.base import Workload
@@ -16,22 +16,31 @@ if TYPE_CHECKING:
 SHIPPED = ("lm", "matmul", "mnist", "resnet50")
 
 
-def load_workload(config: Config) -> Workload:
-    """The workload that `--workload` names."""
+def load_workload(config: Config, flags: Any = None) -> Workload:
+    """The workload that `--workload` names, made with its own flags (a dataclass)."""
+    from hpcjobs.trainers.workloads.base import Workload  # loads torch
+
     name = config.workload
-    if name in SHIPPED:
+    if ":" not in name:
+        if name not in SHIPPED:
+            raise UsageError(
+                f"--workload {name}: there are {', '.join(SHIPPED)}",
+                hint="your own is written package.module:function",
+            )
         name = f"{__name__}.{name}:{name}"
-    module_name, _, function = name.partition(":")
-    if not function:
-        raise UsageError(
-            f"--workload {config.workload}: there are {', '.join(SHIPPED)}",
-            hint="your own is written package.module:function",
-        )
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    build = find_function(name)
     try:
-        build = getattr(import_module(module_name), function)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise UsageError(f"--workload {config.workload}: {error}", hint="package.module:function") from error
-    workload: Workload = build(config)
-    return workload
+        workload = build(config, **({} if flags is None else asdict(flags)))
+    except TypeError as error:
+        missing = re.match(r"Workload\.__init__\(\) (missing|got an unexpected) .*", str(error))
+        if missing is None:
+            raise
+        raise UsageError(
+            f"--workload {config.workload}: {error}", hint="docs/own_workload.md lists the fields"
+        ) from error
+    if not isinstance(workload, Workload):
+        raise UsageError(
+            f"--workload {config.workload} returned a {type(workload).__name__}, not a Workload",
+            hint="return hpcjobs.trainers.workloads.base.Workload(build_model=…, loss=…, train=…)",
+        )
+    return workload if workload.name else replace(workload, name=name.partition(":")[2])

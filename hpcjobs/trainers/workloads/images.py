@@ -29,7 +29,7 @@ class SyntheticImages:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         which = torch.as_tensor(indices) % len(self.pictures)
         return channels_first(self.pictures[which], self.channels_last), which % self.classes
 
@@ -43,7 +43,7 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         chosen = [self.files[index] for index in indices]
         pictures = torch.stack([self._picture(path) for path, _ in chosen])
         return channels_first(pictures, self.channels_last), torch.tensor([label for _, label in chosen])

@@ -45,7 +45,7 @@ class Numbers:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         return (torch.as_tensor(indices),)
 
 

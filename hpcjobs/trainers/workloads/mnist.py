@@ -28,7 +28,7 @@ class DigitDataset:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         chosen = torch.as_tensor(indices)
         return self.images[chosen], self.labels[chosen]
 

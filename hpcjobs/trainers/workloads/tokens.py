@@ -24,7 +24,7 @@ class SyntheticTokens:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         index = torch.as_tensor(indices).unsqueeze(1) + self.first
         start, stride = index * 7919 % self.vocabulary, 1 + index % 7
         tokens = (start + stride * torch.arange(self.length + 1)) % self.vocabulary
@@ -44,7 +44,7 @@ class ByteWindows:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         bytes_ = torch.from_numpy(np.stack([self._window(index) for index in indices])).long()
         return bytes_[:, :-1], bytes_[:, 1:]
 

@@ -23,7 +23,7 @@ class Points:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         label = torch.as_tensor(indices) % 2
         return torch.stack([label * 2.0 - 1.0, label * 0.5], dim=-1), label
 
@@ -101,8 +101,8 @@ class PartNet(nn.Module):
 class NoisyPoints(Points):
     """Points that cannot be told apart entirely: their gradients stay."""
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        places, label = super().__getitem__(indices)
+    def read_batch(self, indices: Sequence[int]) -> Batch:
+        places, label = super().read_batch(indices)
         return places + torch.as_tensor(indices).unsqueeze(1).mul(0.7).sin(), label
 
 
@@ -143,8 +143,8 @@ def branching(config: Config) -> Workload:
 class Pids(Points):
     """Each sample names the process that read it."""
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
-        return *super().__getitem__(indices), torch.full((len(indices),), os.getpid())
+    def read_batch(self, indices: Sequence[int]) -> Batch:
+        return *super().read_batch(indices), torch.full((len(indices),), os.getpid())
 
 
 SEEN: dict[str, list[object]] = {}
@@ -182,10 +182,10 @@ def scored(config: Config) -> Workload:
 class SlowPoints(Points):
     """Rank 1 waits for its data."""
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         if os.environ["RANK"] == "1":
             time.sleep(0.1)
-        return super().__getitem__(indices)
+        return super().read_batch(indices)
 
 
 def lopsided(config: Config) -> Workload:

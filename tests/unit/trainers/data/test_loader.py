@@ -19,7 +19,7 @@ class Augmented:
     def __len__(self) -> int:
         return 24
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def read_batch(self, indices: Sequence[int]) -> Batch:
         return (torch.stack([torch.tensor([torch.rand(()), random.random(), np.random.rand()]) for _ in indices]),)
 
 

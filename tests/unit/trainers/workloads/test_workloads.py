@@ -66,7 +66,7 @@ def test_an_image_folder_is_read_by_class_and_cut_to_size(tmp_path: Path) -> Non
                 image.new("RGB", (50 + number, 40), colour).save(tmp_path / part / label / f"{number}.png")
     train, held_out, classes = image_folder(tmp_path, side=32, channels_last=True)
     assert (len(train), len(held_out), classes) == (6, 2, ("blau", "rouge"))
-    pictures, labels = train[[0, 5]]
+    pictures, labels = train.read_batch([0, 5])
     assert (pictures.shape, pictures.dtype) == ((2, 3, 32, 32), torch.uint8)
     assert pictures.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == [0, 1]

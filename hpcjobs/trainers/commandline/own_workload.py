@@ -1,0 +1,47 @@
+"""A workload of the user's own, found by the name `package.module:function`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from hpcjobs.runtime.exits import UsageError
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """The function that `--workload` names; the current folder is looked through last.
+
+    Raises:
+        UsageError: says which part of the name does not exist.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UsageError(f"--workload {name}: a workload of your own is written package.module:function")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            hint = f"{module_name} imports it; pip install it, or name it in `software` of the site"
+            raise UsageError(f"--workload {name}: {error}", hint=hint) from error
+        hint = f"run where {module_name.replace('.', '/')}.py lies, or export PYTHONPATH=FOLDER"
+        raise UsageError(f"--workload {name}: no module is called {error.name!r}", hint=hint) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(f"--workload {name}: {_describe_missing(module, function_name)}")
+    return function  # type: ignore[no-any-return]
+
+
+def _describe_missing(module: ModuleType, function_name: str) -> str:
+    if hasattr(module, function_name):
+        return f"{function_name} in {module.__file__} is a {type(getattr(module, function_name)).__name__}, no function"
+    functions = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    near = difflib.get_close_matches(function_name, functions, n=1)
+    there = f"did you mean {near[0]}?" if near else f"it defines {', '.join(functions) or 'nothing'}"
+    return f"{module.__file__} has no function {function_name}: {there}"

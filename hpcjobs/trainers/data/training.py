@@ -1,0 +1,108 @@
+"""One rank's batches of the training data, epoch by epoch, from any step on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.data.datasets import Stream
+from hpcjobs.trainers.data.loader import EpochOrder, Loader, derive_seed, preserve_generators, seed_generators
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.workloads.base import Batch, BatchDataset
+from hpcjobs.trainers.workloads.batch import to_device
+
+
+class TrainingData:
+    """Batches of `samples_per_step` samples of this rank; the last one of an epoch may be smaller."""
+
+    def __init__(
+        self,
+        dataset: BatchDataset | Stream,
+        config: Config,
+        group: RankGroup,
+        *,
+        samples_per_step: int,
+        steps_per_epoch: int,
+        fill: bool,
+    ) -> None:
+        self.dataset, self.config, self.group = dataset, config, group
+        self.samples_per_step, self.steps_per_epoch, self.fill = samples_per_step, steps_per_epoch, fill
+        self._loader: Loader | None = None
+        if not isinstance(dataset, Stream):
+            self._loader = Loader(dataset, device=group.device, workers=config.workers)
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        if self._loader is not None:
+            return self._loader.epoch(self._order(epoch, first_step))
+        return self._read_stream(epoch, first_step)
+
+    def count_left(self, first_step: int) -> int:
+        """Samples of this rank in an epoch from `first_step` on, where each rank has as many."""
+        length = self.dataset.length if isinstance(self.dataset, Stream) else len(self.dataset)
+        per_rank = self.steps_per_epoch * self.samples_per_step
+        if length is not None:
+            per_rank = -(-length // self.group.world_size)
+        return per_rank - first_step * self.samples_per_step
+
+    def _order(self, epoch: int, first_step: int) -> EpochOrder:
+        assert not isinstance(self.dataset, Stream)
+        group = self.group
+        return EpochOrder(
+            len(self.dataset),
+            group.rank,
+            group.world_size,
+            self.samples_per_step,
+            self.config.seed,
+            epoch,
+            first_step=first_step,
+            fill=self.fill,
+        )
+
+    def _read_stream(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        assert isinstance(self.dataset, Stream)
+        group, workers = self.group, self.config.workers
+        batches = StreamBatches(
+            self.dataset,
+            epoch=epoch,
+            start=first_step * self.samples_per_step * group.world_size + group.rank,
+            step=group.world_size,
+            samples=self.count_left(first_step),
+            samples_per_step=self.samples_per_step,
+            seed=derive_seed(self.config.seed, "stream", epoch),
+        )
+        if workers == 0:
+            source = preserve_generators(iter(batches))
+        else:
+            generator = torch.Generator()  # the loader's draws must not move the generator of the model
+            source = iter(DataLoader(batches, batch_size=None, num_workers=workers, generator=generator))
+        for batch in source:
+            yield to_device(batch, group.device)
+
+
+class StreamBatches(IterableDataset[Batch]):
+    """One rank's batches of a stream; each of several worker processes yields its share of them, in turn.
+
+    What the stream draws at random depends on `seed` alone: it is the same on all ranks, and a resumed run, which
+    passes over the samples before its step, draws it again.
+    """
+
+    def __init__(
+        self, stream: Stream, *, epoch: int, start: int, step: int, samples: int, samples_per_step: int, seed: int
+    ) -> None:
+        self.stream, self.epoch, self.start, self.step = stream, epoch, start, step
+        self.samples, self.samples_per_step, self.seed = samples, samples_per_step, seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        seed_generators(self.seed)
+        mine = islice(self.stream.samples(self.epoch, self.start, self.step), self.samples)
+        turn = 0
+        while samples := list(islice(mine, self.samples_per_step)):
+            if turn % workers == number:
+                yield self.stream.collate(samples)
+            turn += 1

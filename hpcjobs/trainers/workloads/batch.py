@@ -1,0 +1,53 @@
+"""Batches of any structure: their length, parts of them, and copies on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hpcjobs.runtime.exits import BadData
+from hpcjobs.trainers.workloads.base import Batch
+
+
+def count_samples(batch: Batch) -> int:
+    """The length of the first dimension, which all tensors of a batch share."""
+    lengths = {len(tensor) for tensor in _tensors(batch) if tensor.dim() > 0}
+    if len(lengths) != 1:
+        shapes = [tuple(tensor.shape) for tensor in _tensors(batch)]
+        raise BadData(
+            f"a batch has tensors of shapes {shapes}, but the first dimension of each must count its samples",
+            hint="`collate` of the workload makes a batch from a list of samples",
+        )
+    return lengths.pop()
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples `start` to `stop` of a batch, in a batch of the same structure."""
+    return _map(batch, lambda tensor: tensor[start:stop] if tensor.dim() > 0 else tensor)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    if device.type == "cpu":
+        return batch
+    return _map(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _tensors(batch: Batch) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    return [tensor for part in parts for tensor in _tensors(part)] if isinstance(parts, list | tuple) else []
+
+
+def _map(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: _map(part, change) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_map(part, change) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_map(part, change) for part in batch)
+    return batch
