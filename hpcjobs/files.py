@@ -1,42 +1,91 @@
-"""Writing files that other processes watch: beside, then renamed, so that nobody reads half a file; and the cache."""
+"""Files that other processes read while they are written, and the user's folders of the XDG specification.
 
-from __future__ import annotations
+Standard library of Python 3.6: what runs on a node takes this module with it (`hpcjobs.pyz`).
+"""
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Union
+
+AnyPath = Union[str, "os.PathLike[str]"]
 
 
 def cache_dir() -> Path:
     """``$XDG_CACHE_HOME/hpcjobs``: what may be lost at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs"
+    return _user_dir("XDG_CACHE_HOME", ".cache")
 
 
-def write_beside(path: Path, content: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
+def config_dir() -> Path:
+    """``$XDG_CONFIG_HOME/hpcjobs``: what the user sets."""
+    return _user_dir("XDG_CONFIG_HOME", ".config")
+
+
+def state_dir() -> Path:
+    """``$XDG_STATE_HOME/hpcjobs``: what hpcjobs remembers of jobs, nodes and clusters."""
+    return _user_dir("XDG_STATE_HOME", ".local/state")
+
+
+def _user_dir(variable: str, in_home: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
+
+
+def write_beside(path: AnyPath, content: bytes | str, *, mode: int | None = 0o600, durable: bool = True) -> None:
     """Write ``content`` to ``path`` in one step: a reader sees the old file or the complete new one.
 
-    It outlives a crash of the machine unless ``durable`` is False, for what can be made again.
+    Args:
+        mode: permissions of the file; None: those that the umask leaves.
+        durable: the file outlives a crash of the machine. False: for what can be made again.
+
+    Raises:
+        OSError: it cannot be written; then the old file is as it was.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    folder, name = os.path.split(os.fspath(path))
+    beside = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(2).hex()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             file.write(data)
             if durable:
                 file.flush()
                 os.fsync(descriptor)
         os.replace(beside, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        if os.path.exists(beside):
+            os.unlink(beside)
         raise
     if durable:
-        _sync_folder(path.parent)
+        _sync_folder(folder or ".")
 
 
-def _sync_folder(folder: Path) -> None:
+def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
+    """Append ``lines`` to ``path``, a private file, in one write: those of two processes do not mix.
+
+    The first begins a line of its own also where a full disk has cut the last one short. They outlive a crash.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        cut_short = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        text = "".join(f"{line}\n" for line in lines)
+        data = (b"\n" if cut_short else b"") + text.encode("utf-8", "surrogateescape")
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: str) -> None:
     """Bring a new name in ``folder`` to the disk; some network file systems have no such request, and need none."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:

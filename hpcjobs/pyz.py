@@ -12,6 +12,7 @@ _PACKAGE = Path(hpcjobs.__file__).parent
 
 
 _SHARED = (
+    "files.py",
     "processes/__init__.py",
     "processes/events.py",
     "processes/fork.py",

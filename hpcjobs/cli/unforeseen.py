@@ -78,5 +78,6 @@ def _write(details: str) -> Path | None:
 
 
 def _state_folder() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return str(Path(state).absolute() / "hpcjobs" / "errors")
+    from hpcjobs.files import state_dir
+
+    return str(state_dir() / "errors")

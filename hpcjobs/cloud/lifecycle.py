@@ -14,8 +14,7 @@ from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.head import Head
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
-from hpcjobs.files import write_beside
-from hpcjobs.site.library import config_dir
+from hpcjobs.files import config_dir, write_beside
 
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,7 @@ from hpcjobs.cloud.values import gib, terraform_values
 from hpcjobs.cloud.wheel import Wheel, build_wheel
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
-from hpcjobs.files import write_beside
+from hpcjobs.files import state_dir, write_beside
 from hpcjobs.sandbox.packages import PACKAGES
 from hpcjobs.templating import plain_text
 
@@ -113,8 +112,7 @@ def _context(cluster: Cluster) -> dict[str, object]:
 
 def default_folder(name: str) -> Path:
     """Where the files and the state of cluster ``name`` are unless somebody says: the user's state folder."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "hpcjobs" / "cloud" / name
+    return state_dir() / "cloud" / name
 
 
 def wheel_of(cluster: Cluster) -> Wheel | None:

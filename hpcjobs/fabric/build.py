@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpcjobs.files import cache_dir
 from hpcjobs.processes.start import run
 from hpcjobs.runtime.exits import MissingData, TrainerError, UsageError
 
@@ -67,7 +68,7 @@ _CUBLAS = (["-lcublas"], ["-DNO_CUBLAS"])
 
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/hpcjobs/fabric``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcjobs" / "fabric"
+    return cache_dir() / "fabric"
 
 
 def _found(name: str, hint: str) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 from hpcjobs.fabric.nodes import Agent, Failed, Place, agents, run
 from hpcjobs.fabric.report import Findings, collectives, remember, report, table
 from hpcjobs.fabric.verdict import TOLERANCE, Judged, Node, best, judge, outliers
+from hpcjobs.files import write_beside
 from hpcjobs.runtime.hostlist import hosts_of
 
 NODE_IS_BAD = 19
@@ -259,7 +260,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = None if asked.choose is None else best(judged, asked.choose, keep=hosts[0] if asked.keep_first else None)
     if asked.record is not None and (problem := remember(asked.record, judged)):
         found.notes.append(problem)
-    _write(folder / "fabric.json", json.dumps(report(found, judged, chosen, took_s=time.monotonic() - begun), indent=1))
+    write_beside(
+        folder / "fabric.json",
+        json.dumps(report(found, judged, chosen, took_s=time.monotonic() - begun), indent=1),
+        mode=None,
+    )
     for line in chain(table(judged), collectives(found), (f"note: {note}" for note in found.notes)):
         print(line, flush=True)
     return _settle(judged, chosen, asked.choose, folder)
@@ -276,16 +281,10 @@ def _settle(judged: Sequence[Judged], chosen: list[str] | None, needed: int | No
         lack = f"{len(chosen)} are left" if chosen else "the first must be one of them"
         print(f"hpcjobs: {needed} good nodes are needed, and {lack}; bad: {', '.join(bad)}", flush=True)
         return NODE_IS_BAD
-    _write(folder / "nodes.chosen", "".join(f"{host}\n" for host in chosen))
+    write_beside(folder / "nodes.chosen", "".join(f"{host}\n" for host in chosen), mode=None)
     left = [each.node.host for each in judged if each.node.host not in chosen]
     print(f"hpcjobs: runs on {', '.join(chosen)}" + (f", without {', '.join(left)}" if left else ""), flush=True)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from hpcjobs.files import append_lines, state_dir
 
 HALF_LIFE_S = 2 * 86400.0
 AVOIDED = 0.5
@@ -39,19 +40,13 @@ class Standing(NamedTuple):
 
 def record_path(site: str) -> Path:
     """``$XDG_STATE_HOME/hpcjobs/nodes/SITE.jsonl``."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "hpcjobs" / "nodes" / f"{site}.jsonl"
+    return state_dir() / "nodes" / f"{site}.jsonl"
 
 
 def append(path: Path, verdicts: Iterable[Verdict]) -> None:
-    """One write for all lines: those of two jobs that end together do not mix."""
-    lines = "".join(json.dumps(verdict._asdict()) + "\n" for verdict in verdicts)
+    """Add ``verdicts`` to the record."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, lines.encode())
-    finally:
-        os.close(descriptor)
+    append_lines(path, (json.dumps(verdict._asdict()) for verdict in verdicts))
 
 
 def read(path: Path) -> list[Verdict]:

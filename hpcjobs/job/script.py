@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest
-from hpcjobs.files import cache_dir
+from hpcjobs.files import cache_dir, config_dir
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, gpus_of_node, launch, launched_by
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.site.library import config_dir
 from hpcjobs.site.retries import WARNING_S
 from hpcjobs.templating import plain_text
 

@@ -4,9 +4,9 @@ import json
 import os
 from typing import Dict, Optional
 
+from hpcjobs.files import write_beside
 from hpcjobs.node import decide
 from hpcjobs.node.control import ControlDir, Running
-from hpcjobs.node.files import write_beside
 from hpcjobs.node.history import Attempt, append_attempt, count_unrecorded, find_recorded, read_history, replace_last
 from hpcjobs.node.job_log import JobLog
 from hpcjobs.node.options import Options

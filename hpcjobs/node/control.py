@@ -6,8 +6,9 @@ import re
 import shlex
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from hpcjobs.files import append_lines, write_beside
 from hpcjobs.node.decide import REQUEUE_CODE
-from hpcjobs.node.files import append_line, read_text, remove, write_beside
+from hpcjobs.node.files import read_text, remove
 
 
 class Running(NamedTuple):
@@ -167,7 +168,7 @@ class ControlDir:
         remove(self._file("finished"))
 
     def add_suspect(self, host: str) -> None:
-        append_line(self._file("suspects"), host)
+        append_lines(self._file("suspects"), [host])
 
     def write_finished(self, job_id: str, code: int) -> None:
         write_beside(self._file("finished"), f"{job_id}={code}\n")

@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from hpcjobs.node.files import append_line, write_beside
+from hpcjobs.files import append_lines, write_beside
 
 NAME = "attempts.jsonl"
 
@@ -54,7 +54,7 @@ def read_history(run_dir: str) -> History:
 
 def append_attempt(run_dir: str, attempt: Attempt) -> None:
     """Raises OSError."""
-    append_line(os.path.join(run_dir, NAME), attempt.line())
+    append_lines(os.path.join(run_dir, NAME), [attempt.line()])
 
 
 def find_recorded(history: History, job_id: str, started: int) -> Optional[Attempt]:

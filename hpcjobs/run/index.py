@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import append_lines, state_dir
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Index(NamedTuple):
 
 def index_dir() -> Path:
     """``$XDG_STATE_HOME/hpcjobs/jobs``."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "hpcjobs" / "jobs"
+    return state_dir() / "jobs"
 
 
 def add(entry: Entry) -> None:
@@ -111,16 +112,7 @@ def read() -> Index:
 def _append(lines: list[bytes]) -> None:
     folder = index_dir()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder / f"{os.uname().nodename}.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # a full disk cut the last line off
-        data = (b"\n" if torn else b"") + b"\n".join(lines) + b"\n"
-        while data:
-            data = data[os.write(descriptor, data) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    append_lines(folder / f"{os.uname().nodename}.jsonl", (line.decode() for line in lines))
 
 
 def _paths(suffix: str) -> list[Path]:

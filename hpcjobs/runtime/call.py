@@ -18,6 +18,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from hpcjobs.files import write_beside
+
 
 def main() -> int:
     """The cell's exit code: 1 if the function raised."""
@@ -35,26 +37,20 @@ def main() -> int:
         told = traceback.format_exc()
         print(told, file=sys.stderr, flush=True)
         if first:
-            _write(run_dir / "error.txt", told.encode("utf-8", "backslashreplace"))
+            write_beside(run_dir / "error.txt", told.encode("utf-8", "backslashreplace"), mode=None)
         return 1
     return 0
 
 
 def _keep(run_dir: Path, result: object) -> None:
-    _write(run_dir / "result.pkl", pickle.dumps(result))
+    write_beside(run_dir / "result.pkl", pickle.dumps(result), mode=None)
     summary = result if isinstance(result, dict) else {"result": result}
     try:
         text = json.dumps(summary)
     except (TypeError, ValueError):
         return  # no JSON: the pickle has it
     if not (run_dir / "summary.json").exists() or isinstance(result, dict):
-        _write(run_dir / "summary.json", text.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}")
-    beside.write_bytes(data)
-    beside.replace(path)
+        write_beside(run_dir / "summary.json", text.encode(), mode=None)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Stop when asked, and be started again: how a program outlives its time limit.
 
 A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the time limit) or SIGTERM
-(ahead of a preemption) to save and leave. This is all a program needs, and it imports nothing else:
+(ahead of a preemption) to save and leave. This is all a program needs, and it needs only the standard library:
 
     from hpcjobs.runtime import signals
 
@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from hpcjobs.files import write_beside
 from hpcjobs.runtime.exits import ExitCode
 
 FOLDER = "HPCJOBS_CONTROL_DIR"
@@ -111,6 +112,4 @@ def tell(name: str, number: int) -> None:
     """Put ``number`` into the job script's file ``name``, in one step."""
     place = folder()
     if place is not None:
-        beside = place / f".{name}.{os.getpid()}"
-        beside.write_text(f"{number}\n", encoding="ascii")
-        beside.replace(place / name)
+        write_beside(place / name, f"{number}\n", mode=None, durable=False)

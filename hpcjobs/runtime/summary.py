@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.files import write_beside
 from hpcjobs.runtime.streams import print_error
 
 SUMMARY_SCHEMA = "hpcjobs.summary/1"
@@ -191,14 +192,8 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Written beside, synced, renamed: a reader sees the old file or the new one, never half."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    """Write ``value`` as JSON in one step: a reader sees the old file or the complete new one."""
+    write_beside(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=None)
     return path
 
 

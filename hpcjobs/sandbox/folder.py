@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
+from hpcjobs.files import write_beside
 from hpcjobs.site.rehearsal import RECORD, sandbox_root
 
 _MARKER = ".hpcjobs-sandbox"
@@ -143,13 +143,8 @@ def check_usable(folder: Folder) -> None:
 
 
 def write(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write beside and rename: a reader sees the old file or the new one, never half of it."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, mode)
-        file.write(text)
-    beside.rename(path)
+    """Write a file that daemons read, in one step; a sandbox does not outlive a crash of the machine."""
+    write_beside(path, text, mode=mode, durable=False)
 
 
 @contextmanager

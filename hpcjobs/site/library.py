@@ -11,6 +11,7 @@ import msgspec
 
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.files import config_dir
 from hpcjobs.site import rehearsal
 from hpcjobs.site.cluster_name import cluster_name
 from hpcjobs.site.login_node import slurm_is_here
@@ -31,11 +32,6 @@ class SiteEntry(NamedTuple):
     name: str
     path: Path
     shadowed: bool
-
-
-def config_dir() -> Path:
-    """``$XDG_CONFIG_HOME/hpcjobs``."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcjobs"
 
 
 def search_path() -> tuple[Path, ...]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import UnknownJobError, nearest
-from hpcjobs.files import write_beside
-from hpcjobs.run.index import index_dir
+from hpcjobs.files import state_dir, write_beside
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.folder import SweepFolder
 
@@ -28,7 +27,7 @@ def folder_name(name: str) -> str:
 
 
 def _index() -> Path:
-    return index_dir().with_name("sweeps")
+    return state_dir() / "sweeps"
 
 
 def remember(name: str, folder: SweepFolder) -> None:

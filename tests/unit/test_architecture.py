@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -22,12 +23,12 @@ ALLOWED = {
     "templating": set[str](),
     "user": set[str](),
     "pyz": {"hpcjobs"},
-    "files": {"errors"},
+    "files": set[str](),
     "processes": {"errors"},
-    "node": {"processes"},
-    "runtime": {"processes"},
+    "node": {"files", "processes"},
+    "runtime": {"files", "processes"},
     "trainers": {"runtime"},
-    "fabric": {"runtime", "processes"},
+    "fabric": {"files", "processes", "runtime"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
     "job": GROUND | {"site", "containers", "runtime", "fabric", "hpcjobs"},
@@ -84,7 +85,7 @@ TRAINERS = {
         "fault_tolerance",
     },
 }
-STDLIB_ONLY = {"node", "runtime", "processes", "fabric"}
+STDLIB_ONLY = {"files", "node", "runtime", "processes", "fabric"}
 SUPERVISOR = "hpcjobs.scheduler.local.supervisor"
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 
@@ -94,13 +95,19 @@ def room(path: Path) -> str:
     return "hpcjobs" if first == "__init__" else first
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+@functools.cache
+def modules() -> tuple[Path, ...]:
+    return tuple(sorted(PACKAGE.rglob("*.py")))
+
+
+@functools.cache
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(path: Path) -> Iterator[str]:
     """Dotted names of what a module imports, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +168,7 @@ ALONE = {"containers/probe.py"}  # runs in an image by itself, where there is no
 
 def calls(path: Path) -> Iterator[str]:
     """Dotted names of the functions that a module calls, by the names they have where they are defined."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = syntax_tree(path)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

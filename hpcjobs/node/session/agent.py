@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
+from hpcjobs.files import write_beside
 from hpcjobs.node.session import files, servers, tunnel
-from hpcjobs.node.session.files import Connection, Settings, write_private
+from hpcjobs.node.session.files import Connection, Settings
 from hpcjobs.node.session.servers import Place
 from hpcjobs.processes.start import run, start
 
@@ -199,8 +200,8 @@ class _Session:
         way = tunnel.tunnel(self._settings, connection, self._run_dir)
         if way is not None:
             words = way.command(tunnel.local_port(connection))
-            write_private(self._run_dir / files.COMMAND, shlex.join(words) + "\n")
-        write_private(self._run_dir / files.CONNECTION, json.dumps(connection._asdict(), indent=2))
+            write_beside(self._run_dir / files.COMMAND, shlex.join(words) + "\n")
+        write_beside(self._run_dir / files.CONNECTION, json.dumps(connection._asdict(), indent=2))
         _say(f"{self._settings.kind} answers on {connection.host}, {connection.socket or connection.port}")
 
     def _warn_when_due(self) -> None:
@@ -223,7 +224,7 @@ class _Session:
         """A note for whoever has the page open; it saves every document that is open there."""
         until = f"Time limit at {time.strftime('%H:%M', time.localtime(self._ends))}. " if self._ends else ""
         text = f"{why}{until}Everything that is open here has been saved."
-        write_private(
+        write_beside(
             self._run_dir / files.FOLDER / "notice.json",
             json.dumps({"number": time.time_ns() // 1_000_000, "text": text}),
         )

@@ -10,9 +10,10 @@ session/                  what the server is told: configuration, kernels, exten
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from hpcjobs.files import write_beside
 
 SETTINGS, BUNDLE, CONNECTION, COMMAND, FOLDER = (
     "session.json",
@@ -103,7 +104,7 @@ def forget_token(run_dir: Path) -> None:
     except FileNotFoundError:
         return
     if settings.token is not None:
-        write_private(run_dir / SETTINGS, json.dumps(settings._replace(token=None)._asdict()))
+        write_beside(run_dir / SETTINGS, json.dumps(settings._replace(token=None)._asdict()))
 
 
 def read_connection(run_dir: Path) -> Connection | None:
@@ -112,12 +113,3 @@ def read_connection(run_dir: Path) -> Connection | None:
         return Connection(**json.loads((run_dir / CONNECTION).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write ``path`` in one step, for its owner's eyes: a reader sees nothing or all of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(beside, path)

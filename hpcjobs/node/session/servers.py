@@ -15,7 +15,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import NamedTuple
 
-from hpcjobs.node.session.files import FOLDER, PRIVATE, Kernel, Settings, write_private
+from hpcjobs.files import write_beside
+from hpcjobs.node.session.files import FOLDER, PRIVATE, Kernel, Settings
 from hpcjobs.processes.start import run
 
 CONFIG = "config"
@@ -136,7 +137,7 @@ def jupyter(asked: Asked) -> Server:
     config = home / CONFIG
     config.mkdir(mode=0o700, exist_ok=True)
     for name in ("jupyter_server_config", "jupyter_lab_config", "jupyter_notebook_config"):
-        write_private(config / f"{name}.py", text)
+        write_beside(config / f"{name}.py", text)
     _write_kernels(settings.kernels, home / "share" / "kernels", asked.private)
     module, path = ("jupyterlab", "/lab") if settings.kind == "lab" else ("notebook", "/tree")
     environment = {
@@ -167,7 +168,7 @@ def code_server(asked: Asked) -> Server:
         {"cert": place.certificate.path, "cert-key": place.certificate.key} if place.certificate else {"cert": False}
     )
     said = {**listen, "auth": "password", "password": asked.token, **secure, "disable-telemetry": True}
-    write_private(config, "".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))  # YAML reads JSON
+    write_beside(config, "".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))  # YAML reads JSON
     return Server(["code-server", "--config", str(config), "--disable-update-check", asked.settings.folder], {}, "/")
 
 
@@ -193,7 +194,7 @@ def _write_kernels(kernels: list[Kernel], folder: Path, private: Path) -> None:
             spec["env"] = {"PATH": os.pathsep.join((os.path.dirname(python[0]), os.environ.get("PATH", os.defpath)))}
         place = folder / f"hpcjobs-{number}"
         place.mkdir(parents=True, exist_ok=True)
-        write_private(place / "kernel.json", json.dumps(spec))
+        write_beside(place / "kernel.json", json.dumps(spec))
 
 
 def _has_ipykernel(python: list[str]) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hpcjobs
 from hpcjobs.errors import SchedulerError, UnknownJobError
+from hpcjobs.files import state_dir
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import clean_env
 from hpcjobs.processes.start import start
@@ -31,8 +32,7 @@ _PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
 
 def state_folder() -> Path:
     """Where this host's jobs are kept: ``$XDG_STATE_HOME`` or ``~/.local/state``, per host name."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state).absolute() / "hpcjobs" / "local" / os.uname().nodename
+    return state_dir() / "local" / os.uname().nodename
 
 
 class Local:

@@ -20,6 +20,7 @@ import os
 from types import TracebackType
 from typing import NamedTuple
 
+from hpcjobs.files import write_beside
 from hpcjobs.scheduler.local.records import Ended, Request, Started, plain, read
 
 
@@ -83,12 +84,7 @@ class LocalJob(NamedTuple):
     def write(self, record: Request | Started | Ended) -> None:
         """Put a record in its place in one step; it outlives a crash of the machine."""
         name = f"{type(record).__name__.lower()}.json"
-        beside = self.path(f".{name}.{os.getpid()}")
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump(plain(record), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(beside, self.path(name))
+        write_beside(self.path(name), json.dumps(plain(record)))
 
 
 def make(job: LocalJob) -> int:

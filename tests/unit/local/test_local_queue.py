@@ -136,7 +136,9 @@ def test_what_is_recorded_of_a_job_is_on_the_disk_before_it_counts(
         os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), sync(number))
     )
     job = machine.submit("true")
-    assert [Path(name).name.split(".")[1] for name in synced if job in name] == ["request"]
+    record, folder = (Path(name) for name in synced if job in name)
+    assert record.name.startswith(".request.json")
+    assert folder.name == job
 
 
 def test_a_job_gets_none_but_the_gpus_that_its_user_chose(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
