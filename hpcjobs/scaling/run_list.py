@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hpcjobs.errors import ConfigError
 from hpcjobs.scaling.study import Study, StudyRun
 from hpcjobs.scaling.study_sweep import key
 from hpcjobs.sweeps.folder import SweepFolder
 
 
 def list_runs(study: Study) -> list[StudyRun]:
-    """Every run, in the order of submission; no scheduler is asked."""
-    if study.folder is None or not (Path(study.folder) / "sweep.json").exists():
+    """Every run, in the order of submission; no scheduler is asked.
+
+    Raises:
+        ConfigError: their folder is not there.
+    """
+    if study.folder is None:
         return []
+    if not (Path(study.folder) / "sweep.json").exists():
+        raise ConfigError(
+            f"the runs of study {study.name} are not in {study.folder}: it has no sweep.json",
+            hint="the same hpcjobs scale command measures them again",
+        )
     folder = SweepFolder(Path(study.folder))
     tasks: dict[str, tuple[str, str]] = {}
     for chunk in folder.chunks():

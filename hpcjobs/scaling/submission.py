@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,15 +15,14 @@ from hpcjobs.scaling.code_versions import current_code, read_code
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.study import Study, StudyRun
 from hpcjobs.scaling.study_sweep import define
+from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 from hpcjobs.sweeps.submit import Outcome, connect_to
 from hpcjobs.sweeps.sweep import Sweep
 
-Report = Callable[[str], None]
 
-
-def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report: Report = lambda line: None) -> Study:
+def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report: Report = discard) -> Study:
     """Submit every run of ``study`` that is missing; returns at once, with the study as it then stands.
 
     Runs that have completed, or may still complete, are not submitted again. A run that failed is measured anew, in a

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
 
@@ -51,9 +51,18 @@ def parse_config(text: str, *, jobs: int | None = None) -> Limits:
     """Limits of ``scontrol show config``; ``jobs`` is what the site file says.
 
     MaxArraySize bounds the index, so that many tasks fit, from 0 on. MaxJobCount is everybody's together.
+
+    Raises:
+        RequestError: the cluster has no job arrays.
     """
     settings = dict(re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
     tasks = int(settings.get("MaxArraySize", "1001"))
+    if tasks < 1:
+        raise RequestError(
+            f"this cluster has no job arrays, which sweeps and scaling studies need: MaxArraySize is {tasks}"
+            " (scontrol show config)",
+            hint="submit the runs one by one: hpcjobs submit",
+        )
     if fewer := re.search(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", "")):
         tasks = min(tasks, int(fewer[1]))
     everybody = int(settings["MaxJobCount"]) - 1 if settings.get("MaxJobCount", "").isdigit() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,7 +13,7 @@ import pytest
 from commandline import ok
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.run.folder import SUBMITTED, output_dir
 from hpcjobs.run.handle import JobHandle
@@ -212,3 +213,16 @@ def test_every_run_has_the_launcher_and_the_environment_of_the_study() -> None:
     assert (known.launcher, known.env) == ("spawn", {"COLOUR": "blue"})
     with pytest.raises(RequestError, match="holds another study"):
         submit_study(replace(known, env={}), FILE)
+
+
+def test_a_study_whose_runs_were_removed_says_where_they_were_and_is_measured_again() -> None:
+    """A scratch file system deletes what is old; the report said that no run had ended yet."""
+    once = replace(STUDY, repeats=1, sizes=TWO[:1])
+    folder = Path(submit_study(once, FILE).folder or "")
+    wait(entries(), timeout_s=60)
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match=f"the runs of study s are not in {folder}"):
+        read_runs(study.read(FILE))
+    again = submit_study(once, FILE)
+    assert Path(again.folder or "") != folder
+    assert len(list_runs(again)) == 1

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 import hpcjobs
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.processes.programs import Result
 from hpcjobs.sweeps.limits import Cut, Limits, cuts, parse_config, read_limits
 
@@ -53,3 +53,12 @@ def test_few_slots_go_to_one_array_after_another_and_many_are_shared_out() -> No
 
 def test_an_array_leaves_room_in_the_queue_for_the_job_that_submits_the_next() -> None:
     assert [cut.tasks for cut in cuts(20, Limits(1001, 12))] == [10, 10]
+
+
+def test_a_cluster_without_job_arrays_is_an_error_that_says_so() -> None:
+    """MaxArraySize=0 switches them off: the sweep was cut into pieces of 0 tasks, a division by zero."""
+    without = CONFIG.replace("max_array_tasks=500,", "").replace("1001", "0")
+    with pytest.raises(
+        RequestError, match="has no job arrays, which sweeps and scaling studies need: MaxArraySize is 0"
+    ):
+        parse_config(without)
