@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,19 +37,32 @@ def wait(
 
 def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: bool = False) -> int:
     """Wait with a line on standard error at every change; the exit code."""
+    from hpcjobs.cli.failures import print_failures
     from hpcjobs.errors import HpcJobsError
     from hpcjobs.run.wait import exit_code, wait
 
-    try:
-        known = wait(entries, timeout_s=timeout_s, progress=_Changes(), report=note)
-    except TimeoutError as error:
-        raise HpcJobsError(str(error)) from error
+    with _explaining_interrupts(entries):
+        try:
+            known = wait(entries, timeout_s=timeout_s, progress=_Changes(), report=note)
+        except TimeoutError as error:
+            raise HpcJobsError(str(error)) from error
     records = [record for job in known for record in job.records]
     if as_json:
         print_json(records)
-    for job in known:
-        _explain_failures(job.entry, job.records)
+    print_failures(known)
     return exit_code(known)
+
+
+@contextmanager
+def _explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
+    """On Ctrl-C, say that the jobs go on and how to end them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        ids = " ".join(entry.job_id if entry.task is None else f"{entry.job_id}_{entry.task}" for entry in entries)
+        goes = "job {} goes on" if len(entries) == 1 else "jobs {} go on"
+        note(f"stopped waiting; {goes.format(ids)}: `hpcjobs wait {ids}` waits again, `hpcjobs cancel {ids}` cancels")
+        raise
 
 
 class _Changes:
@@ -65,31 +80,11 @@ class _Changes:
                 note(f"job {record.job_id} {record.state.value}{where}{reason}")
 
 
-def _explain_failures(entry: Entry, records: list[JobRecord]) -> None:
-    from pathlib import Path
-
-    from hpcjobs.run.attempts import read_attempts
-    from hpcjobs.run.folder import log_path, task_dir
-    from hpcjobs.run.state_file import read_state
-
-    for record in records:
-        if record.state.value == "COMPLETED":
-            continue
-        own = read_state(entry, record.job_id)
-        who = ""
-        if own is not None and own.first_failure is not None and record.state.value != "CANCELLED":
-            who = f"; first failure: rank {own.first_failure.rank} on {own.first_failure.host}"
-        note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
-        past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
-        if past and past[-1].decision.startswith("ended"):
-            note(f"job {record.job_id} after {len(past)} attempts {past[-1].decision}")
-        note(f"log {log_path(Path(entry.run_dir), entry.name, record.job_id)}")
-
-
 def follow_to_end(handle: JobHandle) -> int:
     """Print the log as it comes; the job's exit code."""
     from hpcjobs.run.logs import follow
 
-    for line in follow(handle.entry, report=note):
-        print(line, end="", flush=True)
+    with _explaining_interrupts([handle.entry]):
+        for line in follow(handle.entry, report=note):
+            print(line, end="", flush=True)
     return wait_for([handle.entry])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, End
 from hpcjobs.diagnosis.fixes import add_derived, fill_fix, fill_text, values_of
-from hpcjobs.diagnosis.log import find_first_failure
+from hpcjobs.diagnosis.log import find_first_failure, select_last
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Facts, Failure, Kind, Line
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
@@ -47,7 +47,7 @@ def diagnose(facts: Facts, lines: Sequence[Line]) -> Diagnosis:
     values = values_of(facts, rank=rank, host=host)
     values = add_derived(values | (conclusion.match.values if conclusion.match else {}))
     is_known = conclusion.is_known
-    tail = () if is_known and line is not None else tuple(_last_lines(lines, first_rank))
+    tail = () if is_known and line is not None else tuple(select_last(lines, first_rank, TAIL_LINES))
     return Diagnosis(
         job_id=facts.job_id,
         name=facts.name,
@@ -182,9 +182,3 @@ def _evidence(facts: Facts, failure: Failure | None, best: Match | None, line: L
         yield Evidence(f"{line.file}, line {line.number}", line.text.strip())
     elif best is not None:
         yield Evidence(f"{best.line.file}, line {best.line.number}", best.line.text.strip())
-
-
-def _last_lines(lines: Sequence[Line], rank: int | None) -> Iterable[str]:
-    """What the rank that failed first printed last; of all ranks where the log does not tell them apart."""
-    own = [line.text for line in lines if line.rank == rank] if rank is not None else []
-    return (own or [line.text for line in lines])[-TAIL_LINES:]

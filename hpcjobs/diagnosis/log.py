@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpcjobs.diagnosis.values import Failure, Line
@@ -53,6 +53,21 @@ def read_lines(path: Path) -> list[Line]:
     if skipped:  # the first one is the rest of a line
         lines, number = lines[1:], number + 1
     return [parse_line(line.rstrip("\r"), str(path), number + n) for n, line in enumerate(lines) if line.strip()]
+
+
+def last_lines(path: Path, rank: int | None, count: int) -> list[str]:
+    """The last lines that a rank printed; those of all ranks where the log does not tell them apart.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return select_last(read_lines(path), rank, count)
+
+
+def select_last(lines: Sequence[Line], rank: int | None, count: int) -> list[str]:
+    """The last ``count`` lines of ``rank``, or of all where none is marked as its own."""
+    own = [line.text for line in lines if line.rank == rank] if rank is not None else []
+    return (own or [line.text for line in lines])[-count:]
 
 
 def parse_line(line: str, file: str, number: int) -> Line:
