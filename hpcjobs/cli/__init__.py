@@ -26,6 +26,8 @@ VERBS = {
     "show": ("show", "One job: state, settings with their sources, results."),
     "logs": ("logs", "What a job printed; -f follows it."),
     "why": ("why", "Why a job failed, or why it waits; what to do."),
+    "diff": ("diff", "What differs between two runs."),
+    "rerun": ("rerun", "Submit a run again, exact or with changes."),
     "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
     "cancel": ("cancel", "Cancel jobs."),
     "drill": ("drill", "Inject a fault into a run and show whether it recovers."),

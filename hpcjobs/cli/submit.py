@@ -54,12 +54,12 @@ def submit(
         _print_sources(plan, as_json=as_json)
     if dry_run or explain:
         if dry_run:
-            _print_plan(plan, as_json=as_json)
+            print_plan(plan, as_json=as_json)
         return
     handle = hpcjobs.submit(plan)
     if plan.job.rehearsal:
         note(f"rehearsal: the sandbox on this machine plays site {plan.job.site}")
-    _report(handle, plan, as_json=as_json)
+    report(handle, plan, as_json=as_json)
     if wait or follow:
         from hpcjobs.cli.wait import follow_to_end, wait_for
 
@@ -109,7 +109,8 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
     print_table(["value", "", "from"], rows)
 
 
-def _print_plan(plan: "Plan", *, as_json: bool) -> None:
+def print_plan(plan: "Plan", *, as_json: bool) -> None:
+    """Print what a submission would write and run."""
     from hpcjobs.job.plan import script_by_hand
 
     script = script_by_hand(plan)
@@ -120,7 +121,8 @@ def _print_plan(plan: "Plan", *, as_json: bool) -> None:
     sys.stdout.write(script)
 
 
-def _report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:
+def report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:
+    """Print the job that was submitted, and what to do next."""
     if as_json:
         print_json({"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
                     "run_dir": str(plan.run_dir), "name": plan.job.name})  # fmt: skip

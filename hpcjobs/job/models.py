@@ -174,6 +174,8 @@ class Job(Frozen, frozen=True):
     """The fewest nodes that are a world; None: all of them."""
     container: Inside | None
     """None: the program runs on the node as it is."""
+    layers: tuple[Layer, ...] = ()
+    """What was requested, layer by layer, so that it can be requested again with changes."""
 
     def asked(self, field: str) -> str:
         """An option for messages: its value, and where that was said."""

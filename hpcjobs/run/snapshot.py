@@ -23,7 +23,10 @@ def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
     Raises:
         RequestError: over 512 MiB; data does not belong in a snapshot.
     """
-    files = [path for path in _code_files(source) if not (source / path).is_relative_to(leave_out)]
+    if _is_snapshot(source):  # it has been chosen already, and git ignores run folders
+        files = list(_walk(source))
+    else:
+        files = [path for path in _code_files(source) if not (source / path).is_relative_to(leave_out)]
     size = sum((source / path).lstat().st_size for path in files)
     if size > LARGEST:
         raise RequestError(
@@ -34,6 +37,11 @@ def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
     for path in files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source / path, target / path, follow_symlinks=False)
+
+
+def _is_snapshot(source: Path) -> bool:
+    """Whether this is the copy of the code in a run folder."""
+    return source.name == "code" and (source.parent / "manifest.json").is_file()
 
 
 def _code_files(source: Path) -> list[Path]:

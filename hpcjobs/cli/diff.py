@@ -1,0 +1,64 @@
+"""``hpcjobs diff``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, print_json
+
+if TYPE_CHECKING:
+    from hpcjobs.run.difference import Change, Difference
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
+    second: Annotated[str, typer.Argument(help="The other run.")],
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """What differs between two runs: settings, environment, image, code, script, nodes, results."""
+    from hpcjobs.run.difference import compare_runs
+    from hpcjobs.run.select import select
+    from hpcjobs.run.status import statuses
+
+    entries = [select([name], site=site)[0] for name in (first, second)]
+    difference = compare_runs(*statuses(entries))
+    if as_json:
+        print_json(difference)
+        return
+    _print(difference, (entries[0].job_id, entries[1].job_id))
+
+
+def _print(difference: Difference, ids: tuple[str, str]) -> None:
+    if difference.is_empty:
+        print(f"no difference between {ids[0]} and {ids[1]}")
+        return
+    print(f"{ids[0]} -> {ids[1]}")
+    for section in ("settings", "environment", "image", "code", "nodes", "results"):
+        rows: tuple[Change, ...] = getattr(difference, section)
+        if rows:
+            print(f"{section}:")
+        for row in rows:
+            print(f"  {describe_change(row)}")
+    if difference.script:
+        print("script:")
+    for line in difference.script:
+        print(f"  {line}")
+
+
+def describe_change(change: Change) -> str:
+    """``time: 01:00:00 -> 02:00:00``; of a text of several lines that it differs."""
+    values = [_one_line(value) for value in (change.first, change.second)]
+    return f"{change.name}: {values[0]} -> {values[1]}"
+
+
+def _one_line(value: str | None) -> str:
+    if not value:
+        return "-"
+    lines = value.count("\n") + 1
+    return value if lines == 1 else f"({lines} lines)"

@@ -1,0 +1,58 @@
+"""``hpcjobs rerun``.
+
+Annotations are values here and not text, which Typer would have to compile at each start.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.job_options import job_flags, with_job_options
+from hpcjobs.cli.options import EPILOG
+from hpcjobs.cli.output import Json, SiteName, note
+from hpcjobs.job.models import JobSpec
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(epilog=EPILOG)
+@with_job_options(only=job_flags())
+def rerun(
+    *,
+    job: Annotated[str, typer.Argument(help="Id, run folder or name of the run to repeat.")],
+    site: SiteName = None,
+    request: JobSpec,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a run again, from its manifest: exact, or with the changes that options state."""
+    import hpcjobs
+    from hpcjobs.cli.diff import describe_change
+    from hpcjobs.cli.submit import print_notes, print_plan, report
+    from hpcjobs.run.difference import job_changes
+    from hpcjobs.run.rerun import plan_rerun, read_manifest
+    from hpcjobs.run.select import select
+
+    entry = select([job], site=site)[0]
+    again = plan_rerun(entry, request, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
+    for text in again.notes:
+        note(text)
+    for change in job_changes(read_manifest(Path(entry.run_dir)).job, again.plan.job):
+        note(f"changed: {describe_change(change)}")
+    print_notes(again.plan)
+    if dry_run:
+        print_plan(again.plan, as_json=as_json)
+        return
+    handle = hpcjobs.submit(again.plan)
+    report(handle, again.plan, as_json=as_json)
+    if wait or follow:
+        from hpcjobs.cli.wait import follow_to_end, wait_for
+
+        raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))

@@ -1,0 +1,143 @@
+"""The same run again, from the manifest in its run folder: exact, or with stated changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError, reason_of
+from hpcjobs.job.avoid import avoided_on
+from hpcjobs.job.models import Job, JobSpec, Layer, Plan
+from hpcjobs.job.plan import plan_of, run_name
+from hpcjobs.job.resolve import resolve
+from hpcjobs.run.folder import MANIFEST
+from hpcjobs.run.index import Entry
+from hpcjobs.run.provenance import CodeState, code_state
+from hpcjobs.site.library import load_site
+from hpcjobs.site.models import Resources
+
+_OWN_VERBS = {
+    "sweep": "hpcjobs sweep resume starts cells of a sweep again",
+    "jupyter": "hpcjobs jupyter starts a session",
+    "fabric": "hpcjobs fabric starts a check of nodes",
+}
+"""Templates whose jobs need more than their manifest."""
+
+
+class RecordedCode(msgspec.Struct, frozen=True):
+    """The git state of the program's folder when a job was submitted."""
+
+    commit: str | None = None
+    dirty: bool = False
+    untracked: tuple[str, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """``manifest.json`` of a run folder."""
+
+    job: Job
+    hpcjobs: str = "unknown"
+    user: str = "unknown"
+    host: str = "unknown"
+    code: RecordedCode | None = None
+
+
+class Rerun(NamedTuple):
+    """A plan for the same run again, and what the user should know of it."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def read_manifest(run_dir: Path) -> Manifest:
+    """The manifest of a run.
+
+    Raises:
+        RequestError: there is none, or it was written by a hpcjobs whose jobs had other fields.
+    """
+    path = run_dir / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"{path} cannot be used: {reason_of(error)}", hint="a run can be compared or repeated by its manifest only"
+        ) from error
+
+
+def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
+    """The plan of ``entry``'s run again; without ``changes`` from the job as it was resolved then.
+
+    With changes, the request of then is resolved anew by the site as it is now. Dependencies are left out: the jobs
+    they name have ended.
+
+    Raises:
+        RequestError: the manifest cannot be used, the job is part of a sweep or session, or it does not fit the site.
+    """
+    run_dir = Path(entry.run_dir)
+    manifest = read_manifest(run_dir)
+    job = manifest.job
+    if job.template in _OWN_VERBS:
+        raise RequestError(f"job {entry.job_id} is made by template {job.template}", hint=_OWN_VERBS[job.template])
+    folder = run_dir / "code" if job.snapshot else Path(job.chdir)
+    if not folder.is_dir():
+        raise RequestError(f"the folder in which job {entry.job_id} ran, {folder}, does not exist any more")
+    notes = []
+    if job.resources.dependency:
+        notes.append(f"left out: dependency={job.resources.dependency}")
+    if changes == JobSpec():
+        again = replace(job, resources=replace(job.resources, dependency=None))
+    else:
+        again = _resolve_again(job, entry, changes)
+    if job.snapshot and changes.chdir is None:
+        # The copy of the first run is what is copied, so that later edits do not matter.
+        again = replace(again, chdir=str(run_dir / "code"))
+    elif (difference := _changed_code(manifest, run_dir)) is not None:
+        notes.append(difference)
+    return Rerun(plan_of(again, Path(again.run_root) / run_name(again), made_by=made_by), tuple(notes))
+
+
+def _resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
+    if not job.layers:
+        raise RequestError(
+            f"the manifest of job {entry.job_id} does not hold what was requested, and nothing can be changed in it",
+            hint="without changes the run can be repeated; hpcjobs submit takes all options",
+        )
+    site = load_site(job.site_file if os.path.isfile(job.site_file) else job.site)
+    source = f"run {entry.job_id}"
+    first = Layer(source, JobSpec(chdir=job.chdir, name=job.name))
+    without_dependency = Layer(source, JobSpec(resources=Resources(dependency=None)))
+    avoid = avoided_on(site.name) if site.scheduler == "slurm" else {}
+    return resolve([first, *job.layers, without_dependency, Layer("change", changes)], site, avoid=avoid)
+
+
+def _changed_code(manifest: Manifest, run_dir: Path) -> str | None:
+    """A note where the program's folder is not as it was."""
+    recorded = manifest.code
+    now = code_state(Path(manifest.job.chdir))
+    if recorded is None or now is None:
+        return None
+    if recorded.commit != now.commit:
+        return f"the code has changed since: commit {_short(recorded.commit)} then, {_short(now.commit)} now"
+    if read_patch(run_dir) != _patch(now):
+        return f"the code has changed since: it differs from commit {_short(now.commit)} otherwise than then"
+    return None
+
+
+def read_patch(run_dir: Path) -> str:
+    """``code.patch`` of a run folder; empty where the code was as committed."""
+    try:
+        return (run_dir / "code.patch").read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        return ""
+
+
+def _patch(code: CodeState) -> str:
+    return code.patch if code.dirty else ""
+
+
+def _short(commit: str | None) -> str:
+    return commit[:10] if commit else "none"
