@@ -101,7 +101,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         spare=spec.spare or 0,
         min_nodes=spec.min_nodes,
         container=inside,
-        layers=tuple(layers),
+        layers=tuple(layer for layer in layers if layer.spec != JobSpec()),
     )
     check_env(job.env, job.sources)
     check_srun(job)
