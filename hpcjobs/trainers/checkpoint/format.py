@@ -9,6 +9,7 @@ checkpoints/latest, checkpoints/best      links to step folders
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import zlib
@@ -151,12 +152,12 @@ def prune(folder: Path, *, keep: int) -> None:
 
 
 def recorded_loss(place: Path) -> float | None:
-    """Held-out loss of a checkpoint; None where there is none to read."""
+    """Held-out loss of a checkpoint; None where there is none to read, or it is not finite."""
     try:
         loss: float | None = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["loss"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return loss
+    return None if loss is None or not math.isfinite(loss) else loss
 
 
 def steps(folder: Path) -> list[Path]:

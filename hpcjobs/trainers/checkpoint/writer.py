@@ -8,6 +8,7 @@ stays, the failure is said, and later saves try again, ever less often.
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -128,8 +129,9 @@ class CheckpointWriter:
         if not self._first:
             return
         self.on_written(meta.step)
-        if meta.loss is not None and (self.best_loss is None or meta.loss < self.best_loss):
-            self.best_loss = meta.loss
+        loss = meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None  # no loss is less than NaN
+        if loss is not None and (self.best_loss is None or loss < self.best_loss):
+            self.best_loss = loss
             checkpoint.point(self.folder / checkpoint.BEST, place)
         checkpoint.prune(self.folder, keep=self.keep)
 

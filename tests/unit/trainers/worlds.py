@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -171,10 +172,19 @@ def watched(config: Config) -> Workload:
 
 def scored(config: Config) -> Workload:
     """The held-out loss of each epoch is known beforehand."""
-    losses = iter((3.0, 1.0, 2.0, 0.5))
+    return _with_losses(config, 3.0, 1.0, 2.0, 0.5)
+
+
+def scored_nan(config: Config) -> Workload:
+    """The held-out loss of the first epoch is no number."""
+    return _with_losses(config, math.nan, 1.0, 2.0, 0.5)
+
+
+def _with_losses(config: Config, *losses: float) -> Workload:
+    left = iter(losses)
 
     def evaluate(model: nn.Module, batch: Batch) -> Score:
-        return Score(torch.tensor([next(losses), 1.0, 1.0], dtype=torch.float64))
+        return Score(torch.tensor([next(left), 1.0, 1.0], dtype=torch.float64))
 
     return replace(points(config), evaluate=evaluate, held_out=Points(8))
 

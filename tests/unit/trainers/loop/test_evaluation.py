@@ -70,6 +70,16 @@ def test_the_best_checkpoint_is_the_one_whose_own_evaluation_was_best_the_last_i
     assert (folder / "best").resolve().name == (folder / "latest").resolve().name == "step-00000032"
 
 
+def test_a_held_out_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    """No loss is smaller than NaN: the first checkpoint remained the best for ever, also after a resume."""
+    flags = ("--workload", "worlds:scored_nan", "--save-every-epochs", "1")
+    best = tmp_path / "checkpoints" / "best"
+    train(tmp_path, *flags, "--epochs", "1")
+    assert not best.exists()
+    train(tmp_path, *flags, "--resume", "none", "--epochs", "4")
+    assert best.resolve().name == "step-00000032"
+
+
 def test_a_checkpoint_between_evaluations_is_not_called_the_best_for_an_older_ones_loss(tmp_path: Path) -> None:
     train(tmp_path, "--workload", "worlds:scored", "--epochs", "2", "--checkpoint-every", "11")
     losses = {

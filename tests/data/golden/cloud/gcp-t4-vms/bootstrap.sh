@@ -307,8 +307,14 @@ SITE
         put "$home/.config/hpcjobs/site_configs/$cluster.yaml" 644 "$user:$user"
 }
 
-write_cgroup_setting() { # for a Slurm with cgroup v2 where no systemd is asked for a cgroup
-    with_systemd || [[ ! -e /sys/fs/cgroup/cgroup.controllers ]] || echo IgnoreSystemd=yes
+write_cgroup_setting() { # for cgroup v2 without systemd, which would make the group that slurmd makes its own in
+    local group root=/sys/fs/cgroup
+    ! with_systemd && [[ -e $root/cgroup.controllers ]] || return 0
+    mkdir -p "$root/system.slice"
+    for group in "$root" "$root/system.slice"; do
+        echo '+cpuset +cpu +memory' >"$group/cgroup.subtree_control"
+    done
+    echo IgnoreSystemd=yes
 }
 
 write_slurm() {
