@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcjobs.accounting.dataframe import accounting
+    from hpcjobs.accounting.dataframe import read_jobs
 
-_WHERE = {"accounting": "hpcjobs.accounting.dataframe"}
-__all__ = ["accounting"]
+_WHERE = {"read_jobs": "hpcjobs.accounting.dataframe"}
+__all__ = ["read_jobs"]
 
 
 def __getattr__(name: str) -> object:

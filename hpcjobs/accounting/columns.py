@@ -74,6 +74,14 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+def format_energy(joules: float | None, source: str | None) -> str:
+    """In Wh below one kWh; ``~`` where it is modelled, in full or in part."""
+    if joules is None:
+        return "-"
+    hours = joules / 3600
+    return ("" if source == "measured" else "~") + (f"{hours:.3g} Wh" if hours < 1000 else f"{hours / 1000:.4g} kWh")
+
+
 def choose(helpformat: str) -> tuple[str, ...]:
     """The columns this sacct has of those wanted, from what ``sacct --helpformat`` printed.
 

@@ -27,7 +27,7 @@ _REPEATING = (
 )
 
 
-def accounting(
+def read_jobs(
     *,
     site: str | Site | None = None,
     since: str | float = "7d",

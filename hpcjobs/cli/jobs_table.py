@@ -27,7 +27,7 @@ def print_jobs(frame: pl.DataFrame) -> None:
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
-    from hpcjobs.scaling.tables import energy
+    from hpcjobs.accounting.columns import format_energy
     from hpcjobs.units import human_duration
 
     def span(value: float | None) -> str:
@@ -44,7 +44,7 @@ def _cells(job: dict[str, Any]) -> list[str]:
         percent(job["cpu_efficiency"]),
         percent(job["mem_efficiency"]),
         percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
-        energy(job["energy_j"], job["energy_source"]),
+        format_energy(job["energy_j"], job["energy_source"]),
         "-" if job["cost"] is None else f"{job['cost']:.2f} {job['currency']}",
     ]
 

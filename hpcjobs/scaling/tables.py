@@ -6,6 +6,7 @@ from typing import Final
 
 import polars as pl
 
+from hpcjobs.accounting.columns import format_energy
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Fit
 from hpcjobs.scaling.intervals import Interval
@@ -51,7 +52,7 @@ def _cells(group: SizeResult, unit: str) -> dict[str, str]:
         "GPU": share(group.gpu_utilization),
         "queue wait": "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
         "epoch": "-" if group.epoch_s is None else human_duration(group.epoch_s),
-        "energy": energy(group.energy_j, group.energy_source),
+        "energy": format_energy(group.energy_j, group.energy_source),
         "cost / 10⁶ samples": "-" if paid is None else f"{paid:.3g} {group.currency}",
     }
 
@@ -59,14 +60,6 @@ def _cells(group: SizeResult, unit: str) -> dict[str, str]:
 def rate_style(value: float) -> str:
     """Thousands apart and no decimals from 100 on, else three digits."""
     return ",.0f" if value >= 100 else ".3g"
-
-
-def energy(joules: float | None, source: str | None) -> str:
-    """In Wh below one kWh; ``~`` where it is modelled, in full or in part."""
-    if joules is None:
-        return "-"
-    hours = joules / 3600
-    return ("" if source == "measured" else "~") + (f"{hours:.3g} Wh" if hours < 1000 else f"{hours / 1000:.4g} kWh")
 
 
 def share(value: float | None) -> str:

@@ -83,14 +83,15 @@ def test_sums_and_jobs_that_nobody_measured_are_printed_as_unknown() -> None:
         assert "Wh" not in answer.out
 
 
-def test_accounting_needs_neither_scipy_nor_matplotlib() -> None:
+@pytest.mark.parametrize("form", ["['--json']", "[]"], ids=["JSON", "table"])
+def test_accounting_needs_neither_scipy_nor_matplotlib(form: str) -> None:
     """They may be missing, or be broken, where only jobs are looked at."""
     program = (
         "import sys; sys.modules.update(scipy=None, matplotlib=None)\n"
-        "from hpcjobs.accounting import accounting\n"
+        "from hpcjobs.accounting import read_jobs\n"
         "from hpcjobs.cli import main\n"
-        "assert len(accounting(jobs=['102'])) == 2\n"
-        "sys.argv[1:] = ['report', 'jobs', '102', '--json']\n"
+        "assert len(read_jobs(jobs=['102'])) == 2\n"
+        f"sys.argv[1:] = ['report', 'jobs', '102'] + {form}\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
