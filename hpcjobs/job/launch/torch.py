@@ -13,6 +13,11 @@ QUIET = 'export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"'
 """The agent of the first node keeps the store and may leave first: torch's C++ then warns each other agent, which is
 ending too, by a trace of the lost connection. Errors are still printed."""
 
+STORE_OF_RANK_0 = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Each start of the ranks has a store of its own, which rank 0 keeps. The agents' store is that of the first start:
+restarts for a node that joined or left are not counted, ranks would meet their predecessors' entries there, and it is
+lost with the node of the first rank 0."""
+
 
 def torchrun(job: Job) -> Launch:
     """One elastic agent per node, which starts the node's ranks; again within the allocation, with retries.
@@ -36,12 +41,13 @@ def torchrun(job: Job) -> Launch:
         Raw(r'"${@//\$/\$\$}"'),  # the agent takes these for templates, in which two dollars are one
     ]
     agent = command_line(agent_words)
+    before = (QUIET, STORE_OF_RANK_0) if job.retries else (QUIET,)
     ranks = ("export NODE_RANK=$GROUP_RANK", *pyxis_python(job))
     start = (*AGENT, *((Raw('"$enter"'),) if entering(job) else ()), *TASK, *job.argv)
     if job.scheduler == "local":
-        return Launch(command=start, ranks=ranks, before=(QUIET,), agent=agent, label=job.ntasks > 1)
+        return Launch(command=start, ranks=ranks, before=before, agent=agent, label=job.ntasks > 1)
     args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
-    return Launch(command=("srun", *args, *start), ranks=ranks, before=(QUIET,), agent=agent, label=job.ntasks > 1)
+    return Launch(command=("srun", *args, *start), ranks=ranks, before=before, agent=agent, label=job.ntasks > 1)
 
 
 def children(job: Job) -> tuple[str, ...]:

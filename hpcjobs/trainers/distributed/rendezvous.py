@@ -22,10 +22,14 @@ VERDICT_GRACE_S = 10.0  # rank 0 starts its wait later than the others, by at mo
 
 
 def open_store(env: DistEnv, timeout_s: float) -> Store:
-    """The key-value store of this launch: torchrun's agent keeps one, otherwise rank 0 does."""
+    """The key-value store of this launch: rank 0 keeps it, or torchrun's agent.
+
+    A store of an agent outlives its ranks: each start has its own part of it, by the agent's count of restarts.
+    """
     if env.master_port is None:
         return HashStore()
-    hosting = env.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosting = env.rank == 0 and not of_agent
     try:
         if not hosting:
             _await_port(env.master_addr, env.master_port, timeout_s)
@@ -38,7 +42,7 @@ def open_store(env: DistEnv, timeout_s: float) -> Store:
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise _unreachable(env, error, timeout_s, hosting=hosting) from error
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if of_agent else "0"
     return PrefixStore(f"hpcjobs/{attempt}", store)
 
 

@@ -139,6 +139,7 @@ cd -- /HERE || die 'the working folder is not there on this node'
 
 # --- what the launcher needs
 export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 # --- what each task runs: it publishes its rank, runs the program, records the first failure
 task=$(

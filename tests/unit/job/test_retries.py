@@ -84,6 +84,9 @@ def test_a_world_that_may_shrink_needs_an_elastic_launcher_and_retries() -> None
     assert "#SBATCH --no-kill\n" in script
     assert '--nnodes="2:$HPCJOBS_NNODES"' in script
     assert "--no-kill --kill-on-bad-exit=0" in script
+    own_store = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"  # else ranks meet the entries of an earlier start
+    assert own_store in script
+    assert own_store not in planned("sandbox", "torchrun", "true", nodes=3).script
 
 
 class Script:

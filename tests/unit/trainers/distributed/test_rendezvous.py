@@ -57,6 +57,13 @@ def test_two_processes_with_one_rank_are_noticed(world: World) -> None:
     assert any("2 processes call themselves rank 1" in line for line in ended.complaints)
 
 
+def test_ranks_whose_agents_count_their_restarts_differently_meet(world: World) -> None:
+    """An agent counts the failures of its own ranks, and not the restarts for a node that joined or left."""
+    counts = {rank: {"TORCHELASTIC_RESTART_COUNT": str(rank)} for rank in range(2)}
+    ended = world(2, "ddp", "--steps", "1", "--rendezvous-timeout-s", "6", env_of=counts)
+    assert ended.codes == [0, 0], ended.err
+
+
 def test_the_rank_that_fails_speaks_and_its_peers_keep_quiet(world: World) -> None:
     ended = world(2, "ddp", "--workload", "worlds:full_on_rank_1", env={"PYTHONPATH": worlds_path()})
     assert ended.codes == [12, 12]
