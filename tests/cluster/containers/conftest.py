@@ -16,7 +16,7 @@ from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.site.library import load_site
 
-SEEN = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives")
+SEEN = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/etc/ld.so.cache")
 
 
 @pytest.fixture(scope="session")
