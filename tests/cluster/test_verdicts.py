@@ -145,7 +145,7 @@ def missing(job: Job, shown: dict[str, str]) -> Iterator[str]:
         model = f"{job.gpu_model}:" if job.gpu_model else ""
         wanted["TresPerNode"] = f"gres:gpu:{model}{job.gpus_per_node}"
     for name, value in wanted.items():
-        if str(shown.get(name)).replace("gres/gpu:", "gres:gpu:") != str(value):  # Slurm 23.02 and later say gres/gpu
+        if str(shown.get(name)).replace("gres/gpu:", "gres:gpu:") != str(value):  # newer Slurm: gres/gpu
             yield f"{name} is {shown.get(name)}, not {value}"
     if int(shown["NumNodes"].split("-")[0]) < job.nodes:
         yield f"NumNodes is {shown['NumNodes']}"
