@@ -5,9 +5,8 @@ Standard library of Python 3.6: what runs on a node takes this module with it (`
 
 import errno
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Union
+from typing import Iterable, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -31,7 +30,9 @@ def _user_dir(variable: str, in_home: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
 
 
-def write_beside(path: AnyPath, content: bytes | str, *, mode: int | None = 0o600, durable: bool = True) -> None:
+def write_beside(
+    path: AnyPath, content: Union[bytes, str], *, mode: Optional[int] = 0o600, durable: bool = True
+) -> None:
     """Write ``content`` to ``path`` in one step: a reader sees the old file or the complete new one.
 
     Args:

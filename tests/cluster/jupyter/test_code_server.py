@@ -11,6 +11,7 @@ import pytest
 from commandline import hpcjobs
 from laptop import ARTEFACTS, Laptop
 from test_session import command, files_with, processes, start
+from waiting import eventually
 
 Site = Callable[..., str]
 
@@ -51,6 +52,6 @@ def test_a_terminal_of_code_server_is_on_the_worker_node(
     answer = hpcjobs("jupyter", "stop", "--all")
     assert answer.code == 0, answer
     for session in (told, beside):
-        assert processes(session["run_dir"]) == []
+        eventually(lambda: not processes(session["run_dir"]), what="the end of its processes")
         assert files_with(session["connection"]["token"], Path(session["run_dir"])) == []
     assert hpcjobs("jupyter", "list", "--json").json == []

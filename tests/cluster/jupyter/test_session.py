@@ -55,7 +55,7 @@ def stop(told: dict[str, Any]) -> None:
     """End it; then there is no job, no process and no file with its token."""
     answer = hpcjobs("jupyter", "stop", told["job_id"])
     assert answer.code == 0, answer
-    assert processes(told["run_dir"]) == []
+    eventually(lambda: not processes(told["run_dir"]), what="the end of its processes")
     assert files_with(told["connection"]["token"], Path(told["run_dir"])) == []
     assert hpcjobs("jupyter", "list", "--json").json == []
 
@@ -188,8 +188,8 @@ def test_a_session_from_the_laptop_ends_there_with_its_tunnel(site: Site, desk: 
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert f"job {told['job_id']} is ended" in err
-    assert processes(told["run_dir"]) == []
-    assert processes(f"{LOGIN} ") == []
+    eventually(lambda: not processes(told["run_dir"]), what="the end of its processes")
+    eventually(lambda: not processes(f"{LOGIN} "), what="the end of the way to the login node")
     assert hpcjobs("jupyter", "list", "--json").json == []
 
 

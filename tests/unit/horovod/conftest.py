@@ -77,14 +77,14 @@ def ranks_by_hand(size: int, argv: list[str], cwd: Path, env: dict[str, str]) ->
         )
         for rank in range(size)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=280) for rank in ranks]
+    said = [rank.communicate(timeout=550) for rank in ranks]
     return Ended([rank.returncode for rank in ranks], *("".join(texts) for texts in zip(*said, strict=True)))
 
 
 def ranks_over_mpi(size: int, argv: list[str], cwd: Path, env: dict[str, str]) -> Ended:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     mpirun = ["mpirun", "--host", f"localhost:{size}", "--bind-to", "none", *argv]
-    ended = subprocess.run(mpirun, cwd=cwd, env=environment(**root, **env), capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(mpirun, cwd=cwd, env=environment(**root, **env), capture_output=True, text=True, timeout=550)
     return Ended([ended.returncode], ended.stdout, ended.stderr)
 
 

@@ -78,7 +78,7 @@ class Runs:
         env = {"PYTHONPATH": ":".join(map(str, paths)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         ranks = [start_rank(rank, self.size, ["several", str(plan)], env, self.root) for rank in range(self.size)]
         try:
-            said = [rank.communicate(timeout=280) for rank in ranks]
+            said = [rank.communicate(timeout=550) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
@@ -169,7 +169,7 @@ def world(tmp_path: Path) -> World:
             for process in ranks:
                 process.kill()
         try:
-            said = [process.communicate(timeout=200) for process in ranks]
+            said = [process.communicate(timeout=550) for process in ranks]
         finally:
             for process in ranks:
                 process.kill()
