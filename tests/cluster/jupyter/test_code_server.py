@@ -52,6 +52,6 @@ def test_a_terminal_of_code_server_is_on_the_worker_node(
     answer = hpcjobs("jupyter", "stop", "--all")
     assert answer.code == 0, answer
     for session in (told, beside):
-        eventually(lambda: not processes(session["run_dir"]), what="the end of its processes")
+        eventually(lambda run_dir=session["run_dir"]: not processes(run_dir), what="the end of its processes")
         assert files_with(session["connection"]["token"], Path(session["run_dir"])) == []
     assert hpcjobs("jupyter", "list", "--json").json == []
