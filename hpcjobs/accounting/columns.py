@@ -31,7 +31,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "account": ("text", "who pays"),
     "partition": ("text", "partition it ran in, or the list it waits for"),
     "qos": ("text", "quality of service"),
-    "state": ("text", "one word of Slurm's; UNKNOWN for a word nobody knows"),
+    "state": ("text", "Slurm's name of it; UNKNOWN for a state that hpcjobs does not know"),
     "reason": ("text", "why it waits, or ended"),
     "exit_code": ("whole", "of the batch script; null while it runs"),
     "signal": ("whole", "that ended it"),
@@ -69,7 +69,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "goodput_source": ("text", "checkpoints (metrics of the run folder) or sacct (earlier attempts count as lost)"),
     "steps": ("whole", "rows of the accounting below the job"),
     "site": ("text", "site file"),
-    "source": ("text", "who said so: sacct, squeue, scontrol, job (its own state file) or local"),
+    "source": ("text", "where it was read: sacct, squeue, scontrol, job (its own state file) or local"),
     "run_dir": ("text", "run folder, of a job submitted with hpcjobs; the tasks of an array share it"),
 }
 

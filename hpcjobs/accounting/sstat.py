@@ -12,7 +12,7 @@ from hpcjobs.scheduler.slurm.fields import read_bytes, read_clock_s, read_resour
 from hpcjobs.scheduler.slurm.table import Table
 
 _MOST_JOBS: Final = 16
-"""sstat asks every node of every step: a page of a hundred jobs would wait for it, and so would their nodes."""
+"""sstat asks every node of every step: for a long list of jobs it would take long and load their nodes."""
 _STEPS: Final = Table(("JobID", "MaxRSS", "TRESUsageInTot"), "|")
 
 

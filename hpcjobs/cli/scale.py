@@ -47,7 +47,9 @@ def scale(
     allow_mixed: Annotated[
         bool, typer.Option("--allow-mixed", help="Submit even if the code has changed since the earlier runs.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for all runs.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for all runs; exit code 1 unless every run succeeded.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure PROGRAM at several sizes: submits every run and returns. Called again, it submits what is missing.

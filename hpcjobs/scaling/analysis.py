@@ -83,7 +83,7 @@ class Analysis(NamedTuple):
 
 
 def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
-    """What the runs of a study say.
+    """Analyse the runs of a study.
 
     Raises:
         RequestError: no run has a figure yet; runs of different code, images, node models or units are mixed; or the

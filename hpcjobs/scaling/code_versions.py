@@ -21,7 +21,7 @@ def read_code(job_dir: Path) -> str | None:
 
 
 def current_code(folder: Path) -> str | None:
-    """The code in ``folder`` as it is now, in the same words; None outside a repository."""
+    """The code in ``folder`` as it is now, in the same form; None outside a repository."""
     state = code_state(folder)
     return None if state is None else _label(state.commit, state.patch.encode("utf-8", "surrogateescape"))
 

@@ -1,4 +1,4 @@
-"""Which of the fitted laws a study is described by, and the reasons in words."""
+"""The choice of the law that describes a study, and the reasons as sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting the runs of a study: detached, and again only those that are missing."""
+"""Submit the runs of a study that are missing, and return without waiting for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What each cell of a sweep has become, with the fewest questions.
+"""Status of each cell of a sweep, with as few commands of the scheduler as possible.
 
-A cell's own state file is read first; while every cell tells its end itself, no scheduler is asked. Else
+A cell's own state file is read first; where every cell has written its end, no scheduler is asked. Else
 one squeue covers all arrays, and one sacct those that have ended and were never accounted for.
 """
 
@@ -22,7 +22,7 @@ from hpcjobs.sweeps.state_cache import read_states
 
 
 class CellStatus(NamedTuple):
-    """One cell, and where it stands; ``state`` None: nobody runs it, and nobody is going to."""
+    """Status of one cell; ``state`` None: it is in no array, and none that holds it will be submitted."""
 
     cell: Cell
     state: State | None
@@ -46,7 +46,7 @@ class CellStatus(NamedTuple):
 
 
 class CachedQueue:
-    """A scheduler whose queue is asked once, when somebody first wants to know."""
+    """A scheduler whose queue is read once, at the first call of ``queue``."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -72,7 +72,7 @@ class _Attempt(NamedTuple):
 
 
 def cell_statuses(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = False) -> list[CellStatus]:
-    """Where every wanted cell stands. ``certain``: ask the scheduler also about cells that say they failed
+    """Status of every cell. ``certain``: ask the scheduler also about cells that say they failed
     (a requeued task does, until it starts again)."""
     scheduler = scheduler if isinstance(scheduler, CachedQueue) else CachedQueue(scheduler)
     cells = folder.definition.cells
@@ -155,7 +155,7 @@ def _cell_status(
 
 
 def _state(attempt: _Attempt, own: StateFile | None, record: JobRecord | None) -> State | None:
-    """The cell's own success; else the queue's word while the task is alive there; else how it ended."""
+    """COMPLETED if the cell wrote that; else the queue's state while the task is there; else how it ended."""
     if own is not None and own.state is State.COMPLETED:
         return State.COMPLETED
     if attempt.entry is None:

@@ -25,7 +25,7 @@ _ID_DIGITS = 12
 
 
 class Cell(Frozen, frozen=True):
-    """One run of the sweep: what it is called and the text of its parameters (None: left out)."""
+    """One run of the sweep: its id, and its parameters as text (None: the parameter is left out)."""
 
     id: str
     params: dict[str, str | None]
@@ -59,7 +59,7 @@ def make_program(job: Job, *, env: dict[str, str], passing: Passing | None = Non
 
 
 def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[Path]:
-    """The file that the program is, if it lies in the folder it starts in or is named by a path."""
+    """The program's own file, if it lies in the folder that the job starts in or is named by a path."""
     if python and words[1] == "-m":
         base = folder / words[2].replace(".", "/")
         files = [base.with_suffix(".py"), base / "__main__.py"]
@@ -69,7 +69,7 @@ def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[
 
 
 def make_cell(program: Program, point: Point) -> Cell:
-    """The cell of a point: the same parameters of the same program have the same id, in whatever order."""
+    """The cell of a point: the same parameters of the same program have the same id, whatever their order."""
     params = {name: format_value(name, value) for name, value in point.items()}
     content = msgspec.json.encode([sorted(params.items()), program.identity])
     return Cell(id=hashlib.sha256(content).hexdigest()[:_ID_DIGITS], params=params)
@@ -95,7 +95,7 @@ def format_value(name: str, value: Any) -> str | None:
 
 
 def _check_text(name: str, text: str) -> str:
-    """``text``, if a command line can hold it."""
+    """Return ``text``; raise where no command line can hold it."""
     try:
         text.encode()
         if "\0" not in text:

@@ -1,4 +1,4 @@
-"""From a sweep to arrays: the plan of each chunk and of the job that submits what the queue would not take yet."""
+"""Plans of a sweep: one for each chunk (array), and one for the job that submits the rest once the queue has room."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_THE_QUEUE = ("partition", "account", "qos", "constraint", "reservation", "cl
 
 
 def start_after(plan: Plan, job_ids: Sequence[str]) -> Plan:
-    """``plan`` to be started once these jobs have ended, however they did."""
+    """``plan``, with the condition that these jobs have ended, with success or without."""
     if not job_ids:
         return plan
     earlier = plan.job.resources.dependency
@@ -89,7 +89,7 @@ def _fill(run_dir: Path, program: Program, cells: Sequence[Cell], chunk: Chunk) 
 
 
 def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, begin: str | None) -> Plan:
-    """A small job of the same account that submits what waits: it starts when there is room."""
+    """The plan of a small job of the same account that submits the remaining chunks."""
     job, requested = definition.job, definition.job.resources
     resources = Resources(**dict.fromkeys(requested.__struct_fields__))
     shared = {field: getattr(requested, field) for field in _OF_THE_QUEUE}

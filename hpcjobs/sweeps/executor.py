@@ -1,4 +1,4 @@
-"""A submitit executor of a site: the same settled job as every other route, in submitit's words.
+"""A submitit executor of a site: the same resolved job as every other route, as parameters of submitit.
 
 What differs from ``job.sh`` is submitit's own: its file names, its signal (checkpointing), its one line
 that starts the tasks. They start without our task wrapper, so a rank is what srun or submitit says it is.
@@ -65,7 +65,7 @@ def executor(
 
 
 def parameters(job: Job, folder: Path) -> dict[str, Any]:
-    """A settled job as parameters of `submitit.SlurmExecutor`.
+    """A resolved job as parameters of `submitit.SlurmExecutor`.
 
     Every directive goes the way around submitit's own names, so that the site's spelling of it is kept.
     """

@@ -1,4 +1,4 @@
-"""Why Slurm refused an array: because of the number of jobs in the queue, or because of the job itself."""
+"""Reasons for which Slurm refuses an array: the number of jobs in the queue, or the job itself."""
 
 from __future__ import annotations
 

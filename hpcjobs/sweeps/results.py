@@ -1,4 +1,4 @@
-"""What the cells of a sweep gave: one row each, as text, CSV, Parquet or a DataFrame."""
+"""Results of a sweep: one row per cell, as text, CSV, Parquet or a DataFrame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _FACTS = ("state", "exit_code", "elapsed_s", "nodes", "job_id", "cell", "error", "traceback", "folder", "log")
 _OWN = ("status", "exit_code", "job_id", "schema", "elapsed_s", "error")
-"""Keys of a trainer's summary that the row's facts tell already."""
+"""Keys of a trainer's summary that are in the row already."""
 
 
 class Results(NamedTuple):
@@ -94,7 +94,7 @@ def _is_finite(value: object) -> bool:
 
 
 def collect_results(folder: SweepFolder, cell_statuses: Sequence[CellStatus]) -> Results:
-    """The rows of a sweep's wanted cells, in their order."""
+    """One row per cell, in the order of ``cell_statuses``."""
     names = {name: _column(name) for cell_status in cell_statuses for name in cell_status.cell.params}
     taken = {*names.values(), *_FACTS}
     rows: list[dict[str, Any]] = []
@@ -116,7 +116,7 @@ def _column(param: str) -> str:
 
 
 def _parse_value(text: str | None) -> str | int | float | None:
-    """A number where the text is the one way to write it."""
+    """A number, where writing that number gives the same text again; else the text."""
     for kind in (int, float):
         try:
             value = kind(text or "")
@@ -127,7 +127,7 @@ def _parse_value(text: str | None) -> str | int | float | None:
 
 
 def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[str, Any]]:
-    """summary.json of the cell's run folder, flat; nothing before it has one, or for one that is no object."""
+    """summary.json of the cell's run folder, flat; empty where there is none, or where it is no JSON object."""
     try:
         summary = json.loads((folder.cell_dir(cell_status.cell.id) / "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -160,12 +160,12 @@ def _facts(folder: SweepFolder, cell_status: CellStatus, definition: Definition)
 
 
 def state_name(cell_status: CellStatus) -> str:
-    """The state in Slurm's words; MISSING for a cell that nobody runs."""
+    """The state by Slurm's name; MISSING for a cell that is in no array."""
     return "MISSING" if cell_status.state is None else cell_status.state.value
 
 
 def log_file(folder: SweepFolder, cell_status: CellStatus, definition: Definition) -> Path | None:
-    """Where the cell prints: the array task's log, or one of its own when tasks hold several cells."""
+    """Log of the cell: the array task's, or one of its own where a task runs several cells."""
     if cell_status.chunk is None or cell_status.job_id is None:
         return None
     if cell_status.chunk.pack > 1:
@@ -175,7 +175,7 @@ def log_file(folder: SweepFolder, cell_status: CellStatus, definition: Definitio
 
 
 def _traceback(cell_dir: Path) -> str | None:
-    """What a Python function raised, as text."""
+    """Traceback of a Python function that raised an error."""
     try:
         return (cell_dir / "error.txt").read_text(encoding="utf-8").strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A sweep written down: job, points and how many at once, in one YAML file or by flags."""
+"""The request for a sweep: job, points and how many at once, from a YAML file or flags."""
 
 from __future__ import annotations
 
@@ -152,6 +152,6 @@ def define(
 
 
 def job_layer(path: Path, spec: SweepSpec) -> Layer:
-    """The part of a sweep file that a single job could say, too."""
+    """The part of a sweep file that describes one job."""
     fields = asdict(spec)
     return Layer(str(path), JobSpec(**{name: fields[name] for name in JobSpec.__struct_fields__}))

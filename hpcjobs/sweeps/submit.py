@@ -1,4 +1,4 @@
-"""Submitting what a sweep still lacks: once, whatever crashes, and never more than the queue takes."""
+"""Submit the missing cells of a sweep: each once, also after a crash, and never more than the queue takes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def resume(folder: SweepFolder) -> Outcome:
 
 
 def submit_waiting(folder: SweepFolder) -> Outcome:
-    """Submit what was prepared but had no room: what the sweep's own job does."""
+    """Submit the chunks that the queue had no room for. The sweep's own job calls this."""
     definition = folder.definition
     with folder.lock():
         scheduler = CachedQueue(connect_to(definition))
@@ -88,7 +88,7 @@ def cancel(folder: SweepFolder) -> list[str]:
 
 
 def connect_to(definition: Definition) -> Scheduler:
-    """The scheduler the sweep's arrays are with."""
+    """The scheduler of the sweep's arrays."""
     return connect(definition.job.scheduler, definition.job.slurm_conf)
 
 

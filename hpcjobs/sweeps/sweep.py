@@ -34,7 +34,7 @@ Progress = Callable[[Counter[str]], None]
 
 
 class Sweep:
-    """Many runs of one program. What it knows lies in its folder: another process may look, resume or cancel."""
+    """Many runs of one program. Its state is in its folder: another process may read it, resume or cancel."""
 
     def __init__(self, folder: SweepFolder, definition: Definition | None = None) -> None:
         self.folder = folder
@@ -74,11 +74,11 @@ class Sweep:
         return submit.cancel(self.folder)
 
     def cell_statuses(self) -> list[CellStatus]:
-        """Where each cell stands, in the order of the definition."""
+        """Status of each cell, in the order of the definition."""
         return cell_statuses(self.folder, submit.connect_to(self.folder.definition))
 
     def status(self) -> Counter[str]:
-        """How many cells are in each state; MISSING: nobody runs them, ``resume`` would."""
+        """How many cells are in each state; MISSING: in no array, ``resume`` submits them."""
         return Counter(state_name(cell_status) for cell_status in self.cell_statuses())
 
     def wait(

@@ -1,4 +1,4 @@
-"""Waiting for a sweep by the files its cells write; the queue is asked once a minute for what no file tells."""
+"""Wait for a sweep: the files of its cells are read, and the queue is asked once a minute for what no file says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcjobs.sweeps.state_cache import read_cell_state
 
 
 class CellWatch:
-    """The cells that have not ended: looks at the files of those that have started, and at no other."""
+    """Watches the cells that have not ended. It reads the files of cells that have started, and no others."""
 
     def __init__(self, folder: SweepFolder, now: list[CellStatus]) -> None:
         self._folder = folder
@@ -24,13 +24,13 @@ class CellWatch:
         self.renew(now)
 
     def renew(self, now: list[CellStatus]) -> None:
-        """Take over what the scheduler has said."""
+        """Replace the states by those from the scheduler."""
         self._waiting = {cell_status.cell.id: cell_status for cell_status in now if cell_status.open}
         self._seen = {cell_status.cell.id: state_name(cell_status) for cell_status in now}
         self.counts = Counter(self._seen.values())
 
     def look(self) -> bool:
-        """Read what is new; False once no cell is left to wait for."""
+        """Read new states; False once every cell has ended."""
         for cell in self._folder.started_cells() & self._waiting.keys():
             state = read_cell_state(self._folder, cell)
             attempt = self._waiting[cell].job_id
