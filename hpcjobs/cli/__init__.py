@@ -115,10 +115,18 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"hpcjobs: warning: {message}", file=sys.stderr)
 
 
+def _collect_rarely() -> None:
+    """Have the garbage collector leave alone what a command imports, which is no garbage, also as the process ends.
+
+    Without this ``--help``, ``sites`` and ``ps`` take 1.2 to 1.3 times the CPU time.
+    """
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
+
+
 def main() -> None:
     """Run the command line; the one place where an error becomes a message and an exit code."""
-    gc.set_threshold(100_000)  # a command's imports are no garbage: looking for some is a tenth of its time,
-    atexit.register(gc.freeze)  # also as it ends
+    _collect_rarely()
     from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning
 
     _use_utf8()

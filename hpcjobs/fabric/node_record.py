@@ -55,10 +55,12 @@ def read(path: Path) -> list[Verdict]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((found for line in lines if (found := _parsed(line)) is not None), key=lambda verdict: verdict.time)
+    return sorted(
+        (found for line in lines if (found := _parse_line(line)) is not None), key=lambda verdict: verdict.time
+    )
 
 
-def _parsed(line: str) -> Verdict | None:
+def _parse_line(line: str) -> Verdict | None:
     try:
         return Verdict(**json.loads(line))
     except (ValueError, TypeError):
@@ -70,22 +72,22 @@ def standings(verdicts: Iterable[Verdict], now: float) -> dict[str, Standing]:
     worth: dict[str, float] = {}
     last: dict[str, Verdict] = {}
     for verdict in verdicts:
-        before = _decayed(worth[verdict.node], verdict.time - last[verdict.node].time) if verdict.node in last else 0.0
+        before = _decay(worth[verdict.node], verdict.time - last[verdict.node].time) if verdict.node in last else 0.0
         change = {BAD: before + 1, GOOD: max(0.0, before - 1)}
         worth[verdict.node], last[verdict.node] = change.get(verdict.verdict, 0.0), verdict
     return {node: _standing(last[node], worth[node], now) for node in last}
 
 
-def _decayed(worth: float, seconds: float) -> float:
+def _decay(worth: float, seconds: float) -> float:
     return float(worth * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S))
 
 
 def _standing(last: Verdict, worth: float, now: float) -> Standing:
     until = last.time + HALF_LIFE_S * math.log2(worth / AVOIDED) if worth > 0 else 0.0
-    return Standing(last, _decayed(worth, now - last.time), until if until > now else None)
+    return Standing(last, _decay(worth, now - last.time), until if until > now else None)
 
 
-def avoided(path: Path, now: float) -> dict[str, Standing]:
+def find_avoided(path: Path, now: float) -> dict[str, Standing]:
     """The nodes to leave out of a job that is submitted at ``now``."""
     found = standings(read(path), now)
     return {node: standing for node, standing in sorted(found.items()) if standing.avoided_until is not None}

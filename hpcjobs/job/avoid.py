@@ -17,7 +17,7 @@ def avoided_on(site: str) -> dict[str, str]:
     """The nodes to leave out now, and why, as the site's record has it."""
     return {
         node: f"{standing.last.reason} (job {standing.last.job_id}, {time.strftime('%F %H:%M', _local(standing))})"
-        for node, standing in node_record.avoided(record_of(site), time.time()).items()
+        for node, standing in node_record.find_avoided(record_of(site), time.time()).items()
     }
 
 

@@ -120,7 +120,7 @@ class Job:
         """
         if self.options.tasks == 0 or self.options.agents:
             return
-        nodes, started = self.scheduler.node_names(self.nodes), self.control.started()
+        nodes, started = self.scheduler.node_names(self.nodes), self.control.started_hosts()
         suspects = set(self.log.failed_launches()) & set(nodes)
         if not suspects:
             suspects = set(nodes) - set(started or nodes[:1])

@@ -93,7 +93,7 @@ class ControlDir:
     @property
     def step_code(self) -> Optional[int]:
         """Exit code of the step, as the job script saw it."""
-        text = self._word("step_code")
+        text = self._read_value("step_code")
         return int(text) if text.isdigit() else None
 
     @property
@@ -112,7 +112,7 @@ class ControlDir:
             return []
         return sorted(set(named), key=lambda host: len(named) - named[::-1].index(host))
 
-    def started(self) -> List[str]:
+    def started_hosts(self) -> List[str]:
         """Nodes on which a task of this attempt began."""
         try:
             return os.listdir(self._file("started"))
@@ -122,7 +122,7 @@ class ControlDir:
     @property
     def chosen_nodes(self) -> str:
         """Nodes that a check chose of the allocation; empty: all of it."""
-        return self._word("nodes")
+        return self._read_value("nodes")
 
     # --- what the process that decides writes
 
@@ -146,7 +146,7 @@ class ControlDir:
     @property
     def continued(self) -> str:
         """Id of the job that continues this one, where a job cannot be requeued; empty: none."""
-        return self._word("continued")
+        return self._read_value("continued")
 
     def write_continued(self, job_id: str) -> None:
         write_beside(self._file("continued"), job_id + "\n")
@@ -160,7 +160,7 @@ class ControlDir:
 
     def finished_code(self, job_id: str) -> Optional[int]:
         """Exit code of ``job_id`` where it ended, but could not tell Slurm so; None: it did not."""
-        recorded, _, code = self._word("finished").partition("=")
+        recorded, _, code = self._read_value("finished").partition("=")
         return int(code) if recorded == job_id and code.isdigit() else None
 
     def clear_finished(self) -> None:
@@ -174,10 +174,10 @@ class ControlDir:
         write_beside(self._file("finished"), f"{job_id}={code}\n")
 
     def _number(self, name: str) -> int:
-        word = self._word(name)
+        word = self._read_value(name)
         return int(word) if re.match(r"[0-9]{1,18}\Z", word) else 0
 
-    def _word(self, name: str) -> str:
+    def _read_value(self, name: str) -> str:
         try:
             return (read_text(self._file(name)).split() or [""])[0]
         except OSError:

@@ -175,7 +175,7 @@ class Supervisor:
         if code == 0 and not completed and not self.terminated:
             cause = self.job.scheduler.read_cause()
             # A script with several steps, or with none that is a rank, has no rank 0 that could tell its end.
-            no_ranks = options.tasks == 0 or not (options.agents or control.ends() or control.started())
+            no_ranks = options.tasks == 0 or not (options.agents or control.ends() or control.started_hosts())
             completed = no_ranks and cause in (None, decide.RUNNING)
         return decide.End(
             exit_code=code,

@@ -34,7 +34,7 @@ def queued_as(plan: Plan, scheduler: Scheduler) -> str | None:
     return next((r.job_id.split("_")[0] for r in scheduler.queue() if r.command == script), None)
 
 
-def adopted(run_dir: Path, scheduler: Scheduler) -> Entry | None:
+def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:
     """The job that was given this folder's script, recorded now if it was not; None: there is none.
 
     Asked are what the submitter wrote, what the job wrote when it started, then the queue.

@@ -89,7 +89,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 def newest_step(run_dir: Path) -> Step | None:
     """The last `step` line; None before the first one."""
-    lines = (_decoded(line, Step, kind="step") for line in reversed(_last_lines(run_dir / "metrics.jsonl")))
+    lines = (_decode_line(line, Step, kind="step") for line in reversed(_last_lines(run_dir / "metrics.jsonl")))
     return next((step for step in lines if step is not None), None)
 
 
@@ -110,7 +110,7 @@ def _is_ours(path: Path) -> bool:
 
 def _newest_sample(path: Path) -> NodeSample | None:
     head = _head(path)
-    lines = (_decoded(line, Sample, kind="sample") for line in reversed(_last_lines(path)))
+    lines = (_decode_line(line, Sample, kind="sample") for line in reversed(_last_lines(path)))
     sample = next((sample for sample in lines if sample is not None), None)
     return None if head is None or sample is None else NodeSample(head.host, head.started_at + sample.time_s, sample)
 
@@ -118,7 +118,7 @@ def _newest_sample(path: Path) -> NodeSample | None:
 def _head(path: Path) -> _Head | None:
     try:
         with path.open("rb") as file:
-            return _decoded(file.readline(_END_BYTES), _Head, kind="monitor")
+            return _decode_line(file.readline(_END_BYTES), _Head, kind="monitor")
     except OSError:  # removed meanwhile: as if it had not begun
         return None
 
@@ -132,7 +132,7 @@ def _last_lines(path: Path) -> list[bytes]:
         return []
 
 
-def _decoded(line: bytes, type: type[T], *, kind: str) -> T | None:
+def _decode_line(line: bytes, type: type[T], *, kind: str) -> T | None:
     """The line as ``type``; None for a line of another kind, or one that is cut off."""
     try:
         raw = json.loads(line)  # which also reads a loss of NaN
@@ -176,7 +176,7 @@ def all_monitor_files(entry: Entry) -> list[Path]:
 def _shown(path: Path, lines: list[str]) -> Iterator[str]:
     head = _head(path)
     for line in lines:
-        sample = _decoded(line.encode(), Sample, kind="sample")
+        sample = _decode_line(line.encode(), Sample, kind="sample")
         if head is not None and sample is not None:
             taken = time.strftime("%H:%M:%S", time.localtime(head.started_at + sample.time_s))
             yield f"{head.host}  {taken}  {sample}\n"

@@ -10,23 +10,23 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 
 def hosts_of(nodelist: str) -> list[str]:
     """``tu[01-03,7],x1`` -> ``tu01 tu02 tu03 tu7 x1``; numbers keep their zeros."""
-    return [host for part in _PART.findall(nodelist) for host in _expanded(part)]
+    return [host for part in _PART.findall(nodelist) for host in _expand(part)]
 
 
-def _expanded(part: str) -> list[str]:
+def _expand(part: str) -> list[str]:
     before, bracket, rest = part.partition("[")
     if not bracket:
         return [part]
     inside, _, after = rest.partition("]")
-    return [f"{before}{number}{tail}" for number in _numbers(inside) for tail in _expanded(after)]
+    return [f"{before}{number}{tail}" for number in _numbers(inside) for tail in _expand(after)]
 
 
 def _numbers(inside: str) -> list[str]:
-    found = []
+    numbers = []
     for piece in inside.split(","):
         match = _RANGE.match(piece)
         if match is None:
             raise ValueError(f"{piece!r} in a host list is no number and no range")
         first, last = match[1], match[2] or match[1]
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return numbers

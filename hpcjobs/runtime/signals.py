@@ -9,7 +9,7 @@ A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the ti
     step = load()                      # yours: what was saved last, 0 at the first start
     while step < steps:
         step = train(step)
-        if stop.asked:                 # several ranks first agree: all_reduce(stop.asked is not None)
+        if stop.requested:             # several ranks first agree: all_reduce(stop.requested is not None)
             save(step)
             signals.leave(step)        # exit code 85; the job goes back into the queue
 
@@ -43,53 +43,53 @@ class Stop:
     """Whether this process was asked to stop. A handler that does nothing but note the signal's name."""
 
     def __init__(self) -> None:
-        self.asked: str | None = None
+        self.requested: str | None = None
         self._owner = os.getpid()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._owner:
-            self.asked = self.asked or signal.Signals(number).name
+            self.requested = self.requested or signal.Signals(number).name
         elif number == signal.SIGTERM:  # a forked loader worker has inherited the handler: it is to end
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
 
 def listen(*numbers: int) -> Stop:
-    """From now on SIGUSR1 and SIGTERM (or ``numbers``) only set ``asked``. From the main thread."""
+    """From now on SIGUSR1 and SIGTERM (or ``numbers``) only set ``requested``. From the main thread."""
     stop = Stop()
     for number in numbers or (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, stop.note)
     return stop
 
 
-def folder() -> Path | None:
+def control_dir() -> Path | None:
     """Where job script and program meet; None: nobody would start this program again."""
     return Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None
 
 
-def deadline() -> float | None:
+def read_deadline() -> float | None:
     """When the time limit ends the job, in seconds since 1970, as known last; None: there is none, or nobody knows."""
-    place, known = folder(), os.environ.get(DEADLINE) or None
+    place, known = control_dir(), os.environ.get(DEADLINE) or None
     if place is not None:
         with contextlib.suppress(OSError):  # the variable is what is known without the file
             known = (place / DEADLINE_FILE).read_text(encoding="ascii").strip() or known
     return None if known is None or known == "inf" else float(known)
 
 
-def saved(progress: int) -> None:
+def record_progress(progress: int) -> None:
     """So much would survive now: a number that grows, such as the step of the checkpoint just written."""
-    tell(PROGRESS, progress)
+    write_number(PROGRESS, progress)
 
 
-def ask_requeue(progress: int) -> None:
+def request_requeue(progress: int) -> None:
     """Everything up to ``progress`` is saved; this process is about to leave with code 85."""
-    saved(progress)
-    tell(REQUEUE, progress)
+    record_progress(progress)
+    write_number(REQUEUE, progress)
 
 
 def suspect(host: str) -> None:
     """The next start is to do without ``host``, if Slurm has enough others."""
-    place = folder()
+    place = control_dir()
     if place is not None:
         with (place / SUSPECTS).open("a", encoding="utf-8") as file:
             file.write(f"{host}\n")
@@ -103,13 +103,13 @@ def ignore() -> None:
 
 def leave(progress: int) -> NoReturn:
     """Leave, saved, and be started again. Of several ranks one may call it and the others exit with 85."""
-    ask_requeue(progress)
+    request_requeue(progress)
     ignore()
     sys.exit(int(ExitCode.REQUEUE))
 
 
-def tell(name: str, number: int) -> None:
+def write_number(name: str, number: int) -> None:
     """Put ``number`` into the job script's file ``name``, in one step."""
-    place = folder()
+    place = control_dir()
     if place is not None:
         write_beside(place / name, f"{number}\n", mode=None, durable=False)

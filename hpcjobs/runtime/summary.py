@@ -168,7 +168,7 @@ class RunSummary:
         """Keys this version does not know are left out; later versions may add some."""
         known = {item.name for item in fields(cls)}
         raw = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-        return cls(**{key: _typed(key, value) for key, value in raw.items() if key in known})
+        return cls(**{key: _convert_field(key, value) for key, value in raw.items() if key in known})
 
 
 _NESTED: Mapping[str, type[Quantiles] | type[Throughput] | type[Evaluation]] = {
@@ -181,7 +181,7 @@ _NESTED: Mapping[str, type[Quantiles] | type[Throughput] | type[Evaluation]] = {
 }
 
 
-def _typed(key: str, value: Any) -> Any:
+def _convert_field(key: str, value: Any) -> Any:
     if key == "hosts":
         return tuple(value)
     if key == "by_rank" and value is not None:

@@ -122,7 +122,7 @@ def load_site(name: str) -> Site:
     if site.name not in ("", path.stem) or site.path or site.rehearsal:
         raise ConfigError(f"{path}: the file's stem is the site's name; leave name, path and rehearsal out")
     site = msgspec.structs.replace(site, name=path.stem, path=str(path))
-    return rehearsal.applied(site)
+    return rehearsal.apply_overlay(site)
 
 
 def _path_of(name: str) -> Path:

@@ -55,7 +55,7 @@ def current() -> Rehearsal | None:
     return found if found.controller_start in (None, started) else None
 
 
-def applied(site: Site) -> Site:
+def apply_overlay(site: Site) -> Site:
     """``site`` as the sandbox plays it, or unchanged when no sandbox of its shape is up."""
     found = current()
     if found is None or found.site != site.name:

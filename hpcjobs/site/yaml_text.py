@@ -118,7 +118,7 @@ def _line_at(text: str, position: int | None) -> int:
     return text.count("\n", 0, position or 0) + 1
 
 
-def located(
+def locate_error(
     path: Path, text: str, tree: Any, kind: type[msgspec.Struct], error: msgspec.ValidationError
 ) -> ConfigError:
     """``error`` with the file, the line and the key it is about."""
@@ -179,7 +179,7 @@ def _without_wildcards(tree: Any, kind: type[msgspec.Struct], steps: list[str | 
     parent = _dig(tree, steps[:at])
     for key in parent if isinstance(parent, dict) else ():
         candidate = [*steps[:at], key, *steps[at + 1 :]]
-        only = _replaced(tree, steps[:at], {key: parent[key]})
+        only = _replace_at(tree, steps[:at], {key: parent[key]})
         try:
             msgspec.convert(only, kind)
         except msgspec.ValidationError as again:
@@ -194,11 +194,11 @@ def _dig(tree: Any, steps: list[str | int]) -> Any:
     return tree
 
 
-def _replaced(tree: Any, steps: list[str | int], value: Any) -> Any:
+def _replace_at(tree: Any, steps: list[str | int], value: Any) -> Any:
     if not steps:
         return value
     copy = dict(tree) if isinstance(tree, dict) else list(tree)
-    copy[steps[0]] = _replaced(tree[steps[0]], steps[1:], value)  # type: ignore[index]
+    copy[steps[0]] = _replace_at(tree[steps[0]], steps[1:], value)  # type: ignore[index]
     return copy
 
 

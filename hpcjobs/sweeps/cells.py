@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,7 @@ def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[
         files = [base.with_suffix(".py"), base / "__main__.py"]
     else:
         files = [folder / (words[1] if python else words[0])]
-    yield from (path for path in files if path.is_file())
+    yield from (path for path in files if os.path.isfile(path))  # no error for a name that is too long
 
 
 def make_cell(program: Program, point: Point) -> Cell:

@@ -299,7 +299,7 @@ def test_a_cell_told_to_save_is_requeued_and_goes_on_while_others_are_left_alone
         "kept.with_name('listening').touch()\n"
         "while os.environ['HPCJOBS_PARAM_I'] == '1' and begun == 0:\n"
         "    time.sleep(0.05)\n"
-        "    if stop.asked:\n"
+        "    if stop.requested:\n"
         "        kept.write_text('7')\n"
         "        signals.leave(7)\n"
         "kept.with_name('summary.json').write_text('{\"begun\": %d}' % begun)\n"

@@ -128,8 +128,8 @@ class _Session:
         home = self._run_dir / files.FOLDER
         home.mkdir(mode=0o700, exist_ok=True)
         self._clear(home)  # of an attempt that lost its node
-        asked = servers.Asked(self._settings, self._place, self._token, self._run_dir, self._private)
-        server = servers.build(asked)
+        request = servers.ServerRequest(self._settings, self._place, self._token, self._run_dir, self._private)
+        server = servers.build(request)
         process = start(
             server.command,
             cwd=self._settings.folder,

@@ -56,7 +56,7 @@ class Mux:
     """Many connections over one pair of pipes; ``opened`` makes the connection that the other side asks for."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: Opened | None) -> None:
-        self._reader, self._writer, self._opened = reader, writer, opened
+        self._reader, self._writer, self._open_connection = reader, writer, opened
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -105,9 +105,9 @@ class Mux:
             stream.arrived.put_nowait(data if kind == _DATA else b"")
 
     async def _answer(self, number: int) -> None:
-        assert self._opened is not None, "only the side that was given one is asked for a connection"
+        assert self._open_connection is not None, "only the side that was given one is asked for a connection"
         try:
-            reader, writer = await self._opened()
+            reader, writer = await self._open_connection()
         except OSError as error:
             print(f"hpcjobs: the session does not answer: {error}", file=sys.stderr, flush=True)
             self._send(number, _END)
@@ -159,7 +159,7 @@ def carry(run_dir: Path) -> int:
         print("hpcjobs: the session does not answer", file=sys.stderr, flush=True)
         return 1
 
-    async def opened() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open_connection() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if connection.socket is not None:
             return await asyncio.open_unix_connection(connection.socket)
         return await asyncio.open_connection(connection.address, connection.port)
@@ -167,7 +167,7 @@ def carry(run_dir: Path) -> int:
     async def main() -> None:
         reader, writer = await _pipes(sys.stdin.fileno(), sys.stdout.fileno())
         writer.write(GREETING)
-        await Mux(reader, writer, opened).run()
+        await Mux(reader, writer, open_connection).run()
 
     asyncio.run(main())
     return 0
@@ -198,7 +198,7 @@ async def _relay(run_dir: Path) -> int:
 async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
     assert step.stdin is not None
     assert step.stdout is not None
-    gone = _gone()
+    gone = _watch_peer()
     try:
         await asyncio.wait_for(step.stdout.readuntil(GREETING), _GREETING_S)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
@@ -229,7 +229,7 @@ def _own_folder(folder: Path) -> None:
         raise SystemExit(f"hpcjobs: {folder} is not a folder of yours alone: remove it, or ask who made it")
 
 
-def _gone() -> asyncio.Future[None]:
+def _watch_peer() -> asyncio.Future[None]:
     """Done when whoever started this has gone: by a signal, or by closing the other end of our output."""
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()

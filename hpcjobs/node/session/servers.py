@@ -44,7 +44,7 @@ class Place(NamedTuple):
     """None: plain HTTP."""
 
 
-class Asked(NamedTuple):
+class ServerRequest(NamedTuple):
     """What a server is made from."""
 
     settings: Settings
@@ -102,17 +102,17 @@ def _problem(package: str) -> str | None:
     return f"{package} {found}, not {least} or newer"
 
 
-def jupyter(asked: Asked) -> Server:
+def jupyter(request: ServerRequest) -> Server:
     """JupyterLab or Notebook: the user's own configuration is read, and what a session needs stands above it.
 
     Jupyter reads ``JUPYTER_CONFIG_PATH`` before the user's folders, file by file, so ours has the name of each file in
     which a user may set the same thing. Kernels talk over sockets in a private folder: what they print over loopback,
     any user of the node could read.
     """
-    settings, place = asked.settings, asked.place
-    home = asked.run_dir / FOLDER
+    settings, place = request.settings, request.place
+    home = request.run_dir / FOLDER
     values: dict[str, dict[str, object]] = {
-        "IdentityProvider": {"token": asked.token},
+        "IdentityProvider": {"token": request.token},
         "KernelManager": {"transport": "ipc"},
         "ServerApp": {
             "allow_remote_access": True,  # whoever has the token may come by any name of the node
@@ -138,12 +138,12 @@ def jupyter(asked: Asked) -> Server:
     config.mkdir(mode=0o700, exist_ok=True)
     for name in ("jupyter_server_config", "jupyter_lab_config", "jupyter_notebook_config"):
         write_beside(config / f"{name}.py", text)
-    _write_kernels(settings.kernels, home / "share" / "kernels", asked.private)
+    _write_kernels(settings.kernels, home / "share" / "kernels", request.private)
     module, path = ("jupyterlab", "/lab") if settings.kind == "lab" else ("notebook", "/tree")
     environment = {
         "JUPYTER_PATH": _before("JUPYTER_PATH", home / "share"),
         "JUPYTER_CONFIG_PATH": _before("JUPYTER_CONFIG_PATH", config),
-        "JUPYTER_RUNTIME_DIR": str(asked.private),
+        "JUPYTER_RUNTIME_DIR": str(request.private),
     }
     if not os.access(os.path.expanduser("~"), os.W_OK):  # as in an image that does not see it
         environment |= {name: str(home / "home") for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
@@ -155,10 +155,10 @@ def _before(variable: str, folder: Path) -> str:
     return os.pathsep.join(filter(None, (str(folder), os.environ.get(variable))))
 
 
-def code_server(asked: Asked) -> Server:
+def code_server(request: ServerRequest) -> Server:
     """code-server, with the token for its password."""
-    place = asked.place
-    config = asked.run_dir / FOLDER / "code.yaml"
+    place = request.place
+    config = request.run_dir / FOLDER / "code.yaml"
     listen = (
         {"socket": place.socket, "socket-mode": "600"}
         if place.socket
@@ -167,14 +167,14 @@ def code_server(asked: Asked) -> Server:
     secure = (
         {"cert": place.certificate.path, "cert-key": place.certificate.key} if place.certificate else {"cert": False}
     )
-    said = {**listen, "auth": "password", "password": asked.token, **secure, "disable-telemetry": True}
+    said = {**listen, "auth": "password", "password": request.token, **secure, "disable-telemetry": True}
     write_beside(config, "".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))  # YAML reads JSON
-    return Server(["code-server", "--config", str(config), "--disable-update-check", asked.settings.folder], {}, "/")
+    return Server(["code-server", "--config", str(config), "--disable-update-check", request.settings.folder], {}, "/")
 
 
-def build(asked: Asked) -> Server:
+def build(request: ServerRequest) -> Server:
     """The server of the settings' kind."""
-    return code_server(asked) if asked.settings.kind == "code" else jupyter(asked)
+    return code_server(request) if request.settings.kind == "code" else jupyter(request)
 
 
 def _write_kernels(kernels: list[Kernel], folder: Path, private: Path) -> None:

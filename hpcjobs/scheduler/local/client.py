@@ -87,7 +87,7 @@ class Local:
         if job_number(job_id) is None:
             return None
         job = LocalJob(self._root, job_id)
-        request = job.request()
+        request = job.read_request()
         if request is None:
             return None
         if job.element is not None and (request.array is None or job.element not in request.array):
@@ -115,7 +115,7 @@ class Local:
         with self._view() as view:
             for job_id in job_ids:
                 job = self._known(job_id)
-                request = job.request() if job is not None else None
+                request = job.read_request() if job is not None else None
                 if job is None or request is None:
                     continue
                 if request.array is not None and job.element is None:

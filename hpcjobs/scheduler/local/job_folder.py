@@ -41,7 +41,7 @@ class LocalJob(NamedTuple):
         return int(index) if index else None
 
     @property
-    def whole(self) -> LocalJob:
+    def submitted_job(self) -> LocalJob:
         """The array job this is a task of, or the job itself."""
         return self._replace(job_id=f"L{self.number}")
 
@@ -61,20 +61,20 @@ class LocalJob(NamedTuple):
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def request(self) -> Request | None:
+    def read_request(self) -> Request | None:
         """None: there is no such job."""
-        return read(Request, self.whole.path("request.json"))
+        return read(Request, self.submitted_job.path("request.json"))
 
-    def started(self) -> Started | None:
+    def read_started(self) -> Started | None:
         return read(Started, self.path("started.json"))
 
-    def ended(self) -> Ended | None:
+    def read_ended(self) -> Ended | None:
         return read(Ended, self.path("ended.json"))
 
     @property
     def cancelled(self) -> bool:
         """Somebody wants it ended."""
-        return os.path.exists(self.path("cancel")) or os.path.exists(self.whole.path("cancel"))
+        return os.path.exists(self.path("cancel")) or os.path.exists(self.submitted_job.path("cancel"))
 
     def tasks(self) -> list[LocalJob]:
         """The tasks of this array job that have a folder: started, or cancelled one by one."""

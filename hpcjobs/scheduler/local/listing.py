@@ -17,7 +17,7 @@ def records(job: LocalJob, request: Request, view: queue.View) -> Iterator[JobRe
     """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
     if request.array is None or job.element is not None:
         no_folder = job.element is not None and not os.path.isdir(job.folder)
-        yield _record(job, job.whole if no_folder else job, request, view)
+        yield _record(job, job.submitted_job if no_folder else job, request, view)
         return
     known = {task.element for task in job.tasks()}
     waiting = [index for index in request.array if index not in known]
@@ -38,8 +38,8 @@ def _ranges(indices: Iterable[int]) -> str:
 
 def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.View) -> JobRecord:
     """What the files of ``job`` say, under the id of ``shown``."""
-    started, ended = job.started(), job.ended()
-    verdict = view.verdicts.get(job.whole.job_id)
+    started, ended = job.read_started(), job.read_ended()
+    verdict = view.verdicts.get(job.submitted_job.job_id)
     reason = verdict.reason if isinstance(verdict, Wait) else None
     if ended is not None:
         state, reason = State.parse(ended.state), ended.reason

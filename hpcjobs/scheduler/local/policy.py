@@ -119,7 +119,7 @@ def _take_turn(entry: Entry, gpus: tuple[str, ...], machine: _Machine, entries: 
 
 
 def _running_tasks(entry: Entry, entries: Iterable[Entry]) -> tuple[LocalJob, ...]:
-    return tuple(e.job for e in entries if e.started is not None and e.job.whole == entry.job)
+    return tuple(e.job for e in entries if e.started is not None and e.job.submitted_job == entry.job)
 
 
 def _own_verdict(entry: Entry, entries: Iterable[Entry], outcome: Outcome) -> Verdict | None:
@@ -128,7 +128,7 @@ def _own_verdict(entry: Entry, entries: Iterable[Entry], outcome: Outcome) -> Ve
     for kind, job_id in entry.request.dependency:
         state = outcome(job_id)
         if state is None:
-            pending.append(entry.job._replace(job_id=job_id).whole)
+            pending.append(entry.job._replace(job_id=job_id).submitted_job)
         elif not _MET[kind](state):
             return Never("DependencyNeverSatisfied")
     if pending:

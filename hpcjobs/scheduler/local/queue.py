@@ -50,14 +50,14 @@ def look(root: str, *, me: LocalJob | None = None) -> View:
 def _scan(root: str) -> Iterator[Entry]:
     active = (LocalJob(root, name) for name in os.listdir(os.path.join(root, "active")))
     for job in sorted(active, key=lambda job: (job.number, -1 if job.element is None else job.element)):
-        request = job.request()
-        if job.ended() is not None or request is None:
+        request = job.read_request()
+        if job.read_ended() is not None or request is None:
             os.unlink(job.marker)
         elif not is_alive(job):
-            _bury(job)
+            _mark_failed(job)
         else:
             waiting = _waiting(job, request.array) if job.element is None and request.array is not None else None
-            yield Entry(job, request, job.started(), waiting)
+            yield Entry(job, request, job.read_started(), waiting)
 
 
 def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:
@@ -67,9 +67,9 @@ def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(index for index in array if index not in known)
 
 
-def _bury(job: LocalJob) -> None:
+def _mark_failed(job: LocalJob) -> None:
     """End what a killed supervisor left. An array's supervisor leaves only tasks with their own."""
-    started = job.started()
+    started = job.read_started()
     leader = started.leader if started is not None else None
     tree.end(lambda: tree.members(job.folder, leader), grace_s=0)
     record(job, Ended("FAILED", time.time(), reason=KILLED))
@@ -111,12 +111,12 @@ def claim(job: LocalJob) -> Claim | Wait | Never | None:
 
 def outcome(job: LocalJob) -> str | None:
     """Final state; None: not ended. An array has ended when all its tasks have, and completed if all did."""
-    request = job.request()
+    request = job.read_request()
     if request is None:
         return "UNKNOWN"
-    whole = job.whole.ended()
+    whole = job.submitted_job.read_ended()
     if request.array is None or job.element is not None:
-        ended = job.ended() or (None if os.path.isdir(job.folder) else whole)
+        ended = job.read_ended() or (None if os.path.isdir(job.folder) else whole)
         return None if ended is None else ended.state
     if whole is None:
         return None
@@ -129,16 +129,16 @@ def outcome(job: LocalJob) -> str | None:
 def cancel(job: LocalJob) -> None:
     """End a job, an array or one task of it: at once what waits, by its supervisor what runs."""
     with Lock(job.root):
-        request = job.request()
+        request = job.read_request()
         if request is None or outcome(job) is not None:
             return
         if job.element is not None and not os.path.isdir(job.folder):
             os.mkdir(job.folder, 0o700)
-        started = job.started() is not None
-        running = [task for task in job.tasks() if task.ended() is None] if job.element is None else []
+        started = job.read_started() is not None
+        running = [task for task in job.tasks() if task.read_ended() is None] if job.element is None else []
         os.close(os.open(job.path("cancel"), os.O_WRONLY | os.O_CREAT, 0o600))
         if not started and not running:
             record(job, Ended("CANCELLED", time.time(), reason=CANCELLED))
-        for one in (job, job.whole, *running):
+        for one in (job, job.submitted_job, *running):
             wake(one)
         look(job.root)

@@ -185,7 +185,7 @@ def _environment(job: LocalJob, request: Request, started: Started) -> dict[str,
         added["CUDA_VISIBLE_DEVICES"] = ",".join(started.gpus)
     if job.element is not None and request.array is not None:
         added["SLURM_ARRAY_TASK_ID"] = str(job.element)
-        added["SLURM_ARRAY_JOB_ID"] = job.whole.job_id
+        added["SLURM_ARRAY_JOB_ID"] = job.submitted_job.job_id
         added["SLURM_ARRAY_TASK_COUNT"] = str(len(request.array))
         added["SLURM_ARRAY_TASK_MIN"] = str(min(request.array))
         added["SLURM_ARRAY_TASK_MAX"] = str(max(request.array))
@@ -215,7 +215,7 @@ def _last_word(run: _Run) -> Ended:
 
 def _supervisor_died(job: LocalJob, request: Request) -> None:
     """In the guard, which still holds the job's lock: end the job as at its time limit, and say why."""
-    started = job.started()
+    started = job.read_started()
     leader = started.leader if started is not None else None
     tree.end(lambda: tree.members(job.folder, leader), grace_s=request.grace_s)
     queue.finish(job, Ended("FAILED", time.time(), reason=queue.KILLED))

@@ -18,7 +18,7 @@ from hpcjobs.scheduler.local.policy import Never, Wait
 from hpcjobs.scheduler.local.records import Ended, Request
 from hpcjobs.scheduler.local.runner import run
 
-NET_S = 1.0
+CHECK_S = 1.0
 """How often one that waits makes sure that those it waits for were not killed."""
 
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(int(alive), False)
     jobs, name = os.path.split(folder)
     job = LocalJob(os.path.dirname(jobs), name)
-    request = job.request()
+    request = job.read_request()
     if request is None:
         print(f"no request in {folder}", file=sys.stderr)
         return 1
@@ -65,7 +65,7 @@ class _Array:
                 self.running.discard(pid)
 
     def finish(self) -> None:
-        ends = [task.ended() for task in self._job.tasks()]
+        ends = [task.read_ended() for task in self._job.tasks()]
         codes = [end.exit_code or 0 for end in ends if end is not None]
         bad = [end.state for end in ends if end is not None and end.state != "COMPLETED"]
         state = "CANCELLED" if self._job.cancelled else bad[0] if bad else "COMPLETED"
@@ -87,7 +87,7 @@ def _wait_for_turns(job: LocalJob, request: Request, events: SupervisorEvents, a
             queue.finish(job, Ended("CANCELLED", time.time(), reason=turn.reason))
             return
         if turn is None and (array is None or not array.running):
-            if array is not None and job.ended() is None:
+            if array is not None and job.read_ended() is None:
                 array.finish()
             return
         _wait(turn, events, array)
@@ -98,8 +98,8 @@ def _wait_for_turns(job: LocalJob, request: Request, events: SupervisorEvents, a
 def _wait(turn: Wait | None, events: SupervisorEvents, array: _Array | None) -> None:
     """Until something happened, or one that is waited for turns out to have been killed."""
     watch = turn.watch if turn is not None else ()
-    while not events.wait(NET_S if watch else None):
-        if any(other.ended() is not None or not is_alive(other) for other in watch):
+    while not events.wait(CHECK_S if watch else None):
+        if any(other.read_ended() is not None or not is_alive(other) for other in watch):
             break
     if array is not None:
         array.reap()

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError, WorldMismatch
-from hpcjobs.runtime.signals import Stop, folder, ignore, listen
+from hpcjobs.runtime.signals import Stop, control_dir, ignore, listen
 from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.config import Config
@@ -56,7 +56,7 @@ def launch(
 ) -> int:
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
-    stop = listen() if folder() is not None else None  # at once: a signal kills who does not listen yet
+    stop = listen() if control_dir() is not None else None  # at once: a signal kills who does not listen yet
     collecting = gc.isenabled()
     gc.disable()  # loading torch makes 300,000 objects and no garbage; open_run() turns it on again
     atexit.register(gc.freeze)  # nor need they be looked through as the process ends

@@ -30,7 +30,7 @@ class FaultTolerance:
         self.group, self._stop = group, stop
         self._flag = torch.zeros((), dtype=torch.int32)
         self._vote: dist.Work | None = None
-        place = signals.folder() if stop is not None and group.rank == 0 else None
+        place = signals.control_dir() if stop is not None and group.rank == 0 else None
         self._steps = None if place is None else os.open(place / signals.STEPS, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def close(self) -> None:
@@ -48,12 +48,12 @@ class FaultTolerance:
         if self._stop is None:
             return None
         if self.group.world_size == 1:
-            return self._stop.asked
+            return self._stop.requested
         signal_name = None
         if self._vote is not None:
             self._vote.wait()
             signal_name = NAMES[int(self._flag)]
-        self._flag.fill_(NAMES.index(self._stop.asked))
+        self._flag.fill_(NAMES.index(self._stop.requested))
         self._vote = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
         return signal_name
 
@@ -69,25 +69,25 @@ class FaultTolerance:
     def record_saved_step(self, step: int) -> None:
         """So far it is on disk. Called by rank 0, from the thread that writes."""
         if self._stop is not None:
-            signals.saved(step)
+            signals.record_progress(step)
 
     def publish_times(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
         """How long ahead of the time limit this run wants to be told, from its own times; on rank 0."""
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)
         if self._stop is not None and step is not None and write is not None:
             with suppress(OSError):  # storage that fails is the checkpoints' to tell; the script keeps what it knew
-                signals.tell(signals.SIGNAL_BEFORE, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
+                signals.write_number(signals.SIGNAL_BEFORE, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
 
     def request_requeue(self, step: int, why: str) -> None:
         """Everything is saved, on all ranks' behalf: ask to be started again."""
         self.group.barrier()
         if self.group.rank == 0:
-            signals.ask_requeue(step)
+            signals.request_requeue(step)
         self.group.log(f"stopped by {why} after step {step}, saved; asks to be started again")
         raise Requeue(f"stopped by {why} after step {step}")
 
     @property
     def left_s(self) -> float:
         """Seconds until nothing can be saved any more, by the time limit as it is now."""
-        deadline = None if self._stop is None else signals.deadline()
+        deadline = None if self._stop is None else signals.read_deadline()
         return math.inf if deadline is None else deadline - KILL_WAIT_S - time.time()

@@ -39,7 +39,7 @@ stop = signals.listen()
 again = (pathlib.Path(os.environ["HPCJOBS_CONTROL_DIR"]) / "progress").exists()
 (pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / "begun").touch()
 while not again:
-    if stop.asked:
+    if stop.requested:
         import wave  # what is read from the image only now is still there
         signals.leave(7)
     time.sleep(0.05)

@@ -22,8 +22,8 @@ print("begins at", n, flush=True)
 while n < 200:
     time.sleep(0.1)
     n += n < 100 or place.exists()  # a first start waits for its fate, however long a busy machine takes
-    signals.tell(signals.STEPS, n)
-    if stop.asked:
+    signals.write_number(signals.STEPS, n)
+    if stop.requested:
         place.write_text(str(n))
         signals.leave(n)
 """
@@ -31,7 +31,7 @@ STUCK = """
 import time
 from hpcjobs.runtime import signals
 stop = signals.listen()
-while not stop.asked:
+while not stop.requested:
     time.sleep(0.1)
 signals.leave(5)
 """

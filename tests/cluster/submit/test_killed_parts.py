@@ -24,11 +24,11 @@ while n < int(sys.argv[1]):
     time.sleep(0.1)
     n += 1
     if rank == "0":
-        signals.tell(signals.STEPS, n)
-        signals.saved(n)
+        signals.write_number(signals.STEPS, n)
+        signals.record_progress(n)
         place.write_text(str(n))
         print(n, flush=True)
-    if stop.asked:
+    if stop.requested:
         place.write_text(str(n))
         signals.leave(n)
 """

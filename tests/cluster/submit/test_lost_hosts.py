@@ -26,14 +26,14 @@ from hpcjobs.sandbox.folder import folder_at
 COUNT = """
 import time
 from hpcjobs.runtime import signals
-place = signals.folder() / signals.PROGRESS  # whole at every moment, also that of a SIGKILL
+place = signals.control_dir() / signals.PROGRESS  # whole at every moment, also that of a SIGKILL
 n = int(place.read_text()) if place.exists() else 0
 while n < 300:
     time.sleep(0.1)
     n += 1
-    signals.tell(signals.STEPS, n)
+    signals.write_number(signals.STEPS, n)
     if n % 10 == 0:
-        signals.saved(n)
+        signals.record_progress(n)
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.fabric.node_record import BAD, CLEARED, GOOD, HALF_LIFE_S, Verdict, append, avoided, read, record_path
+from hpcjobs.fabric.node_record import BAD, CLEARED, GOOD, HALF_LIFE_S, Verdict, append, find_avoided, read, record_path
 
 DAY = 86400.0
 
@@ -16,7 +16,7 @@ DAY = 86400.0
 def seen(path: Path, *verdicts: tuple[str, float]) -> list[str]:
     """The nodes avoided at time 0, after these verdicts on one node, so many days ago."""
     append(path, [Verdict("n1", verdict, -days * DAY, "why") for verdict, days in verdicts])
-    return list(avoided(path, 0.0))
+    return list(find_avoided(path, 0.0))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hpcjobs.site.retries import UNLIMITED, Retries, parse_retries
 LEAVES = """
 import sys
 from hpcjobs.runtime import signals
-signals.tell(signals.STEPS, int(sys.argv[2]))
+signals.write_number(signals.STEPS, int(sys.argv[2]))
 signals.leave(int(sys.argv[1]))
 """
 

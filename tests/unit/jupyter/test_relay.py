@@ -29,7 +29,7 @@ class Carried:
 
     def __init__(self, serve: Serve, opened: Callable[[int], Awaitable[Streams]] | None = None) -> None:
         self._serve = serve
-        self._opened = opened or (lambda port: asyncio.open_connection("127.0.0.1", port))
+        self._open_connection = opened or (lambda port: asyncio.open_connection("127.0.0.1", port))
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Carried:
@@ -37,7 +37,7 @@ class Carried:
         port = server.sockets[0].getsockname()[1]
         near, far = await joined()
         mux = Mux(*near, None)
-        ends = [mux.run(), Mux(*far, lambda: self._opened(port)).run()]
+        ends = [mux.run(), Mux(*far, lambda: self._open_connection(port)).run()]
         self._tasks = [asyncio.ensure_future(end) for end in ends]
         self._front = await asyncio.start_server(mux.connect, "127.0.0.1", 0)
         self._servers = [server, self._front]
@@ -148,12 +148,12 @@ def test_a_server_that_is_gone_ends_the_connection_and_the_next_one_works() -> N
     async def test() -> None:
         problems = [ConnectionRefusedError("nobody listens")]
 
-        async def opened(port: int) -> Streams:
+        async def open_connection(port: int) -> Streams:
             if problems:
                 raise problems.pop()
             return await asyncio.open_connection("127.0.0.1", port)
 
-        async with Carried(echo, opened) as carried:
+        async with Carried(echo, open_connection) as carried:
             reader, _ = await carried.connect()
             assert await reader.read() == b""
             reader, writer = await carried.connect()

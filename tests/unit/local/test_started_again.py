@@ -18,7 +18,7 @@ LEAVES = """
 import os, sys
 from hpcjobs.runtime import signals
 start = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-signals.tell(signals.STEPS, 10 * (start + 1))
+signals.write_number(signals.STEPS, 10 * (start + 1))
 if start < int(sys.argv[1]):
     signals.leave(10 * (start + 1))
 """
@@ -28,7 +28,7 @@ from hpcjobs.runtime import signals
 stop, start = signals.listen(), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 open(f"listens{start}.{os.environ['RANK']}", "w").close()
 if start == 0:
-    while not stop.asked:
+    while not stop.requested:
         time.sleep(0.01)
     signals.leave(7)
 """

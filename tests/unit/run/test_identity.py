@@ -16,7 +16,7 @@ from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.run import folder, index
 from hpcjobs.run.accounting_file import SETTLED_S
-from hpcjobs.run.adopt import adopted
+from hpcjobs.run.adopt import adopt_job
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
@@ -244,7 +244,7 @@ def test_a_job_that_nobody_recorded_is_adopted_as_the_cluster_it_says_it_is_of(h
     folder.create(asked, None)
     written = {"job_id": "L3", "state": "RUNNING", "exit_code": None, "started": NOW, "ended": None, "nodes": "beta"}
     (asked.run_dir / "state.json").write_text(json.dumps(written | {"cluster": "beta"}), encoding="utf-8")
-    entry = adopted(asked.run_dir, Slurm())
+    entry = adopt_job(asked.run_dir, Slurm())
     assert entry is not None
     assert (entry.job_id, entry.cluster) == ("L3", "beta")
 
@@ -255,9 +255,9 @@ def test_a_tasks_own_id_is_not_taken_for_its_arrays(here: Path) -> None:
     (asked.run_dir / "1").mkdir()
     written = {"job_id": "8", "state": "RUNNING", "exit_code": None, "started": NOW, "ended": None, "nodes": "n1"}
     (asked.run_dir / "1" / "state.json").write_text(json.dumps(written), encoding="utf-8")
-    assert adopted(asked.run_dir, Slurm()) is None
+    assert adopt_job(asked.run_dir, Slurm()) is None
     script = f"{asked.run_dir}/job.sh"
-    entry = adopted(asked.run_dir, Slurm([JobRecord("7_[0-1]", State.PENDING, "squeue", command=script)]))
+    entry = adopt_job(asked.run_dir, Slurm([JobRecord("7_[0-1]", State.PENDING, "squeue", command=script)]))
     assert entry is not None
     assert entry.job_id == "7"
 
