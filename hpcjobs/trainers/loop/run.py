@@ -101,10 +101,16 @@ class Run:
         self.recorder.record_evaluation(result, step, epoch)
 
     def evaluate_resumed(self) -> None:
-        """Scores a resumed model where its step is one to evaluate at: its lines end before that evaluation."""
+        """Scores a resumed model where its step is one to evaluate at: its lines end before that evaluation.
+
+        A checkpoint that was saved because the attempt was stopped during that evaluation is saved again with its loss.
+        """
         step = self.first_step
-        if self.evaluator.due(step):
-            self.evaluate(step, (step - 1) // self.plan.steps_per_epoch)
+        if self.resumed is not None and self.evaluator.due(step):
+            epoch = (step - 1) // self.plan.steps_per_epoch
+            self.evaluate(step, epoch)
+            if self.resumed.loss is None and self.checkpoints.due(step):
+                self.checkpoints.save(step, epoch)
 
     def _evaluating(self, step: int, epoch: int) -> None:
         self.watchdog.beat(step, "evaluation")

@@ -80,6 +80,16 @@ def test_a_held_out_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> 
     assert best.resolve().name == "step-00000032"
 
 
+def test_a_checkpoint_that_was_saved_before_its_evaluation_may_be_the_best_once_it_is_evaluated(tmp_path: Path) -> None:
+    """As after a stop during the last evaluation: the next attempt has nothing to do but that."""
+    flags = ("--workload", "worlds:scored", "--save-every-epochs", "1", "--epochs", "1")
+    train(tmp_path, *flags, "--eval-every", "0")
+    train(tmp_path, *flags)
+    best = tmp_path / "checkpoints" / "best"
+    assert best.resolve().name == "step-00000008"
+    assert json.loads((best / "manifest.json").read_text())["loss"] == 3.0
+
+
 def test_a_checkpoint_between_evaluations_is_not_called_the_best_for_an_older_ones_loss(tmp_path: Path) -> None:
     train(tmp_path, "--workload", "worlds:scored", "--epochs", "2", "--checkpoint-every", "11")
     losses = {
