@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcjobs.run.attempts import Attempt, read_attempts
-from hpcjobs.run.folder import MANIFEST, task_dir
+from hpcjobs.run.folder import MANIFEST, output_dir, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import NodeSample, Step, newest_samples, newest_step
 from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
@@ -41,7 +41,7 @@ def describe(entry: Entry) -> Description:
     manifest = _read(Path(entry.run_dir) / MANIFEST)
     job = manifest.get("job", {})
     state = read_state(entry, first_id)
-    folder = task_dir(Path(entry.run_dir), first_id)
+    folder = output_dir(Path(entry.run_dir), first_id)
     summary = _read(folder / "summary.json")
     records = statuses([entry])[0].records
     running = any(not record.state.ended for record in records)
@@ -49,7 +49,7 @@ def describe(entry: Entry) -> Description:
     return Description(
         entry=entry,
         records=records,
-        attempts=read_attempts(folder),
+        attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
         first_failure=state.first_failure if state and not cancelled else None,
         program=shlex.join(job.get("argv", [])),
         settings={

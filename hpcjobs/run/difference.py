@@ -13,7 +13,7 @@ from hpcjobs.errors import HpcJobsError
 from hpcjobs.job.models import Job
 from hpcjobs.job.script import render
 from hpcjobs.run.describe import flat
-from hpcjobs.run.folder import task_dir
+from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import Manifest, read_manifest, read_patch
 from hpcjobs.run.state_file import own_ids, read_json
@@ -174,7 +174,7 @@ def _results(job: Known) -> dict[str, str]:
 
 
 def _summary(entry: Entry) -> Iterator[tuple[str, str]]:
-    folder = task_dir(Path(entry.run_dir), own_ids(entry)[0])
+    folder = output_dir(Path(entry.run_dir), own_ids(entry)[0])
     summary = read_json(folder / "summary.json", dict[str, Any]) or {}
     for name, value in flat({key: value for key, value in summary.items() if key != "config"}):
         if not any(part in name for part in _OF_TIME):

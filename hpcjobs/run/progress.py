@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hpcjobs.run.folder import task_dir
+from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.logs import Tail
 from hpcjobs.run.state_file import own_ids
@@ -169,7 +169,7 @@ def follow_samples(
 
 def all_monitor_files(entry: Entry) -> list[Path]:
     """Those of the entry's job, or of all tasks of its array."""
-    folders = [task_dir(Path(entry.run_dir), job_id) for job_id in own_ids(entry)]
+    folders = [output_dir(Path(entry.run_dir), job_id) for job_id in own_ids(entry)]
     return [path for folder in folders for path in monitor_files(folder)]
 
 

@@ -21,7 +21,7 @@ from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Resources
 
 _OWN_VERBS = {
-    "sweep": "hpcjobs sweep resume starts cells of a sweep again",
+    "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",
     "jupyter": "hpcjobs jupyter starts a session",
     "fabric": "hpcjobs fabric starts a check of nodes",
 }

@@ -18,6 +18,7 @@ from hpcjobs.job.models import Plan
 from hpcjobs.run.folder import SUBMITTED, output_dir
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import entries
+from hpcjobs.run.progress import all_monitor_files
 from hpcjobs.run.submit import hand_over
 from hpcjobs.run.wait import wait
 from hpcjobs.scaling import study
@@ -226,3 +227,12 @@ def test_a_study_whose_runs_were_removed_says_where_they_were_and_is_measured_ag
     again = submit_study(once, FILE)
     assert Path(again.folder or "") != folder
     assert len(list_runs(again)) == 1
+
+
+def test_show_has_what_a_run_measured() -> None:
+    """The run writes into the folder of its cell, and not into that of the array's task."""
+    summary = """cd "$HPCJOBS_RUN_DIR"; echo '{"throughput": {"value": 7}}' > summary.json; echo x > monitor.jsonl"""
+    (run,) = submit_study(replace(STUDY, repeats=1, sizes=TWO[:1], program=("sh", "-c", summary)), FILE).points
+    wait(entries(), timeout_s=60)
+    assert ok("show", run.job_id or "", "--json").json["results"] == {"throughput.value": 7}
+    assert [str(path.resolve()) for path in all_monitor_files(entries()[0])] == [f"{run.run_dir}/monitor.jsonl"]
