@@ -33,8 +33,8 @@ def _module_lines(site: Site) -> Iterator[str]:
     if site.module_init:
         yield f"command -v module >/dev/null || . {shlex.quote(site.module_init)}"
     else:
-        yield f"for init in {shlex.join(_MODULE_INIT)}; do"
-        yield '    if ! command -v module >/dev/null && [ -r "$init" ]; then . "$init"; fi'
+        yield f"for _hj_init in {shlex.join(_MODULE_INIT)}; do"
+        yield '    if ! command -v module >/dev/null && [ -r "$_hj_init" ]; then . "$_hj_init"; fi'
         yield "done"
     yield "command -v module >/dev/null || die 'no module command on this node: set module_init in the site file'"
     for name in site.modules:

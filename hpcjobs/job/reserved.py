@@ -8,41 +8,15 @@ from collections.abc import Mapping
 from hpcjobs.errors import RequestError
 
 _RANKS = frozenset(("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-# Variables of the script and of its task wrapper; a test compares them with the scripts.
-_SCRIPT = frozenset(
+_OURS = frozenset(
     (
-        *(
-            "agent",
-            "caught",
-            "cluster",
-            "code",
-            "ended",
-            "failure",
-            "host",
-            "init",
-            "job_id",
-            "label",
-            "labelled",
-            "node_addr",
-            "nodes",
-        ),
-        *("early", "node_program", "node_python", "step_tasks", "HPCJOBS_ATTEMPTS_PID"),  # of further attempts
-        *("forward", "forwarded", "hosts", "port", "rendezvous"),  # of single launchers
-        *("again", "program", "ranks", "told"),  # of whoever hands signals on
-        *("bound", "driver", "enter", "image", "seen", "stage", "HPCJOBS_IMAGE"),  # of containers
-        *("chosen", "kill_wait", "rank", "recorder", "run_dir", "started", "state", "step", "step_code", "task"),
-        *(
-            "HPCJOBS_DEADLINE",
-            "HPCJOBS_IFNAME",
-            "HPCJOBS_JOB_ID",
-            "HPCJOBS_LAUNCHED_BY",
-            "HPCJOBS_NNODES",
-            "HPCJOBS_NTASKS",
-            "HPCJOBS_RUN_DIR",
-            "HPCJOBS_CONTROL_DIR",
-        ),
+        *("HPCJOBS_ATTEMPTS_PID", "HPCJOBS_CELL", "HPCJOBS_CONTROL_DIR", "HPCJOBS_DEADLINE", "HPCJOBS_IFNAME"),
+        *("HPCJOBS_IMAGE", "HPCJOBS_JOB_ID", "HPCJOBS_LANES", "HPCJOBS_LAUNCHED_BY", "HPCJOBS_NNODES"),
+        *("HPCJOBS_NTASKS", "HPCJOBS_NTASKS_PER_NODE", "HPCJOBS_PACK", "HPCJOBS_RUN_DIR", "HPCJOBS_SCHEDULER"),
+        "HPCJOBS_SWEEP",
     )
 )
+"""Variables that job.sh exports. Those that it keeps for itself begin with ``_hj_``."""
 # bash gives these a meaning or a value of its own, or does not let them be set.
 _BASH = frozenset(
     (
@@ -79,7 +53,7 @@ def check_env(env: Mapping[str, str], sources: Mapping[str, str]) -> None:
 def _owner(name: str) -> str | None:
     if name in _RANKS:
         return "each task's launch"
-    if name in _SCRIPT:
+    if name in _OURS or name.startswith("_hj_"):
         return "job.sh"
     if _LAUNCHERS.match(name):
         return "Slurm, or the launcher of the tasks,"

@@ -17,8 +17,11 @@ from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest
 from hpcjobs.files import cache_dir, config_dir
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.launch import Raw, command_line, gpus_of_node, launch, launched_by
+from hpcjobs.job.enter import enter_options
+from hpcjobs.job.exports import export_lines, omp_threads
+from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
+from hpcjobs.job.shell import shell_files
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.retries import WARNING_S
 from hpcjobs.templating import plain_text
@@ -35,8 +38,8 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False) -> s
     """The text of ``job.sh``: what sbatch gets and what an admin reads.
 
     ``made_by`` is the command the header names. ``by_hand`` is the text that a user can give to sbatch without hpcjobs:
-    it makes its run folder, and its log is a file of the folder where sbatch is called, since Slurm starts no job whose
-    log has no folder.
+    it makes its run folder with the shell files, and its log is a file of the folder where sbatch is called, since
+    Slurm starts no job whose log has no folder.
 
     Raises:
         ConfigError: no such template, or it uses a name nobody defined.
@@ -44,51 +47,91 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False) -> s
     """
     with _explained(job):
         template = _environment().get_template(f"{job.template}{SUFFIX}")
-        context = _context(job, run_dir, made_by=made_by, template=template.filename or job.template)
-        context["by_hand"] = by_hand and job.scheduler == "slurm"
-        if context["by_hand"]:
-            context["header"] = [*_header(job, made_by, template.filename or job.template), *_header_by_hand(job)]
-        context["directives"] = _directive_lines(job, None if context["by_hand"] else run_dir)
-        return template.render(context)
+        origin = template.filename or job.template
+        context = _context(job, run_dir)
+        lines = {"header": _header(job, made_by, origin), "directives": _directive_lines(job, run_dir)}
+        script = template.render(context | lines)
+        if not by_hand or job.scheduler == "local":
+            return script
+        header = [*_header(job, made_by, origin), *_header_by_hand(job)]
+        own = {"header": header, "directives": _directive_lines(job, None), "by_hand": True}
+        return template.render(context | own | {"shell_texts": shell_files(script)})
 
 
-def setup_text(job: Job, run_dir: Path, *, made_by: str) -> str:
+def setup_text(job: Job, run_dir: Path, *, launched_by: str) -> str:
     """What ``job.sh`` does on the node before it starts a task: for who starts the tasks by other means.
 
-    It reads the shell variables ``job_id`` and ``run_dir``.
+    It reads HPCJOBS_JOB_ID, HPCJOBS_RUN_DIR and HPCJOBS_SCHEDULER.
     """
     with _explained(job):
         template = _environment().get_template(f"{job.template}{SUFFIX}")
-        context = _context(job, run_dir, made_by=made_by, template=job.template) | {"launched_by": made_by}
-        return "".join(
+        context = _context(job, run_dir) | {"exports": list(export_lines(job, launched_by=launched_by))}
+        blocks = [
             text
-            for name in ("die", "steps", "prologue", "told")
+            for name in ("steps", "prologue", "told")
             for text in template.blocks[name](template.new_context(context))
-        )
+        ]
+    return shell_files("")["common.bash"] + "".join(blocks)
 
 
-def _context(job: Job, run_dir: Path, *, made_by: str, template: str) -> dict[str, object]:
+def _context(job: Job, run_dir: Path) -> dict[str, object]:
     started = launch(job)
-    inside = job.container
+    inside = None if job.container is None or job.container.runtime == "pyxis" else job.container
+    cell = launch(replace(job, argv=(Raw('"$@"'),)))
+    one_task = job.ntasks == 1 and job.launcher == "srun"
     return {
         "job": job,
-        "header": _header(job, made_by, template),
         "run_dir": str(run_dir),
         "by_hand": False,
         "files_of_submit": files_of_submit(job),
         "chdir": str(run_dir / "code") if job.snapshot else job.chdir,
-        "warning_s": job.signal_before_s or WARNING_S,
-        "node_python": job.node_python,
+        "exports": list(export_lines(job, launched_by=launched_by(job))),
+        "omp_threads": omp_threads(job),
+        "step_tasks": job.nodes if job.launcher == "torchrun" else job.ntasks,
+        "attempts_options": command_line(_attempts_options(job)) if job.retries else "",
         "requeue_code": int(ExitCode.REQUEUE),
         "container_code": int(ExitCode.CONTAINER),
-        "inside": None if inside is None or inside.runtime == "pyxis" else inside,
+        "inside": inside,
+        "enter_options": command_line(enter_options(inside, job.env)) if inside else "",
         "first_words": command_line(_first_words(job)),
         "gpus_of_node": gpus_of_node(job),
         "launch": started,
-        "launched_by": launched_by(job),
         "launch_line": command_line(started.command),
-        "launch_line_of": lambda words: command_line(launch(replace(job, argv=(Raw(words),))).command),
+        "program_line": command_line(job.argv),
+        "session_line": command_line(
+            (*entering(job), job.python, "-u", str(run_dir / "session.pyz"), "serve", str(run_dir))
+        ),
+        "cell_line": command_line(cell.command),
+        "packed_line": _ONE_TASK + command_line((*task(job), *entering(job), Raw('"$@"'))) if one_task else "",
+        "in_own_group": lambda line: _in_background(line, scheduler=job.scheduler),
     }
+
+
+_ONE_TASK = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1 "
+"""Before a task that is started without srun."""
+
+
+def _in_background(line: str, *, scheduler: str) -> str:
+    """``line`` started; locally in a process group of its own.
+
+    The TERM that ends the script's group reaches it once, by the script's trap.
+    """
+    return f"{line} </dev/null &" if scheduler == "slurm" else f"set -m\n{line} </dev/null &\nset +m"
+
+
+def _attempts_options(job: Job) -> tuple[str, ...]:
+    """Options of ``node.pyz attempts``, beside those that only the node knows."""
+    retries = job.retries
+    assert retries is not None
+    budgets = f"timeout={retries.timeout},preempt={retries.preempt},node={retries.node},error={retries.error}"
+    return (
+        *("--scheduler", job.scheduler, "--budgets", budgets, "--warning", str(job.signal_before_s or WARNING_S)),
+        *(() if job.signal_before_s is None else ("--signal-before", str(job.signal_before_s))),
+        *(("--agents",) if job.launcher == "torchrun" else ()),
+        *(("--may-shrink",) if job.min_nodes else ()),
+        *(("--held",) if job.resources.hold else ()),
+        *(("--nodes", ",".join(job.hosts)) if job.hosts else ()),
+    )
 
 
 def _first_words(job: Job) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
     NAME-DATE-TIME-RANDOM/
       job.sh            the script that was sent
+      shell/            what job.sh uses on the node, in bash
       node.pyz          what decides about further attempts on the node, with --retries
       attempts.jsonl, control/   how its attempts ended; where program and node.pyz meet
       manifest.json     everything settled, with its source; versions; git commit
@@ -30,6 +31,7 @@ from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
+from hpcjobs.job.shell import FOLDER, shell_files
 from hpcjobs.pyz import pack
 from hpcjobs.run.provenance import CodeState
 from hpcjobs.run.snapshot import copy_code
@@ -97,6 +99,13 @@ def make_root(root: Path) -> None:
         (root / ".gitignore").write_text("*\n")
 
 
+def write_shell_files(run_dir: Path, script: str) -> None:
+    """Put the shell files that ``script`` uses into a run folder."""
+    (run_dir / FOLDER).mkdir(mode=0o700)
+    for name, text in shell_files(script).items():
+        write_beside(run_dir / FOLDER / name, text)
+
+
 def _fill(plan: Plan, code: CodeState | None) -> None:
     job = plan.job
     manifest: dict[str, Any] = {
@@ -118,4 +127,5 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
     write_beside(plan.run_dir / MANIFEST, encoded)
     if job.retries is not None:
         write_beside(plan.run_dir / NODE_PROGRAM, pack("hpcjobs.node"))
+    write_shell_files(plan.run_dir, plan.script)
     write_beside(plan.run_dir / "job.sh", plan.script, mode=0o700)

@@ -90,9 +90,13 @@ def parameters(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _setup(job: Job, folder: Path) -> list[str]:
-    text = setup_text(job, folder, made_by="submitit")
-    own_folder = f'run_dir={shlex.quote(str(folder))}/run-$job_id && mkdir -p -- "$run_dir"'
-    return ["job_id=$SLURM_JOB_ID", own_folder, *text.strip("\n").splitlines()]
+    text = setup_text(job, folder, launched_by="submitit")
+    own = [
+        "export HPCJOBS_SCHEDULER=slurm HPCJOBS_JOB_ID=$SLURM_JOB_ID",
+        f"export HPCJOBS_RUN_DIR={shlex.quote(str(folder))}/run-$SLURM_JOB_ID",
+        'mkdir -p -- "$HPCJOBS_RUN_DIR"',
+    ]
+    return [*own, *text.strip("\n").splitlines()]
 
 
 def _srun(job: Job) -> list[str]:

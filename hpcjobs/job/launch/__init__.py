@@ -1,13 +1,12 @@
 """Launchers: from a settled job to the command line that starts its tasks.
 
-A launcher is one function ``Job -> Launch``. Every task starts inside the task wrapper of the script,
-which publishes its rank, runs the program and records the first failure; a launcher says how the wrapper
-learns the rank (``ranks``) and what starts it (``command``).
+A launcher is one function ``Job -> Launch``. Every task runs ``rank.sh`` (`templates/shell`), which sets the rank from
+the launcher's variables, runs the program and records the first failure; the launcher says what starts it.
 """
 
 from __future__ import annotations
 
-from hpcjobs.job.launch.base import Launch, Launcher, Raw, command_line
+from hpcjobs.job.launch.base import Launch, Launcher, Raw, command_line, entering, task
 from hpcjobs.job.launch.horovod import horovod_gloo, horovodrun
 from hpcjobs.job.launch.mpi import mpirun
 from hpcjobs.job.launch.slurm import gpus_of_node, srun, srun_args
@@ -20,10 +19,12 @@ __all__ = [
     "Launcher",
     "Raw",
     "command_line",
+    "entering",
     "gpus_of_node",
     "launch",
     "launched_by",
     "srun_args",
+    "task",
 ]
 
 # The first of its scheduler's is what a site uses that names none: those that need nothing installed come first.

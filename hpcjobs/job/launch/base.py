@@ -17,16 +17,8 @@ class Launch(NamedTuple):
     """How the tasks start."""
 
     command: tuple[str, ...]
-    ranks: tuple[str, ...] = ()
-    """Shell lines, run in each task, that set RANK and its kin."""
     before: tuple[str, ...] = ()
     """Shell lines, run once by the script before the command."""
-    after: tuple[str, ...] = ()
-    """Shell lines, run once by the script at every end it can notice."""
-    agent: str | None = None
-    """Command run once per node, which starts the tasks there (an elastic agent, say)."""
-    label: bool = False
-    """The task itself puts ``RANK: `` before each line it prints; ``srun --label`` does it otherwise."""
 
 
 class Launcher(NamedTuple):
@@ -38,12 +30,25 @@ class Launcher(NamedTuple):
 
 def entering(job: Job) -> tuple[str, ...]:
     """The words before a command that runs it in the job's image; with pyxis srun has entered it already."""
-    return () if job.container is None or job.container.runtime == "pyxis" else ENTER
+    return () if job.container is None or job.container.runtime == "pyxis" else (Raw('"${_hj_enter[@]}"'),)
 
 
-TASK = ("bash", "-c", Raw('"$task"'), "task")
-AGENT = ("bash", "-c", Raw('"$agent"'), "agent")
-ENTER = ("bash", "-c", Raw('"$enter"'), "enter")
+def task(job: Job, *, label: bool = False, agents: bool = False) -> tuple[str, ...]:
+    """The words before a program that run it as one rank, by ``rank.sh``.
+
+    Args:
+        label: the rank goes before each line of output; ``srun --label`` does it otherwise.
+        agents: elastic agents start the ranks, and start them again.
+    """
+    options = ["--label"] if label else []
+    if job.min_nodes is not None:
+        options.append(f"--min-tasks={job.min_nodes * job.ntasks_per_node}")
+    if agents and job.retries is not None:
+        options.append(f"--max-errors={job.retries.error}")
+    inside = job.container
+    if inside is not None and inside.runtime == "pyxis":  # elsewhere enter.sh does it
+        options.append(f"--python-path={inside.package_folder}")
+    return ("bash", Raw('"$_hj_shell/rank.sh"'), *options, "--")
 
 
 def command_line(tokens: Sequence[str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from hpcjobs.job.launch.base import TASK, Launch, Raw, command_line, entering
-from hpcjobs.job.launch.slurm import one_task_per_rank, slurm_ranks
+from hpcjobs.job.launch.base import Launch, Raw, command_line, entering, task
+from hpcjobs.job.launch.slurm import one_task_per_rank
 from hpcjobs.job.launch.torch import children
 from hpcjobs.job.models import Job
 
@@ -22,18 +22,8 @@ server.serve_forever()"""
 
 def horovod_gloo(job: Job) -> Launch:
     """Plain ``srun`` (or, on one machine, ``spawn``): the script keeps the addresses until all ranks have them."""
-    local = job.scheduler == "local"
-    return Launch(
-        command=children(job) if local else one_task_per_rank(job),
-        before=_rendezvous(job),
-        after=('[ -z "${rendezvous:-}" ] || kill "$rendezvous" 2>/dev/null',),
-        ranks=(
-            *(() if local else slurm_ranks(job)),
-            "export HOROVOD_RANK=$RANK HOROVOD_LOCAL_RANK=$LOCAL_RANK HOROVOD_CROSS_RANK=$NODE_RANK",
-            f"export HOROVOD_HOSTNAME={'localhost' if local else '$SLURMD_NODENAME'}",
-        ),
-        label=local and job.ntasks > 1,
-    )
+    command = children(job) if job.scheduler == "local" else one_task_per_rank(job)
+    return Launch(command=command, before=_rendezvous(job))
 
 
 def _rendezvous(job: Job) -> tuple[str, ...]:
@@ -43,16 +33,16 @@ def _rendezvous(job: Job) -> tuple[str, ...]:
     interface = f" HOROVOD_GLOO_IFACE={shlex.quote(job.interface)}" if job.interface else ""
     # The node of this script need not be one of those that the job runs on, where there were spare ones.
     here = f"$SLURMD_NODENAME{job.address_suffix}" if job.spare else "$MASTER_ADDR"
-    server = (*entering(job), job.python, "-", Raw('"$hosts"'))
+    server = (*entering(job), job.python, "-", Raw('"$_hj_hosts"'))
     return (
         "# Horovod's ranks find each other through this server: neither MPI nor ssh is needed.",
-        f"hosts=$({names} | sed 's/$/:{per_node}/' | paste -sd,)",
-        f"""exec {{port}}< <(exec {command_line(server)} <<'PY'""",
+        f"_hj_hosts=$({names} | sed 's/$/:{per_node}/' | paste -sd,)",
+        f"""exec {{_hj_port}}< <(exec {command_line(server)} <<'PY'""",
         *_SERVER.splitlines(),
         "PY",
         ")",
-        "rendezvous=$!",
-        'read -r -u "$port" HOROVOD_GLOO_RENDEZVOUS_PORT ||',
+        '_hj_helpers+=("$!")',
+        'read -r -u "$_hj_port" HOROVOD_GLOO_RENDEZVOUS_PORT ||',
         f"    die {shlex.quote(f'no Horovod rendezvous: is Horovod in the environment of {job.python}?')}",
         f"export HOROVOD_GLOO_RENDEZVOUS_PORT HOROVOD_GLOO_RENDEZVOUS_ADDR={here}",
         f"export HOROVOD_CONTROLLER=gloo HOROVOD_CPU_OPERATIONS=gloo{interface}",
@@ -70,17 +60,10 @@ def horovodrun(job: Job) -> Launch:
     before: tuple[str, ...] = ()
     if job.scheduler == "slurm":
         suffix = f"sed 's/$/:{job.ntasks_per_node}/' | paste -sd,"
-        before = (f'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | {suffix})',)
-        hosts = ("-H", Raw('"$hosts"'))
+        before = (f'_hj_hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | {suffix})',)
+        hosts = ("-H", Raw('"$_hj_hosts"'))
     elif job.hosts:
         hosts = ("-H", ",".join(f"{host}:{job.ntasks_per_node}" for host in job.hosts))
     tokens = (job.python, "-m", "horovod.runner.launch", "--gloo", "-np", Raw('"$HPCJOBS_NTASKS"'), *hosts, *interface)
     plain = r'exec "$@" > >(exec sed -u -E "s/^\[([0-9]+)\]<std(out|err)>:/\1: /") 2>&1'
-    return Launch(
-        command=("bash", "-c", plain, "horovodrun", *tokens, *TASK, *job.argv),
-        before=before,
-        ranks=(
-            "export RANK=$HOROVOD_RANK LOCAL_RANK=$HOROVOD_LOCAL_RANK NODE_RANK=$HOROVOD_CROSS_RANK",
-            "export WORLD_SIZE=$HOROVOD_SIZE LOCAL_WORLD_SIZE=$HOROVOD_LOCAL_SIZE",
-        ),
-    )
+    return Launch(command=("bash", "-c", plain, "horovodrun", *tokens, *task(job), *job.argv), before=before)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from hpcjobs.job.launch.base import TASK, Launch, Raw, entering
+from hpcjobs.job.launch.base import Launch, Raw, entering, task
 from hpcjobs.job.models import Job
 
-OURS = (
-    *("MASTER_ADDR", "MASTER_PORT", "HPCJOBS_NNODES", "HPCJOBS_NTASKS", "HPCJOBS_JOB_ID", "HPCJOBS_RUN_DIR"),
-    *("HPCJOBS_CONTROL_DIR", "HPCJOBS_DEADLINE", "HPCJOBS_IMAGE"),
-    *("HPCJOBS_LAUNCHED_BY", "HPCJOBS_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS"),
-)
+OURS = ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
 SOFTWARE = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """How modules, conda and venv reach the tasks."""
 _BEFORE = (
@@ -36,18 +32,11 @@ def mpirun(job: Job) -> Launch:
         *("mpirun", "-np", Raw('"$HPCJOBS_NTASKS"')),
         *("--map-by", f"ppr:{job.ntasks_per_node}:node", "--bind-to", "none"),
         *_hosts(job),
-        Raw('"${forward[@]}"'),
+        Raw('"${_hj_forward[@]}"'),
     ]
     return Launch(
-        command=(*tokens, *TASK, *entering(job), *job.argv),
+        command=(*tokens, *task(job, label=job.ntasks > 1), *entering(job), *job.argv),
         before=(*_BEFORE, *open_mpi_network(job), *_forward(job)),
-        ranks=(
-            "export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK",
-            "export WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE",
-            "export NODE_RANK=$((RANK / LOCAL_WORLD_SIZE))",
-            *yielding(job),
-        ),
-        label=job.ntasks > 1,
     )
 
 
@@ -62,9 +51,9 @@ def _hosts(job: Job) -> tuple[str, ...]:
 def _forward(job: Job) -> tuple[str, ...]:
     names = dict.fromkeys((*SOFTWARE, *OURS, *job.env))
     return (
-        "forward=()",
-        f"for forwarded in {' '.join(names)}; do",
-        '    [ -z "${!forwarded+x}" ] || forward+=(-x "$forwarded")',
+        "_hj_forward=()",
+        f'for _hj_name in {" ".join(names)} "${{!HPCJOBS_@}}"; do',
+        '    [ -z "${!_hj_name+x}" ] || _hj_forward+=(-x "$_hj_name")',
         "done",
     )
 
@@ -74,14 +63,3 @@ def open_mpi_network(job: Job) -> tuple[str, ...]:
     if job.interface is None or (job.nodes == 1 and job.scheduler == "local"):
         return ()
     return (f"export OMPI_MCA_btl_tcp_if_include={job.interface}",)
-
-
-def yielding(job: Job) -> tuple[str, ...]:
-    """Open MPI waits by spinning: with no CPU to spare, who is waited for would not run.
-
-    Horovod's ranks compute on one thread and communicate on another, so a node full of ranks has none.
-    """
-    if job.ntasks_per_node == 1:
-        return ()
-    spare = '[ "$((LOCAL_WORLD_SIZE * OMP_NUM_THREADS))" -lt "$(getconf _NPROCESSORS_ONLN)" ]'
-    return (f"{spare} || export OMPI_MCA_mpi_yield_when_idle=1",)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpcjobs.job.launch.base import TASK, Launch, Raw, entering
-from hpcjobs.job.launch.mpi import open_mpi_network, yielding
+from hpcjobs.job.launch.base import Launch, Raw, entering, task
+from hpcjobs.job.launch.mpi import open_mpi_network
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.pmix import FENCES
 
@@ -44,15 +44,7 @@ def one_task_per_rank(job: Job) -> tuple[str, ...]:
     """The whole command: ``srun``, the task wrapper, the program."""
     args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
     label = ("--label",) if job.ntasks > 1 else ()
-    return ("srun", *args, *label, *TASK, *entering(job), *job.argv)
-
-
-def slurm_ranks(job: Job) -> tuple[str, ...]:
-    return (
-        "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID NODE_RANK=$SLURM_NODEID",
-        f"export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={job.ntasks_per_node}",
-        *pyxis_python(job),
-    )
+    return ("srun", *args, *label, *task(job), *entering(job), *job.argv)
 
 
 _TOLD = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -74,14 +66,6 @@ def pyxis_args(job: Job) -> tuple[str, ...]:
     )
 
 
-def pyxis_python(job: Job) -> tuple[str, ...]:
-    """How Python in an image that srun has entered finds the package; elsewhere the way in does it."""
-    inside = job.container
-    if inside is None or inside.runtime != "pyxis":
-        return ()
-    return (f"export PYTHONPATH={inside.package_folder}${{PYTHONPATH:+:$PYTHONPATH}}",)
-
-
 def _fences(job: Job) -> tuple[str, ...]:
     name, value = FENCES
     return (f"export {name}=${{{name}:-{value}}}",) if (job.max_nodes or job.nodes) > 1 else ()
@@ -89,7 +73,5 @@ def _fences(job: Job) -> tuple[str, ...]:
 
 def srun(job: Job) -> Launch:
     """One task per rank, started by Slurm, which tells Open MPI by PMIx who the others are."""
-    if (job.mpi or "").startswith("pmix"):
-        before = (*open_mpi_network(job), *_fences(job))
-        return Launch(command=one_task_per_rank(job), ranks=(*slurm_ranks(job), *yielding(job)), before=before)
-    return Launch(command=one_task_per_rank(job), ranks=slurm_ranks(job))
+    with_pmix = (job.mpi or "").startswith("pmix")
+    return Launch(command=one_task_per_rank(job), before=(*open_mpi_network(job), *_fences(job)) if with_pmix else ())

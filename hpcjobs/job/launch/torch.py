@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from hpcjobs.job.launch.base import AGENT, TASK, Launch, Raw, command_line, entering
-from hpcjobs.job.launch.slurm import pyxis_python, srun_args
+from hpcjobs.job.launch.base import Launch, Raw, entering, task
+from hpcjobs.job.launch.slurm import srun_args
 from hpcjobs.job.models import Job
 
 MOST_RESTARTS = 1000
@@ -24,9 +24,10 @@ def torchrun(job: Job) -> Launch:
 
     The agent needs torch: in a container it runs inside, and the task wrapper with it.
     """
-    cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
     least = f"{job.min_nodes}:" if job.min_nodes else ""
-    agent_words = [
+    agent = (
+        *("bash", Raw('"$_hj_shell/agent.sh"')),
+        *((f"--address-suffix={job.address_suffix}",) if job.scheduler == "slurm" and job.address_suffix else ()),
         *entering(job),
         *(job.python, "-m", "torch.distributed.run"),
         Raw(f'--nnodes="{least}$HPCJOBS_NNODES"'),
@@ -34,28 +35,24 @@ def torchrun(job: Job) -> Launch:
         "--rdzv-backend=c10d",
         Raw('--rdzv-id="$HPCJOBS_JOB_ID"'),
         Raw('--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'),
-        Raw('--rdzv-conf="is_host=$(( ${SLURM_NODEID:-0} == 0 ))"'),
-        Raw('--local-addr="$node_addr"'),
         *((f"--max-restarts={min(job.retries.node, MOST_RESTARTS)}",) if job.retries else ()),
         "--no-python",
-        Raw(r'"${@//\$/\$\$}"'),  # the agent takes these for templates, in which two dollars are one
-    ]
-    agent = command_line(agent_words)
+    )
     before = (QUIET, STORE_OF_RANK_0) if job.retries else (QUIET,)
-    ranks = ("export NODE_RANK=$GROUP_RANK", *pyxis_python(job))
-    start = (*AGENT, *((Raw('"$enter"'),) if entering(job) else ()), *TASK, *job.argv)
+    start = (*agent, *task(job, label=job.ntasks > 1, agents=True), *job.argv)
     if job.scheduler == "local":
-        return Launch(command=start, ranks=ranks, before=before, agent=agent, label=job.ntasks > 1)
+        return Launch(command=start, before=before)
+    cpus = (job.resources.cpus_per_task or 1) * job.ntasks_per_node
     args = srun_args(job, tasks_per_node=1, cpus_per_task=cpus)
-    return Launch(command=("srun", *args, *start), ranks=ranks, before=before, agent=agent, label=job.ntasks > 1)
+    return Launch(command=("srun", *args, *start), before=before)
 
 
 def children(job: Job) -> tuple[str, ...]:
     """The whole command: one process that starts the tasks and ends them together."""
     tokens = (sys.executable, "-m", "hpcjobs.runtime.spawn", f"--ntasks={job.ntasks_per_node}", "--")
-    return (*tokens, *TASK, *entering(job), *job.argv)
+    return (*tokens, *task(job, label=job.ntasks > 1), *entering(job), *job.argv)
 
 
 def spawn(job: Job) -> Launch:
     """The tasks as children of one process on this machine, ended together."""
-    return Launch(command=children(job), label=job.ntasks > 1)
+    return Launch(command=children(job))

@@ -5,10 +5,12 @@ Run with hostile words, and with stubs in the place of what only a cluster has.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.data import shipped
 from hpcjobs.job.models import Plan
+from hpcjobs.job.shell import shell_files
 from hpcjobs.pyz import pack
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
@@ -68,8 +71,11 @@ STUBS = {
 }
 
 
-def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the plan's script with stubs in the place of a cluster's programs and folders."""
+def run_here(plan: Plan, tmp_path: Path, *, files: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the plan's script with stubs in the place of a cluster's programs and folders.
+
+    ``files``: its run folder has the shell files, as hpcjobs submit makes it.
+    """
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     for name, text in STUBS.items():
@@ -81,9 +87,10 @@ def run_here(plan: Plan, tmp_path: Path, **env: str) -> subprocess.CompletedProc
     script = re.sub(r"\S+ -m torch\.distributed\.run", "agent", plan.script)
     script = re.sub(r"(?<=[' ])/\S*/hpcjobs/venv", str(stubs), script)
     run_dir = tmp_path / "run folder"
-    run_dir.mkdir(exist_ok=True)
-    script = re.sub(r"^run_dir=.*", f"run_dir='{run_dir}'", script, flags=re.MULTILINE)
-    script = re.sub(r"^    node_program=.*", f"    node_program='{run_dir}/node.pyz'", script, flags=re.MULTILINE)
+    (run_dir / "shell").mkdir(parents=True, exist_ok=True)
+    for name, text in (shell_files(script) if files else {}).items():
+        (run_dir / "shell" / name).write_text(text)
+    script = re.sub(f"'?{re.escape(str(plan.run_dir))}([^ '#\n]*)'?", rf"'{run_dir}\1'", script)
     (tmp_path / "job.sh").write_text(script)
     if plan.job.retries is not None:
         (run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))
@@ -105,10 +112,27 @@ def planned(site: str, launcher: str, *program: str, **said: object) -> Plan:
     return hpcjobs.plan(program, site=where, made_by="hpcjobs submit ...", **layout)  # type: ignore[arg-type]
 
 
-def as_recorded(plan: Plan, name: str) -> None:
-    """The plan's script is the recorded one; with GOLDEN=write it is recorded anew: read the difference."""
+IN_FULL = "tu-hpc-srun"
+"""The script that is recorded in full; of each other one the difference to another script is."""
+
+
+def as_recorded(plan: Plan, name: str, base: Plan) -> None:
+    """The plan's script is the recorded one, in its difference to that of ``base``.
+
+    With GOLDEN=write it is recorded anew: read the difference.
+    """
+    script = _without_places(plan)
+    text = script if name == IN_FULL else difference(_without_places(base), script)
+    recorded = GOLDEN / (f"{name}.sh" if name == IN_FULL else f"{name}.diff")
+    if os.environ.get("GOLDEN") == "write":
+        recorded.parent.mkdir(exist_ok=True)
+        recorded.write_text(text)
+    assert text == recorded.read_text()
+
+
+def _without_places(plan: Plan) -> str:
     script = plan.script
-    for found, stands in (
+    for path, stands in (
         (str(plan.run_dir), "/RUN"),
         (str(Path.cwd()), "/HERE"),
         (sys.executable, "/PYTHON"),
@@ -116,18 +140,22 @@ def as_recorded(plan: Plan, name: str) -> None:
         (str(shipped("templates").parent), "/SHIPPED"),
         (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
     ):
-        script = script.replace(found, stands)
-    recorded = GOLDEN / f"{name}.sh"
-    if os.environ.get("GOLDEN") == "write":
-        recorded.parent.mkdir(exist_ok=True)
-        recorded.write_text(script)
-    assert script == recorded.read_text()
+        script = script.replace(path, stands)
+    return script
 
 
-def without_complaint(scripts: list[Path]) -> None:
+def difference(base: str, script: str) -> str:
+    """The lines that ``script`` alone has (+), and those that ``base`` alone has (-)."""
+    lines = list(difflib.unified_diff(base.splitlines(), script.splitlines(), lineterm="", n=0))
+    return "\n".join("@@" if line.startswith("@@ ") else line for line in lines[2:]) + "\n"
+
+
+def without_complaint(scripts: Sequence[str], folder: Path) -> None:
     """Neither bash nor shellcheck has one."""
-    for script in scripts:
-        subprocess.run(["bash", "-n", script], check=True)
+    paths = [folder / f"{number}.sh" for number in range(len(scripts))]
+    for path, script in zip(paths, scripts, strict=True):
+        path.write_text(script)
+        subprocess.run(["bash", "-n", path], check=True)
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([shellcheck, "--norc", *scripts], capture_output=True, text=True)
+    done = subprocess.run([shellcheck, "--norc", *paths], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -145,7 +145,7 @@ def test_gpus_asked_for_by_gres_are_the_same_gpus() -> None:
 def test_a_range_of_nodes_reaches_slurm_and_the_world_is_what_slurm_gives() -> None:
     plan = hpcjobs.plan(["true"], site=_site(), nodes="2-4", ntasks_per_node=2)
     assert "#SBATCH --nodes=2-4" in plan.script
-    assert "export HPCJOBS_NNODES=$SLURM_JOB_NUM_NODES" in plan.script
+    assert " HPCJOBS_NNODES=$SLURM_JOB_NUM_NODES " in plan.script
     assert (plan.job.nodes, plan.job.max_nodes, plan.job.ntasks) == (2, 4, 8)
     assert "not from a range" in refusal(nodes="2-4", spare=1)
 

@@ -55,7 +55,7 @@ def test_variables_that_bash_or_slurm_set_are_refused(site: str, name: str) -> N
     ("text", "said"),
     [
         ("{{ job.__class__.__mro__ }}", "unsafe"),
-        ("{{ launch_line_of.__globals__ }}", "unsafe"),
+        ("{{ in_own_group.__globals__ }}", "unsafe"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
         ("{{ job.nodes.nothing }}", "nothing"),

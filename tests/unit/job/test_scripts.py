@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import hpcjobs
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.launch import LAUNCHERS
+from hpcjobs.job.plan import script_by_hand
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
+from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment
 
 SITES = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
@@ -40,31 +43,44 @@ def user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("site", "launcher"), CASES)
 def test_the_script_is_the_recorded_one(site: str, launcher: str, here: Path) -> None:
+    """That of tu-hpc with srun in full; of a site the difference to it, of a launcher that to the site's first one."""
     (here / "train.py").touch()
-    plan = planned(site, launcher, "train.py", "--epochs", "3", "two words", env={"GREETING": "it's"})
-    as_recorded(plan, f"{site}-{launcher}")
+    words, env = ("train.py", "--epochs", "3", "two words"), {"GREETING": "it's"}
+    first = next(other for named, other in CASES if named == site)
+    base = ("tu-hpc", "srun") if launcher == first else (site, first)
+    as_recorded(planned(site, launcher, *words, env=env), f"{site}-{launcher}", planned(*base, *words, env=env))
 
 
-@pytest.mark.parametrize(
-    ("name", "site", "launcher", "said"),
-    [
-        ("retries-srun", "tu-hpc", "srun", {}),
-        ("retries-torchrun", "tu-hpc", "torchrun", {}),
-        ("retries-elastic", "tu-hpc", "torchrun", {"nodes": 3, "min_nodes": 2}),
-        ("retries-mpirun", "tu-hpc", "mpirun", {}),
-        ("retries-local", "a10g-box", "torchrun", {}),
-    ],
-)
+RETRIES: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("retries-srun", "tu-hpc", "srun", {}),
+    ("retries-torchrun", "tu-hpc", "torchrun", {}),
+    ("retries-elastic", "tu-hpc", "torchrun", {"nodes": 3, "min_nodes": 2}),
+    ("retries-mpirun", "tu-hpc", "mpirun", {}),
+    ("retries-local", "a10g-box", "torchrun", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "site", "launcher", "said"), RETRIES)
 def test_the_script_of_a_job_with_retries_is_the_recorded_one(
-    name: str, site: str, launcher: str, said: dict[str, object], here: Path
+    name: str, site: str, launcher: str, said: dict[str, Any], here: Path
 ) -> None:
-    as_recorded(planned(site, launcher, "true", retries="on", **said), name)
+    without = {option: value for option, value in said.items() if option != "min_nodes"}
+    as_recorded(planned(site, launcher, "true", retries="on", **said), name, planned(site, launcher, "true", **without))
 
 
-def test_bash_and_shellcheck_have_no_complaint_about_any_script() -> None:
-    scripts = sorted(GOLDEN.glob("*.sh"))
-    assert {f"{site}-{launcher}" for site, launcher in CASES} < {path.stem for path in scripts}
-    without_complaint(scripts)
+def test_bash_and_shellcheck_have_no_complaint_about_any_script(tmp_path: Path) -> None:
+    plans = [planned(site, launcher, "true") for site, launcher in CASES]
+    plans += [planned(site, launcher, "true", retries="on", **said) for _, site, launcher, said in RETRIES]
+    plans += [planned("sandbox", "srun", "true", template=name) for name in ("sweep", "jupyter", "fabric")]
+    plans += [planned("sandbox", "srun", "true", array="0-3", preflight=True, spare=1, retries="on")]
+    without_complaint([plan.script for plan in plans] + [script_by_hand(plans[0])], tmp_path)
+
+
+def test_bash_and_shellcheck_have_no_complaint_about_the_files_that_scripts_use() -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    files = sorted((shipped("templates") / "shell").iterdir())
+    done = subprocess.run([shellcheck, "--norc", "--external-sources", *files], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(("site", "launcher"), CASES)
@@ -124,7 +140,7 @@ def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
 def test_horovodrun_starts_jobs_of_the_university_cluster() -> None:
     """On one node it takes no other interface than loopback."""
     script = planned("tu-hpc", "horovodrun", "true").script
-    assert '-m horovod.runner.launch --gloo -np "$HPCJOBS_NTASKS" -H "$hosts" --network-interfaces eth0 ' in script
+    assert '-m horovod.runner.launch --gloo -np "$HPCJOBS_NTASKS" -H "$_hj_hosts" --network-interfaces eth0 ' in script
     assert "--network-interfaces" not in planned("tu-hpc", "horovodrun", "true", nodes=1).script
 
 
@@ -179,18 +195,74 @@ def test_an_environment_that_is_not_there_ends_the_job_by_its_name_and_the_nodes
     assert not (tmp_path / "run folder" / "first_failure").exists()  # no rank was started
 
 
-@pytest.mark.parametrize("site", ["sandbox", "local"])
-def test_every_variable_the_script_sets_is_refused_as_a_users_variable(site: str) -> None:
-    assigned = re.compile(
-        r"^\s*(?:export |local )?([a-z_]+)=|\bread -r ([a-z_ ]+) <|for ([a-z_]+) in|exec {([a-z_]+)}>", re.M
-    )
-    for launcher in ("srun", "torchrun") if site == "sandbox" else ("spawn", "torchrun"):
-        script = planned(site, launcher, "true").script
-        names = {name for groups in assigned.findall(script) for words in groups for name in words.split()} - {"_"}
-        assert {"run_dir", "code", "rank"} <= names
-        for name in names:
-            with pytest.raises(RequestError):
-                check_env({name: ""}, {})
+NOT_OURS = {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "PYTHONUTF8", "PYTHONHOME", "IFS"}
+"""Variables of the program: a user's own value reaches it."""
+
+
+SHELL_FILES = sorted(path.name for path in (shipped("templates") / "shell").iterdir())
+ASSIGNED = r"^\s*(?:export )?([A-Za-z_]\w*)\+?=|\bfor ([A-Za-z_]\w*) in|exec {([A-Za-z_]\w*)}>"
+
+
+@pytest.mark.parametrize("text", [*SHELL_FILES, "job.sh"])
+def test_a_variable_that_the_scripts_keep_for_themselves_has_their_prefix(text: str) -> None:
+    """Locals of functions that start no program are their own; everything else would reach the program."""
+    script = planned("sandbox", "srun", "true", retries="on").script
+    script = script if text == "job.sh" else (shipped("templates") / "shell" / text).read_text()
+    script = re.sub(r"^\s*#.*$", "", script, flags=re.M)
+    declared = re.findall(r"^\s*local (.*)$", script, re.M)
+    local = {name for line in declared for name in re.findall(r"([a-z_]+)(?:=|\s|$)", line)}
+    assigned = re.findall(ASSIGNED, script, re.M)
+    for name in {name for names in assigned for name in names if name} - local - {"_"}:
+        if name.startswith(("_hj_", "SLURM_", "OMPI_", "HOROVOD_", "GLOO_", "NCCL_")) or name in NOT_OURS:
+            continue
+        with pytest.raises(RequestError):
+            check_env({name: ""}, {})
+
+
+@pytest.mark.parametrize("name", ["host", "code", "task", "step", "label", "run_dir", "state", "image", "port", "rank"])
+def test_a_users_variable_may_have_any_ordinary_name(name: str, here: Path, tmp_path: Path) -> None:
+    (here / "tell.py").write_text(TELL)
+    words = ["sh", "-c", f'[ "${name}" = mine ]']
+    for launcher in ("srun", "torchrun"):
+        (tmp_path / launcher).mkdir()
+        done = run_here(planned("sandbox", launcher, *words, env={name: "mine"}), tmp_path / launcher)
+        assert done.returncode == 0, done
+
+
+def test_a_job_without_retries_runs_on_a_node_without_python(here: Path, tmp_path: Path) -> None:
+    """Nothing but bash, the tools that every system has, and Slurm's commands."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("bash", "sh", "hostname", "grep", "mv", "mkdir", "rm", "sed", "head", "getconf", "timeout", "true"):
+        (bare / name).symlink_to(str(shutil.which(name)))
+    plan = planned("tu-hpc", "srun", "sh", "-c", "command -v python3 python; echo rank $RANK", ntasks_per_node=1)
+    done = run_here(plan, tmp_path, PATH=f"{tmp_path}/stubs:{bare}")
+    assert done.returncode == 0, done
+    assert {"rank 0", "rank 1"} <= set(done.stdout.splitlines())
+    assert "python3" not in done.stdout
+    assert json.loads((tmp_path / "run folder" / "state.json").read_text())["state"] == "COMPLETED"
+
+
+def test_the_script_of_a_dry_run_brings_all_that_it_uses(here: Path, tmp_path: Path) -> None:
+    (here / "tell.py").write_text(TELL)
+    for launcher in ("srun", "torchrun"):
+        plan = planned("sandbox", launcher, "tell.py", env={"WORD": "one"})
+        (tmp_path / launcher).mkdir()
+        done = run_here(plan._replace(script=script_by_hand(plan)), tmp_path / launcher, files=False)
+        assert done.returncode == 0, done
+        state = json.loads((tmp_path / launcher / "run folder" / "state.json").read_text())
+        assert state["state"] == "COMPLETED"
+
+
+def test_the_script_of_two_nodes_is_read_at_one_glance() -> None:
+    assert len((GOLDEN / "tu-hpc-srun.sh").read_text().splitlines()) <= 80
+
+
+def test_exit_codes_in_the_shell_files_are_those_of_the_package() -> None:
+    rank = (shipped("templates") / "shell" / "rank.sh").read_text()
+    assert f"requeue={int(ExitCode.REQUEUE)}\n" in rank
+    (restarted,) = re.findall(r"^\s*([\d |]+)\) rm -f", rank, re.M)
+    assert {int(code) for code in restarted.split(" | ")} <= {*map(int, ExitCode), 137}
 
 
 def template(text: str, name: str = "mine") -> None:
@@ -231,7 +303,7 @@ def test_an_unknown_template_is_answered_with_the_known_ones() -> None:
 
 
 def test_an_agent_that_ends_after_the_one_with_the_store_prints_no_trace_of_the_lost_connection() -> None:
-    script = (GOLDEN / "tu-hpc-torchrun.sh").read_text(encoding="utf-8")
+    script = planned("tu-hpc", "torchrun", "true").script
     quiet = script.index('export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"')
     assert quiet < script.rindex("srun "), "before the agents start; the user's own value stays"
 

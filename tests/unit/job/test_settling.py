@@ -138,7 +138,7 @@ def test_a_launcher_of_the_other_scheduler_is_refused(site: str) -> None:
         hpcjobs.plan(["true"], site="local", launcher="srun")
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "HPCJOBS_RUN_DIR", "run_dir", "task", "IFS", "UID"])
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "HPCJOBS_RUN_DIR", "_hj_step", "SLURM_PROCID", "IFS", "UID"])
 def test_a_variable_that_the_script_or_bash_sets_is_refused_by_name(site: str, name: str) -> None:
     assert f"env {name} (flag): " in refused(site, env={name: "1"})
 

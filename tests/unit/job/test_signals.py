@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from scripts_here import planned
+
+from hpcjobs.data import shipped
 
 MANY = 20
 """Of shells that were told at once, two in five forgot a child that ended in that very moment, and waited for ever."""
@@ -23,12 +23,11 @@ SAVES = "trap 'sleep 0.2; kill $!; exit 5' TERM; echo up; sleep 60 & wait; wait"
 @contextmanager
 def task(program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A task of a cluster's job that runs ``program``."""
-    match = re.search(r"<<'TASK'\n(.*?)\nTASK\n", planned("sandbox", "torchrun", "true").script, re.DOTALL)
-    assert match is not None
-    ranks = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    job = {"HPCJOBS_RUN_DIR": str(folder), "HPCJOBS_NTASKS": "4", "HPCJOBS_SCHEDULER": "slurm"}
+    rank = {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     begun = subprocess.Popen(
-        ["bash", "-c", match[1], "task", "bash", "-c", program],
-        env=os.environ | ranks | {"HPCJOBS_RUN_DIR": str(folder), "HPCJOBS_NTASKS": "4"},
+        ["bash", shipped("templates") / "shell" / "rank.sh", "--label", "--", "bash", "-c", program],
+        env=os.environ | rank | job | {"HPCJOBS_LAUNCHED_BY": "torchrun"},
         start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     with begun:

@@ -12,6 +12,7 @@ from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.processes import tree
 from hpcjobs.pyz import pack
+from hpcjobs.run.folder import write_shell_files
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.local.client import Local, state_folder
 
@@ -33,6 +34,7 @@ def make_plan(*program: str, **asked: Any) -> Plan:
     (made.run_dir / "logs").mkdir(mode=0o700, parents=True)
     if made.job.retries is not None:
         (made.run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))
+    write_shell_files(made.run_dir, made.script)
     (made.run_dir / "job.sh").write_text(made.script)
     (made.run_dir / "job.sh").chmod(0o700)
     return made

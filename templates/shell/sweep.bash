@@ -1,0 +1,78 @@
+# shellcheck shell=bash disable=SC2154,SC2317,SC2329,SC2030,SC2031  # a cell is a small job of its own: folder, state, traps
+# Read by the job.sh of a sweep, which is an array: each task runs some lines of the chunk's cells.sh, one cell each.
+# A line has the variables and the words of a cell. job.sh defines _hj_launch_cell, which starts the words it is given.
+
+_hj_own_chunk() { # CHUNK: the first array to create `owner` (O_EXCL) has the chunk; a lost or second one leaves
+    local owner tries
+    (
+        set -o noclobber
+        printf '%s\n' "$SLURM_ARRAY_JOB_ID" >"$1/owner"
+    ) 2>/dev/null
+    for ((tries = 0; tries < 30; tries++)); do # another task may have created it and not written it yet
+        if read -r owner <"$1/owner"; then break; else sleep 1; fi
+    done 2>/dev/null
+    [ -n "${owner:-}" ] || die "$1/owner cannot be written or is empty (quota, permissions): no cell was run"
+    if [ "$owner" != "$SLURM_ARRAY_JOB_ID" ]; then
+        echo "hpcjobs: these cells belong to $owner, not to array $SLURM_ARRAY_JOB_ID" >&2
+        exit 0
+    fi
+}
+
+_hj_run_cell() ( # CHUNK LINE
+    _hj_task_dir=$HPCJOBS_RUN_DIR
+    _hj_cells=$1/cells.sh _hj_line=$2
+    eval "$(sed -n "$_hj_line{p;q}" -- "$_hj_cells")" || die "line $_hj_line of $_hj_cells cannot be read"
+    export HPCJOBS_RUN_DIR=$HPCJOBS_SWEEP/cells/${HPCJOBS_CELL:?no such line in cells.sh}
+    mkdir -p -- "$HPCJOBS_RUN_DIR" || die "$HPCJOBS_RUN_DIR cannot be made"
+    [ "$HPCJOBS_PACK" -ne 1 ] || ln -sfn -- "../../../cells/$HPCJOBS_CELL" "$_hj_task_dir/cell"
+    _hj_marker=$HPCJOBS_RUN_DIR/.completed _hj_helpers=()
+    if [ -e "$_hj_marker" ]; then
+        echo "hpcjobs: cell $HPCJOBS_CELL is done already" >&2
+        exit 0
+    fi
+    [ "$HPCJOBS_PACK" -eq 1 ] || exec >>"$HPCJOBS_RUN_DIR/output.log" 2>&1
+    _hj_state_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    printf -v _hj_started '%(%s)T' -1
+    rm -f -- "$HPCJOBS_RUN_DIR/first_failure"
+    trap _hj_finish EXIT
+    trap '_hj_caught=TERM; exit 143' TERM
+    [ -z "${HPCJOBS_CONTROL_DIR:-}" ] || trap : USR1
+    _hj_write_state RUNNING null null
+    _hj_launch_cell "$@"
+    _hj_await_step $!
+    [ ! -s "$HPCJOBS_RUN_DIR/first_failure" ] || cp -- "$HPCJOBS_RUN_DIR/first_failure" "$_hj_task_dir/first_failure"
+    exit "$_hj_code"
+)
+
+_hj_run_lane() ( # CHUNK LANE: every HPCJOBS_LANES'th cell of this task, one after the other; the last code that is not 0
+    trap '_hj_caught=TERM' TERM
+    [ -z "${HPCJOBS_CONTROL_DIR:-}" ] || trap : USR1
+    _hj_failed=0
+    _hj_last=$(wc -l <"$1/cells.sh")
+    _hj_end=$(((SLURM_ARRAY_TASK_ID + 1) * HPCJOBS_PACK))
+    [ "$_hj_last" -gt "$_hj_end" ] || _hj_end=$_hj_last
+    # A port and a share of the threads of its own.
+    MASTER_PORT=$(free_port $((MASTER_PORT + 97 * $2)))
+    OMP_NUM_THREADS=$((OMP_NUM_THREADS > HPCJOBS_LANES ? OMP_NUM_THREADS / HPCJOBS_LANES : 1))
+    for ((_hj_line = SLURM_ARRAY_TASK_ID * HPCJOBS_PACK + 1 + $2; _hj_line <= _hj_end; _hj_line += HPCJOBS_LANES)); do
+        [ -z "$_hj_caught" ] || break
+        _hj_run_cell "$1" "$_hj_line" &
+        _hj_await_step $! || _hj_failed=$_hj_code
+    done
+    exit "$_hj_failed"
+)
+
+_hj_run_cells() { # CHUNK: all lanes at once; the last code that is not 0
+    local lane lanes=() failed=0
+    for ((lane = 0; lane < HPCJOBS_LANES; lane++)); do
+        _hj_run_lane "$1" "$lane" &
+        lanes+=("$!")
+    done
+    trap '_hj_caught=TERM; kill -TERM "${lanes[@]}" 2>/dev/null' TERM
+    [ -z "${HPCJOBS_CONTROL_DIR:-}" ] || trap 'kill -USR1 "${lanes[@]}" 2>/dev/null' USR1
+    for lane in "${lanes[@]}"; do
+        _hj_wait "$lane"
+        [ "$_hj_code" -eq 0 ] || failed=$_hj_code
+    done
+    return "$failed"
+}
