@@ -68,7 +68,7 @@ TRAINERS = {
     "commandline": set[str](),
     "distributed": set[str](),
     "workloads": {"commandline"},
-    "data": {"commandline", "distributed", "workloads"},
+    "data": {"commandline", "distributed", "workloads", "optimization"},
     "optimization": {"commandline", "distributed", "workloads", "strategies"},
     "checkpoint": {"distributed", "optimization"},
     "metrics": {"distributed", "workloads", "optimization", "checkpoint"},

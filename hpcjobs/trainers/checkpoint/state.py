@@ -86,12 +86,8 @@ def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str
 
 
 def position(meta: CheckpointMeta, plan: TrainingPlan) -> int:
-    """Finished steps of this plan that come nearest to the saved one; exact for the same global batch, and at the
-    end of an epoch."""
-    of_epoch = meta.epoch_samples // plan.global_batch_size
-    if meta.epoch_samples >= plan.epoch_samples:  # more, where the last batch was smaller
-        of_epoch = plan.steps_per_epoch
-    return min(meta.epoch * plan.steps_per_epoch + of_epoch, plan.total_steps)
+    """The step of this plan at which the run goes on; that of the checkpoint for the same global batch."""
+    return plan.resume_at(meta.epoch, meta.epoch_samples).first_step
 
 
 def changes(meta: CheckpointMeta, plan: TrainingPlan) -> str:
@@ -100,5 +96,5 @@ def changes(meta: CheckpointMeta, plan: TrainingPlan) -> str:
         return ""
     return (
         f"; world size {meta.world_size} -> {plan.world_size}: random generators start anew, "
-        f"the position is kept to a whole step"
+        "the samples that are left of the epoch are dealt out to the new ranks"
     )

@@ -64,12 +64,20 @@ class Config:
     )
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
-    stage_to: str | None = flag(None, "copy --data and --text once per node to this local folder", metavar="DIR")
+    stage_to: str | None = flag(
+        None, "copy --data, --text and --tokens once per node to this local folder", metavar="DIR"
+    )
     # for workloads
     data: str | None = flag(
         None, "mnist: folder with the idx files; resnet50: with train/CLASS/* and val/CLASS/*", metavar="DIR"
     )
     text: tuple[str, ...] = flag((), "lm: train on these files, byte by byte, with 256 tokens", metavar="FILE")
+    tokens: tuple[str, ...] = flag(
+        (), "lm: train on these folders or .bin files of tokens, of nanoGPT's or Megatron's layout", metavar="PATH"
+    )
+    vocabulary: int | None = flag(
+        None, "lm: tokens that --tokens has [what its tokens.json says]", parse=positive(int), metavar="N"
+    )
     preset: str = flag("tiny", "lm: size of the decoder", choices=("tiny", "small", "gpt2"))
     sequence_length: int | None = flag(None, "lm: tokens per sample", parse=positive(int), metavar="N")
     train_samples: int | None = flag(

@@ -33,8 +33,9 @@ class EpochOrder:
 
     As torch's DistributedSampler: one permutation per (seed, epoch) on all ranks, filled up from its
     own start to a multiple of the world size, dealt out like cards. So step s of any world with the
-    same global batch holds the same samples. Not filled up, some ranks have a sample less, and so
-    perhaps a batch less than `len` says.
+    same global batch holds the same samples. What is left after `first_sample` samples is dealt out anew, so
+    that a world of another size takes each of them once. Not filled up, some ranks have a sample less, and
+    so perhaps a batch less than `len` says.
     """
 
     count: int
@@ -44,26 +45,34 @@ class EpochOrder:
     seed: int
     epoch: int
     first_step: int = 0
+    first_sample: int | None = None  # of all ranks, at `first_step`; None: all steps before it were full
     fill: bool = True
 
     def __iter__(self) -> Iterator[Draw]:
         mine = self._mine()
-        for step in range(self.first_step, -(-len(mine) // self.samples_per_step)):
-            start = step * self.samples_per_step
+        for number in range(-(-len(mine) // self.samples_per_step)):
+            step, start = self.first_step + number, number * self.samples_per_step
             seed = derive_seed(self.seed, "train", self.epoch, step, self.rank)
             yield seed, mine[start : start + self.samples_per_step].tolist()
 
     def __len__(self) -> int:
-        per_rank = -(-self.count // self.world_size)
-        return -(-per_rank // self.samples_per_step) - self.first_step
+        per_rank = -(-max(0, self.count - self._used) // self.world_size)
+        return -(-per_rank // self.samples_per_step)
+
+    @property
+    def _used(self) -> int:
+        if self.first_sample is not None:
+            return self.first_sample
+        return self.first_step * self.samples_per_step * self.world_size
 
     def _mine(self) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(self.count, generator=generator)
-        total = -(-self.count // self.world_size) * self.world_size
-        if self.fill and total > self.count:
-            order = order.repeat(-(-total // self.count))[:total]
-        return order[self.rank :: self.world_size]
+        left = order[self._used :]
+        missing = -len(left) % self.world_size
+        if self.fill and missing:
+            left = torch.cat([left, order.repeat(-(-missing // self.count))[:missing]])
+        return left[self.rank :: self.world_size]
 
 
 @dataclass(frozen=True)

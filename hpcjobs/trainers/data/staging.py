@@ -14,10 +14,17 @@ from hpcjobs.trainers.distributed.process_group import RankGroup
 
 
 def stage_data(config: Config, group: RankGroup) -> Config:
-    """The flags with `--data` and `--text` naming the copies. The first rank of each node copies, the rest wait."""
+    """The flags with the names of the copies. The first rank of each node copies, the rest wait.
+
+    Raises:
+        UsageError: --tokens names single files, which are not all that a copy needs.
+    """
     if config.stage_to is None:
         return config
-    sources = [Path(path) for path in (*config.text, *(() if config.data is None else (config.data,)))]
+    files = [path for path in config.tokens if Path(path).is_file()]
+    if files:
+        raise UsageError(f"--stage-to copies whole folders of --tokens, and {files[0]} is a file", hint="its folder")
+    sources = [Path(path) for path in (*config.text, *config.tokens, *(() if config.data is None else (config.data,)))]
     there = {source: place(source, Path(config.stage_to)) for source in sources if source.exists()}
     began = time.perf_counter()
     if group.rank == group.hosts.index(group.hosts[group.rank]):
@@ -27,7 +34,8 @@ def stage_data(config: Config, group: RankGroup) -> Config:
     group.log(f"staged {len(there)} of {len(sources)} to {config.stage_to} in {time.perf_counter() - began:.1f} s")
     where = {str(source): str(target) for source, target in there.items()}  # what is not there is the workload's to say
     data = None if config.data is None else where.get(str(Path(config.data)), config.data)
-    return replace(config, data=data, text=tuple(where.get(str(Path(path)), path) for path in config.text))
+    text, tokens = (tuple(where.get(str(Path(path)), path) for path in paths) for paths in (config.text, config.tokens))
+    return replace(config, data=data, text=text, tokens=tokens)
 
 
 def place(source: Path, folder: Path) -> Path:

@@ -12,12 +12,13 @@ from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.datasets import Stream
 from hpcjobs.trainers.data.loader import EpochOrder, Loader, derive_seed, preserve_generators, seed_generators
 from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.workloads.base import Batch, BatchDataset
 from hpcjobs.trainers.workloads.batch import to_device
 
 
 class TrainingData:
-    """Batches of `samples_per_step` samples of this rank; the last one of an epoch may be smaller."""
+    """Batches for one step of this rank; the last one of an epoch may be smaller."""
 
     def __init__(
         self,
@@ -25,12 +26,9 @@ class TrainingData:
         config: Config,
         group: RankGroup,
         *,
-        samples_per_step: int,
-        steps_per_epoch: int,
-        fill: bool,
+        plan: TrainingPlan,
     ) -> None:
-        self.dataset, self.config, self.group = dataset, config, group
-        self.samples_per_step, self.steps_per_epoch, self.fill = samples_per_step, steps_per_epoch, fill
+        self.dataset, self.config, self.group, self.plan = dataset, config, group, plan
         self._loader: Loader | None = None
         if not isinstance(dataset, Stream):
             self._loader = Loader(dataset, device=group.device, workers=config.workers)
@@ -38,15 +36,11 @@ class TrainingData:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         if self._loader is not None:
             return self._loader.epoch(self._order(epoch, first_step))
-        return self._read_stream(epoch, first_step)
+        return self._read_stream(epoch, self.plan.first_sample(epoch, first_step))
 
-    def count_left(self, first_step: int) -> int:
+    def count_left(self, epoch: int, first_step: int) -> int:
         """Samples of this rank in an epoch from `first_step` on, where each rank has as many."""
-        length = self.dataset.length if isinstance(self.dataset, Stream) else len(self.dataset)
-        per_rank = self.steps_per_epoch * self.samples_per_step
-        if length is not None:
-            per_rank = -(-length // self.group.world_size)
-        return per_rank - first_step * self.samples_per_step
+        return -(-(self.plan.epoch_samples - self.plan.first_sample(epoch, first_step)) // self.group.world_size)
 
     def _order(self, epoch: int, first_step: int) -> EpochOrder:
         assert not isinstance(self.dataset, Stream)
@@ -55,23 +49,24 @@ class TrainingData:
             len(self.dataset),
             group.rank,
             group.world_size,
-            self.samples_per_step,
+            self.plan.samples_per_step,
             self.config.seed,
             epoch,
             first_step=first_step,
-            fill=self.fill,
+            first_sample=self.plan.first_sample(epoch, first_step),
+            fill=self.plan.fill,
         )
 
-    def _read_stream(self, epoch: int, first_step: int) -> Iterator[Batch]:
+    def _read_stream(self, epoch: int, first_sample: int) -> Iterator[Batch]:
         assert isinstance(self.dataset, Stream)
         group, workers = self.group, self.config.workers
         batches = StreamBatches(
             self.dataset,
             epoch=epoch,
-            start=first_step * self.samples_per_step * group.world_size + group.rank,
+            start=first_sample + group.rank,
             step=group.world_size,
-            samples=self.count_left(first_step),
-            samples_per_step=self.samples_per_step,
+            samples=-(-(self.plan.epoch_samples - first_sample) // group.world_size),
+            samples_per_step=self.plan.samples_per_step,
             seed=derive_seed(self.config.seed, "stream", epoch),
         )
         if workers == 0:

@@ -118,7 +118,7 @@ class Checkpoints:
         return CheckpointMeta(
             step=step,
             epoch=epoch,
-            epoch_samples=(step - epoch * self.plan.steps_per_epoch) * self.plan.global_batch_size,
+            epoch_samples=self.plan.first_sample(epoch, step - epoch * self.plan.steps_per_epoch),
             world_size=self.group.world_size,
             metrics_bytes=self.recorder.metrics_bytes_at(step),
             loss=None if evaluation is None else evaluation.loss,

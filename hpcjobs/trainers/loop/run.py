@@ -63,14 +63,7 @@ class Run:
         return 0 if self.resumed is None else self.resumed.step
 
     def make_training_data(self) -> TrainingData:
-        return TrainingData(
-            self.workload.train,
-            self.config,
-            self.group,
-            samples_per_step=self.plan.samples_per_step,
-            steps_per_epoch=self.plan.steps_per_epoch,
-            fill=self.plan.fill,
-        )
+        return TrainingData(self.workload.train, self.config, self.group, plan=self.plan)
 
     def end_step(self, step: int, epoch: int) -> None:
         """After every step: write its line, evaluate and save where that is due, and stop where that was requested."""
@@ -159,6 +152,8 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
         group.log(describe_run(call.trainer, workload, plan, stepper, run_dir))
         warn_of_small_share(group, plan)
         resumed = resume_run(config, stepper, run_dir, plan=plan, group=group)
+        if resumed is not None:
+            plan = plan.resume_at(resumed.epoch, resumed.epoch_samples)
         evaluator = Evaluator(config, workload, stepper, plan=plan, group=group)
         with (
             Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,

@@ -15,6 +15,15 @@ SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches wh
 
 
 @dataclass(frozen=True)
+class EpochPosition:
+    """A place in the data: the samples of an epoch that all ranks have taken, at a step of that epoch."""
+
+    epoch: int
+    step: int
+    samples: int
+
+
+@dataclass(frozen=True)
 class TrainingPlan:
     world_size: int
     batch_size: int  # per rank and forward pass
@@ -28,6 +37,32 @@ class TrainingPlan:
     epoch_samples: int  # of the training data; of a stream without a length, all that the run takes
     fill: bool  # ranks repeat samples, so that each has as many
     schedule: Schedule | None = None  # in place of lr_decay
+    resumed: EpochPosition | None = None
+
+    def first_sample(self, epoch: int, step: int) -> int:
+        """Samples of the epoch that all ranks have taken before its step `step`."""
+        start = self.resumed
+        if start is None or start.epoch != epoch:
+            return min(step * self.global_batch_size, self.epoch_samples)
+        return min(start.samples + (step - start.step) * self.global_batch_size, self.epoch_samples)
+
+    def resume_at(self, epoch: int, samples: int) -> TrainingPlan:
+        """The plan of a run that goes on after `samples` samples of an epoch, which another world may have taken.
+
+        The position counts as the step of this plan after which as many steps are left as the rest of the epoch needs.
+        """
+        if samples >= self.epoch_samples:
+            epoch, samples = epoch + 1, 0
+        per_rank = math.ceil((self.epoch_samples - samples) / self.world_size)
+        left = math.ceil(per_rank / self.samples_per_step)
+        return replace(self, resumed=EpochPosition(epoch, self.steps_per_epoch - left, samples))
+
+    @property
+    def first_step(self) -> int:
+        """Finished steps when this run starts."""
+        if self.resumed is None:
+            return 0
+        return min(self.resumed.epoch * self.steps_per_epoch + self.resumed.step, self.total_steps)
 
     @property
     def samples_per_step(self) -> int:

@@ -230,7 +230,7 @@ class Batches:
 
     def __len__(self) -> int:
         plan = self._run.plan
-        full_steps, rest = divmod(self._data.count_left(self._first_step), plan.samples_per_step)
+        full_steps, rest = divmod(self._data.count_left(self._epoch, self._first_step), plan.samples_per_step)
         return full_steps * plan.accumulate + -(-rest // plan.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,13 +1,16 @@
-"""A language model: predicts the next byte of a text in any script, or of a synthetic pattern."""
+"""A language model: predicts the next token of tokenised files, of a text byte by byte, or of a synthetic pattern."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
 from hpcjobs.trainers.workloads.decoder import Block, Decoder, DecoderShape, flops_per_token
-from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows
+from hpcjobs.trainers.workloads.token_files import INFO_FILE, TokensInfo
+from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows, token_windows
 
 PRESETS = {
     "tiny": DecoderShape(layers=2, width=64, heads=4, sequence_length=64, vocabulary=256),
@@ -25,6 +28,8 @@ def lm(config: Config) -> Workload:
         shape = replace(shape, sequence_length=config.sequence_length)
     if config.text:
         shape = replace(shape, vocabulary=BYTES)
+    if config.tokens:
+        shape = replace(shape, vocabulary=_vocabulary(config))
     train, held_out = _data(config, shape)
     return Workload(
         name="lm",
@@ -41,15 +46,33 @@ def lm(config: Config) -> Workload:
         weight_decay=0.01,
         blocks=(Block,),
         perplexity=True,
-        synthetic=None if config.text else lambda count: _synthetic(count, shape),
+        synthetic=None if config.text or config.tokens else lambda count: _synthetic(count, shape),
     )
 
 
 def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
+    if config.tokens:
+        return token_windows(config.tokens, length=shape.sequence_length)
     if config.text:
         return byte_windows(config.text, length=shape.sequence_length)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
     return _synthetic(count, shape), _synthetic(SYNTHETIC_HELD_OUT, shape, first=count)
+
+
+def _vocabulary(config: Config) -> int:
+    """Of --tokens: what --vocabulary or tokens.json says, rounded up to a multiple of 64 for quick matrix products."""
+    if config.text:
+        raise UsageError("--text and --tokens: one of them", hint="hpcjobs.trainers.data.tokenize makes tokens of text")
+    infos = [
+        TokensInfo.read(folder)
+        for folder in {path if path.is_dir() else path.parent for path in map(Path, config.tokens)}
+    ]
+    sizes = {info.vocabulary for info in infos if info is not None}
+    if config.vocabulary is None and (len(sizes) != 1 or None in infos):
+        problem = f"the vocabularies {sorted(sizes)}" if sizes else f"no {INFO_FILE}, which says their vocabulary"
+        raise UsageError(f"--tokens: the folders have {problem}", hint="--vocabulary N")
+    size = config.vocabulary or sizes.pop()
+    return -(-size // 64) * 64
 
 
 def _synthetic(count: int, shape: DecoderShape, *, first: int = 0) -> SyntheticTokens:

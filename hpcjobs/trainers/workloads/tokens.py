@@ -1,4 +1,4 @@
-"""Token sequences to learn from: files read byte by byte, or a pattern made up on the spot."""
+"""Token sequences to learn from: files of tokens, text read byte by byte, or a pattern made up on the spot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from hpcjobs.runtime.exits import BadData, MissingData
 from hpcjobs.trainers.workloads.base import Batch
+from hpcjobs.trainers.workloads.token_files import Tokens, list_token_files, map_tokens
 
 HELD_OUT_SHARE = 20  # the last twentieth of each file
 
@@ -31,13 +32,13 @@ class SyntheticTokens:
         return tokens[:, :-1], tokens[:, 1:]
 
 
-class ByteWindows:
-    """Windows of `length` bytes, each with the byte after it as last target; files stay on disk, mapped.
+class TokenWindows:
+    """Windows of `length` tokens, each with the token after it as last target; files stay on disk, mapped.
 
-    Window w of a file covers bytes [w·length, (w+1)·length]; windows of different files don't mix.
+    Window w of a file covers tokens [w·length, (w+1)·length]; windows of different files don't mix.
     """
 
-    def __init__(self, files: Sequence[np.memmap], windows: Sequence[range], *, length: int) -> None:
+    def __init__(self, files: Sequence[Tokens], windows: Sequence[range], *, length: int) -> None:
         self.files, self.windows, self.length = files, windows, length
         self.ends = np.array(list(accumulate(len(one) for one in windows)))
 
@@ -45,27 +46,56 @@ class ByteWindows:
         return int(self.ends[-1])
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        bytes_ = torch.from_numpy(np.stack([self._window(index) for index in indices])).long()
-        return bytes_[:, :-1], bytes_[:, 1:]
+        tokens = torch.from_numpy(np.stack([self._window(index) for index in indices]).astype(np.int64))
+        return tokens[:, :-1], tokens[:, 1:]
 
-    def _window(self, index: int) -> np.ndarray:
+    def _window(self, index: int) -> Tokens:
         file = int(np.searchsorted(self.ends, index, side="right"))
         before = int(self.ends[file - 1]) if file else 0
         start = self.windows[file][index - before] * self.length
         return self.files[file][start : start + self.length + 1]
 
 
-def byte_windows(paths: Sequence[str], *, length: int) -> tuple[ByteWindows, ByteWindows]:
+def token_windows(paths: Sequence[str], *, length: int) -> tuple[TokenWindows, TokenWindows]:
+    """The training and held-out windows of folders and files of tokens.
+
+    Without held-out files (val*.bin), the end of each training file is held out.
+    """
+    train, held_out = list_token_files(paths)
+    if not held_out:
+        return split_windows([_map_long_enough(path, length) for path in train], length=length)
+    parts = ([_map_long_enough(path, length) for path in part] for part in (train, held_out))
+    windows = [
+        TokenWindows(files, [range((len(file) - 1) // length) for file in files], length=length) for files in parts
+    ]
+    return windows[0], windows[1]
+
+
+def _map_long_enough(path: Path, length: int) -> Tokens:
+    tokens = map_tokens(path)
+    if len(tokens) < 2 * length + 1:
+        raise BadData(
+            f"--tokens {path} has {len(tokens)} tokens; two windows of {length} are the least",
+            hint="longer files, or a smaller --sequence-length",
+        )
+    return tokens
+
+
+def byte_windows(paths: Sequence[str], *, length: int) -> tuple[TokenWindows, TokenWindows]:
+    """The training windows of text files, byte by byte, and the held-out ones from the end of each."""
+    return split_windows([_map_file(Path(path), length) for path in paths], length=length)
+
+
+def split_windows(files: Sequence[Tokens], *, length: int) -> tuple[TokenWindows, TokenWindows]:
     """The training windows of the files, and the held-out ones from the end of each."""
-    files = [_map_file(Path(path), length) for path in paths]
     counts = [(len(file) - 1) // length for file in files]
     held = [max(1, count // HELD_OUT_SHARE) for count in counts]
     train = [range(count - last) for count, last in zip(counts, held, strict=True)]
     rest = [range(count - last, count) for count, last in zip(counts, held, strict=True)]
-    return ByteWindows(files, train, length=length), ByteWindows(files, rest, length=length)
+    return TokenWindows(files, train, length=length), TokenWindows(files, rest, length=length)
 
 
-def _map_file(path: Path, length: int) -> np.memmap:
+def _map_file(path: Path, length: int) -> Tokens:
     if not path.is_file():
         raise MissingData(f"--text {path}: no such file")
     if path.stat().st_size < 2 * length + 1:

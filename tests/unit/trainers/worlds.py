@@ -198,6 +198,19 @@ class SlowPoints(Points):
         return super().read_batch(indices)
 
 
+class Listed(Points):
+    """Writes the numbers of the samples that are read into the file LISTED."""
+
+    def read_batch(self, indices: Sequence[int]) -> Batch:
+        with open(os.environ["LISTED"], "a", encoding="utf-8") as file:
+            file.write("".join(f"{index}\n" for index in indices))
+        return super().read_batch(indices)
+
+
+def listed(config: Config) -> Workload:
+    return replace(points(config), train=Listed(64))
+
+
 def lopsided(config: Config) -> Workload:
     """Rank 1 is slower: 100 ms for its data, and 100 ms more for each pass."""
 

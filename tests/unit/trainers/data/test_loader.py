@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.loader import EpochOrder, Loader
+from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.workloads.base import Batch
+
+from .. import worlds
+from ..conftest import World, worlds_path
 
 
 class Augmented:
@@ -49,3 +57,38 @@ def test_reading_in_the_process_of_the_model_leaves_the_models_generators_alone(
     random.seed(5)
     draws()
     assert (torch.rand(3).tolist(), random.random()) == untouched
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 7), (2, 3), (3, 4), (4, 2)])
+@pytest.mark.parametrize("later", [(1, 5), (2, 6), (4, 1)])
+def test_a_run_resumed_in_mid_epoch_at_other_world_sizes_takes_each_sample_once(
+    world: int, batch: int, later: tuple[int, int]
+) -> None:
+    """Three worlds, one after the other, in one epoch of 101 samples, none of them repeated to fill up."""
+    workload = replace(worlds.points(Config()), train=worlds.Points(101))
+    seen: list[int] = []
+    samples = 0
+    for ranks, per_rank, steps in ((world, batch, 3), (*later, 2), (world, batch, 1000)):
+        plan = plan_training(Config(batch_size=per_rank), workload, ranks, fill=False).resume_at(0, samples)
+        first, taken = plan.first_step, []
+        for rank in range(ranks):
+            order = EpochOrder(
+                101, rank, ranks, per_rank, 0, 0, first_step=first, first_sample=plan.first_sample(0, first), fill=False
+            )
+            assert first + len(order) == plan.steps_per_epoch
+            taken += [number for _, indices in islice(order, steps) for number in indices]
+        seen += taken
+        samples = plan.first_sample(0, min(first + steps, plan.steps_per_epoch))
+        assert samples == len(seen)
+    assert sorted(seen) == list(range(101))
+
+
+def test_trainers_that_go_on_at_another_world_size_read_each_sample_of_the_epoch_once(
+    world: World, tmp_path: Path
+) -> None:
+    flags = ("--workload", "worlds:listed", "--resume", "auto", "--checkpoint-every", "1")
+    env = {"PYTHONPATH": worlds_path(), "LISTED": str(tmp_path / "read.txt")}
+    assert world(2, "ddp", *flags, "--batch-size", "5", "--steps", "3", env=env).codes == [0, 0]
+    assert world(1, "ddp", *flags, "--batch-size", "7", "--epochs", "1", env=env).codes == [0]
+    numbers = [int(number) for number in (tmp_path / "read.txt").read_text().split()]
+    assert sorted(numbers) == list(range(64))

@@ -19,6 +19,7 @@ from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.datasets import Stream, adapt_training_data
 from hpcjobs.trainers.data.training import TrainingData
 from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.workloads.base import ParameterGroup, Workload, classification_loss
 
 from ..conftest import REPOSITORY, Runs
@@ -184,10 +185,9 @@ def read(dataset: object, world_size: int, steps: range, *, workers: int = 0, pe
         env = DistEnv(rank, 0, world_size, 1, rank, "localhost", 1, "test")
         group = RankGroup(env, ("here",) * world_size, torch.device("cpu"), "gloo")
         stream = adapt_training_data(dataset, None, workload="numbers")
-        data = TrainingData(
-            stream, Config(workers=workers), group,
-            samples_per_step=8 // world_size, steps_per_epoch=per_epoch, fill=True,
-        )  # fmt: skip
+        length = per_epoch * 8 if not hasattr(dataset, "__len__") else len(dataset)
+        plan = TrainingPlan(world_size, 8 // world_size, 1, 9, per_epoch, 9 * per_epoch, 0.1, 0, "none", length, True)
+        data = TrainingData(stream, Config(workers=workers), group, plan=plan)
         batches = data.epoch(steps.start // per_epoch, steps.start % per_epoch)
         ranks.append([next(batches).tolist() for _ in steps])
     return [sorted(chain.from_iterable(step)) for step in zip(*ranks, strict=True)]
