@@ -45,9 +45,8 @@ def main() -> None:
             tokens = np.fromfile(next(out.glob("train-*.bin")), dtype=np.uint16)
             plain = seconds(lambda tokens=tokens: tokens.tofile(folder / "plain.bin"))  # type: ignore[misc]
             ratios.append(ours / plain)
-            print(
-                f"{len(tokens):,} tokens: {len(tokens) / ours / 1e6:.0f} M/s, numpy alone {len(tokens) / plain / 1e6:.0f} M/s"
-            )
+            rates = f"{len(tokens) / ours / 1e6:.0f} M/s, numpy alone {len(tokens) / plain / 1e6:.0f} M/s"
+            print(f"{len(tokens):,} tokens: {rates}")
         print(f"time as a multiple of numpy's: median {statistics.median(ratios):.1f}")
         workload = lm(Config(workload="lm", tokens=(str(folder / "tokens-0"),), preset="small"))
         model, order = workload.build_model(), torch.randperm(len(workload.train)).tolist()
