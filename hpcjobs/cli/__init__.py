@@ -27,6 +27,7 @@ VERBS = {
     "logs": ("logs", "What a job printed; -f follows it."),
     "why": ("why", "Why a job failed, or why it waits; what to do."),
     "diff": ("diff", "What differs between two runs."),
+    "where": ("where", "Where a program can run: valid, start and cost by partition."),
     "rerun": ("rerun", "Submit a run again, exact or with changes."),
     "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
     "cancel": ("cancel", "Cancel jobs."),

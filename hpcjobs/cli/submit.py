@@ -37,6 +37,9 @@ def submit(
         list[str] | None, typer.Option(help="Start after this job has succeeded.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Ask Slurm when it would start; submit nothing.")
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
     follow: Annotated[
@@ -56,6 +59,8 @@ def submit(
         if dry_run:
             print_plan(plan, as_json=as_json)
         return
+    if test_only:
+        raise typer.Exit(_print_start(plan, as_json=as_json))
     handle = hpcjobs.submit(plan)
     if plan.job.rehearsal:
         note(f"rehearsal: the sandbox on this machine plays site {plan.job.site}")
@@ -64,6 +69,21 @@ def submit(
         from hpcjobs.cli.wait import follow_to_end, wait_for
 
         raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
+
+
+def _print_start(plan: "Plan", *, as_json: bool) -> int:
+    """Print when the job would start and what it costs at most; the exit code, 7 where Slurm refuses it."""
+    from hpcjobs.cli.placement_table import print_placements
+    from hpcjobs.diagnosis.placement import place
+    from hpcjobs.errors import SchedulerError
+    from hpcjobs.site.library import load_site
+
+    row = place(plan.job, load_site(plan.job.site_file))
+    if as_json:
+        print_json(row)
+    else:
+        print_placements([row])
+    return 0 if row.is_valid else SchedulerError.exit_code
 
 
 def print_notes(plan: "Plan") -> None:

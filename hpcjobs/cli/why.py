@@ -26,7 +26,7 @@ def why(
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
-    """Explain why a job failed: the cause with its evidence, the rank and host it began at, and what to do."""
+    """Explain why a job failed (cause, evidence, first rank and host, what to do), or why it waits."""
     from hpcjobs.diagnosis.failed import diagnose
 
     subject = _subject(job, log, site)
@@ -74,8 +74,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     """The diagnosis for people: cause, place, line, evidence, fix."""
     if diagnosis.job_id is not None:
         print(f"job {diagnosis.job_id}" + (f"  {diagnosis.name}" if diagnosis.name else "") + f": {diagnosis.state}")
-    name = diagnosis.cause or "unknown"
-    print(f"cause: {diagnosis.text}  [{name}{'' if diagnosis.certain or diagnosis.cause is None else ', likely'}]")
+    likely = "" if diagnosis.certain else ", likely"
+    print(f"cause: {diagnosis.text}" + (f"  [{diagnosis.cause}{likely}]" if diagnosis.cause is not None else ""))
     place = [f"rank {diagnosis.rank}"] if diagnosis.rank is not None else []
     place += [f"on {diagnosis.host}"] if diagnosis.host else []
     if place:
@@ -99,6 +99,16 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
     """A job that has not failed."""
     record = subject.record
     assert record is not None
+    if record.state.value == "PENDING" and not record.job_id.startswith("L"):
+        from hpcjobs.cli.pending_text import print_pending
+        from hpcjobs.diagnosis.pending import explain_pending
+
+        pending = explain_pending(record, entry=subject.entry, slurm_conf=subject.slurm_conf)
+        if as_json:
+            print_json(pending)
+        else:
+            print_pending(pending)
+        return
     if as_json:
         print_json(record)
         return

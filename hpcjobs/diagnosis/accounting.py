@@ -16,7 +16,7 @@ from hpcjobs.scheduler.slurm.table import Row, Table
 
 _TABLE = Table(
     (
-        *("JobID", "JobName", "State", "Reason", "ExitCode", "NodeList", "NNodes", "Start", "ElapsedRaw"),
+        *("JobID", "JobName", "State", "Reason", "Partition", "ExitCode", "NodeList", "NNodes", "Start", "ElapsedRaw"),
         *("TimelimitRaw", "ReqMem", "ReqCPUS", "MaxRSS", "MaxRSSNode", "MaxRSSTask", "User", "WorkDir"),
     )
 )
@@ -32,6 +32,7 @@ class Account(NamedTuple):
     name: str | None
     state: State
     reason: str | None
+    partition: str | None
     exit_code: int | None
     signal: int | None
     nodes: tuple[str, ...]
@@ -95,6 +96,7 @@ def _from_sacct(job_id: str, rows: list[Row]) -> Account | None:
         name=job.name("JobName"),
         state=job.state(),
         reason=job.text("Reason"),
+        partition=job.text("Partition"),
         exit_code=code,
         signal=signal,
         nodes=nodes,
@@ -135,6 +137,7 @@ def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Accou
         name=job.name("JobName"),
         state=job.state("JobState"),
         reason=job.text("Reason"),
+        partition=job.text("Partition"),
         exit_code=code,
         signal=signal,
         nodes=_hosts(job.text("NodeList")),

@@ -34,6 +34,9 @@ class Subject(NamedTuple):
     record: JobRecord | None
     facts: Facts
     lines: list[Line]
+    entry: Entry | None = None
+    """Of a job that hpcjobs submitted."""
+    slurm_conf: str | None = None
 
 
 def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run) -> Subject:
@@ -54,7 +57,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
         facts = _with_record(facts, record)
     paths = [log] if log is not None else [p for p in job_logs.paths(task) if p.exists()]
     facts = _with_bad_nodes(facts, account, _env(entry.slurm_conf), runner) if account is not None else facts
-    return _subject(record, facts, paths)
+    return _subject(record, facts, paths)._replace(entry=entry, slurm_conf=entry.slurm_conf)
 
 
 def gather_foreign(
@@ -74,10 +77,11 @@ def gather_foreign(
     facts = _with_account(Facts(job_id), account)
     record = JobRecord(
         job_id, account.state, account.source, name=account.name, reason=account.reason,
-        exit_code=account.exit_code, signal=account.signal,
+        exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
     facts = _with_bad_nodes(facts, account, _env(slurm_conf), runner)
-    return _subject(record, facts, [log] if log is not None else _foreign_logs(job_id, account))
+    subject = _subject(record, facts, [log] if log is not None else _foreign_logs(job_id, account))
+    return subject._replace(slurm_conf=slurm_conf)
 
 
 def gather_log(log: Path) -> Subject:

@@ -91,7 +91,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     if changes == JobSpec():
         again = replace(job, resources=replace(job.resources, dependency=None))
     else:
-        again = _resolve_again(job, entry, changes)
+        again = resolve_again(job, entry, changes)
     if job.snapshot and changes.chdir is None:
         # The copy of the first run is what is copied, so that later edits do not matter.
         again = replace(again, chdir=str(run_dir / "code"))
@@ -100,7 +100,12 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     return Rerun(plan_of(again, Path(again.run_root) / run_name(again), made_by=made_by), tuple(notes))
 
 
-def _resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
+def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
+    """The request for ``job``, resolved anew by its site as it is now, with ``changes`` and without its dependencies.
+
+    Raises:
+        RequestError: the manifest is of an older hpcjobs, or the job does not fit the site.
+    """
     if not job.layers:
         raise RequestError(
             f"the manifest of job {entry.job_id} does not hold what was requested, and nothing can be changed in it",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from commandline import ok
+from commandline import ok, within
 from login_node import SITE, Cluster
 from waiting import eventually
 
@@ -136,3 +136,54 @@ def test_real_failures_are_explained_with_rank_host_and_line(cluster: Cluster) -
         for row in cluster.slurm("sinfo", "-h", "-N", "-o", "%N %T").splitlines():
             if row.split()[1].startswith("down"):
                 cluster.slurm("scontrol", "update", f"NodeName={row.split()[0]}", "State=RESUME")
+
+
+def test_a_waiting_job_is_explained_with_what_is_ahead_and_what_would_start_sooner(cluster: Cluster) -> None:
+    running = cluster.submit("-N", "3", "--exclusive", "-t", "30m", "sleep", "600")
+    running.becomes("RUNNING")
+    ahead = cluster.submit("-N", "4", "--exclusive", "-t", "1h", "sleep", "600")
+    job = cluster.submit("-N", "2", "--exclusive", "-t", "1h", "sleep", "600")
+
+    def explain() -> dict[str, Any]:
+        answer: dict[str, Any] = ok("why", job.id, "--json").json
+        return answer
+
+    eventually(lambda: explain()["reason"] in ("Priority", "Resources") and explain()["sooner"])
+    answer = explain()
+    assert ahead.id in [other["job_id"] for other in answer["waiting_before"]]
+    assert running.id in [other["job_id"] for other in answer["running"]]
+    # One node is free until the first job ends, in half an hour at most.
+    assert (answer["sooner"][0]["nodes"], answer["sooner"][0]["time"]) == (1, "00:15:00")
+    starts = [row["start"] for row in answer["sooner"]]
+    assert starts == sorted(starts)
+    assert f"hpcjobs rerun {job.id} --partition" in answer["fix"][0]
+    text = ok("why", job.id).out
+    assert "ahead in the queue: 1\n" in text
+    assert "would start sooner:" in text
+    waiting = cluster.submit("-d", f"afterok:{running.id}", "sleep", "1")
+    eventually(lambda: ok("why", waiting.id, "--json").json["reason"] == "Dependency")
+    assert f"waits for job {running.id} (afterok): RUNNING" in ok("why", waiting.id).out
+    plain = cluster.slurm("sbatch", "--parsable", "--hold", "--wrap", "true").strip()
+    cluster.submitted.append(plain)
+    eventually(lambda: f"try: scontrol release {plain}" in ok("why", plain, "--site", SITE).out)
+
+
+def test_where_a_program_can_run_is_a_table_over_partitions_with_start_and_cost(cluster: Cluster) -> None:
+    rows = ok("where", "--site", SITE, "-N", "2", "-t", "10m", "--json", "sleep", "1").json
+    assert {row["partition"] for row in rows} == {"compute", "short", "long", "scavenger"}
+    assert all(row["is_valid"] for row in rows)
+    assert all(row["start"] is not None and row["cost"]["currency"] == "EUR" for row in rows)
+    rows = {row["partition"]: row for row in ok("where", "--site", SITE, "-t", "3-0", "--json", "sleep", "1").json}
+    assert rows["long"]["is_valid"]
+    assert not rows["short"]["is_valid"]
+    assert "max_time" in rows["short"]["remark"] or "time" in rows["short"]["remark"]
+    table = ok("where", "--site", SITE, "-t", "3-0", "sleep", "1").out.splitlines()
+    assert table[0].split()[:3] == ["SITE", "PARTITION", "VALID"]
+    before = cluster.slurm("squeue", "-h", "-o", "%i")
+    answer = ok("submit", "--site", SITE, "--test-only", "-t", "10m", "sleep", "1")
+    assert "node hours" in answer.out
+    assert cluster.slurm("squeue", "-h", "-o", "%i") == before
+    assert not list(cluster.folder.glob("runs/*"))
+    refused = within("submit", "--site", SITE, "--test-only", "-A", "nobody", "sleep", "1")
+    assert refused.code == 7
+    assert "account" in refused.out

@@ -1,0 +1,42 @@
+"""``hpcjobs where``.
+
+Annotations are values here and not text, which Typer would have to compile at each start.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.job_options import with_job_options
+from hpcjobs.cli.options import EPILOG
+from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.job.models import JobSpec
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_job_options()
+def where(
+    *,
+    site: SiteName = None,
+    request: JobSpec,
+    spec: Annotated[
+        Path | None, typer.Option(help="YAML file with any of this; flags win.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Where PROGRAM can run: each site and partition, whether it fits, when it would start, what it costs at most."""
+    from hpcjobs.cli.placement_table import print_placements
+    from hpcjobs.diagnosis.placement import find_placements, known_sites
+    from hpcjobs.site.library import load_site
+
+    sites = [load_site(site)] if site is not None else known_sites()
+    rows = find_placements(request, sites, spec=spec)
+    if as_json:
+        print_json(rows)
+    else:
+        print_placements(rows)
+    if not any(row.is_valid for row in rows):
+        raise typer.Exit(5)

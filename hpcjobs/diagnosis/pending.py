@@ -1,0 +1,178 @@
+"""Why a job waits: the reason in words, what is ahead of it, and what would start sooner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.diagnosis.placement import Placement, place
+from hpcjobs.diagnosis.reasons import explain_reason
+from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.job.models import Job, JobSpec
+from hpcjobs.processes.programs import Runner, run
+from hpcjobs.run.index import Entry
+from hpcjobs.run.rerun import read_manifest, resolve_again
+from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count
+from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
+from hpcjobs.site.library import load_site
+from hpcjobs.site.models import Resources
+from hpcjobs.units import slurm_time
+
+SOONER_S = 60.0
+"""A start that is less than this sooner is not suggested."""
+_LARGEST_SEARCH = 24
+"""So many alternatives are asked for at most: each is a question to the controller."""
+_SHARES = (1.0, 0.5, 0.25)
+"""Of the time limit."""
+_COLUMNS = ("%i", "%T", "%Q", "%u", "%D", "%L", "%P")
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """Another job of the partition: one that runs, or one that waits with a higher priority."""
+
+    job_id: str
+    state: str
+    user: str
+    nodes: int | None
+    priority: int | None
+    time_left_s: float | None
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """A job that this one depends on."""
+
+    job_id: str
+    condition: str
+    state: str | None
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """Why a job waits. Times are seconds since 1970."""
+
+    job_id: str
+    name: str | None
+    state: str
+    reason: str | None
+    text: str
+    start_estimate: float | None
+    waiting_before: tuple[Ahead, ...]
+    """Jobs with a higher priority, the next one to start first."""
+    running: tuple[Ahead, ...]
+    """Jobs that run in the partition, the next one to end first."""
+    awaited: tuple[Awaited, ...]
+    sooner: tuple[Placement, ...]
+    """What would start sooner, by start and cost."""
+    fix: tuple[str, ...]
+
+
+def explain_pending(
+    record: JobRecord, *, entry: Entry | None = None, slurm_conf: str | None = None, runner: Runner = run
+) -> Pending:
+    """Why the job of ``record`` waits; ``entry`` for one that hpcjobs submitted, of which it knows the request."""
+    reason = explain_reason(record.reason)
+    env = {**QUESTION} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    job_id = record.job_id.split("_")[0]
+    shown = _show(job_id, env, runner)
+    queue = list(_queue(record.partition, env, runner)) if reason.may_move else []
+    priority = read_count(shown.get("Priority", ""))
+    waiting = [job for job in queue if job.state == "PENDING" and _is_before(job, priority, job_id)]
+    running = [job for job in queue if job.state == "RUNNING"]
+    sooner, fix = [], [reason.fix.replace("{job}", job_id)] if reason.fix else []
+    if reason.may_move and entry is not None:
+        sooner = find_sooner(entry, runner=runner)
+        fix += [f"hpcjobs cancel {job_id} && hpcjobs rerun {job_id} {_options(row)}" for row in sooner[:1]]
+    return Pending(
+        job_id=record.job_id,
+        name=record.name,
+        state=record.state.value,
+        reason=record.reason,
+        text=reason.text,
+        start_estimate=record.start_estimate,
+        waiting_before=tuple(sorted(waiting, key=lambda job: -(job.priority or 0))),
+        running=tuple(sorted(running, key=lambda job: job.time_left_s or 0.0)),
+        awaited=tuple(_read_dependencies(shown.get("Dependency", ""), env, runner)),
+        sooner=tuple(sooner),
+        fix=tuple(fix),
+    )
+
+
+def find_sooner(entry: Entry, *, runner: Runner = run) -> list[Placement]:
+    """Other partitions, time limits and sizes with which the job would start sooner, by start and cost."""
+    try:
+        job = read_manifest(Path(entry.run_dir)).job
+        site = load_site(job.site_file)
+    except HpcJobsError:
+        return []  # without its manifest nothing is known of the request
+    unchanged = place(job, site, runner=runner)
+    if unchanged.start is None:
+        return []
+    rows = []
+    for changes in list(_alternatives(job, list(site.partitions)))[:_LARGEST_SEARCH]:
+        try:
+            other = resolve_again(job, entry, changes)
+        except RequestError:
+            continue  # it does not fit that partition
+        rows.append(place(other, site, runner=runner))
+    best = [row for row in rows if row.start is not None and row.start < unchanged.start - SOONER_S]
+    return sorted(best, key=lambda row: (row.start or 0.0, row.cost.node_hours if row.cost else 0.0))
+
+
+def _alternatives(job: Job, partitions: list[str]) -> Iterator[JobSpec]:
+    """Each partition, with shares of the time limit and half the nodes; what changes least comes first."""
+    own = job.resources.partition or None
+    names = [own, *(name for name in partitions if name != own)]
+    sizes = [job.nodes, job.nodes // 2] if job.nodes > 1 and job.max_nodes is None else [job.nodes]
+    for size, share, partition in product(sizes, _SHARES, names):
+        if (size, share, partition) == (job.nodes, 1.0, own):
+            continue
+        stated: dict[str, object] = {}
+        if partition != own:
+            stated["partition"] = partition
+        if share != 1.0 and job.time_limit_s is not None:
+            stated["time"] = slurm_time(max(60, int(job.time_limit_s * share)))
+        if size != job.nodes:
+            stated["nodes"] = size
+        if stated:
+            yield JobSpec(resources=msgspec.convert(stated, Resources))
+
+
+def _options(row: Placement) -> str:
+    return f"--partition {row.partition} --nodes {row.nodes} --time {row.time}"
+
+
+def _show(job_id: str, env: dict[str, str], runner: Runner) -> dict[str, str]:
+    answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
+    line = answer.out.splitlines()[0] if answer.code == 0 and answer.out else ""
+    return dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line)))
+
+
+def _queue(partition: str | None, env: dict[str, str], runner: Runner) -> Iterator[Ahead]:
+    """Jobs of the partition that may be seen: sites can hide those of other users."""
+    argv = ["squeue", "--all", "--noheader", "--states=PENDING,RUNNING", f"--format={SEPARATOR.join(_COLUMNS)}"]
+    answer = runner([*argv, f"--partition={partition}"] if partition else argv, env=env)
+    for line in answer.out.splitlines() if answer.code == 0 else ():
+        row = [value.strip() for value in line.split(SEPARATOR)]
+        if len(row) == len(_COLUMNS):
+            job_id, state, priority, user, nodes, left, _ = row
+            yield Ahead(job_id, state, user, read_count(nodes), read_count(priority), read_clock_s(left))
+
+
+def _is_before(job: Ahead, priority: int | None, job_id: str) -> bool:
+    """Whether it has a higher priority, or the same one and an older id."""
+    other = job.job_id.split("_")[0]
+    if other == job_id or job.priority is None or priority is None:
+        return False
+    return (job.priority, -int(other)) > (priority, -int(job_id))
+
+
+def _read_dependencies(text: str, env: dict[str, str], runner: Runner) -> Iterator[Awaited]:
+    """``afterok:12(unfulfilled),afterany:13`` -> the jobs, with their states."""
+    for condition, ids in re.findall(r"(after\w*|singleton):?((?:_?\d[\d_*+]*(?:\(\w+\))?:?)*)", text):
+        for job_id in re.findall(r"(\d+(?:_[\d*]+)?)", re.sub(r"\(\w+\)", "", ids)):
+            shown = _show(job_id.split("_")[0], env, runner)
+            yield Awaited(job_id, condition, shown.get("JobState"))

@@ -1,0 +1,104 @@
+"""Where a program can run: over sites and partitions, whether it is valid, when it would start, what it costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from hpcjobs.diagnosis.starts import Cost, Estimate, estimate_cost, estimate_start
+from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.job.models import Job, JobSpec
+from hpcjobs.job.plan import resolve_request
+from hpcjobs.processes.programs import Runner, run
+from hpcjobs.site.library import find_default_site, list_sites, load_site
+from hpcjobs.site.models import Site
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """One site and partition for a job."""
+
+    site: str
+    partition: str | None
+    is_valid: bool
+    nodes: int | None = None
+    time: str | None = None
+    start: float | None = None
+    """Seconds since 1970; None: not known."""
+    cost: Cost | None = None
+    remark: str | None = None
+    """Why it is not valid, or why no start is known."""
+
+
+def known_sites() -> Iterator[Site]:
+    """Every site whose file can be read, each name once."""
+    for entry in list_sites():
+        if not entry.shadowed and (site := _load(str(entry.path))) is not None:
+            yield site
+
+
+def _load(path: str) -> Site | None:
+    try:
+        return load_site(path)
+    except ConfigError:
+        return None  # `hpcjobs sites` says what is wrong with it
+
+
+def find_placements(
+    request: JobSpec, sites: Iterable[Site], *, spec: Path | None = None, runner: Runner = run
+) -> list[Placement]:
+    """Each partition of each site, best first: by start, then by cost; then those without an estimate."""
+    rows = [row for site in sites for row in _on_site(request, site, spec, runner)]
+    return sorted(rows, key=_order)
+
+
+def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
+    """When a job that fits its site would start there, and its cost."""
+    estimate, remark = Estimate(), None
+    if job.scheduler == "slurm":
+        if can_ask(site):
+            estimate = estimate_start(job, runner=runner)
+            remark = None if estimate.start or estimate.refusal else "Slurm has no estimate"
+        else:
+            remark = "no Slurm of this site can be asked from here"
+    return Placement(
+        site=site.name,
+        partition=job.resources.partition or None,
+        is_valid=estimate.refusal is None,
+        nodes=job.max_nodes or job.nodes,
+        time=job.resources.time or None,
+        start=estimate.start,
+        cost=estimate_cost(job, site),
+        remark=f"Slurm refuses it: {estimate.refusal}" if estimate.refusal else remark,
+    )
+
+
+def can_ask(site: Site) -> bool:
+    """Whether the Slurm of ``site`` answers commands of this machine."""
+    if site.rehearsal:
+        return True
+    if shutil.which("sbatch") is None:
+        return False
+    return os.path.exists(site.slurm_conf) if site.slurm_conf else site.name == find_default_site()
+
+
+def _on_site(request: JobSpec, site: Site, spec: Path | None, runner: Runner) -> Iterator[Placement]:
+    named = request.resources.partition
+    partitions = [named] if isinstance(named, str) else list(site.partitions) if site.scheduler == "slurm" else [None]
+    for partition in partitions:
+        options = {} if partition is None else {"partition": partition}
+        try:
+            job = resolve_request(request, site, spec=spec, **options)
+        except RequestError as error:
+            lines = [line.strip() for line in error.message.splitlines()]
+            yield Placement(site.name, partition, False, remark="; ".join(lines[1:] or lines))
+            continue
+        yield place(job, site, runner=runner)
+
+
+def _order(row: Placement) -> tuple[bool, bool, float, float, str]:
+    cost = row.cost.node_hours if row.cost is not None else float("inf")
+    return not row.is_valid, row.start is None, row.start or 0.0, cost, row.site

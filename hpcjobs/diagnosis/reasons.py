@@ -1,0 +1,91 @@
+"""Slurm's reasons for which a job waits, in words, and what to do about each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Reason(NamedTuple):
+    """What a reason means. ``may_move``: another partition, time limit or size may start sooner."""
+
+    text: str
+    fix: str | None = None
+    may_move: bool = False
+
+
+_LIMITS = "sacctmgr show qos ; sacctmgr show associations user=$USER  # the limits; end or shrink some of your jobs"
+_ADMINISTRATORS = "ask the administrators, with this reason"
+
+REASONS: dict[str, Reason] = {
+    "None": Reason("It was submitted a moment ago; Slurm has not looked at it yet"),
+    "Resources": Reason("It is next, and waits until enough nodes are free", may_move=True),
+    "Priority": Reason("Jobs with a higher priority wait before it", may_move=True),
+    "Dependency": Reason("It waits for other jobs to end"),
+    "DependencyNeverSatisfied": Reason(
+        "A job that it depends on ended in another way than the dependency demands: it can never start",
+        "hpcjobs cancel {job} && hpcjobs rerun {job}  # rerun leaves the dependency out",
+    ),
+    "BeginTime": Reason("It may not start before its begin time", "scontrol update JobId={job} StartTime=now"),
+    "JobHeldUser": Reason("It is held by its user", "scontrol release {job}"),
+    "JobHeldAdmin": Reason("It is held by an administrator", _ADMINISTRATORS),
+    "JobHoldMaxRequeue": Reason("It was requeued too often and is held", "scontrol release {job}"),
+    "launch failed requeued held": Reason("Its start failed on a node and it is held", "scontrol release {job}"),
+    "Licenses": Reason("It waits for a license", "scontrol show licenses"),
+    "Reservation": Reason("It waits for its reservation", "scontrol show reservation"),
+    "ReservationDeleted": Reason("Its reservation no longer exists", "scontrol update JobId={job} ReservationName="),
+    "ReqNodeNotAvail": Reason(
+        "Nodes that it needs are down, drained or reserved", "sinfo -R  # says why", may_move=True
+    ),
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": Reason(
+        "Nodes that it needs are down, drained, or reserved for other partitions", "sinfo -R  # says why", may_move=True
+    ),
+    "NodeDown": Reason("A node that it needs is down", "sinfo -R  # says why", may_move=True),
+    "BadConstraints": Reason("No node can ever meet its request", "scontrol show job {job}  # and sinfo -N -l"),
+    "PartitionDown": Reason("The partition does not start jobs now", "sinfo -s", may_move=True),
+    "PartitionInactive": Reason("The partition is switched off", "sinfo -s", may_move=True),
+    "PartitionNodeLimit": Reason(
+        "It wants more nodes than the partition allows, or than are up", "scontrol show partition", may_move=True
+    ),
+    "PartitionTimeLimit": Reason(
+        "Its time limit is longer than the partition allows", "scontrol show partition", may_move=True
+    ),
+    "PartitionConfig": Reason("It does not fit the partition's limits", "scontrol show partition", may_move=True),
+    "AccountNotAllowed": Reason("Its account may not use the partition", "sacctmgr show associations user=$USER"),
+    "QOSNotAllowed": Reason("Its QOS may not be used in the partition", "sacctmgr show associations user=$USER"),
+    "InvalidAccount": Reason("Its account is not valid", "sacctmgr show associations user=$USER"),
+    "InvalidQOS": Reason("Its QOS is not valid", "sacctmgr show associations user=$USER"),
+    "JobArrayTaskLimit": Reason(
+        "As many tasks of the array run as its own limit (%N) allows", "scontrol update JobId={job} ArrayTaskThrottle=N"
+    ),
+    "Prolog": Reason("The nodes are being prepared: their prolog runs"),
+    "Cleaning": Reason("An earlier start of the job is being cleaned up"),
+    "NonZeroExitCode": Reason("Its earlier start failed, and it is held", "scontrol release {job}"),
+    "BurstBufferResources": Reason("It waits for space in a burst buffer", "scontrol show burst"),
+    "FedJobLock": Reason("It waits for the clusters of the federation"),
+    "MaxJobsPerAccount": Reason("The account has as many jobs as it may", _LIMITS),
+    "SystemFailure": Reason("Slurm, a file system or the network failed", _ADMINISTRATORS),
+}
+"""By Slurm's word for it; what stands behind the first comma or bracket is about nodes."""
+
+_PREFIXES: tuple[tuple[str, Reason], ...] = (
+    ("QOSMax", Reason("A limit of the QOS for one job or one user is reached", _LIMITS)),
+    ("QOSGrp", Reason("The jobs of all users of the QOS together reach its limit", _LIMITS)),
+    ("QOSMin", Reason("The job is smaller than its QOS demands", _LIMITS)),
+    ("QOSUsageThreshold", Reason("The account has used up its share for this QOS", _LIMITS)),
+    ("QOS", Reason("A limit of the QOS is reached", _LIMITS)),
+    ("AssocGrp", Reason("The jobs of the account together reach its limit", _LIMITS)),
+    ("AssocMax", Reason("A limit of the account for one job or one user is reached", _LIMITS)),
+    ("Assoc", Reason("A limit of the account is reached", _LIMITS)),
+    ("ReqNodeNotAvail", REASONS["ReqNodeNotAvail"]),
+    ("launch failed", REASONS["launch failed requeued held"]),
+)
+
+
+def explain_reason(word: str | None) -> Reason:
+    """What Slurm's reason means; of one that is not known, the word itself."""
+    name = (word or "None").strip("()")
+    for candidate in (name, name.split(",")[0].strip()):
+        if candidate in REASONS:
+            return REASONS[candidate]
+    reason = next((reason for prefix, reason in _PREFIXES if name.startswith(prefix)), None)
+    return reason or Reason(f"Slurm's reason is {name}", "man squeue  # lists the reasons under JOB REASON CODES")

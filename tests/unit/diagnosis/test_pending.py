@@ -1,0 +1,96 @@
+"""Why jobs wait, from what Slurm's commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from hpcjobs.diagnosis.pending import explain_pending
+from hpcjobs.diagnosis.reasons import REASONS, explain_reason
+from hpcjobs.diagnosis.starts import Estimate, estimate_options
+from hpcjobs.processes.programs import Result
+from hpcjobs.scheduler.base import JobRecord, State
+
+US = "\x1f"
+
+
+class Slurm:
+    """Answers of Slurm's commands, by the command; an unknown one fails."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        self.commands.append(argv)
+        answer = self.answers.get(argv[0])
+        return Result(1, "", f"{argv[0]}: error") if answer is None else Result(0, answer, "")
+
+
+def queue(*rows: tuple[str, ...]) -> str:
+    return "\n".join(US.join(row) for row in rows) + "\n"
+
+
+def pending(reason: str) -> JobRecord:
+    return JobRecord("20", State.PENDING, "squeue", name="train", reason=reason, partition="gpu")
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("Priority", "Jobs with a higher priority"),
+        ("(Resources)", "It is next"),
+        ("QOSMaxGRESPerUser", "limit of the QOS for one job or one user"),
+        ("AssocGrpCPUMinutesLimit", "jobs of the account together"),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-3]", "down, drained or reserved"),
+        ("DependencyNeverSatisfied", "can never start"),
+        (None, "a moment ago"),
+        ("SomethingOfTomorrow", "Slurm's reason is SomethingOfTomorrow"),
+    ],
+)
+def test_slurms_reason_is_put_into_words_and_an_unknown_one_is_quoted(word: str | None, text: str) -> None:
+    assert text in explain_reason(word).text
+
+
+def test_every_reason_says_something_that_is_not_slurms_word() -> None:
+    assert all(" " in reason.text and word not in reason.text.split() for word, reason in REASONS.items())
+
+
+def test_jobs_of_higher_priority_are_ahead_and_older_ones_of_the_same() -> None:
+    slurm = Slurm(
+        scontrol="JobId=20 Priority=100 Dependency=(null) JobState=PENDING\n",
+        squeue=queue(
+            ("18", "PENDING", "100", "ada", "2", "1:00:00", "gpu"),
+            ("21", "PENDING", "100", "eve", "2", "1:00:00", "gpu"),
+            ("30", "PENDING", "900", "bob", "8", "1:00:00", "gpu"),
+            ("20", "PENDING", "100", "me", "1", "1:00:00", "gpu"),
+            ("5", "RUNNING", "1", "ada", "2", "2:00:00", "gpu"),
+            ("6", "RUNNING", "1", "bob", "2", "30:00", "gpu"),
+        ),
+    )
+    answer = explain_pending(pending("Priority"), runner=slurm)
+    assert [job.job_id for job in answer.waiting_before] == ["30", "18"]
+    assert [(job.job_id, job.time_left_s) for job in answer.running] == [("6", 1800.0), ("5", 7200.0)]
+
+
+def test_the_jobs_that_a_dependency_names_are_shown_with_their_states() -> None:
+    slurm = Slurm(
+        scontrol="JobId=20 Priority=0 Dependency=afterok:12(failed),afterany:13(unfulfilled) JobState=FAILED\n"
+    )
+    answer = explain_pending(pending("DependencyNeverSatisfied"), runner=slurm)
+    assert [(job.job_id, job.condition) for job in answer.awaited] == [("12", "afterok"), ("13", "afterany")]
+    assert answer.fix[0].startswith("hpcjobs cancel 20 && hpcjobs rerun 20")
+
+
+def test_a_queue_that_cannot_be_read_leaves_the_reason() -> None:
+    answer = explain_pending(pending("Resources"), runner=Slurm())
+    assert "next" in answer.text
+    assert answer.waiting_before == ()
+
+
+def test_a_refusal_of_test_only_is_quoted_without_its_prefixes() -> None:
+    def refuse(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        return Result(1, "", "sbatch: error: x\nallocation failure: Invalid account or account/partition combination\n")
+
+    assert estimate_options([], runner=refuse) == Estimate(refusal="Invalid account or account/partition combination")
