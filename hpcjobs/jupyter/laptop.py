@@ -6,7 +6,6 @@ import http.client
 import os
 import shlex
 import signal
-import socket
 import ssl
 import time
 import urllib.error
@@ -24,6 +23,7 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.jupyter.remote import KEEP_ALIVE, NoConnectionError, Remote
 from hpcjobs.node.session.files import Connection
 from hpcjobs.node.session.tunnel import Tunnel, page
+from hpcjobs.ports import find_free_port, is_free
 from hpcjobs.processes.start import start
 from hpcjobs.site.library import default_site, load_site
 
@@ -163,7 +163,7 @@ class _Link:
         What another program answers there must not be taken for the session, whose token it would be sent.
         """
         if not self._shown:
-            self._port = free_port()
+            self._port = find_free_port()
         elif not is_free(self._port):
             if not self._port_taken:
                 self._say(f"another program listens at port {self._port} of this machine: waiting until it ends")
@@ -207,25 +207,6 @@ class _Link:
         if connection.fingerprint is not None:
             self._say(f"its certificate, SHA-256: {connection.fingerprint}")
         show(address, folder)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def is_free(port: int) -> bool:
-    """Whether nobody listens at ``port`` of this machine; connections that ended lately do not count, as for ssh."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def answers(port: int, scheme: str = "http") -> bool:

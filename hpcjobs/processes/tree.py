@@ -1,4 +1,4 @@
-"""Processes on this machine: who belongs to a job, and how it is ended.
+"""Processes on this machine: which belong to a job, and how they are ended.
 
 Every job and every launch loads this module: it does without what is slow to load (``typing``).
 """
@@ -53,7 +53,7 @@ def boot_id() -> str:
 
 
 def _read(pid: int) -> "Process | None":
-    """None: gone, or dead and not yet waited for."""
+    """None: it has ended, perhaps without having been waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -65,7 +65,7 @@ def _read(pid: int) -> "Process | None":
 
 
 def parent(pid: int) -> "int | None":
-    """The process that ``pid`` is a child of; None: it is gone."""
+    """The process that ``pid`` is a child of; None: it has ended."""
     process = _read(pid)
     return None if process is None else process.ppid
 

@@ -34,10 +34,10 @@ def main() -> int:
         if first:
             _keep(run_dir, result)
     except Exception:
-        told = traceback.format_exc()
-        print(told, file=sys.stderr, flush=True)
+        error_text = traceback.format_exc()
+        print(error_text, file=sys.stderr, flush=True)
         if first:
-            write_beside(run_dir / "error.txt", told.encode("utf-8", "backslashreplace"), mode=None)
+            write_beside(run_dir / "error.txt", error_text.encode("utf-8", "backslashreplace"), mode=None)
         return 1
     return 0
 

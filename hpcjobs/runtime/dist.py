@@ -1,6 +1,6 @@
-"""Who am I: this process's place among the job's processes, read from the environment.
+"""Rank, world size and the rest of this process's place in the job, read from the environment.
 
-Sources in this order; the first that names a rank is used, whole:
+Sources in this order; the first that names a rank is used for everything:
 torchrun and our own task wrapper (RANK …), Open MPI, Horovod, PMI, Slurm.
 """
 
@@ -220,17 +220,17 @@ def first_host(nodelist: str) -> str:
         raise UsageError(f"the host list {nodelist!r} names no host") from error
 
 
-def _refuse_frozen_rank(found: DistEnv, env: Mapping[str, str]) -> None:
+def _refuse_frozen_rank(position: DistEnv, env: Mapping[str, str]) -> None:
     """RANK exported once by a batch script is the same in all tasks; srun's own counter is not."""
     task, tasks = env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS")
-    if found.launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in env or task is None:
+    if position.launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in env or task is None:
         return
-    if tasks == str(found.world_size) and task != str(found.rank):
+    if tasks == str(position.world_size) and task != str(position.rank):
         raise UsageError(
-            f"RANK={found.rank} but SLURM_PROCID={task} of {tasks} tasks",
+            f"RANK={position.rank} but SLURM_PROCID={task} of {tasks} tasks",
             hint="the batch script exports RANK for all tasks alike; set it per task, inside srun",
         )
-    if found.world_size == 1 and tasks is not None and int(tasks) > 1:
+    if position.world_size == 1 and tasks is not None and int(tasks) > 1:
         raise WorldMismatch(
             f"WORLD_SIZE=1 but SLURM_STEP_NUM_TASKS={tasks}: each task would train alone",
             hint="unset WORLD_SIZE and RANK, or set them per task",

@@ -14,7 +14,7 @@
     ├── Standstill         19   no rank has made a step for too long
     ├── StorageFault       20   the run folder can't be written any more
     ├── Requeue            85   saved and stopped as it was asked to; no failure
-    └── AlreadyReported     *   another rank has said it; the code is that rank's
+    └── AlreadyReported     *   another rank has reported it; the code is that rank's
 
 Anything else is a bug and ends with a traceback and code 1.
 """
@@ -39,7 +39,7 @@ class ExitCode(IntEnum):
     PEER_LOST = 18
     STANDSTILL = 19
     STORAGE = 20
-    CONTAINER = 21  # the job script's own word: the image cannot be started on this node
+    CONTAINER = 21  # from the job script: the image cannot be started on this node
     REQUEUE = 85
 
 
@@ -115,7 +115,7 @@ class Requeue(TrainerError):
 
 
 class AlreadyReported(TrainerError):
-    """Another rank told the user; this one leaves with the same code and says nothing."""
+    """Another rank has reported the error; this one ends with the same code and prints nothing."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -17,7 +17,7 @@ from hpcjobs.processes.events import SignalPipe
 from hpcjobs.processes.fork import Guard, die_with_parent, start_child
 
 GRACE_VARIABLE = "HPCJOBS_GRACE_S"
-"""Seconds between SIGTERM and SIGKILL, where 30 (Slurm's KillWait) is not what is wanted."""
+"""Seconds between SIGTERM and SIGKILL, default: 30, as Slurm's KillWait."""
 _USAGE = "usage: python -m hpcjobs.runtime.spawn --ntasks N -- CMD..."
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -34,8 +34,8 @@ class Tasks:
     def running(self) -> list[int]:
         return [pid for pid, code in self._codes.items() if code is None]
 
-    def look(self) -> int | None:
-        """Note who has ended; the exit code of one that failed since the last look, if any.
+    def update(self) -> int | None:
+        """Note which copies have ended; the exit code of one that failed since the last call, if any.
 
         The dead are not waited for yet: as long as they are zombies, nobody else gets their number,
         and a signal to their group reaches what they left running and nothing else.
@@ -98,25 +98,25 @@ def spawn(command: list[str], *, ntasks: int, grace_s: float) -> int:
     guard = Guard(lambda: tree.end(tasks.living, grace_s=grace_s))
     first_failure: int | None = None
     kill_at: float | None = None
-    told = False
+    terminated = False
     while True:
-        failed = tasks.look()
+        failed = tasks.update()
         if not tasks.running:
             first_failure = first_failure or failed
             break
         if failed is not None and first_failure is None:
             first_failure, kill_at = failed, time.monotonic() + grace_s
-            if not told:
+            if not terminated:
                 tasks.send(signal.SIGTERM)
-            told = True
+            terminated = True
         if kill_at is not None and time.monotonic() >= kill_at:
             tasks.send(signal.SIGKILL)
             kill_at = None
         for number in signals.wait(None if kill_at is None else kill_at - time.monotonic()):
-            # A group that is told to end tells us too, by more than one way: the tasks hear it once.
-            if number in _PASSED_ON and not (number == signal.SIGTERM and told):
+            # SIGTERM to a process group may reach this process more than once: the tasks get it once.
+            if number in _PASSED_ON and not (number == signal.SIGTERM and terminated):
                 tasks.send(number)
-                told = told or number == signal.SIGTERM
+                terminated = terminated or number == signal.SIGTERM
     guard.release()
     tasks.clear()
     return first_failure or 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError
+from hpcjobs.ports import is_free
 from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import cgroups
 from hpcjobs.sandbox.daemons import must, program
@@ -53,18 +54,8 @@ def check_free(folder: Folder, *, ports: tuple[int, ...]) -> None:
     if owner is None and (used := must(["ip", "-4", "route", "show", "to", "root", SUBNET]).strip()):
         raise RequestError(f"the sandbox's addresses, {SUBNET}, are in use here: {used}")
     for port in ports:
-        if owner is None and not _is_free(port):
+        if owner is None and not is_free(port, ""):
             raise RequestError(f"port {port} is in use here; a sandbox needs {', '.join(map(str, ports))}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def listening(address: str, port: int) -> bool:

@@ -14,7 +14,7 @@ from hpcjobs.site.models import Frozen
 
 
 class State(str, Enum):
-    """Where a job stands, in Slurm's words."""
+    """State of a job, by Slurm's names."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
@@ -45,10 +45,9 @@ class State(str, Enum):
 
     @classmethod
     def parse(cls, text: str) -> State:
-        """``CANCELLED by 1000`` or ``COMPLETED+`` -> the state; a word nobody knows is UNKNOWN."""
-        words = text.split()
-        word = words[0].rstrip("+") if words else ""
-        return _LONG_NAMES.get(word) or cls.__members__.get(word, cls.UNKNOWN)
+        """``CANCELLED by 1000`` or ``COMPLETED+`` -> the state; an unknown name is UNKNOWN."""
+        name = (text.split() or [""])[0].rstrip("+")
+        return _LONG_NAMES.get(name) or cls.__members__.get(name, cls.UNKNOWN)
 
 
 _ENDED = frozenset(
@@ -89,7 +88,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     """``123``, ``123_4`` (array task), ``123_[5-9]`` (array tasks still pending), ``L7`` (local)."""
     state: State
     source: str
-    """Who said so: ``squeue``, ``sacct``, ``scontrol``, ``job`` (its own state file), ``local``,
+    """Where it was read: ``squeue``, ``sacct``, ``scontrol``, ``job`` (its own state file), ``local``,
     or ``sandbox`` (which was taken down)."""
     name: str | None = None
     reason: str | None = None

@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "processes", "data", "pyz", "templating", "user"}
+GROUND = {"errors", "units", "files", "ports", "processes", "data", "pyz", "templating", "user"}
 ALLOWED = {
     "errors": set[str](),
     "units": set[str](),
@@ -24,6 +24,7 @@ ALLOWED = {
     "user": set[str](),
     "pyz": {"hpcjobs"},
     "files": set[str](),
+    "ports": set[str](),
     "processes": {"errors"},
     "node": {"files", "processes"},
     "runtime": {"files", "processes"},

@@ -101,17 +101,17 @@ class Local:
             yield queue.View((), {})
             return
         with Lock(self._root):
-            yield queue.look(self._root)
+            yield queue.update(self._root)
 
     def queue(self) -> list[JobRecord]:
         """My jobs that have not ended, in the order of submission."""
         with self._view() as view:
-            found = [record for entry in view.entries for record in records(entry.job, entry.request, view)]
-        return [record for record in found if not record.state.ended]
+            jobs = [record for entry in view.entries for record in records(entry.job, entry.request, view)]
+        return [record for record in jobs if not record.state.ended]
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """The records of these jobs, ended or not; an array gives one per task. Unknown ids give none."""
-        found: list[JobRecord] = []
+        accounted: list[JobRecord] = []
         with self._view() as view:
             for job_id in job_ids:
                 job = self._known(job_id)
@@ -120,9 +120,9 @@ class Local:
                     continue
                 if request.array is not None and job.element is None:
                     for task in job.tasks():
-                        found += records(task, request, view)
-                found += records(job, request, view)
-        return found
+                        accounted += records(task, request, view)
+                accounted += records(job, request, view)
+        return accounted
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End these jobs: the waiting ones at once, the running ones as at their time limit.
@@ -161,6 +161,6 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
             new_session=True,
         ).wait()
     if code != 0:
-        said = Path(job.path("supervisor.log")).read_text(errors="replace").strip()
+        log_text = Path(job.path("supervisor.log")).read_text(errors="replace").strip()
         queue.finish(job, Ended("FAILED", time.time(), reason="supervisor did not start"))
-        raise SchedulerError(f"the supervisor of {job.job_id} did not start: {said or f'exit code {code}'}")
+        raise SchedulerError(f"the supervisor of {job.job_id} did not start: {log_text or f'exit code {code}'}")

@@ -1,10 +1,10 @@
-"""The files of local jobs: one folder per job, found again by its id.
+"""The files of local jobs: one folder per job, named by its id.
 
 <state>/hpcjobs/local/<host>/
     lock            held for every decision about who runs
     active/L7       one empty file per job, and per started task of an array, that has not ended
-    jobs/L7/        request.json   what was asked, never changed
-                    alive          locked as long as somebody looks after the job
+    jobs/L7/        request.json   the request, never changed
+                    alive          locked as long as the job has a supervisor
                     wake           a FIFO: a byte in it makes the supervisor look again
                     cancel         there: the job is to be ended
                     started.json, ended.json, supervisor.log
@@ -36,7 +36,7 @@ class LocalJob(NamedTuple):
 
     @property
     def element(self) -> int | None:
-        """Task index within the array; None: a job, or an array as a whole."""
+        """Task index within the array; None: a job, or a complete array."""
         index = self.job_id.partition("_")[2]
         return int(index) if index else None
 
@@ -105,7 +105,7 @@ def activate(job: LocalJob) -> None:
 
 
 def is_alive(job: LocalJob) -> bool:
-    """Somebody looks after the job."""
+    """Whether the job has a supervisor."""
     try:
         handle = os.open(job.path("alive"), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def wake(job: LocalJob) -> None:
     try:
         os.write(handle, b".")
     except (BlockingIOError, BrokenPipeError):
-        return  # full of wake-ups, or just gone
+        return  # full of wake-ups, or the supervisor has just ended
     finally:
         os.close(handle)
 

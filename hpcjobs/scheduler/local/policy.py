@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """It may not, for this reason (Slurm's word), and nothing changes before one of ``watch`` does."""
+    """It may not, for this reason (as Slurm names it), and nothing changes before one of ``watch`` does."""
 
     reason: str
     watch: tuple[LocalJob, ...]
@@ -48,7 +48,7 @@ Outcome = Callable[[str], str | None]
 
 
 class _Machine:
-    """What is taken while the queue is gone through."""
+    """CPUs and GPUs in use, while the jobs of the queue are considered one after the other."""
 
     def __init__(self, running: Iterable[Entry]) -> None:
         self.cpus = 0

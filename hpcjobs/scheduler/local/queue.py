@@ -1,7 +1,7 @@
-"""The queue of this machine: every decision about who runs, made under one lock by whoever looks.
+"""The queue of this machine: every decision about which job runs, made under one lock by whichever process needs it.
 
-There is no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, bury the
-jobs whose supervisor was killed, and wake those that may go on.
+There is no daemon. Supervisors, and commands that list or cancel jobs, each read the folders, mark jobs whose
+supervisor was killed as failed, and wake those that can start.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class Claim(NamedTuple):
     """Of a task: the handle that holds its lock. None: the claimer's own."""
 
 
-def look(root: str, *, me: LocalJob | None = None) -> View:
-    """Take stock, bury the dead and wake all (but ``me``) who may go on. The caller holds the lock."""
+def update(root: str, *, me: LocalJob | None = None) -> View:
+    """Read the queue, mark jobs whose supervisor died as failed, and wake all (but ``me``) that can start.
+
+    The caller holds the lock.
+    """
     entries = tuple(_scan(root))
     verdicts = decide(entries, lambda job_id: outcome(LocalJob(root, job_id)))
     for job_id, verdict in verdicts.items():
@@ -76,23 +79,23 @@ def _mark_failed(job: LocalJob) -> None:
 
 
 def record(job: LocalJob, ended: Ended) -> None:
-    """Write the last word; from then on the job holds no slot. The caller holds the lock."""
+    """Record the end of a job; from then on it holds no slot. The caller holds the lock."""
     job.write(ended)
     if os.path.exists(job.marker):
         os.unlink(job.marker)
 
 
 def finish(job: LocalJob, ended: Ended) -> None:
-    """Write the last word and let the others go on."""
+    """Record the end of a job, and wake those that can start now."""
     with Lock(job.root):
         record(job, ended)
-        look(job.root, me=job)
+        update(job.root, me=job)
 
 
 def claim(job: LocalJob) -> Claim | Wait | Never | None:
-    """Take ``job``'s turn, if it is its turn. None: nothing of it waits any more."""
+    """Start ``job``, or the next task of an array, if it can start now. None: nothing of it waits any more."""
     with Lock(job.root):
-        view = look(job.root, me=job)
+        view = update(job.root, me=job)
         verdict = view.verdicts.get(job.job_id)
         if not isinstance(verdict, Start):
             return verdict
@@ -114,11 +117,11 @@ def outcome(job: LocalJob) -> str | None:
     request = job.read_request()
     if request is None:
         return "UNKNOWN"
-    whole = job.submitted_job.read_ended()
+    submission_end = job.submitted_job.read_ended()
     if request.array is None or job.element is not None:
-        ended = job.read_ended() or (None if os.path.isdir(job.folder) else whole)
+        ended = job.read_ended() or (None if os.path.isdir(job.folder) else submission_end)
         return None if ended is None else ended.state
-    if whole is None:
+    if submission_end is None:
         return None
     states = [outcome(job.task(index)) for index in request.array]
     if None in states:
@@ -141,4 +144,4 @@ def cancel(job: LocalJob) -> None:
             record(job, Ended("CANCELLED", time.time(), reason=CANCELLED))
         for one in (job, job.submitted_job, *running):
             wake(one)
-        look(job.root)
+        update(job.root)

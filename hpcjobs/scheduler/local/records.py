@@ -1,4 +1,4 @@
-"""What is written about a local job: what was asked, that it started, how it ended."""
+"""The records of a local job: its request, its start, its end."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The last word about a job. Times in seconds since 1970; None: not known."""
+    """How a job ended. Times in seconds since 1970; None: not known."""
 
     state: str
     ended: float

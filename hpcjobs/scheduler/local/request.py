@@ -42,11 +42,11 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
     Raises:
         RequestError: an option this scheduler cannot honour, more GPUs than there are, or no script.
     """
-    job, asked = plan.job, plan.job.resources
+    job, resources = plan.job, plan.job.resources
     for field in REFUSED:
-        if getattr(asked, field):
+        if getattr(resources, field):
             raise RequestError(
-                f"{field}={getattr(asked, field)} ({job.sources.get(field, 'default')}):"
+                f"{field}={getattr(resources, field)} ({job.sources.get(field, 'default')}):"
                 " jobs on this machine start as soon as its CPUs and GPUs allow, and nothing else is managed",
                 hint="ask GPUs with gpus_per_node" if field == "gres" else f"leave {field} out for site {job.site}",
             )
@@ -55,7 +55,7 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         raise RequestError(f"no script to run at {script}")
     cpus, gpus = machine_cpus(), visible_gpus()
     _refuse_larger(job, cpus, gpus)
-    array, throttle = _array(asked.array) if asked.array else (None, None)
+    array, throttle = _array(resources.array) if resources.array else (None, None)
     return Request(
         job_id="",
         name=job.name,
@@ -63,15 +63,15 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         script=str(script),
         cwd=job.chdir,
         submitted=time.time(),
-        cpus=cpus if asked.exclusive else job.ntasks_per_node * (asked.cpus_per_task or 1),
+        cpus=cpus if resources.exclusive else job.ntasks_per_node * (resources.cpus_per_task or 1),
         gpus=job.gpus_per_node,
         machine_cpus=cpus,
         machine_gpus=len(gpus),
         gpu_names=gpus,
         grace_s=GRACE_S if (grace_s := _number("HPCJOBS_GRACE_S")) is None else float(grace_s),
         time_limit_s=job.time_limit_s,
-        early_signal=_early_signal(asked.signal) if asked.signal else None,
-        dependency=_dependency(asked.dependency, known) if asked.dependency else (),
+        early_signal=_early_signal(resources.signal) if resources.signal else None,
+        dependency=_dependency(resources.dependency, known) if resources.dependency else (),
         array=array,
         throttle=throttle,
     )
@@ -87,14 +87,14 @@ def _number(variable: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
-        raise RequestError(f"{variable}={text!r} (environment) is no whole number", hint=f"unset {variable}")
+        raise RequestError(f"{variable}={text!r} (environment) is no integer", hint=f"unset {variable}")
     return int(text)
 
 
 def machine_cpus() -> int:
     """CPUs to share out: HPCJOBS_LOCAL_CPUS, or those this process may run on."""
-    said = _number("HPCJOBS_LOCAL_CPUS")
-    return len(os.sched_getaffinity(0)) if said is None else said
+    cpus = _number("HPCJOBS_LOCAL_CPUS")
+    return len(os.sched_getaffinity(0)) if cpus is None else cpus
 
 
 def machine_memory() -> int:
@@ -107,9 +107,9 @@ def visible_gpus() -> tuple[str, ...]:
 
     CUDA_VISIBLE_DEVICES of the user chooses among them, and their order; that of an enclosing local job is no choice.
     """
-    said = _number("HPCJOBS_LOCAL_GPUS")
+    count = _number("HPCJOBS_LOCAL_GPUS")
     devices = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
-    names = tuple(str(index) for index in (devices if said is None else range(said)))
+    names = tuple(str(index) for index in (devices if count is None else range(count)))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or os.environ.get(MARK):
         return names
@@ -123,16 +123,16 @@ def _names_gpu(name: str, names: tuple[str, ...]) -> bool:
 
 def _refuse_larger(job: Job, cpus: int, gpus: tuple[str, ...]) -> None:
     """Refuse what this machine does not have. More tasks than CPUs are allowed: they share them."""
-    asked, memory = job.resources, machine_memory()
+    resources, memory = job.resources, machine_memory()
     if job.gpus_per_node > len(gpus):
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
         why = "" if chosen is None else f", chosen by CUDA_VISIBLE_DEVICES={chosen}"
         raise RequestError(f"{job.asked('gpus_per_node')}: this machine has {len(gpus)}{why}")
-    if (asked.cpus_per_task or 1) > cpus:
+    if (resources.cpus_per_task or 1) > cpus:
         raise RequestError(f"{job.asked('cpus_per_task')}: this machine has {cpus}")
-    per_cpu = job.ntasks_per_node * (asked.cpus_per_task or 1)
+    per_cpu = job.ntasks_per_node * (resources.cpus_per_task or 1)
     for field, times in (("mem", 1), ("mem_per_cpu", per_cpu), ("mem_per_gpu", job.gpus_per_node)):
-        value = getattr(asked, field)
+        value = getattr(resources, field)
         if value and memory_bytes(value) * times > memory:
             of_all = f" x {times}" if times > 1 else ""
             raise RequestError(f"{job.asked(field)}{of_all}: this machine has {human_bytes(memory)}")
@@ -155,7 +155,7 @@ def _array(text: str) -> tuple[tuple[int, ...], int | None]:
 
 def _dependency(text: str, known: Callable[[str], bool]) -> tuple[Dependency, ...]:
     """``afterok:L3:L4,afterany:L5`` -> pairs, all of which must be met."""
-    found: list[Dependency] = []
+    dependencies: list[Dependency] = []
     for part in text.split(","):
         kind, *job_ids = part.split(":")
         if kind not in DEPENDENCY_KINDS or not job_ids:
@@ -166,12 +166,12 @@ def _dependency(text: str, known: Callable[[str], bool]) -> tuple[Dependency, ..
         for job_id in job_ids:
             if job_number(job_id) is None or not known(job_id):
                 raise RequestError(f"dependency={text!r}: there is no local job {job_id!r}")
-            found.append((kind, job_id))
-    return tuple(found)
+            dependencies.append((kind, job_id))
+    return tuple(dependencies)
 
 
 def _early_signal(text: str) -> EarlySignal:
-    """``USR1@120``, ``B:TERM@60``, ``10``: 60 s before the time limit unless said otherwise."""
+    """``USR1@120``, ``B:TERM@60``, ``10``: 60 s before the time limit unless a number of seconds is given."""
     match = _EARLY_SIGNAL.match(text)
     name = match["signal"].upper().removeprefix("SIG") if match else ""
     number = int(name) if name.isdigit() else getattr(signal, f"SIG{name}", None)

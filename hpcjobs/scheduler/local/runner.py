@@ -1,4 +1,4 @@
-"""One local job from the start of its script to its last word."""
+"""Runs one local job: starts its script, ends it at its time limit, and records its end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Run:
                 self.status = status
 
     def act(self, *, stop_requested: bool) -> None:
-        """Whatever is due now: the early signal, the end because of time or a wish, the final blow."""
+        """Do what is due now: the early signal, the end by the time limit or a cancellation, the kill."""
         now, limit = time.monotonic() - self._begun, self._request.time_limit_s
         if self.stop is not None:
             if time.monotonic() >= self.stop.kill_at:
@@ -69,12 +69,14 @@ class _Run:
             tree.send(self._early_targets(), self._early.number)
             self._early = None
         if stop_requested or self._job.cancelled:
-            self._begin_to_stop("CANCELLED", "supervisor was told to end" if stop_requested else queue.CANCELLED)
+            self._begin_to_stop(
+                "CANCELLED", "supervisor was stopped by a signal" if stop_requested else queue.CANCELLED
+            )
         elif limit is not None and now >= limit:
             self._begin_to_stop("TIMEOUT", "TimeLimit")
 
     def _begin_to_stop(self, state: str, reason: str) -> None:
-        """The script's group is told; the launcher in it tells the tasks, each once."""
+        """Signal the script's process group; the launcher in it signals the tasks, each once."""
         self.stop = _Stop(state, reason, time.monotonic() + self._request.grace_s)
         os.killpg(self.leader, signal.SIGTERM)
 
@@ -88,8 +90,8 @@ class _Run:
     def members(self) -> list[int]:
         return tree.members(self._job.folder, self.identity, adopted_by=os.getpid())
 
-    def patience_s(self) -> float | None:
-        """Until something is due; None: for ever."""
+    def time_until_due_s(self) -> float | None:
+        """Seconds until something is due; None: nothing is."""
         if self.stop is not None:
             return self.stop.kill_at - time.monotonic()
         limit = self._request.time_limit_s
@@ -100,7 +102,7 @@ class _Run:
 
 
 def run(job: LocalJob, request: Request, started: Started) -> None:
-    """Run the script to its end, and again as often as it asks for that; then write the last word."""
+    """Run the script to its end, and again as often as it asks for that; then record its end."""
     adopt_orphans()
     events = SupervisorEvents(job.path("wake"))
     try:
@@ -115,7 +117,7 @@ def run(job: LocalJob, request: Request, started: Started) -> None:
         if not again:
             break
         restarts += 1
-    queue.finish(job, _last_word(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
+    queue.finish(job, _make_record(run)._replace(cpu_s=round(cpu_s, 3), max_rss_bytes=most_bytes))
 
 
 def _once(
@@ -131,17 +133,17 @@ def _once(
         if run.status is not None:
             break
         run.act(stop_requested=events.stop_requested)
-        events.wait(run.patience_s())
+        events.wait(run.time_until_due_s())
     guard.release()
     if run.reap(guard.pid):
         grace_s = run.stop.kill_at - time.monotonic() if run.stop is not None else 0.0
         tree.end(run.members, grace_s=grace_s)
         run.reap(guard.pid)
-    again = _asked_for_another(job) and not job.cancelled and not events.stop_requested
+    again = _take_restart_request(job) and not job.cancelled and not events.stop_requested
     return run, again
 
 
-def _asked_for_another(job: LocalJob) -> bool:
+def _take_restart_request(job: LocalJob) -> bool:
     try:
         os.unlink(job.path(AGAIN))
     except FileNotFoundError:
@@ -154,7 +156,7 @@ def _log(job: LocalJob, request: Request) -> str:
 
 
 def _start_script(job: LocalJob, request: Request, started: Started, log: int, *, restarts: int) -> int:
-    """The script in a session of its own, told when its supervisor dies."""
+    """Start the script in a session of its own; it gets SIGTERM when its supervisor dies."""
     environment = os.environ | _environment(job, request, started)
     environment |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     supervisor = os.getpid()
@@ -192,7 +194,7 @@ def _environment(job: LocalJob, request: Request, started: Started) -> dict[str,
     return added
 
 
-def _last_word(run: _Run) -> Ended:
+def _make_record(run: _Run) -> Ended:
     """Exit code as the shell counts: 128 + signal for a script that a signal ended."""
     assert run.status is not None
     code = os.waitstatus_to_exitcode(run.status)

@@ -73,8 +73,8 @@ class Slurm:
             again = self._worth_another_try(result, pause)
             if again:
                 self._pause(pause or 0)
-            if maybe_taken and (found := self._only_one(plan.command[-1])):
-                return found
+            if maybe_taken and (submitted := self._only_one(plan.command[-1])):
+                return submitted
             if not again:
                 raise self._error(plan.command, result, maybe_taken=maybe_taken)
         raise AssertionError("unreachable: the last pause is None")
@@ -159,24 +159,24 @@ class Slurm:
         return pause is not None and bool(_TRANSIENT.search(result.err))
 
     def _error(self, argv: Sequence[str], result: Result, *, maybe_taken: bool = False) -> SchedulerError:
-        said = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
+        message = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
         conf = self._configuration() or "its default place"
         if _TRANSIENT.search(result.err):
             tries = len(_PAUSES_S) + 1
             taken = "; it may have taken the job all the same: look with `hpcjobs ps`" if maybe_taken else ""
             return SchedulerDownError(
-                f"no answer from Slurm ({argv[0]}, {tries} tries): {said.splitlines()[-1]}{taken}",
+                f"no answer from Slurm ({argv[0]}, {tries} tries): {message.splitlines()[-1]}{taken}",
                 hint=f"is the controller up? `scontrol ping` asks it; configuration read from {conf}",
                 maybe_taken=maybe_taken,
             )
         if maybe_taken:
             return SchedulerDownError(
                 f"{argv[0]} ended with exit code {result.code} and no job id, "
-                f"and the queue has no job with this script: {said}",
+                f"and the queue has no job with this script: {message}",
                 hint="it may have taken the job all the same: look with `hpcjobs ps`",
                 maybe_taken=True,
             )
-        return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {said}", hint=hint_for(said))
+        return SchedulerError(f"{argv[0]} refused (exit code {result.code}): {message}", hint=hint_for(message))
 
 
 def _maybe_taken(result: Result) -> bool:
