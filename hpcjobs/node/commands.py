@@ -26,5 +26,5 @@ def run(argv: List[str], env: Dict[str, str]) -> Result:
 def outside_job(environ: Dict[str, str]) -> Dict[str, str]:
     """``environ`` without what Slurm set for this job, and without a user's defaults for Slurm's commands."""
     ours = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_", "SCONTROL_", "HPCJOBS_")
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    return {name: value for name, value in environ.items() if name in kept or not name.startswith(ours)}
+    exceptions = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {name: value for name, value in environ.items() if name in exceptions or not name.startswith(ours)}

@@ -30,7 +30,7 @@ class Job:
     def write_state(self, state: str, code: Optional[int] = None, ended: Optional[int] = None) -> None:
         """Write ``state.json``; that it cannot be written must not end a job."""
         failure = self.control.first_failure if code else None
-        found: Dict[str, object] = {
+        state_fields: Dict[str, object] = {
             "schema": 1,
             "job_id": self.job_id,
             "state": state,
@@ -45,7 +45,7 @@ class Job:
         }
         try:
             write_beside(
-                os.path.join(self.options.run_dir, "state.json"), json.dumps(found, separators=(",", ":")) + "\n"
+                os.path.join(self.options.run_dir, "state.json"), json.dumps(state_fields, separators=(",", ":")) + "\n"
             )
         except OSError as error:
             report(f"state.json cannot be written: {error.strerror}")

@@ -129,8 +129,8 @@ class ControlDir:
     def running(self) -> Optional[Running]:
         """The attempt that ended without a line in the history, if there is one."""
         try:
-            found: Dict[str, Any] = json.loads(read_text(self._file("running")))
-            return Running(**found)
+            values: Dict[str, Any] = json.loads(read_text(self._file("running")))
+            return Running(**values)
         except (OSError, ValueError, TypeError):
             return None
 
@@ -174,8 +174,8 @@ class ControlDir:
         write_beside(self._file("finished"), f"{job_id}={code}\n")
 
     def _number(self, name: str) -> int:
-        word = self._read_value(name)
-        return int(word) if re.match(r"[0-9]{1,18}\Z", word) else 0
+        text = self._read_value(name)
+        return int(text) if re.match(r"[0-9]{1,18}\Z", text) else 0
 
     def _read_value(self, name: str) -> str:
         try:

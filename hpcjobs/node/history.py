@@ -79,8 +79,8 @@ def count_unrecorded(history: History, job_id: str, restarts: int) -> int:
 
 def _parse(line: bytes) -> Optional[Attempt]:
     try:
-        found: Dict[str, Any] = json.loads(line.decode("utf-8"))
-        attempt = Attempt(**{name: found[name] for name in Attempt._fields})
+        values: Dict[str, Any] = json.loads(line.decode("utf-8"))
+        attempt = Attempt(**{name: values[name] for name in Attempt._fields})
         return attempt._replace(steps=int(attempt.steps), saved=int(attempt.saved))
     except (ValueError, KeyError, TypeError):
         return None

@@ -23,10 +23,10 @@ class JobLog:
         try:
             with open(_OWN, "rb") as file:
                 file.seek(first)
-                found = _LAUNCH_FAILED.findall(file.read(_MOST_BYTES))
+                names = _LAUNCH_FAILED.findall(file.read(_MOST_BYTES))
         except OSError:
             return []
-        return list(dict.fromkeys(name.decode("ascii") for name in found))
+        return list(dict.fromkeys(name.decode("ascii") for name in names))
 
 
 def _size() -> int:

@@ -45,22 +45,22 @@ def parse(words: List[str]) -> Options:
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--nodes", default="")
     parser.add_argument("command", nargs="*")
-    said = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     return Options(
-        run_dir=said.run_dir,
-        scheduler=said.scheduler,
-        budgets=said.budgets,
-        warning_s=said.warning,
-        signal_before_s=said.signal_before,
-        tasks=said.tasks,
-        agents=said.agents,
-        may_shrink=said.may_shrink,
-        nodes=said.nodes,
-        held=said.held,
-        command=said.command,
+        run_dir=arguments.run_dir,
+        scheduler=arguments.scheduler,
+        budgets=arguments.budgets,
+        warning_s=arguments.warning,
+        signal_before_s=arguments.signal_before,
+        tasks=arguments.tasks,
+        agents=arguments.agents,
+        may_shrink=arguments.may_shrink,
+        nodes=arguments.nodes,
+        held=arguments.held,
+        command=arguments.command,
         words=words,
     )
 
 
 def _budgets(text: str) -> Dict[str, int]:
-    return {name: int(count) for name, count in (word.split("=") for word in text.split(","))}
+    return {name: int(count) for name, count in (pair.split("=") for pair in text.split(","))}

@@ -99,8 +99,8 @@ class Slurm(Scheduler):
         return cause or decide.CANCELLED
 
     def read_kill_wait_s(self) -> float:
-        found = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call("scontrol", "show", "config").out, re.MULTILINE)
-        return float(found.group(1)) if found else super().read_kill_wait_s()
+        match = re.search(r"^KillWait\s*=\s*([0-9]+)", self._call("scontrol", "show", "config").out, re.MULTILINE)
+        return float(match.group(1)) if match else super().read_kill_wait_s()
 
     def read_queued_at(self) -> Optional[float]:
         return _epoch(self._show().get("SubmitTime"))

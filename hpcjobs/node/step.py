@@ -61,16 +61,18 @@ def code_of(ends: Dict[int, int]) -> int:
 
 def rank_processes(job_id: str) -> List[int]:
     """Processes on this host that belong to a rank of ``job_id``, as far as this user may see."""
-    found = []
+    pids = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                words = set(file.read().split(b"\0"))
+                variables = set(file.read().split(b"\0"))
         except OSError:
             continue
-        if b"HPCJOBS_JOB_ID=" + job_id.encode() in words and any(word.startswith(b"RANK=") for word in words):
-            found.append(pid)
-    return found
+        if b"HPCJOBS_JOB_ID=" + job_id.encode() in variables and any(
+            variable.startswith(b"RANK=") for variable in variables
+        ):
+            pids.append(pid)
+    return pids
 
 
 def end_launcher(pid: int, number: int = signal.SIGTERM) -> None:

@@ -277,7 +277,7 @@ def publish_deadline(job: Job, clock: Clock) -> None:
     try:
         job.control.write_deadline(time.time() + clock.left_s)
     except OSError as error:
-        report(f"the time limit cannot be told to the program: {error.strerror}")
+        report(f"the time limit cannot be written for the program: {error.strerror}")
 
 
 def script_environ(job: Job, environ: Dict[str, str], clock: Clock) -> Dict[str, str]:

@@ -24,8 +24,8 @@ class _Manifest(msgspec.Struct):
 
 def plan_in(run_dir: Path) -> Plan:
     """The plan whose run folder this is."""
-    kept = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_Manifest)
-    return Plan(kept.job, (run_dir / "job.sh").read_text(), run_dir, kept.command, kept.command_line)
+    manifest = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_Manifest)
+    return Plan(manifest.job, (run_dir / "job.sh").read_text(), run_dir, manifest.command, manifest.command_line)
 
 
 def queued_as(plan: Plan, scheduler: Scheduler) -> str | None:

@@ -46,7 +46,7 @@ def read_attempts(run_dir: Path) -> list[Attempt]:
     except OSError as error:
         warnings.warn(f"{run_dir / HISTORY} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
         return []
-    return [found for found in map(_read, lines) if found is not None]
+    return [attempt for attempt in map(_read, lines) if attempt is not None]
 
 
 def _read(line: bytes) -> Attempt | None:

@@ -38,9 +38,9 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
         SchedulerError: it does not answer, or refuses.
     """
     outcome = Cancelled([], {}, [])
-    wanted = sorted(entries, key=_where)
-    require_reachable(wanted)
-    for (kind, conf), group in groupby(statuses(wanted, connect=connect), key=lambda known: _where(known.entry)):
+    chosen = sorted(entries, key=_where)
+    require_reachable(chosen)
+    for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: _where(known.entry)):
         alive = [_id(known.entry) for known in group if _alive(known, outcome) and _is_in(known, only)]
         if alive:
             connect(kind, conf or None).cancel(alive)

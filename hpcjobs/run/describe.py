@@ -17,7 +17,7 @@ from hpcjobs.scheduler.base import JobRecord, State
 
 
 class Description(NamedTuple):
-    """One job, told."""
+    """Everything known about one job."""
 
     entry: Entry
     records: list[JobRecord]

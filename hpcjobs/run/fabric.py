@@ -93,16 +93,16 @@ def silent_first_node(
     """
     scheduler = connect(entry.scheduler, entry.slurm_conf)
     begun = Path(entry.run_dir) / STATE
-    node, since, asked = None, 0.0, -_ASK_S
+    node, since, last_query = None, 0.0, -_ASK_S
     while not begun.exists():
         now = clock()
-        if now - asked >= _ASK_S:
-            asked = now
-            found = next((record for record in scheduler.queue() if record.job_id == entry.job_id), None)
-            if found is None:
+        if now - last_query >= _ASK_S:
+            last_query = now
+            record = next((each for each in scheduler.queue() if each.job_id == entry.job_id), None)
+            if record is None:
                 return None
-            if node is None and found.state is not State.PENDING and found.node_list:
-                node, since = first_host(found.node_list), now
+            if node is None and record.state is not State.PENDING and record.node_list:
+                node, since = first_host(record.node_list), now
         if node is not None and now - since >= SILENT_S:
             return node
         pause(_LOOK_S)

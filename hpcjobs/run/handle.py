@@ -83,10 +83,10 @@ def _complete_lines(path: Path) -> Iterator[str]:
         yield from (line for line in file if line.endswith("\n"))
 
 
-def find(word: str | int | Path, *, site: str | None = None) -> JobHandle:
-    """The job that ``word`` names: an id, an array task, a run folder, or a name (the newest of that name).
+def find(name: str | int | Path, *, site: str | None = None) -> JobHandle:
+    """The job that ``name`` stands for: an id, an array task, a run folder, or a name (the newest of that name).
 
     Raises:
         UnknownJobError: there is none. RequestError: two sites have given out this id.
     """
-    return JobHandle(select([str(word)], site=site)[0])
+    return JobHandle(select([str(name)], site=site)[0])

@@ -1,4 +1,4 @@
-"""What a job printed, whole or one rank of it, now or as it comes."""
+"""What a job printed, all of it or one rank's, now or as it comes."""
 
 from __future__ import annotations
 
@@ -86,9 +86,11 @@ class Tail:
         with self._path.open("rb") as file:
             file.seek(self._read_bytes)
             new = file.read()
-        whole = len(new) if last else new.rfind(b"\n") + 1
-        self._read_bytes += whole
-        return [line + "\n" for line in new[:whole].decode("utf-8", "replace").removesuffix("\n").split("\n") if whole]
+        length = len(new) if last else new.rfind(b"\n") + 1
+        self._read_bytes += length
+        return [
+            line + "\n" for line in new[:length].decode("utf-8", "replace").removesuffix("\n").split("\n") if length
+        ]
 
 
 def _chosen(source: Iterable[str], rank: int | None) -> Iterator[str]:

@@ -29,11 +29,11 @@ def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
     folder · a name (the newest job of that name). ``site`` restricts the search.
 
     Raises:
-        UnknownJobError: a word names no job. RequestError: an id that two sites have given out.
+        UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
     """
     known = [entry for entry in index.entries() if site is None or entry.site == site]
-    found = [entry for word in words for entry in _one(word, known)]
-    return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in found}.values())
+    selected = [entry for name in words for entry in _one(name, known)]
+    return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
 
 def select_unfinished(*, site: str | None = None) -> list[Entry]:
@@ -59,33 +59,33 @@ def _here_first(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if is_reachable(entry)] or entries
 
 
-def _one(word: str, known: list[Entry]) -> list[Entry]:
-    if match := _ID.match(word):
+def _one(name: str, known: list[Entry]) -> list[Entry]:
+    if match := _ID.match(name):
         return [_by_id(f"{match[1]}{match[2]}", match[3], known)]
-    if match := _RANGE.match(word):
-        return _by_range(word, match[1], int(match[2]), int(match[3]), known)
-    if "/" in word or os.path.isfile(os.path.join(word, SUBMITTED)):
-        return [_by_folder(Path(word))]
-    named = _here_first([entry for entry in known if entry.name == word])
+    if match := _RANGE.match(name):
+        return _by_range(name, match[1], int(match[2]), int(match[3]), known)
+    if "/" in name or os.path.isfile(os.path.join(name, SUBMITTED)):
+        return [_by_folder(Path(name))]
+    named = _here_first([entry for entry in known if entry.name == name])
     if not named:
-        raise UnknownJobError(f"no job named {word!r}", hint=nearest(word, {entry.name for entry in known}))
+        raise UnknownJobError(f"no job named {name!r}", hint=nearest(name, {entry.name for entry in known}))
     return [named[-1]]
 
 
 def _by_id(job_id: str, task: str | None, known: list[Entry]) -> Entry:
-    found = _here_first([entry for entry in known if entry.job_id == job_id])
-    if not found:
+    matches = _here_first([entry for entry in known if entry.job_id == job_id])
+    if not matches:
         raise UnknownJobError(
             f"no job {job_id} was submitted with hpcjobs (looked in {index.index_dir()})",
             hint="`hpcjobs ps -a` lists them",
         )
-    if len(sites := dict.fromkeys(entry.site for entry in found)) > 1:
+    if len(sites := dict.fromkeys(entry.site for entry in matches)) > 1:
         raise RequestError(f"job {job_id} exists on several sites: {', '.join(sites)}", hint="say --site")
-    if len(clusters := dict.fromkeys(entry.cluster or "one not recorded" for entry in found)) > 1:
+    if len(clusters := dict.fromkeys(entry.cluster or "one not recorded" for entry in matches)) > 1:
         raise RequestError(
             f"job {job_id} exists on several clusters or hosts: {', '.join(clusters)}", hint="name its run folder"
         )
-    newest_one = found[-1]  # a cluster that lost its state gives ids out again
+    newest_one = matches[-1]  # a cluster that lost its state gives ids out again
     return newest_one if task is None else _task_of(newest_one, int(task))
 
 
@@ -96,12 +96,12 @@ def _task_of(entry: Entry, task: int) -> Entry:
     return msgspec.structs.replace(entry, task=task)
 
 
-def _by_range(word: str, prefix: str, first: int, last: int, known: list[Entry]) -> list[Entry]:
-    wanted = {f"{prefix}{number}" for number in range(first, last + 1)} if last - first < 1_000_000 else set()
-    found = [entry for entry in known if entry.job_id in wanted]
-    if not found:
-        raise UnknownJobError(f"no job in the range {word}", hint="`hpcjobs ps -a` lists them")
-    return [_by_id(job_id, None, found) for job_id in dict.fromkeys(entry.job_id for entry in found)]
+def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry]) -> list[Entry]:
+    ids = {f"{prefix}{number}" for number in range(first, last + 1)} if last - first < 1_000_000 else set()
+    matches = [entry for entry in known if entry.job_id in ids]
+    if not matches:
+        raise UnknownJobError(f"no job in the range {name}", hint="`hpcjobs ps -a` lists them")
+    return [_by_id(job_id, None, matches) for job_id in dict.fromkeys(entry.job_id for entry in matches)]
 
 
 def _by_folder(folder: Path) -> Entry:

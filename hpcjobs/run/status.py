@@ -44,7 +44,7 @@ class _Open(NamedTuple):
     """An entry that the scheduler is asked about, with the records that were kept of an earlier end."""
 
     entry: Entry
-    kept: list[JobRecord] | None
+    accounted: list[JobRecord] | None
 
 
 def statuses(
@@ -57,18 +57,18 @@ def statuses(
     Raises:
         SchedulerError: a scheduler does not answer, and ``errors`` is not given.
     """
-    wanted = list(entries)
+    all_entries = list(entries)
     known: dict[int, list[JobRecord]] = {}
     to_ask: list[_Open] = []
-    for entry in wanted:
-        kept = _of(entry, {current_id(entry): read_accounting(entry) or []}) or None
-        if kept is not None:
-            known[id(entry)] = kept
-            if not may_be_requeued(entry, kept):
+    for entry in all_entries:
+        accounted = _of(entry, {current_id(entry): read_accounting(entry) or []}) or None
+        if accounted is not None:
+            known[id(entry)] = accounted
+            if not may_be_requeued(entry, accounted):
                 continue
         if (owner := owner_elsewhere(entry)) is None:
-            to_ask.append(_Open(entry, kept))
-        elif kept is None:
+            to_ask.append(_Open(entry, accounted))
+        elif accounted is None:
             known[id(entry)] = _written(entry, reason=f"on {owner}")
     to_ask.sort(key=_where)
     for (kind, conf), group in groupby(to_ask, key=_where):
@@ -78,11 +78,11 @@ def statuses(
         except SchedulerError as error:
             if errors is not None:
                 errors.append(error)
-            elif any(member.kept is None for member in members):
+            elif any(member.accounted is None for member in members):
                 raise
-            answers = [member.kept or _written(member.entry) for member in members]
+            answers = [member.accounted or _written(member.entry) for member in members]
         known |= {id(member.entry): records for member, records in zip(members, answers, strict=True)}
-    return [Known(entry, known[id(entry)]) for entry in wanted]
+    return [Known(entry, known[id(entry)]) for entry in all_entries]
 
 
 def _where(member: _Open) -> tuple[str, str]:
@@ -99,12 +99,12 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
     """One question about the living, one about those that are gone from the queue."""
     by_parent = _by_parent(scheduler.queue())
     queued = [_ours(member.entry, by_parent) for member in members]
-    gone = [
+    ended_ids = [
         current_id(member.entry)
         for member, records in zip(members, queued, strict=True)
-        if member.kept is None and (all_ended(member.entry) or not records)
+        if member.accounted is None and (all_ended(member.entry) or not records)
     ]
-    accounted = _by_parent(scheduler.account(gone) if gone else [])
+    accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     return [
         _resolve(member, records, _ours(member.entry, accounted))
         for member, records in zip(members, queued, strict=True)
@@ -112,10 +112,10 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
 
 
 def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
-    found: dict[str, list[JobRecord]] = {}
+    by_parent: dict[str, list[JobRecord]] = {}
     for record in records:
-        found.setdefault(record.job_id.split("_")[0], []).append(record)
-    return found
+        by_parent.setdefault(record.job_id.split("_")[0], []).append(record)
+    return by_parent
 
 
 def _ours(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
@@ -146,9 +146,9 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     entry = member.entry
     put_back = any(record.state in _PUT_BACK for record in accounted)
     alive = [r for r in queued if not r.state.ended and (put_back or r.state is not State.COMPLETING)]
-    if member.kept is not None:
+    if member.accounted is not None:
         if not alive:
-            return member.kept
+            return member.accounted
         drop_accounting(entry)
     if not alive and all(record.state.ended for record in accounted) and _is_complete(entry, accounted):
         if is_settled(entry, accounted):

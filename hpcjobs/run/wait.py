@@ -46,7 +46,7 @@ class Watch:
         self._progress = progress
         self._connect = connect
         self._clock = clock
-        self._asked = clock() - QUEUE_S  # the first look asks: a job may be gone that never wrote a word
+        self._last_query = clock() - QUEUE_S  # the first look asks: a job may have ended that never wrote anything
         self.outage = Outage(report)
         self._stale: set[tuple[str, float | None]] = set()
 
@@ -54,8 +54,8 @@ class Watch:
         """The ids that have not ended yet; empty when all have."""
         own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
         self._note([r for r in own if r is not None and (r.job_id, r.ended) not in self._stale])
-        if asked := self._due():
-            known = self.outage.ask(lambda: statuses(asked, connect=self._connect)) or []
+        if due := self._due():
+            known = self.outage.ask(lambda: statuses(due, connect=self._connect)) or []
             self._note([record for one in known for record in one.records])
         return sorted(self._waiting)
 
@@ -69,8 +69,8 @@ class Watch:
 
     def _due(self) -> list[Entry]:
         """Whom to ask about at this look: local jobs always (a few file reads), the others once a minute."""
-        due = self._clock() - self._asked >= QUEUE_S
-        self._asked = self._clock() if due else self._asked
+        due = self._clock() - self._last_query >= QUEUE_S
+        self._last_query = self._clock() if due else self._last_query
         waiting = {id(entry) for entry in self._waiting.values()}
         return [e for e in self._entries if id(e) in waiting and (due or e.scheduler == "local")]
 
@@ -106,9 +106,9 @@ def wait(
         SchedulerError: the scheduler does not answer the first question.
         TimeoutError: ``timeout_s`` seconds have passed.
     """
-    wanted = list(entries)
-    require_reachable(entry for entry in wanted if read_accounting(entry) is None)
-    watch = Watch(wanted, progress=progress, connect=connect, clock=clock, report=report)
+    all_entries = list(entries)
+    require_reachable(entry for entry in all_entries if read_accounting(entry) is None)
+    watch = Watch(all_entries, progress=progress, connect=connect, clock=clock, report=report)
     begun = clock()
 
     def check_timeout(waiting: Iterable[str]) -> None:
@@ -119,9 +119,9 @@ def wait(
         while waiting := watch.look():
             check_timeout(waiting)
             pause(max(POLL_S, len(waiting) * PER_FILE_S))
-        known = _final(wanted, watch.outage, connect=connect, pause=pause)
+        known = _final(all_entries, watch.outage, connect=connect, pause=pause)
         if known is None:  # only the scheduler knows how the jobs ended
-            check_timeout(entry.job_id for entry in wanted)
+            check_timeout(entry.job_id for entry in all_entries)
             pause(OUTAGE_S)
         elif all(_over(record) for _, records in known for record in records):
             return known
@@ -135,7 +135,7 @@ def _over(record: JobRecord) -> bool:
 
 
 def _final(
-    wanted: list[Entry], outage: Outage, *, connect: Connect, pause: Callable[[float], None]
+    all_entries: list[Entry], outage: Outage, *, connect: Connect, pause: Callable[[float], None]
 ) -> list[Known] | None:
     """The scheduler's records, waited for briefly: accounting arrives a moment after the job's end.
 
@@ -143,14 +143,14 @@ def _final(
     """
     for delay in (*_ACCOUNTING_DELAYS_S, None):
         try:
-            now = outage.ask(lambda: statuses(wanted, connect=connect))
+            now = outage.ask(lambda: statuses(all_entries, connect=connect))
         except SchedulerError:
             now = None
-            if not all(all_ended(entry) for entry in wanted):
+            if not all(all_ended(entry) for entry in all_entries):
                 raise
         if now is None:
-            ended = all(all_ended(entry) for entry in wanted)
-            return [Known(entry, own_records(entry)) for entry in wanted] if ended else None
+            ended = all(all_ended(entry) for entry in all_entries)
+            return [Known(entry, own_records(entry)) for entry in all_entries] if ended else None
         records = [record for _, job_records in now for record in job_records]
         if delay is None or all(_over(record) and record.source not in ("job", "nobody") for record in records):
             return now

@@ -149,7 +149,7 @@ class _Session:
         while process.poll() is None:
             heard = signal.sigtimedwait(_HEARD, self._patience_s())
             if heard is not None and heard.si_signo in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                _say(f"told to end ({signal.Signals(heard.si_signo).name})")
+                _say(f"stopped by a signal ({signal.Signals(heard.si_signo).name})")
                 return 128 + heard.si_signo
             if heard is not None and heard.si_signo == signal.SIGUSR1:
                 self._warn("The job is about to be ended. ")
@@ -240,20 +240,20 @@ class _Session:
 
 def _ends(settings: Settings, started: float) -> float | None:
     """The time limit, as Slurm told the job's script, or from what was asked."""
-    told = os.environ.get("HPCJOBS_ENDS", "")
-    if told.isdigit():
-        return float(told)
+    ends = os.environ.get("HPCJOBS_ENDS", "")
+    if ends.isdigit():
+        return float(ends)
     return None if settings.limit_s is None else started + settings.limit_s
 
 
 def _environment(settings: Settings) -> dict[str, str]:
     """What notebooks see: without the layout of the job's tasks, which an srun in a cell would take for its own, and a
     library for that of a training run."""
-    prefixes, names, kept = (settings.hidden[key] for key in ("prefixes", "names", "kept"))
+    prefixes, names, exceptions = (settings.hidden[key] for key in ("prefixes", "names", "kept"))
     return {
         name: value
         for name, value in os.environ.items()
-        if name in kept or not (name in names or name.startswith(tuple(prefixes)))
+        if name in exceptions or not (name in names or name.startswith(tuple(prefixes)))
     }
 
 

@@ -93,8 +93,8 @@ class Connection(NamedTuple):
 
 def read_settings(run_dir: Path) -> Settings:
     """What was asked of the session of this run folder."""
-    found: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
-    return Settings(**{**found, "kernels": [Kernel(*kernel) for kernel in found["kernels"]]})
+    values: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
+    return Settings(**{**values, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
 
 
 def forget_token(run_dir: Path) -> None:

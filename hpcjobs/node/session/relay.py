@@ -73,7 +73,7 @@ class Mux:
         await self._carry(number, reader, writer)
 
     async def run(self) -> None:
-        """Take in frames until the other side is gone."""
+        """Take in frames until the other side ends."""
         try:
             while True:
                 number, kind, length = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
@@ -198,7 +198,7 @@ async def _relay(run_dir: Path) -> int:
 async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
     assert step.stdin is not None
     assert step.stdout is not None
-    gone = _watch_peer()
+    peer_ended = _watch_peer()
     try:
         await asyncio.wait_for(step.stdout.readuntil(GREETING), _GREETING_S)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
@@ -212,7 +212,7 @@ async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
     beside.rename(where)  # the newest relay is the one that new connections find
     carrying = asyncio.ensure_future(mux.run())
     try:
-        await asyncio.wait({carrying, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({carrying, peer_ended}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.close()
         if where.exists() and where.stat().st_ino == mine:
@@ -224,19 +224,19 @@ async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
 def _own_folder(folder: Path) -> None:
     """A folder for sockets that is ours alone, whoever else writes to /tmp."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise SystemExit(f"hpcjobs: {folder} is not a folder of yours alone: remove it, or ask who made it")
 
 
 def _watch_peer() -> asyncio.Future[None]:
     """Done when whoever started this has gone: by a signal, or by closing the other end of our output."""
     loop = asyncio.get_running_loop()
-    gone: asyncio.Future[None] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
 
     def tell() -> None:
-        if not gone.done():
-            gone.set_result(None)
+        if not ended.done():
+            ended.set_result(None)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, tell)
@@ -248,7 +248,7 @@ def _watch_peer() -> asyncio.Future[None]:
         loop.call_soon_threadsafe(tell)
 
     threading.Thread(target=listen, daemon=True).start()
-    return gone
+    return ended
 
 
 async def _end(step: asyncio.subprocess.Process) -> None:

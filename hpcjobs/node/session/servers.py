@@ -80,10 +80,10 @@ def missing(kind: str) -> str | None:
     problems = [problem for name in PACKAGES[kind] if (problem := _problem(name)) is not None]
     if not problems:
         return None
-    wanted = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
+    packages = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
     return (
         f"{sys.executable} (Python {sys.version.split()[0]}) has {' and '.join(problems)}: "
-        f"{sys.executable} -m pip install {wanted}, or name another environment in the site file (jupyter.python)"
+        f"{sys.executable} -m pip install {packages}, or name another environment in the site file (jupyter.python)"
     )
 
 
@@ -92,14 +92,14 @@ def _problem(package: str) -> str | None:
     if find_spec(package) is None:
         return f"no {package}"
     try:
-        found = version(package)
+        installed = version(package)
     except PackageNotFoundError:
         return None  # it is there, however it came: the server says what it does not like
-    major = found.partition(".")[0]
+    major = installed.partition(".")[0]
     least = LEAST.get(package)
     if least is None or not major.isdigit() or int(major) >= least:
         return None
-    return f"{package} {found}, not {least} or newer"
+    return f"{package} {installed}, not {least} or newer"
 
 
 def jupyter(request: ServerRequest) -> Server:
@@ -167,8 +167,9 @@ def code_server(request: ServerRequest) -> Server:
     secure = (
         {"cert": place.certificate.path, "cert-key": place.certificate.key} if place.certificate else {"cert": False}
     )
-    said = {**listen, "auth": "password", "password": request.token, **secure, "disable-telemetry": True}
-    write_beside(config, "".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))  # YAML reads JSON
+    config_values = {**listen, "auth": "password", "password": request.token, **secure, "disable-telemetry": True}
+    lines = (f"{name}: {json.dumps(value)}\n" for name, value in config_values.items())  # YAML reads JSON
+    write_beside(config, "".join(lines))
     return Server(["code-server", "--config", str(config), "--disable-update-check", request.settings.folder], {}, "/")
 
 
@@ -234,22 +235,22 @@ def ask(place: Place, path: str, token: str) -> dict[str, object] | None:
         body = answer.read()
         if answer.status != http.client.OK:
             return None
-        found = json.loads(body)
+        answer = json.loads(body)
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
-    return found if isinstance(found, dict) else None
+    return answer if isinstance(answer, dict) else None
 
 
 def last_activity(kind: str, place: Place, token: str) -> float | None:
     """When somebody or a kernel last did something, in seconds since 1970; None: no answer."""
     if kind == "code":
-        told = ask(place, "/healthz", token)
-        beat = (told or {}).get("lastHeartbeat")
-        return None if told is None else float(beat) / 1000 if isinstance(beat, (int, float)) and beat else 0.0
-    told = ask(place, "/hpcjobs/session", token)
-    moment = (told or {}).get("last_activity")
+        answer = ask(place, "/healthz", token)
+        beat = (answer or {}).get("lastHeartbeat")
+        return None if answer is None else float(beat) / 1000 if isinstance(beat, (int, float)) and beat else 0.0
+    answer = ask(place, "/hpcjobs/session", token)
+    moment = (answer or {}).get("last_activity")
     return float(moment) if isinstance(moment, (int, float)) else None
 
 
