@@ -18,13 +18,28 @@ class Config:
     lr_scaling: str = flag(
         "none", "multiply the rate by the world size, its root, or 1", choices=("none", "sqrt", "linear")
     )
-    lr_decay: str = flag("none", "cosine: down to a tenth at the last step", choices=("none", "cosine"))
+    lr_schedule: str | None = flag(
+        None,
+        "of the rate after the warm-up; wsd is constant, and linear over the last fifth [the workload's own, constant]",
+        choices=("constant", "cosine", "linear", "wsd"),
+    )
+    lr_final: float = flag(0.1, "share of the rate at the last step of a schedule", parse=not_negative(float))
     warmup_steps: int | None = flag(
         None,
         "steps over which the rate rises from near 0 [a tenth of the run where the rate is above the workload's own]",
         parse=not_negative(int),
         metavar="N",
     )
+    optimizer: str | None = flag(None, "[the workload's own, adamw]", choices=("adamw", "sgd"))
+    betas: tuple[float, ...] = flag((), "two, of adamw [0.9 0.999]", parse=not_negative(float), metavar="BETA")
+    eps: float | None = flag(None, "of adamw [1e-08]", parse=positive(float))
+    momentum: float | None = flag(None, "of sgd [0.9]", parse=not_negative(float))
+    weight_decay: float | None = flag(None, "decoupled in adamw [the workload's own]", parse=not_negative(float))
+    decay_norms: bool = flag(True, "weight decay also of norms and biases: of parameters of one dimension")
+    ema: float | None = flag(
+        None, "evaluate an exponential moving average of the weights, with this decay per step", parse=positive(float)
+    )
+    gradient_norm: bool = flag(False, "record the norm of the gradient, as --clip-norm does")
     clip_norm: float | None = flag(None, "largest norm of the gradient", parse=positive(float))
     seed: int = flag(0, "of the weights and of the order of samples", parse=int)
     precision: str = flag("fp32", "bf16 and fp16 are mixed precision", choices=("fp32", "bf16", "fp16"))

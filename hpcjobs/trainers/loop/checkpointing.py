@@ -91,23 +91,25 @@ class Checkpoints:
 
         Where ranks hold parts of the state, each writes its own.
         """
-        state = resume.capture(self.stepper, self.group)
-        if self._writes:
-            self._writer.save(self._meta(step, epoch), state, last=step == self.plan.total_steps)
-            self.recorder.record_checkpoint(step, self._writer.stall_s[-1])
-            self._publish_times()
+        with self.stepper.trained_weights():
+            state = resume.capture(self.stepper, self.group)
+            if self._writes:
+                self._writer.save(self._meta(step, epoch), state, last=step == self.plan.total_steps)
+                self.recorder.record_checkpoint(step, self._writer.stall_s[-1])
+                self._publish_times()
 
     def save_blocking(self, step: int, epoch: int) -> None:
         """A collective call: the last save of this attempt, on disk before this returns.
 
         Raises StorageFault on rank 0 if the storage does not take it in time.
         """
-        state = resume.capture(self.stepper, self.group)
-        if self._writes:
-            self._writer.save_blocking(
-                self._meta(step, epoch), state, within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S)
-            )
-            self._publish_times()
+        with self.stepper.trained_weights():
+            state = resume.capture(self.stepper, self.group)
+            if self._writes:
+                self._writer.save_blocking(
+                    self._meta(step, epoch), state, within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S)
+                )
+                self._publish_times()
 
     def _publish_times(self) -> None:
         if self.group.rank == 0:

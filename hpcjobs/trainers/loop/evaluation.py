@@ -46,7 +46,7 @@ class Evaluator:
         model, group = self.stepper.forward, self.group
         sums: dict[str, torch.Tensor] = {}
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.stepper.weights_to_evaluate():
             for number, batch in enumerate(self._loader.epoch(self._order)):
                 with self.stepper.autocast():
                     score = self._score(model, batch)

@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.trainers.workloads.base import Workload
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.workloads.base import ParameterGroup, Workload
 from hpcjobs.trainers.workloads.parameters import GroupedParameters
 
 OPTIMIZERS = ("adamw", "sgd")
-MOMENTUM = 0.9
+MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
 
 
-def build_optimizer(groups: GroupedParameters, workload: Workload, *, lr: float) -> torch.optim.Optimizer:
+def apply_optimizer_flags(config: Config, workload: Workload) -> Workload:
+    """The workload with the optimizer, weight decay and groups that flags ask for.
+
+    Raises:
+        UsageError: a flag is not of the optimizer.
+    """
+    optimizer = workload.optimizer if config.optimizer is None else config.optimizer
+    decay = workload.weight_decay if config.weight_decay is None else config.weight_decay
+    rule = workload.parameter_group
+    if not config.decay_norms:
+        if rule is not None:
+            raise UsageError("--no-decay-norms: the workload puts its parameters into groups of its own")
+        rule = spare_norms
+    name = optimizer if isinstance(optimizer, str) else "the workload's own optimizer"
+    given: dict[str, dict[str, object]] = {
+        "adamw": {"--betas": config.betas, "--eps": config.eps},
+        "sgd": {"--momentum": config.momentum},
+    }
+    for owner, flags in given.items():
+        wrong = [flag for flag, value in flags.items() if value not in (None, ()) and name != owner]
+        if wrong:
+            raise UsageError(f"{wrong[0]} is of --optimizer {owner}, and this run has {name}")
+    if config.betas and (len(config.betas) != 2 or max(config.betas) >= 1):
+        raise UsageError(f"--betas {' '.join(map(str, config.betas))}: two numbers from 0 to less than 1")
+    if config.ema is not None and config.ema >= 1:
+        raise UsageError(f"--ema {config.ema:g}: a decay is less than 1", hint="0.999 averages about 1000 steps")
+    return replace(workload, optimizer=optimizer, weight_decay=decay, parameter_group=rule)
+
+
+def spare_norms(name: str, parameter: nn.Parameter) -> ParameterGroup:
+    """No weight decay of norms and biases, which have one dimension."""
+    return ParameterGroup(weight_decay=0.0 if parameter.ndim < 2 else None)
+
+
+def build_optimizer(
+    groups: GroupedParameters, workload: Workload, config: Config, *, lr: float
+) -> torch.optim.Optimizer:
     """The workload's optimizer, by torch's fused kernels where it is one of ours."""
     settings: list[dict[str, Any]] = [
         {
@@ -29,12 +68,14 @@ def build_optimizer(groups: GroupedParameters, workload: Workload, *, lr: float)
     if not isinstance(workload.optimizer, str):
         return _build_own(workload.optimizer, settings, lr)
     if workload.optimizer == "sgd":
+        momentum = MOMENTUM if config.momentum is None else config.momentum
         sharded = any(isinstance(parameter, DTensor) for _, parameters in groups for parameter in parameters)
         return torch.optim.SGD(
-            settings, lr=lr, momentum=MOMENTUM, fused=not sharded
+            settings, lr=lr, momentum=momentum, fused=not sharded
         )  # torch has no fused SGD of shards
     if workload.optimizer == "adamw":
-        return torch.optim.AdamW(settings, lr=lr, fused=True)
+        betas = config.betas or BETAS
+        return torch.optim.AdamW(settings, lr=lr, betas=(betas[0], betas[1]), eps=config.eps or EPS, fused=True)
     raise UsageError(
         f"the workload {workload.name} has the optimizer {workload.optimizer!r}: there are {', '.join(OPTIMIZERS)}",
         hint="another one is a function: optimizer=lambda groups, lr: torch.optim.NAdam(groups, lr=lr)",

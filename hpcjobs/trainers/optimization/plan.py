@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from hpcjobs.runtime.exits import BadData, UsageError
 from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.optimization.schedules import make_schedule
 from hpcjobs.trainers.workloads.base import Schedule, Workload
 
-DECAYED = 0.1  # of the full rate is left at the end of a cosine
 WARMUP_SHARE = 0.1  # of a run's steps, where its rate is above the workload's own (Goyal et al. 2017)
 SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches whatever the world size
 
@@ -33,10 +33,9 @@ class TrainingPlan:
     total_steps: int
     lr: float  # after scaling with the world size
     warmup_steps: int
-    lr_decay: str
     epoch_samples: int  # of the training data; of a stream without a length, all that the run takes
     fill: bool  # ranks repeat samples, so that each has as many
-    schedule: Schedule | None = None  # in place of lr_decay
+    schedule: Schedule
     resumed: EpochPosition | None = None
 
     def first_sample(self, epoch: int, step: int) -> int:
@@ -90,13 +89,7 @@ class TrainingPlan:
         """The rate of step 0, 1, …: a function of the number alone, so a resumed run needs no more."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        if self.schedule is not None:
-            return self.lr * self.schedule(step - self.warmup_steps, self.total_steps - self.warmup_steps)
-        if self.lr_decay == "none":
-            return self.lr
-        done = (step - self.warmup_steps) / max(1, self.total_steps - 1 - self.warmup_steps)
-        wave = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-        return self.lr * (DECAYED + (1 - DECAYED) * wave)
+        return self.lr * self.schedule(step - self.warmup_steps, self.total_steps - self.warmup_steps)
 
 
 def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workload:
@@ -106,6 +99,13 @@ def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workl
         return workload
     count = SYNTHETIC_STEPS * _batch_size(config, workload) * config.accumulate * world_size
     return workload if count <= len(workload.train) else replace(workload, train=workload.synthetic(count))
+
+
+def choose_schedule(config: Config, workload: Workload) -> Schedule:
+    """That of --lr-schedule, else the workload's own, else a constant rate."""
+    if config.lr_schedule is None and workload.schedule is not None:
+        return workload.schedule
+    return make_schedule(config.lr_schedule or "constant", final=config.lr_final)
 
 
 def plan_training(config: Config, workload: Workload, world_size: int, *, fill: bool = True) -> TrainingPlan:
@@ -135,10 +135,9 @@ def plan_training(config: Config, workload: Workload, world_size: int, *, fill: 
         total_steps=steps,
         lr=lr,
         warmup_steps=warmup_steps,
-        lr_decay=config.lr_decay,
         epoch_samples=length,
         fill=fill,
-        schedule=workload.schedule,
+        schedule=choose_schedule(config, workload),
     )
 
 

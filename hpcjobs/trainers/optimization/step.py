@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -10,7 +12,8 @@ from torch import nn
 
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.optimization.optimizers import build_optimizer, set_learning_rate
+from hpcjobs.trainers.optimization.averaging import averaged_weights, update_average
+from hpcjobs.trainers.optimization.optimizers import apply_optimizer_flags, build_optimizer, set_learning_rate
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads.base import Batch, Workload
@@ -25,8 +28,10 @@ class Stepper:
     def __init__(
         self, config: Config, workload: Workload, strategy: Strategy, *, group: RankGroup, plan: TrainingPlan
     ) -> None:
+        workload = apply_optimizer_flags(config, workload)
         self.workload, self.strategy, self.plan = workload, strategy, plan
-        self.device, self.clip_norm = group.device, config.clip_norm
+        self.device, self.ema = group.device, config.ema
+        self.clip_norm = math.inf if config.clip_norm is None and config.gradient_norm else config.clip_norm
         self.dtype = DTYPES.get(config.precision)
         torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
         bare = workload.build_model().to(group.device)
@@ -36,10 +41,12 @@ class Stepper:
             self.dtype = None
         self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
         torch.manual_seed(config.seed + 1 + group.rank)
-        plain = build_optimizer(strategy.parameter_groups(self.model, workload), workload, lr=plan.lr)
+        plain = build_optimizer(strategy.parameter_groups(self.model, workload), workload, config, lr=plan.lr)
         self.optimizer = strategy.optimizer(plain, self.model)
         self._metric_sums: dict[str, torch.Tensor] = {}
         self._metric_samples = 0
+        self._gradient_norms: list[torch.Tensor] = []
+        self._evaluates_average = False
         self.scaler = strategy.scaler(group.device.type, enabled=config.precision == "fp16")
 
     def step(self, batch: Batch, number: int) -> torch.Tensor:
@@ -50,12 +57,51 @@ class Stepper:
         if self.clip_norm is not None or self.strategy.holds_shards:
             self.scaler.unscale_(self.optimizer)  # where ranks hold shards, this also agrees on overflow
         if self.clip_norm is not None:
-            self.strategy.clip(self.strategy.parameters(self.model), self.clip_norm)
+            self.clip(self.clip_norm)
         with self.strategy.stepping():
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.strategy.zero_grad(self.optimizer)
+        self.update_average()
         return loss
+
+    def clip(self, max_norm: float) -> None:
+        """Scale the gradients down to a norm of at most `max_norm`; the norm before is a metric."""
+        self._gradient_norms.append(self.strategy.clip(self.strategy.parameters(self.model), max_norm))
+
+    def update_average(self) -> None:
+        """After the optimizer's step: the average of the weights follows, where --ema is given."""
+        if self.ema is not None:
+            update_average(self.optimizer, self.ema)
+
+    @contextmanager
+    def weights_to_evaluate(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights, where --ema is given."""
+        if self.ema is None:
+            yield
+            return
+        with self._swapped_weights():
+            self._evaluates_average = True
+            try:
+                yield
+            finally:
+                self._evaluates_average = False
+
+    @contextmanager
+    def trained_weights(self) -> Iterator[None]:
+        """Inside, the model has the weights that are trained: a checkpoint may be due within an evaluation."""
+        with self._swapped_weights() if self._evaluates_average else nullcontext():
+            yield
+
+    @contextmanager
+    def _swapped_weights(self) -> Iterator[None]:
+        """Inside, weights and their averages have changed places; what strategies gathered before is dropped."""
+        with averaged_weights(self.optimizer):
+            self.strategy.drop_gathered(self.model)
+            try:
+                yield
+            finally:
+                self.strategy.drop_gathered(self.model)
 
     def backward(self, batch: Batch) -> torch.Tensor:
         """Gradients of the batch's mean loss; only the last of several passes synchronises."""
@@ -92,9 +138,11 @@ class Stepper:
         return loss
 
     def take_metrics(self) -> dict[str, torch.Tensor]:
-        """Means of the workload's metrics over the samples since the last call, still on the device."""
+        """Means of the workload's metrics and of the gradient's norm since the last call, still on the device."""
         means = {name: total / self._metric_samples for name, total in self._metric_sums.items()}
-        self._metric_sums, self._metric_samples = {}, 0
+        if self._gradient_norms:
+            means["gradient_norm"] = torch.stack(self._gradient_norms).mean()
+        self._metric_sums, self._metric_samples, self._gradient_norms = {}, 0, []
         return means
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -92,6 +92,9 @@ class Strategy:
         """Scale gradients down to a global norm of at most `max_norm`; the norm before."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
+    def drop_gathered(self, model: nn.Module) -> None:
+        """After the parameters changed outside of a step: drop what was gathered from their shards."""
+
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Whole on rank 0, or in parts; a collective call where parts are put together."""
         return model.state_dict()

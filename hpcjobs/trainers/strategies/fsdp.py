@@ -111,6 +111,11 @@ class Fsdp(Strategy):
         norm = super().clip(parameters, max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
+    def drop_gathered(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return [(plain(name), parameter) for name, parameter in model.named_parameters()]
 

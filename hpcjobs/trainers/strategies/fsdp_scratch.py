@@ -188,6 +188,9 @@ class FsdpScratch(Strategy):
         for unit in self.units:
             unit.land()
 
+    def drop_gathered(self, model: nn.Module) -> None:
+        self._drop_all()
+
     def _drop_all(self) -> None:
         for unit in self.units:
             unit.drop()

@@ -85,7 +85,7 @@ def fit(run: Run, flags: LightningFlags) -> str | None:
             max_epochs=-1,
             max_steps=run.plan.total_steps - run.first_step,
             accumulate_grad_batches=run.plan.accumulate,
-            gradient_clip_val=run.config.clip_norm,
+            gradient_clip_val=run.stepper.clip_norm,
             reload_dataloaders_every_n_epochs=1,
             use_distributed_sampler=False,
             callbacks=[callback, KeepSignalHandlers()],
@@ -216,7 +216,7 @@ class WorkloadModule(LightningModule):
         if gradient_clip_val is not None:
             stepper = self._stepper
             stepper.scaler.unscale_(stepper.optimizer)
-            stepper.strategy.clip(stepper.strategy.parameters(stepper.model), gradient_clip_val)
+            stepper.clip(gradient_clip_val)
 
     def train_dataloader(self) -> Batches:
         return self._callback.batches()
@@ -269,6 +269,7 @@ class TrainingCallback(Callback):
         if trainer.fit_loop._should_accumulate():
             return
         epoch, recorder = self.epoch, self.run.recorder
+        self.run.stepper.update_average()
         recorder.meter.end()
         recorder.add(self._loss, self.run.stepper.take_metrics())
         self._loss = torch.zeros_like(self._loss)

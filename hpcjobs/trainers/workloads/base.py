@@ -85,7 +85,7 @@ class Workload:
     optimizer: str | OptimizerFactory = "adamw"
     weight_decay: float = 0.0
     parameter_group: Callable[[str, nn.Parameter], ParameterGroup] | None = None  # by name and parameter
-    schedule: Schedule | None = None  # None: --lr-decay
+    schedule: Schedule | None = None  # None: --lr-schedule
     blocks: tuple[type[nn.Module], ...] = ()  # the modules that sharding takes one at a time
     perplexity: bool = False  # evaluation also gives exp(loss)
     synthetic: Callable[[int], BatchDataset] | None = None  # training data made up on the spot, of any length

@@ -20,6 +20,7 @@ from hpcjobs.trainers.data.datasets import Stream, adapt_training_data
 from hpcjobs.trainers.data.training import TrainingData
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
+from hpcjobs.trainers.optimization.schedules import make_schedule
 from hpcjobs.trainers.workloads.base import ParameterGroup, Workload, classification_loss
 
 from ..conftest import REPOSITORY, Runs
@@ -186,7 +187,19 @@ def read(dataset: object, world_size: int, steps: range, *, workers: int = 0, pe
         group = RankGroup(env, ("here",) * world_size, torch.device("cpu"), "gloo")
         stream = adapt_training_data(dataset, None, workload="numbers")
         length = per_epoch * 8 if not hasattr(dataset, "__len__") else len(dataset)
-        plan = TrainingPlan(world_size, 8 // world_size, 1, 9, per_epoch, 9 * per_epoch, 0.1, 0, "none", length, True)
+        plan = TrainingPlan(
+            world_size,
+            8 // world_size,
+            1,
+            9,
+            per_epoch,
+            9 * per_epoch,
+            0.1,
+            0,
+            length,
+            True,
+            make_schedule("constant", final=1),
+        )
         data = TrainingData(stream, Config(workers=workers), group, plan=plan)
         batches = data.epoch(steps.start // per_epoch, steps.start % per_epoch)
         ranks.append([next(batches).tolist() for _ in steps])
