@@ -18,7 +18,7 @@ KEY = "weights_average"
 def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
     """After a step: average ← decay · average + (1 - decay) · weights. The first one is the weights themselves."""
     averages, weights = [], []
-    for parameter in _stepped(optimizer):
+    for parameter in _list_stepped(optimizer):
         state = optimizer.state[parameter]
         if KEY in state:
             averages.append(state[KEY])
@@ -32,7 +32,7 @@ def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
 @contextmanager
 def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Inside, the parameters have the averaged values, and the averages those of the parameters."""
-    pairs = [(p, optimizer.state[p][KEY]) for p in _stepped(optimizer) if KEY in optimizer.state[p]]
+    pairs = [(p, optimizer.state[p][KEY]) for p in _list_stepped(optimizer) if KEY in optimizer.state[p]]
     _swap(pairs)
     try:
         yield
@@ -40,7 +40,7 @@ def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         _swap(pairs)
 
 
-def _stepped(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def _list_stepped(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Parameters that have been stepped: before its first step an optimizer takes any state for its own."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [parameter for parameter in parameters if optimizer.state.get(parameter)]
