@@ -242,6 +242,14 @@ def test_the_help_page_loads_nothing_heavy() -> None:
     assert loaded.splitlines()[-1] == "loaded: []"
 
 
+def test_what_starts_the_ranks_of_a_machine_loads_nothing_slow() -> None:
+    slow = ["asyncio", "json", "pathlib", "re", "subprocess", "typing"]
+    code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import hpcjobs.runtime.spawn\n"
+    code += f"print([name for name in {slow} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-SEc", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_importing_the_package_imports_nothing_of_it() -> None:
     loaded = python("import sys, hpcjobs; print([name for name in sys.modules if name.startswith('hpcjobs.')])")
     assert loaded.strip() == "[]"
