@@ -31,7 +31,9 @@ WARN_S = 300
 _PROGRAM = ("hpcjobs.node.session",)
 _ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
 """What an srun typed into a cell needs to find its allocation."""
-_OF_THE_SCRIPT = ("RUN_DIR", "JOB_ID", "NNODES", "NTASKS", "LAUNCHED_BY", "ENDS", "IFNAME")
+_OF_THE_SCRIPT = (
+    *("RUN_DIR", "JOB_ID", "SCHEDULER", "NNODES", "NTASKS", "NTASKS_PER_NODE", "LAUNCHED_BY", "ENDS", "IFNAME"),
+)
 """HPCJOBS_ variables that the session's own script sets: a trainer in a cell would take its run folder for its own."""
 
 

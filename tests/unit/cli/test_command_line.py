@@ -87,7 +87,15 @@ def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, 
     (run_dir,) = (here / "runs").glob("same-*")
 
     def general(text: str, name: str) -> list[str]:
-        own = ("# made by", "# by hand", "#SBATCH --output", "mkdir -p -m 700 ", "# Below the end", "HPCJOBS_SHELL=")
+        own = (
+            "# made by",
+            "# by hand",
+            "#SBATCH --output",
+            "mkdir -p -m 700 ",
+            "# Below the end",
+            "HPCJOBS_SHELL=",
+            "_hj_shell=",
+        )
         text = text.partition("\n\n# shellcheck disable=all\n#==> ")[0]
         return [line.replace(name, "RUN") for line in text.splitlines() if not line.startswith(own)]
 

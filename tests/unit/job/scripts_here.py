@@ -90,7 +90,7 @@ def run_here(plan: Plan, tmp_path: Path, *, files: bool = True, **env: str) -> s
     (run_dir / "shell").mkdir(parents=True, exist_ok=True)
     for name, text in (shell_files(script) if files else {}).items():
         (run_dir / "shell" / name).write_text(text)
-    script = re.sub(f"'?{re.escape(str(plan.run_dir))}([^ '#\n]*)'?", rf"'{run_dir}\1'", script)
+    script = re.sub(f"'?{re.escape(str(plan.run_dir))}([^ '\"#\n]*)'?", rf"'{run_dir}\1'", script)
     (tmp_path / "job.sh").write_text(script)
     if plan.job.retries is not None:
         (run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))

@@ -250,8 +250,10 @@ def test_the_script_of_a_dry_run_brings_all_that_it_uses(here: Path, tmp_path: P
         (tmp_path / launcher).mkdir()
         done = run_here(plan._replace(script=script_by_hand(plan)), tmp_path / launcher, files=False)
         assert done.returncode == 0, done
-        state = json.loads((tmp_path / launcher / "run folder" / "state.json").read_text())
-        assert state["state"] == "COMPLETED"
+        run_dir = tmp_path / launcher / "run folder"
+        assert json.loads((run_dir / "state.json").read_text())["state"] == "COMPLETED"
+        # The tasks of an array start together: none may read what another one is just writing.
+        assert (run_dir / "shell-7" / "rank.sh").read_text() == (shipped("templates") / "shell" / "rank.sh").read_text()
 
 
 def test_the_script_of_two_nodes_is_read_at_one_glance() -> None:
