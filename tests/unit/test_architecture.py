@@ -72,7 +72,7 @@ TRAINERS = {
     "data": {"commandline", "distributed", "workloads", "optimization"},
     "optimization": {"commandline", "distributed", "workloads", "strategies"},
     "checkpoint": {"distributed", "optimization"},
-    "metrics": {"distributed", "workloads", "optimization", "checkpoint"},
+    "metrics": {"commandline", "distributed", "workloads", "optimization", "checkpoint"},
     "fault_tolerance": {"distributed", "metrics"},
     "loop": {
         "commandline",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcjobs.trainers.commandline.flags import flag, not_negative, positive
+from hpcjobs.trainers.commandline.flags import StepRange, flag, not_negative, parse_step_range, positive
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,13 @@ class Config:
     )
     probe: bool = flag(True, "measure exposed communication, on passes that do not train")
     monitor: bool = flag(False, "each second, what cores, memory, network and GPUs do, into monitor.jsonl")
+    profile: StepRange | None = flag(  # noqa: RUF009 (a field, as the others)
+        None,
+        "profile the steps after START up to STOP: a trace per rank, and the costliest operators in the log",
+        parse=parse_step_range,
+        metavar="START:STOP",
+    )
+    memory_snapshot: bool = flag(False, "record the allocations on each GPU, for pytorch.org/memory_viz")
     stall_after: float | None = flag(
         None,
         "end the run after so many seconds without a step [30 times the p95 step, where the job is started again]",

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from hpcjobs.runtime.exits import UsageError
 
@@ -48,6 +48,26 @@ def _at_least(kind: Callable[[str], Number], words: str, holds: Callable[[Number
         return value
 
     return parse
+
+
+class StepRange(NamedTuple):
+    """The steps after step `start`, up to step `stop`."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+def parse_step_range(text: str) -> StepRange:
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not START:STOP, such as 10:13")
+    steps = StepRange(int(start), int(stop))
+    if steps.start >= steps.stop:
+        raise argparse.ArgumentTypeError(f"{text}: STOP is not after START")
+    return steps
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +28,7 @@ from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
 from hpcjobs.trainers.loop.checkpointing import Checkpoints, resume_run
 from hpcjobs.trainers.loop.evaluation import Evaluator
 from hpcjobs.trainers.metrics.monitor import Monitor
+from hpcjobs.trainers.metrics.profiler import StepProfiler, record_memory
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import TrainingPlan, grow_synthetic, plan_training
 from hpcjobs.trainers.optimization.step import Stepper
@@ -53,6 +54,7 @@ class Run:
     monitor: Monitor
     fault_tolerance: FaultTolerance
     watchdog: Watchdog
+    profiler: StepProfiler
 
     @property
     def config(self) -> Config:
@@ -67,6 +69,7 @@ class Run:
 
     def end_step(self, step: int, epoch: int) -> None:
         """After every step: write its line, evaluate and save where that is due, and stop where that was requested."""
+        self.profiler.stop_if_due(step)
         self.fault_tolerance.record_step(step)
         self.watchdog.beat(step, "data")
         saves, evaluates = self.checkpoints.due(step), self.evaluator.due(step)
@@ -79,6 +82,7 @@ class Run:
         if saves:  # after the evaluation, whose loss decides which checkpoint is the best
             self.checkpoints.save(step, epoch)
         self.stop_if_asked(step, epoch)
+        self.profiler.start_if_due(step)
 
     def stop_if_asked(self, step: int, epoch: int) -> None:
         """A boundary: all ranks come by here equally often, and leave together."""
@@ -112,6 +116,7 @@ class Run:
     def finish(self, *, exposed_s: Sequence[float], compute_s: Sequence[float]) -> RunSummary:
         """The summary, once the last checkpoint is on disk; a collective call."""
         self.checkpoints.finish()
+        self.profiler.close()
         strategy, config = self.stepper.strategy, self.config
         traffic = strategy.traffic(self.stepper.model) if self.group.world_size > 1 else None
         summary = self.recorder.finish(
@@ -140,7 +145,10 @@ class Run:
 def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
     """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
     config = call.config
-    with join_world(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group:
+    with (
+        join_world(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group,
+        ExitStack() as stack,
+    ):
         log_topology(group)
         workload = adapt_datasets(load_workload(stage_data(config, group), call.workload_flags))
         workload = grow_synthetic(config, workload, group.world_size)
@@ -148,6 +156,7 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
         refuse_unequal_data(group, workload)
         plan = plan_training(config, workload, group.world_size, fill=strategy.fills)
         run_dir = choose_run_dir(call, group)
+        stack.enter_context(record_memory(group, run_dir, on=config.memory_snapshot))
         stepper = Stepper(config, workload, strategy, group=group, plan=plan)
         group.log(describe_run(call.trainer, workload, plan, stepper, run_dir))
         warn_of_small_share(group, plan)
@@ -178,6 +187,7 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
                 monitor,
                 fault_tolerance,
                 watchdog,
+                StepProfiler(config.profile, group, run_dir, first_step=0 if resumed is None else resumed.step),
             )
 
 
