@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.errors import RequestError, nearest
-from hpcjobs.site.sbatch import BY_LETTER, OPTIONS, Argument, Sbatch, find_option
+from hpcjobs.errors import RequestError
+from hpcjobs.site.sbatch import BY_LETTER, Argument, Sbatch, Treatment, find_option
 
 _MARK = "#SBATCH"
 _SPACE = " \t\v\f\r"
@@ -38,7 +38,7 @@ def read_batch_script(path: Path) -> BatchScript:
     """The options of the script at ``path``.
 
     Raises:
-        RequestError: no script, an option that sbatch does not have, or one without its value.
+        RequestError: no script, a letter that is no option of sbatch, or an option without its value.
     """
     text = _read_header(path)
     if not text.startswith("#!"):
@@ -105,9 +105,7 @@ def _parse(words: list[str], number: int, where: str) -> Iterator[Directive]:
             raise RequestError(f"{where}: {word}: jobs of several components are not supported", hint="use sbatch")
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            option = find_option(name)
-            if option is None:
-                raise RequestError(f"{where}: {word}: sbatch has no such option", hint=nearest(name, OPTIONS))
+            option = find_option(name) or _foreign_option(name)
             given = value if equals else None
             if option.argument is Argument.NONE and equals:
                 raise RequestError(f"{where}: {word}: --{option.name} has no value")
@@ -118,6 +116,11 @@ def _parse(words: list[str], number: int, where: str) -> Iterator[Directive]:
             yield from _parse_letters(word, rest, number, where)
         else:
             raise RequestError(f"{where}: {word!r} is no option", hint="a value with blanks needs quotes")
+
+
+def _foreign_option(name: str) -> Sbatch:
+    """An option that the table lacks: plugins of a site add some, and Slurm knows whether there is one."""
+    return Sbatch(name, None, Argument.OPTIONAL, Treatment.PASSED)
 
 
 def _parse_letters(word: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -28,14 +28,14 @@ class Values:
         self.values: dict[str, Any] = dict.fromkeys(Resources.__struct_fields__)
         self.sources: dict[str, str] = {}
 
-    def add(self, resources: Resources, source: str) -> None:
-        """Take over what ``resources`` says; an explicit null clears."""
+    def add(self, resources: Resources, source: str, sources: Mapping[str, str] | None = None) -> None:
+        """Take over what ``resources`` says; an explicit null clears. ``sources`` are those of single fields."""
         stated = {f: v for f in resources.__struct_fields__ if (v := getattr(resources, f)) is not UNSET}
         for group in ALTERNATIVES:
             if any(stated.get(field) is not None for field in group):
                 self.clear(*group)
         for field, value in stated.items():
-            self.set(field, value, source)
+            self.set(field, value, (sources or {}).get(field, source))
 
     def __getitem__(self, field: str) -> Any:
         return self.values.get(field)
@@ -63,17 +63,22 @@ class Values:
         return f"{field}={self[field]} ({self.sources.get(field, 'default')})"
 
 
-def merge_resources(layers: Sequence[Layer], site: Site) -> Values:
+def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False) -> Values:
     """Every resource of site defaults < partition defaults < ``layers``, of which later ones win.
 
-    A total of tasks or GPUs that a layer names replaces nodes and tasks per node of the site's defaults.
+    A batch script has no defaults of the site: it asks for what it says. For other programs a total of tasks or GPUs
+    that a layer names replaces nodes and tasks per node of the site's defaults.
 
     Raises:
         RequestError: a partition that the site does not have.
     """
-    where = f"site {site.name}"
-    stated = [(where, site.defaults), *((source, spec.resources) for source, spec in layers)]
     values = Values()
+    if batch:
+        for layer in layers:
+            values.add(layer.spec.resources, layer.source, layer.sources)
+        return values
+    where = f"site {site.name}"
+    stated = [(where, site.defaults), *((layer.source, layer.spec.resources) for layer in layers)]
     if site.scheduler == "slurm":
         values.set("partition", site.default_partition, where)
     for source, resources in stated:
@@ -84,7 +89,8 @@ def merge_resources(layers: Sequence[Layer], site: Site) -> Values:
         of_site.append((f"partition {name} of {where}", partition.defaults))
     for source, resources in of_site:
         values.add(resources, source)
-    named = {field for _, spec in layers for field in _TOTALS if isinstance(getattr(spec.resources, field), int | str)}
+    requests = [layer.spec.resources for layer in layers]
+    named = {field for request in requests for field in _TOTALS if isinstance(getattr(request, field), int | str)}
     if named:
         values.clear(*(field for field in _PER_NODE if field == "nodes" or "ntasks" in named))
     for source, resources in stated[1:]:

@@ -20,7 +20,8 @@ def lay_out(values: Values, partition: Partition | None, *, one_machine: bool) -
     Raises:
         RequestError: the nodes cannot share them evenly, or two numbers contradict each other.
     """
-    _read_gpu_models(values)
+    for field in _GPU_FIELDS:
+        read_gpu_model(values, field)
     _count_tasks_by_gpus(values)
     totals = [field for field in ("ntasks", "gpus") if values[field]]
     if values["nodes"] is None and totals:
@@ -41,13 +42,12 @@ def lay_out(values: Values, partition: Partition | None, *, one_machine: bool) -
         values.clear(field)
 
 
-def _read_gpu_models(values: Values) -> None:
-    """Leave counts in the fields of GPUs, and the model, if one is named, in ``gpu_model``."""
-    for field in _GPU_FIELDS:
-        if (text := values[field]) is not None:
-            values[field], model = gpus_and_model(text)
-            if model is not None:
-                values.set("gpu_model", model, values.sources[field])
+def read_gpu_model(values: Values, field: str) -> None:
+    """Leave the count in a field of GPUs, and the model, if one is named, in ``gpu_model``."""
+    if (text := values[field]) is not None:
+        values[field], model = gpus_and_model(text)
+        if model is not None:
+            values.set("gpu_model", model, values.sources[field])
 
 
 def _count_tasks_by_gpus(values: Values) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -48,6 +49,7 @@ class JobSpec(Frozen, frozen=True):
     stage_image: Annotated[bool | None, Flag("Copy the image to each node first.")] = None
     snapshot: Annotated[bool | None, Flag("Copy the code and run the copy.")] = None
     sbatch: Annotated[tuple[str, ...], Flag("NAME=VALUE, or NAME: passed to sbatch unread.")] = ()
+    wrap: Annotated[str | None, Flag("Shell text, run as a batch script in place of PROGRAM.")] = None
     srun: Annotated[tuple[str, ...], Flag("NAME=VALUE, or NAME: passed to the tasks' srun unread.")] = ()
 
     def __post_init__(self) -> None:
@@ -77,6 +79,10 @@ class Layer(NamedTuple):
 
     source: str
     spec: JobSpec
+    sources: Mapping[str, str] = {}
+    """Where single fields were read, if not at ``source``."""
+    batch_script: bytes | None = None
+    """The batch script whose options these are."""
 
 
 class Bind(NamedTuple):
@@ -176,6 +182,11 @@ class Job(Frozen, frozen=True):
     """None: the program runs on the node as it is."""
     layers: tuple[Layer, ...] = ()
     """What was requested, layer by layer, so that it can be requested again with changes."""
+
+    @property
+    def batch_script(self) -> bytes | None:
+        """A script that starts its own tasks: it is run once, on the first node."""
+        return next((layer.batch_script for layer in self.layers if layer.batch_script is not None), None)
 
     def asked(self, field: str) -> str:
         """An option for messages: its value, and where that was said."""

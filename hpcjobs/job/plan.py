@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcjobs.job.avoid import avoided_on
+from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.request import checked_spec, make_spec
 from hpcjobs.job.resolve import resolve
@@ -65,7 +66,7 @@ def resolve_request(
     layers.append(Layer("flag", make_spec(request, options)))
     slurm = where.scheduler == "slurm"
     settings = user_settings(os.environ, rehearsal=where.rehearsal) if slurm else ()
-    return resolve([*settings, *layers], where, avoid=avoided_on(where.name) if slurm else {})
+    return resolve([*batch_layers(layers), *settings, *layers], where, avoid=avoided_on(where.name) if slurm else {})
 
 
 def _layer(spec: Layer | str | Path) -> Layer:

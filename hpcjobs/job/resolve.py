@@ -12,9 +12,10 @@ import msgspec
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.avoid import still_left_out
+from hpcjobs.job.batch import BATCH, batch_argv, batch_name, check_batch, site_of_batch
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
-from hpcjobs.job.layout import lay_out
+from hpcjobs.job.layout import lay_out, read_gpu_model
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.passed_through import PASSED_THROUGH, check_passed_through, check_srun
@@ -40,9 +41,14 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
             limit that is exceeded is named at once.
     """
     spec, said = _merged(layers)
-    values, partitions = _resolve_values(layers, site)
-    launcher = _launcher(spec.launcher, site)
-    said.setdefault("launcher", f"site {site.name}")
+    batch = next((layer for layer in layers if layer.batch_script is not None), None)
+    script = None if batch is None else batch.batch_script
+    if batch is not None:
+        check_batch(spec, said, site)
+        site = site_of_batch(site, batch)
+    values, partitions = _resolve_values(layers, site, batch=script is not None)
+    launcher = _launcher(spec.launcher, site) if script is None else BATCH
+    said.setdefault("launcher", f"site {site.name}" if script is None else "batch script")
     chdir = Path(spec.chdir or ".").expanduser().absolute()
     if not os.path.isdir(chdir):
         raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
@@ -55,15 +61,16 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     inside = _container(spec, said, site, values, launcher=launcher, folders=(chdir, run_root))
     on_node = _python(site)
     python = on_node if inside is None else site.containers.python
-    argv = program_argv(spec.program, python=python, chdir=chdir)
+    argv = program_argv(spec.program, python=python, chdir=chdir) if script is None else batch_argv(spec)
     hosts = _hosts(values, site)
     retries, signal_before_s = _fault_tolerance(spec, site, values)
     _elastic(spec, values, launcher=launcher, retries=retries)
-    least, most = node_range(values["nodes"])
+    least, most = node_range(values["nodes"] or 1)
     left_out = _leave_out(avoid or {}, values, partitions, nodes=least + (spec.spare or 0))
     gpu_model = _gpu_model(values, partitions)
+    name = spec.name or (default_name(spec.program) if script is None else batch_name(spec))
     job = Job(
-        name=spec.name or default_name(spec.program),
+        name=name,
         site=site.name,
         site_file=site.path,
         rehearsal=site.rehearsal,
@@ -72,14 +79,14 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         argv=argv,
         chdir=str(chdir),
         snapshot=bool(spec.snapshot),
-        template=spec.template or "job",
+        template=spec.template or ("job" if script is None else "batch"),
         launcher=launcher,
         python=python,
         resources=msgspec.convert({f: values[f] for f in Resources.__struct_fields__}, Resources),
         nodes=least,
         max_nodes=most if most > least else None,
-        ntasks_per_node=values["ntasks_per_node"],
-        sources=values.sources | said,
+        ntasks_per_node=values["ntasks_per_node"] if script is None else 1,
+        sources={**(batch.sources if batch else {}), **values.sources, **said},
         gpu_model=gpu_model,
         gpu_request=site.gpu_request,
         memory_request=site.memory_request,
@@ -101,7 +108,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         spare=spec.spare or 0,
         min_nodes=spec.min_nodes,
         container=inside,
-        layers=tuple(layer for layer in layers if layer.spec != JobSpec()),
+        layers=tuple(layer for layer in layers if layer.spec != JobSpec() or layer.batch_script is not None),
     )
     check_env(job.env, job.sources)
     check_srun(job)
@@ -113,26 +120,33 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     """Everything but the resources, the last word winning (``env`` by variable), with sources."""
     fields: dict[str, Any] = {"env": {}}
     sources: dict[str, str] = {}
-    for source, spec in layers:
+    for source, spec, own_sources, script in layers:
         for field in set(JobSpec.__struct_fields__) - {"resources", "env"}:
             value = getattr(spec, field)
             if value in (None, ()):
                 continue
             if field in PASSED_THROUGH:
-                check_passed_through(field, value, source)
+                if script is None:
+                    check_passed_through(field, value, source)
                 value = (*fields.get(field, ()), *value)
-            fields[field], sources[field] = value, source
+            fields[field], sources[field] = value, own_sources.get(field, source)
         for name, value in spec.env.items():
             fields["env"][name], sources[f"env.{name}"] = value, source
     return JobSpec(**fields), sources
 
 
-def _resolve_values(layers: Sequence[Layer], site: Site) -> tuple[Values, dict[str, Partition]]:
-    """Every resource resolved, tasks and GPUs by the node, and the partitions named."""
-    values = merge_resources(layers, site)
-    partitions = named_partitions(values, site)
+def _resolve_values(layers: Sequence[Layer], site: Site, *, batch: bool) -> tuple[Values, dict[str, Partition]]:
+    """Every resource resolved, tasks and GPUs by the node, and the partitions named.
+
+    Of a batch script everything stays as it is: the layout of its tasks is its own, and Slurm alone knows its limits.
+    """
+    values = merge_resources(layers, site, batch=batch)
+    partitions = {} if batch else named_partitions(values, site)
     if site.scheduler == "slurm":
         values.default("open_mode", "append", "default: a requeued job keeps its log")
+    if batch:
+        read_gpu_model(values, "gpus_per_node")
+        return values, partitions
     lay_out(values, next(iter(partitions.values()), None), one_machine=site.scheduler == "local")
     return values, partitions
 

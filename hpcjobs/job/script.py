@@ -201,7 +201,11 @@ def _header(job: Job, made_by: str, template: str) -> list[str]:
 
 def files_of_submit(job: Job) -> tuple[str, ...]:
     """What ``hpcjobs submit`` puts into the run folder and the script needs there, by name."""
-    return (*(("node.pyz",) if job.retries else ()), *(("code",) if job.snapshot else ()))
+    return (
+        *(("node.pyz",) if job.retries else ()),
+        *(("code",) if job.snapshot else ()),
+        *(("batch_script",) if job.batch_script is not None else ()),
+    )
 
 
 def _header_by_hand(job: Job) -> list[str]:

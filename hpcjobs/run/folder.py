@@ -3,6 +3,7 @@
     NAME-DATE-TIME-RANDOM/
       job.sh            the script that was sent
       shell/            what job.sh uses on the node, in bash
+      batch_script      the user's own, which job.sh runs, where the job is one
       node.pyz          what decides about further attempts on the node, with --retries
       attempts.jsonl, control/   how its attempts ended; where program and node.pyz meet
       manifest.json     everything settled, with its source; versions; git commit
@@ -38,6 +39,7 @@ from hpcjobs.run.snapshot import copy_code
 from hpcjobs.user import user_name
 
 NODE_PROGRAM = "node.pyz"
+BATCH_SCRIPT = "batch_script"
 MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 
 
@@ -128,4 +130,6 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
     if job.retries is not None:
         write_beside(plan.run_dir / NODE_PROGRAM, pack("hpcjobs.node"))
     write_shell_files(plan.run_dir, plan.script)
+    if job.batch_script is not None:
+        write_beside(plan.run_dir / BATCH_SCRIPT, job.batch_script, mode=0o700)
     write_beside(plan.run_dir / "job.sh", plan.script, mode=0o700)

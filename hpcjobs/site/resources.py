@@ -150,6 +150,8 @@ class Resources(Frozen, frozen=True):
             value = getattr(self, field)
             if isinstance(value, int):
                 check_count(value, field)
+        if isinstance(self.core_spec, int):
+            check_count(self.core_spec, "core_spec", least=0)
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, str):
@@ -185,6 +187,6 @@ _SPELLING: dict[str, Callable[[str], str]] = {
     **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), slurm_memory),
 }
 _COUNTS = (
-    *("ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "ntasks_per_gpu", "core_spec"),
+    *("ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "ntasks_per_gpu"),
     *("sockets_per_node", "cores_per_socket", "threads_per_core"),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpcjobs.job.launch.base import Launch, Launcher, Raw, command_line, entering, task
 from hpcjobs.job.launch.horovod import horovod_gloo, horovodrun
 from hpcjobs.job.launch.mpi import mpirun
-from hpcjobs.job.launch.slurm import gpus_of_node, srun, srun_args
+from hpcjobs.job.launch.slurm import batch, gpus_of_node, srun, srun_args
 from hpcjobs.job.launch.torch import spawn, torchrun
 from hpcjobs.job.models import Job
 
@@ -35,6 +35,7 @@ LAUNCHERS = {
     "mpirun": Launcher(mpirun, ("slurm", "local")),
     "horovod-gloo": Launcher(horovod_gloo, ("slurm", "local")),
     "horovodrun": Launcher(horovodrun, ("slurm", "local")),
+    "batch": Launcher(batch, ("slurm",)),
 }
 
 

@@ -75,3 +75,8 @@ def srun(job: Job) -> Launch:
     """One task per rank, started by Slurm, which tells Open MPI by PMIx who the others are."""
     with_pmix = (job.mpi or "").startswith("pmix")
     return Launch(command=one_task_per_rank(job), before=(*open_mpi_network(job), *_fences(job)) if with_pmix else ())
+
+
+def batch(job: Job) -> Launch:
+    """A batch script, which starts its own tasks: it runs once, on the first node."""
+    return Launch(command=(Raw('"$_hj_script"'), *job.argv[1:]))

@@ -30,6 +30,7 @@ def options_of(here: Path, text: str) -> list[tuple[str, str | None]]:
         ("--tasks-per-node=4", [("ntasks-per-node", "4")]),
         ("--ntasks-per-n=4", [("ntasks-per-node", "4")]),
         ("-t 0-2 --mem=4G\r", [("time", "0-2"), ("mem", "4G")]),
+        ("--ear=off --container-image=x", [("ear", "off"), ("container-image", "x")]),  # of plugins
         ("", []),
     ],
 )
@@ -47,8 +48,6 @@ def test_lines_count_up_to_the_first_command(here: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("--nodse=2", "job.sbatch:2: --nodse=2: sbatch has no such option"),
-        ("--nt=2", "sbatch has no such option"),
         ("-N", "job.sbatch:2: -N needs a value"),
         ("--hold=yes", "--hold has no value"),
         ("-Z", "-Z: sbatch has no such option"),

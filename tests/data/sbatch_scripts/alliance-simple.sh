@@ -1,0 +1,6 @@
+#!/bin/bash
+#SBATCH --time=00:15:00
+#SBATCH --account=def-someuser
+
+echo 'Hello, world!'
+sleep 30
