@@ -10,6 +10,7 @@ from hpcjobs.cli.output import note
 from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsWarning, reason_of
 from hpcjobs.run.attempts import read_attempts
+from hpcjobs.run.dependency import is_never_met
 from hpcjobs.run.folder import log_path, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import FirstFailure, read_state
@@ -25,6 +26,10 @@ def print_failures(jobs: Iterable[Known]) -> None:
     """How each job that did not complete ended; of the first one the last lines, and what explains it."""
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
     for number, (entry, record) in enumerate(failed):
+        if is_never_met(record):
+            note(f"job {record.job_id} will not start: what it depends on can never happen")
+            note(f"next: hpcjobs cancel {record.job_id} removes it from the queue")
+            continue
         first = _first_failure(entry, record)
         who = ""
         if first is not None:

@@ -15,7 +15,6 @@ from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG
 from hpcjobs.cli.output import Json, SiteName, note, print_json
 from hpcjobs.job.models import JobSpec
-from hpcjobs.site.models import Resources
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
@@ -34,14 +33,22 @@ def submit(
         Path | None, typer.Option(help="YAML file with any of this; flags win.", show_default=False)
     ] = None,
     after: Annotated[
-        list[str] | None, typer.Option(help="Start after this job has succeeded.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Start after this job has succeeded; JOB+10m: so long after its start.", show_default=False),
+    ] = None,
+    after_any: Annotated[
+        list[str] | None, typer.Option(help="Start after this job has ended, however.", show_default=False)
+    ] = None,
+    after_fail: Annotated[
+        list[str] | None, typer.Option(help="Start after this job has failed.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="Ask Slurm when it would start; submit nothing.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
+    parsable: Annotated[bool, typer.Option("--parsable", help="Print the job's id alone, as sbatch does.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for the end; exit code of the job.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
     ] = False,
@@ -50,7 +57,8 @@ def submit(
     """Submit PROGRAM. Options stand before it; everything after it belongs to it."""
     import hpcjobs
 
-    asked = replace(request, resources=_after(after or [], request.resources, site))
+    jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
+    asked = _with_dependencies(request, jobs, site)
     plan = hpcjobs.plan(asked, site, spec=spec, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
     print_notes(plan)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
@@ -64,7 +72,10 @@ def submit(
     handle = hpcjobs.submit(plan)
     if plan.job.rehearsal:
         note(f"rehearsal: the sandbox on this machine plays site {plan.job.site}")
-    report(handle, plan, as_json=as_json)
+    if parsable:
+        print(handle.id, flush=True)
+    else:
+        report(handle, plan, as_json=as_json)
     if wait or follow:
         from hpcjobs.cli.wait import follow_to_end, wait_for
 
@@ -94,19 +105,18 @@ def print_notes(plan: "Plan") -> None:
         note(line)
 
 
-def _after(words: list[str], resources: Resources, site: str | None) -> Resources:
-    """``resources`` with a dependency on the jobs that ``words`` name, which must be jobs of the same site."""
-    if not words:
-        return resources
-    from hpcjobs.run.select import select
-    from hpcjobs.run.state_file import own_ids
+def _with_dependencies(request: JobSpec, jobs: dict[str, list[str] | None], site: str | None) -> JobSpec:
+    """``request`` that depends on ``jobs`` too, by kind; they must be jobs of the same site."""
+    named = {kind: words for kind, words in jobs.items() if words}
+    if not named:
+        return request
+    from hpcjobs.run.dependency import dependency_on
     from hpcjobs.site.library import default_site, load_site
 
-    entries = select(words, site=load_site(site or default_site()).name)
-    ids = [entry.job_id if entry.task is None else own_ids(entry)[0] for entry in entries]
-    typed = resources.dependency
-    dependencies = [*([typed] if isinstance(typed, str) else []), ":".join(["afterok", *ids])]
-    return replace(resources, dependency=",".join(dependencies))
+    typed = request.resources.dependency
+    added = dependency_on(named, site=load_site(site or default_site()).name)
+    dependency = ",".join(filter(None, (typed if isinstance(typed, str) else None, added)))
+    return replace(request, resources=replace(request.resources, dependency=dependency))
 
 
 def _print_sources(plan: "Plan", *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.accounting_file import read_accounting
+from hpcjobs.run.dependency import is_never_met
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
@@ -130,8 +131,9 @@ def wait(
 
 
 def _over(record: JobRecord) -> bool:
-    """Ended, or forgotten by a scheduler that has been asked in vain."""
-    return record.state.ended or (record.state is State.UNKNOWN and record.source == "nobody")
+    """Ended, forgotten by a scheduler that has been asked in vain, or waiting for what can no longer happen."""
+    forgotten = record.state is State.UNKNOWN and record.source == "nobody"
+    return record.state.ended or forgotten or is_never_met(record)
 
 
 def _final(

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from commandline import hpcjobs, ok, start, within
+from scripted_slurm import answer
 from waiting import eventually
 
 from hpcjobs.run import index
@@ -46,12 +47,6 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     answer(answers, "scancel", ":")
     monkeypatch.setenv("PATH", f"{answers}:{os.environ['PATH']}")
     return answers
-
-
-def answer(folder: Path, command: str, script: str) -> None:
-    path = folder / command
-    path.write_text(f'#!/bin/sh\necho "$@" >>{folder}/{command}.asked\n{script}\n')
-    path.chmod(0o755)
 
 
 def ended(cluster: Path, code: int, *, state: str | None = None) -> None:

@@ -1,0 +1,78 @@
+"""Jobs that start after others, named as everywhere else."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+from scripted_slurm import answer
+
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+
+
+@pytest.fixture
+def jobs(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site, and three jobs of it: one was resubmitted, one is an array; gives the folder of Slurm's answers."""
+    (here / "mine.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4}}}\nrun_root: runs\n")
+    monkeypatch.setenv("HPCJOBS_SITE", "./mine.yaml")
+    for job_id, name, array in (("11", "plain", None), ("12", "again", None), ("13", "many", "0-3")):
+        folder = here / "runs" / name
+        (folder / "control").mkdir(parents=True)
+        index.add(Entry(job_id, name, "mine", "slurm", str(folder), time.time(), array=array))
+    (here / "runs" / "again" / "control" / "continued").write_text("20\n")
+    answers = tmp_path / "slurm"
+    answers.mkdir()
+    answer(answers, "sbatch", "echo 42")
+    answer(answers, "sacct", ":")
+    answer(answers, "scontrol", ":")
+    monkeypatch.setenv("PATH", f"{answers}:{Path('/usr/bin')}:{Path('/bin')}")
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("words", "dependency"),
+    [
+        (("--after", "11"), "afterok:11"),
+        (("--after", "11", "--after", "13_2"), "afterok:11:13_2"),
+        (("--after-any", "11"), "afterany:11"),
+        (("--after-fail", "plain"), "afternotok:11"),
+        (("--after", "again"), "afterok:20"),
+        (("--after", "11+10m"), "after:11+10"),
+        (("--after", "plain+2h", "--after-any", "13"), "after:11+120,afterany:13"),
+        (("-d", "singleton", "--after", "11"), "singleton,afterok:11"),
+    ],
+)
+def test_jobs_are_named_by_id_and_name_and_of_resubmitted_ones_the_current_is_meant(
+    jobs: Path, words: tuple[str, ...], dependency: str
+) -> None:
+    assert f"#SBATCH --dependency={dependency}\n" in ok("submit", *words, "--dry-run", "true").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--after", "99"), 6, "no job 99"),
+        (("--after-fail", "nobody"), 6, "no job named 'nobody'"),
+        (("--after", "11+90s"), 5, "Slurm counts the delay in minutes"),
+        (("--after", "11+soon"), 6, "no job named"),
+    ],
+)
+def test_a_job_that_is_not_there_is_named(jobs: Path, words: tuple[str, ...], code: int, text: str) -> None:
+    answered = within("submit", *words, "--dry-run", "true")
+    assert (answered.code, text in answered.err) == (code, True), answered
+
+
+def test_waiting_ends_when_what_a_job_depends_on_can_never_happen(jobs: Path) -> None:
+    row = ["11", "plain", "PENDING", "DependencyNeverSatisfied", "main", "", "1", "%s", "N/A", "0:00", "x"]
+    answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
+    answered = within("wait", "--timeout", "20", "11")
+    assert answered.code == 1
+    assert "job 11 will not start: what it depends on can never happen" in answered.err
+    assert "hpcjobs cancel 11" in answered.err
+
+
+def test_the_id_alone_is_printed_as_by_sbatch(jobs: Path) -> None:
+    assert ok("submit", "--parsable", "true").out == "42\n"
