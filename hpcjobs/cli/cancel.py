@@ -18,6 +18,9 @@ def cancel(
     state: Annotated[
         list[str] | None, typer.Option("--state", help="Only those in this state: PENDING …", show_default=False)
     ] = None,
+    signal: Annotated[
+        str | None, typer.Option(help="Send this signal and let them run: USR1.", show_default=False)
+    ] = None,
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
@@ -31,6 +34,12 @@ def cancel(
         problem = "JOBS and --all exclude each other" if jobs else "no job is named (hpcjobs ps lists them; --all)"
         raise typer.BadParameter(problem)
     entries = select_unfinished(site=site) if everything else select(jobs or [], site=site)
+    if signal is not None:
+        from hpcjobs.run.control import signal as send_signal
+
+        ids = send_signal(entries, signal)
+        print_json({"signalled": ids}) if as_json else print(f"{signal} sent to {' '.join(ids)}")
+        return
     outcome = cancel(entries, only=parse_states(state or []))
     if everything:
         outcome = outcome._replace(ended={}, unknown=[])  # nobody named them

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.")]
 SiteName = Annotated[
     str | None,
     typer.Option("--site", "-s", help="Site name or file [HPCJOBS_SITE, user config, local].", show_default=False),

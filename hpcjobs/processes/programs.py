@@ -121,13 +121,15 @@ def run_following(
     return process.returncode
 
 
-def run_in_terminal(argv: Sequence[str], *, cwd: str | None = None, stdin: Stream = None) -> int:
+def run_in_terminal(
+    argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, stdin: Stream = None
+) -> int:
     """As `run`, with this terminal for its output and, unless ``stdin`` says otherwise, its input; its exit code.
 
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    process = start(argv, cwd=cwd, stdin=stdin)
+    process = start(argv, cwd=cwd, env=env, stdin=stdin)
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -51,7 +51,16 @@ class _Closed(msgspec.Struct, frozen=True):
     job_id: str
 
 
+class _Removed(msgspec.Struct, frozen=True):
+    """A line that says: this job is listed no more."""
+
+    removed: str
+    """The run folder."""
+    job_id: str
+
+
 _ENTRY, _CLOSED = msgspec.json.Decoder(Entry), msgspec.json.Decoder(_Closed)
+_REMOVED = msgspec.json.Decoder(_Removed)
 
 
 class Index(NamedTuple):
@@ -88,6 +97,14 @@ def close(entries: Iterable[Entry]) -> None:
             _append(lines)
 
 
+def remove(entries: Iterable[Entry]) -> None:
+    """List jobs no more. A state folder that cannot be written leaves them, without their folders, to the next time."""
+    lines = [msgspec.json.encode(_Removed(entry.run_dir, entry.job_id)) for entry in entries]
+    if lines:
+        with contextlib.suppress(OSError):
+            _append(lines)
+
+
 def entries() -> list[Entry]:
     """Every job, oldest first."""
     return read().entries
@@ -97,15 +114,21 @@ def read() -> Index:
     """All logs. A line that cannot be used is skipped, with a warning that names it."""
     jobs: dict[tuple[str, str], Entry] = {}
     closed: set[tuple[str, str]] = set()
+    removed: set[tuple[str, str]] = set()
     for path in _paths(".jsonl"):
         for number, line in enumerate((_content(path) or b"").split(b"\n"), 1):
             if line.startswith(b'{"closed":'):
                 if (mark := _decode(_CLOSED, line, f"{path}, line {number}")) is not None:
                     closed.add((mark.closed, mark.job_id))
+            elif line.startswith(b'{"removed":'):
+                if (no_more := _decode(_REMOVED, line, f"{path}, line {number}")) is not None:
+                    removed.add((no_more.removed, no_more.job_id))
             elif line and (entry := _decode(_ENTRY, line, f"{path}, line {number}")) is not None:
                 jobs[entry.run_dir, entry.job_id] = entry
     for entry in _import_single_files():
         jobs.setdefault((entry.run_dir, entry.job_id), entry)
+    for key in removed:
+        jobs.pop(key, None)
     return Index(sorted(jobs.values(), key=lambda entry: entry.submitted), frozenset(closed))
 
 

@@ -4,12 +4,12 @@
 # shellcheck disable=SC2154,SC2317,SC2329  # variables of job.bash; functions called by traps and by job.sh
 
 _hj_await_step() { # PID: until the script has ended, handing signals on; its exit code, also in _hj_code
-    local signal
     _hj_step=$1
     trap '_hj_on_term; [ -z "${HPCJOBS_CONTROL_DIR:-}" ] || kill -TERM "$_hj_step" 2>/dev/null' TERM
-    for signal in INT HUP USR1 USR2; do
-        trap "kill -$signal \"\$_hj_step\" 2>/dev/null" "$signal"
-    done
+    trap 'kill -INT "$_hj_step" 2>/dev/null' INT
+    trap 'kill -HUP "$_hj_step" 2>/dev/null' HUP
+    trap 'kill -USR1 "$_hj_step" 2>/dev/null' USR1
+    trap 'kill -USR2 "$_hj_step" 2>/dev/null' USR2
     if [ -n "${HPCJOBS_CONTROL_DIR:-}" ]; then
         trap _hj_warn_script USR1 # node.pyz: the time limit, or a preemption, is near
     fi

@@ -131,6 +131,14 @@ class Slurm:
         if ids:
             self._ask(["scancel", "--quiet", *ids])
 
+    def control(self, words: Sequence[str]) -> None:
+        """Run a command of scontrol that changes jobs: ``hold 12``."""
+        self._ask(["scontrol", *words])
+
+    def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
+        """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""
+        self._ask(["scancel", f"--signal={name}", *(["--full"] if batch_script else []), *sorted(set(job_ids))])
+
     def _run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         """Slurm's commands look for a configuration that is not there for a minute; nobody waits for that here."""
         conf = self._configuration()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scripts_here import without_complaint
 
 import hpcjobs
 from hpcjobs.errors import RequestError
@@ -145,3 +146,10 @@ def test_options_of_slurm_after_the_program_are_warned_of(
     (here / "train.py").touch()
     lines = [line for line in notes(hpcjobs.plan(program, site).job) if "after the program" in line]
     assert [line.split()[0] for line in lines] == warned
+
+
+@pytest.mark.parametrize("options", [{}, {"retries": "on"}, {"array": "0-3"}], ids=["plain", "retries", "array"])
+def test_the_script_around_a_batch_script_has_no_complaint_of_shellcheck(
+    here: Path, site: str, options: dict[str, object]
+) -> None:
+    without_complaint([plan(site, "#SBATCH -N 1", "it's", "a b", env={"B": "x y"}, **options).script], here)

@@ -1,0 +1,47 @@
+"""``hpcjobs alloc``."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+
+from hpcjobs.cli.job_options import with_job_options
+from hpcjobs.cli.options import EPILOG
+from hpcjobs.cli.output import SiteName, note
+from hpcjobs.job.models import JobSpec
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_job_options(without=["array", "retries", "signal_before", "wrap", "snapshot", "preflight", "spare", "min_nodes"])
+def alloc(
+    *,
+    site: SiteName = None,
+    request: JobSpec,
+    spec: Annotated[
+        Path | None, typer.Option(help="YAML file with any of this; flags win.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; write nothing.")] = False,
+) -> None:
+    """Allocate nodes now and run PROGRAM on the first, or a shell, with the site's software and a task's environment.
+
+    In it, `ranks PROGRAM` starts PROGRAM as the tasks of a job, with RANK, WORLD_SIZE and the rest.
+    """
+    import hpcjobs
+    from hpcjobs.processes.programs import run_in_terminal
+    from hpcjobs.run.interactive import allocate
+
+    # Named bash or interactive, Lightning would not take it for a Slurm job.
+    asked = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
+    plan = hpcjobs.plan(asked, site, spec=spec, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
+    if dry_run:
+        print(plan.script, end="")
+        return
+    words = plan.job.argv if request.program else ()
+    command = allocate(plan, words, terminal=sys.stdin.isatty())
+    note(f"run folder {plan.run_dir}")
+    raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))

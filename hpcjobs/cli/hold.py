@@ -1,0 +1,22 @@
+"""``hpcjobs hold``."""
+
+from __future__ import annotations
+
+import typer
+
+from hpcjobs.cli.output import Jobs, Json, SiteName, print_json
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def hold(jobs: Jobs, site: SiteName = None, as_json: Json = False) -> None:
+    """Keep waiting jobs from starting, until `hpcjobs release`."""
+    from hpcjobs.run.control import control
+    from hpcjobs.run.select import select
+
+    ids = control("hold", select(jobs, site=site))
+    if as_json:
+        print_json({"held": ids})
+    else:
+        print("held " + " ".join(ids))

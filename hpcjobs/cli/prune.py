@@ -1,0 +1,64 @@
+"""``hpcjobs prune``."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str, typer.Option(help="Jobs that ended so long ago: 30d, 12h.")] = "30d",
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="Only those in this state: FAILED …", show_default=False)
+    ] = None,
+    larger_than: Annotated[
+        str | None, typer.Option(help="Only run folders of this size or more: 1G.", show_default=False)
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what is listed.")] = False,
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """List old run folders and records of jobs; with --remove, remove them.
+
+    What runs, waits, or is not accounted for is never removed. Sweeps keep what their results need.
+    """
+    from hpcjobs.cli.ps import parse_states
+    from hpcjobs.errors import RequestError
+    from hpcjobs.run import prune as old_jobs
+    from hpcjobs.units import human_bytes, human_duration, memory_bytes, walltime_s
+
+    try:
+        age_s = walltime_s(older_than)
+        min_size = 0 if larger_than is None else memory_bytes(larger_than)
+    except ValueError as error:
+        raise RequestError(f"prune: {error}") from error
+    choice = old_jobs.select_old(age_s=age_s, states=parse_states(state or []), min_size=min_size, site=site)
+    chosen = old_jobs.remove(choice.old) if remove else choice.old
+    total = sum(job.size for job in chosen)
+    if as_json:
+        rows = [
+            {"job_id": job.entry.job_id, "name": job.entry.name, "states": job.states, "ended": job.ended,
+             "size": job.size, "run_dir": job.entry.run_dir} for job in chosen
+        ]  # fmt: skip
+        print_json({"jobs": rows, "removed": remove, "bytes": total, "left": choice.left})
+        return
+    if chosen:
+        print_table(
+            ["JOB", "NAME", "STATE", "AGE", "SIZE", "RUN FOLDER"],
+            [
+                (job.entry.job_id, job.entry.name, ",".join(s.value for s in job.states) or "-",
+                 human_duration(time.time() - job.ended), human_bytes(job.size), job.entry.run_dir)
+                for job in chosen
+            ],
+        )  # fmt: skip
+    done = "removed" if remove else "to remove (--remove does it)"
+    print(f"{len(chosen)} jobs, {human_bytes(total)} {done}")
+    if choice.left:
+        note(f"{choice.left} jobs of that age run, wait, or are not accounted for, and stay")

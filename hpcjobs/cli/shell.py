@@ -1,0 +1,38 @@
+"""``hpcjobs shell``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.output import SiteName
+
+app = typer.Typer(rich_markup_mode=None)
+Node = Annotated[str | None, typer.Option(help="On this node of the job.", show_default=False)]
+Rank = Annotated[int | None, typer.Option(help="On the node of this rank.", min=0, show_default=False)]
+
+
+@app.command()
+def shell(
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
+    node: Node = None,
+    rank: Rank = None,
+    site: SiteName = None,
+) -> None:
+    """Open a shell on a node of a running job, beside its tasks, with their software and environment."""
+    run_within(job, (), node=node, rank=rank, site=site, terminal=sys.stdin.isatty())
+
+
+def run_within(
+    job: str, words: tuple[str, ...], *, node: str | None, rank: int | None, site: str | None, terminal: bool
+) -> None:
+    """Run ``words`` (none: a shell) within a job, and end with its exit code."""
+    from hpcjobs.processes.programs import run_in_terminal
+    from hpcjobs.run.interactive import attach
+    from hpcjobs.run.select import select
+
+    (entry,) = select([job], site=site)
+    command = attach(entry, words, node=node, rank=rank, terminal=terminal)
+    raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))

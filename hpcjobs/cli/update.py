@@ -1,0 +1,30 @@
+"""``hpcjobs update``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.output import Json, SiteName, print_json
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def update(
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
+    settings: Annotated[list[str], typer.Argument(help="NAME=VALUE: time=2h, time=+30m, partition=long, nice=100 …")],
+    site: SiteName = None,
+    as_json: Json = False,
+) -> None:
+    """Change options of a job that waits or runs, as far as Slurm lets you."""
+    from hpcjobs.run.control import update
+    from hpcjobs.run.select import select
+
+    (entry,) = select([job], site=site)
+    words = update(entry, settings)
+    if as_json:
+        print_json({"job_id": entry.job_id, "changed": words})
+    else:
+        print(f"job {entry.job_id}: {' '.join(words)}")

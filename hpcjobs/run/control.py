@@ -1,0 +1,131 @@
+"""Changing jobs in the queue: hold, release, requeue, update, signal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.run.attempts import current_id
+from hpcjobs.run.folder import BATCH_SCRIPT
+from hpcjobs.run.identity import require_reachable
+from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import own_ids
+from hpcjobs.run.status import Connect, Known, statuses
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.units import time_limit
+
+Verb = Literal["hold", "release", "requeue"]
+KEYS = {
+    "account": "Account", "begin": "StartTime", "comment": "Comment", "constraint": "Features",
+    "deadline": "Deadline", "dependency": "Dependency", "exclude": "ExcNodeList", "gres": "Gres",
+    "licenses": "Licenses", "mail_type": "MailType", "mail_user": "MailUser", "nice": "Nice",
+    "nodelist": "ReqNodeList", "nodes": "NumNodes", "partition": "Partition", "priority": "Priority", "qos": "QOS",
+    "requeue": "Requeue", "reservation": "ReservationName", "time": "TimeLimit", "time_min": "TimeMin",
+    "wckey": "WCKey",
+}  # fmt: skip
+"""Options of a job that Slurm can change, and scontrol's names of them."""
+
+
+def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect) -> list[str]:
+    """Hold, release or requeue jobs; the ids that Slurm was given.
+
+    Raises:
+        RequestError: a job of this machine, or of another host, cluster or user.
+        UnknownJobError: Slurm does not know one of them.
+        SchedulerError: Slurm refuses, or does not answer.
+    """
+    ids: list[str] = []
+    for slurm, known in _by_cluster(entries, verb, connect):
+        chosen = [_id(job.entry) for job in known]
+        slurm.control([verb, ",".join(chosen)])
+        ids += chosen
+    return ids
+
+
+def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
+    """Change ``name=value`` settings of a job; scontrol's words for them.
+
+    A name is that of the job's option (``time``), or scontrol's own (``TimeLimit``), which is passed on unread.
+
+    Raises:
+        RequestError: no setting that Slurm can change, or not its value; else as `control`.
+    """
+    words = [_setting(setting) for setting in settings]
+    for slurm, known in _by_cluster([entry], "update", connect):
+        slurm.control(["update", f"JobId={_id(known[0].entry)}", *words])
+    return words
+
+
+def signal(entries: Iterable[Entry], name: str, *, connect: Connect = connect) -> list[str]:
+    """Send a signal to the tasks of running jobs, and to a batch script itself; the ids that Slurm was given.
+
+    Raises:
+        As `control`.
+    """
+    ids: list[str] = []
+    for slurm, known in _by_cluster(entries, "signal", connect):
+        for job in known:
+            is_script = Path(job.entry.run_dir, BATCH_SCRIPT).exists()
+            slurm.signal([_id(job.entry)], name, batch_script=is_script)
+            ids.append(_id(job.entry))
+    return ids
+
+
+def _by_cluster(entries: Iterable[Entry], verb: str, connect: Connect) -> Iterable[tuple[Slurm, list[Known]]]:
+    """The jobs of each cluster, all of which the cluster knows: an id alone may be another job's by now."""
+    named = sorted(entries, key=lambda entry: entry.slurm_conf or "")
+    require_reachable(named)
+    if local := [entry.job_id for entry in named if entry.scheduler != "slurm"]:
+        raise RequestError(
+            f"{verb} {', '.join(local)}: the queue of this machine cannot do that", hint="hpcjobs cancel"
+        )
+    known = statuses(named, connect=connect)
+    if missing := [job.entry.job_id for job in known if all(r.state is State.UNKNOWN for r in job.records)]:
+        raise UnknownJobError(f"{verb}: the scheduler does not know job {', '.join(missing)}")
+    if verb != "requeue" and (over := [_describe_end(job) for job in known if all(r.state.ended for r in job.records)]):
+        raise RequestError(f"{verb}: {'; '.join(over)}")
+    return [
+        (_slurm(connect("slurm", conf or None)), list(group))
+        for conf, group in groupby(known, key=lambda job: job.entry.slurm_conf or "")
+    ]
+
+
+def _slurm(scheduler: object) -> Slurm:
+    assert isinstance(scheduler, Slurm)
+    return scheduler
+
+
+def _describe_end(job: Known) -> str:
+    return f"job {job.entry.job_id} has ended: {job.records[0].state.value}"
+
+
+def _id(entry: Entry) -> str:
+    return own_ids(entry)[0] if entry.task is not None else current_id(entry)
+
+
+def _setting(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals or any(char.isspace() and char != " " for char in text):
+        raise RequestError(f"update {text!r}: no setting", hint="NAME=VALUE, such as time=2h")
+    if name[:1].isupper():
+        return text
+    field = name.removeprefix("--").replace("-", "_")
+    if field not in KEYS:
+        raise RequestError(f"update {text}: Slurm cannot change that", hint=nearest(field, KEYS))
+    if field in ("time", "time_min"):
+        value = _time(field, value)
+    return f"{KEYS[field]}={value}"
+
+
+def _time(field: str, value: str) -> str:
+    """``2h`` as Slurm spells it; ``+30m`` and ``-30m`` change the limit by so much."""
+    sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
+    try:
+        return sign + time_limit(f"{rest}m" if rest.isdecimal() else rest)
+    except ValueError as error:
+        raise RequestError(f"update {field}: {error}") from error

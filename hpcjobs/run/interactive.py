@@ -1,0 +1,160 @@
+"""Shells and commands on the nodes of a running job (``srun --overlap``), or of a new allocation (``salloc``)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError
+from hpcjobs.files import write_beside
+from hpcjobs.job.directives import sbatch_options
+from hpcjobs.job.launch import Raw, command_line, launch
+from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.script import setup_text
+from hpcjobs.run import folder
+from hpcjobs.run.adopt import plan_in
+from hpcjobs.run.attempts import current_id
+from hpcjobs.run.identity import require_reachable
+from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import read_state
+from hpcjobs.run.status import Connect, statuses
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.connect import connect
+
+RC = "interactive.bash"
+_NOT_OF_SALLOC = ("requeue", "no-requeue", "open-mode", "export", "export-file", "batch", "propagate")
+
+
+class Command(NamedTuple):
+    """A command for this terminal."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+
+
+def attach(
+    entry: Entry,
+    words: Sequence[str],
+    *,
+    node: str | None = None,
+    rank: int | None = None,
+    terminal: bool,
+    connect: Connect = connect,
+) -> Command:
+    """What runs ``words`` (none: a shell) within a running job, beside its tasks.
+
+    A shell starts on one node, the first one unless ``node`` or ``rank`` names another; other commands on every node.
+
+    Raises:
+        RequestError: the job does not run, is no Slurm job of this cluster, or has no such node or rank.
+    """
+    require_reachable([entry])
+    if entry.scheduler != "slurm":
+        raise RequestError(f"job {entry.job_id} runs on this machine itself", hint="run the command here")
+    (known,) = statuses([entry], connect=connect)
+    record = _running(entry, known.records)
+    run_dir = Path(entry.run_dir)
+    job = plan_in(run_dir).job
+    nodes = hosts_of(record.node_list or "")
+    if node is not None or rank is not None:
+        nodes = [_node_of(job, nodes, node, rank)]
+    elif not words:
+        nodes = nodes[:1]
+    state = read_state(entry, record.job_id)
+    job_id = state.job_id if state is not None and entry.task is not None else current_id(entry)
+    argv = ["srun", f"--jobid={job_id}", "--overlap", "--mpi=none", f"--nodelist={','.join(nodes)}"]
+    argv += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+    if terminal and len(nodes) == 1:
+        argv.append("--pty")
+    elif len(nodes) > 1:
+        argv.append("--label")
+    shell = _shell(job, folder.task_dir(run_dir, record.job_id), job_id, run_dir)
+    env = {"SLURM_CONF": entry.slurm_conf} if entry.slurm_conf else {}
+    return Command((*argv, *(words or shell)), job.chdir if os.path.isdir(job.chdir) else "/", env)
+
+
+def _running(entry: Entry, records: Sequence[JobRecord]) -> JobRecord:
+    running = [record for record in records if record.state is State.RUNNING and record.node_list]
+    if len(running) == 1:
+        return running[0]
+    if running:
+        hint = f"name one of its tasks: {running[0].job_id}"
+        raise RequestError(f"job {entry.job_id} has {len(running)} running tasks", hint=hint)
+    states = ", ".join(dict.fromkeys(record.state.value for record in records))
+    raise RequestError(f"job {entry.job_id} is {states}: it has no nodes to run a command on")
+
+
+def _node_of(job: Job, nodes: list[str], node: str | None, rank: int | None) -> str:
+    if node is not None and rank is not None:
+        raise RequestError("--node and --rank exclude each other")
+    if node is not None:
+        if node not in nodes:
+            raise RequestError(f"--node {node}: the job runs on {', '.join(nodes)}")
+        return node
+    assert rank is not None
+    if job.batch_script is not None or rank not in range(len(nodes) * job.ntasks_per_node):
+        last = len(nodes) * job.ntasks_per_node - 1
+        ranks = "of a batch script are unknown" if job.batch_script else f"are 0 to {last}"
+        raise RequestError(f"--rank {rank}: the job's ranks {ranks}", hint="--node names a node")
+    return nodes[rank // job.ntasks_per_node]
+
+
+def _shell(job: Job, task_dir: Path, job_id: str, run_dir: Path) -> tuple[str, ...]:
+    """bash with the software and the environment of the job's tasks; of a batch script, a login shell."""
+    if job.batch_script is not None:
+        return ("bash", "-il")
+    return _interactive_bash(_write_rc(job, run_dir, task_dir=task_dir, job_id=job_id))
+
+
+def _interactive_bash(rc: Path) -> tuple[str, ...]:
+    return ("bash", "--rcfile", str(rc), "-i")
+
+
+def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) -> Path:
+    """The file that a shell on a node reads first; without ``job_id`` that of the allocation it is in."""
+    ranks = launch(replace(job, argv=(Raw('"$@"'),)))
+    lines = [
+        "[ ! -r ~/.bashrc ] || . ~/.bashrc",
+        f"export HPCJOBS_SCHEDULER=slurm HPCJOBS_JOB_ID={job_id or '$SLURM_JOB_ID'}",
+        f"export HPCJOBS_RUN_DIR={shlex.quote(str(task_dir))} _hj_shell={shlex.quote(str(run_dir / 'shell'))}",
+        setup_text(job, run_dir, launched_by=job.launcher),
+        *ranks.before,
+        "ranks() { # PROGRAM [ARGUMENTS]...: start it as the tasks of a job, with their rank environment",
+        f"    {command_line(ranks.command)}",
+        "}",
+        f"PS1='({job.name}) \\h:\\w\\$ '",
+    ]
+    path = run_dir / "shell" / RC
+    write_beside(path, "\n".join(lines) + "\n")
+    return path
+
+
+def allocate(plan: Plan, words: Sequence[str], *, terminal: bool) -> Command:
+    """What asks for the nodes of ``plan`` and runs ``words`` (none: a shell) on the first, as a task would run.
+
+    It writes the run folder.
+
+    Raises:
+        RequestError: the site has no Slurm, or the request is for an array or a batch script.
+    """
+    job = plan.job
+    if job.scheduler != "slurm":
+        raise RequestError(f"site {job.site} ({job.site_file}) is this machine: there is nothing to allocate")
+    if job.resources.array or job.batch_script is not None:
+        raise RequestError("an allocation is neither a job array nor a batch script", hint="hpcjobs submit")
+    folder.create(plan, None)
+    rc = _write_rc(job, plan.run_dir, task_dir=plan.run_dir, job_id=None)
+    options = [("job-name", job.name), *(option for option in sbatch_options(job) if option[0] not in _NOT_OF_SALLOC)]
+    argv = ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options)]
+    # The interactive step takes nothing from the steps that are started in it.
+    argv += ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]
+    argv += ["--pty"] if terminal else []
+    within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *words) if words else _interactive_bash(rc)
+    return Command((*argv, *within), job.chdir, {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {})
