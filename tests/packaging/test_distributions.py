@@ -125,11 +125,12 @@ def test_the_wheel_ships_data_types_and_licence_and_nothing_else(wheel: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"hpcjobs/py.typed", "hpcjobs/_data/templates/job.sh.j2", "hpcjobs/_data/site_configs/local.yaml"} <= names
+    assert {"hpcjobs/_data/templates/shell/rank.sh", "hpcjobs/_data/templates/shell/job.bash"} <= names
     assert "hpcjobs/_data/containers/README.md" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {"hpcjobs", f"hpcjobs-{hpcjobs.__version__}.dist-info"}
     shipped = {name.rsplit(".", 1)[-1] for name in names if name.startswith("hpcjobs/_data/")}
-    assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh", "tf"}
+    assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh", "bash", "tf"}
 
 
 def test_an_ignored_file_beside_the_recipes_is_not_packed(tmp_path: Path) -> None:
