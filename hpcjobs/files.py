@@ -36,7 +36,7 @@ def write_beside(
     """Write ``content`` to ``path`` in one step: a reader sees the old file or the complete new one.
 
     Args:
-        mode: permissions of the file; None: those that the umask leaves.
+        mode: permissions of the file, whatever the umask; None: those that the umask leaves.
         durable: the file outlives a crash of the machine. False: for what can be made again.
 
     Raises:
@@ -48,8 +48,8 @@ def write_beside(
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(descriptor, mode)
+            if mode is not None and mode & 0o077:
+                _set_mode(descriptor, mode)
             file.write(data)
             if durable:
                 file.flush()
@@ -61,6 +61,15 @@ def write_beside(
         raise
     if durable:
         _sync_folder(folder or ".")
+
+
+def _set_mode(descriptor: int, mode: int) -> None:
+    """Give a file that others may read its permissions, whatever the umask; some file systems have none."""
+    try:
+        os.fchmod(descriptor, mode)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
 
 
 def append_lines(path: AnyPath, lines: Iterable[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import append_lines, state_dir, write_beside
 
 
 def test_what_is_written_beside_reaches_the_disk_before_it_has_its_name(
@@ -34,3 +35,42 @@ def test_what_is_written_beside_reaches_the_disk_before_it_has_its_name(
     steps.clear()
     write_beside(tmp_path / "cache", "four", durable=False)
     assert steps == ["rename"]
+
+
+def test_a_file_for_others_has_its_permissions_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_beside(tmp_path / "shared", "", mode=0o644)
+        write_beside(tmp_path / "private", "")
+        write_beside(tmp_path / "as the umask says", "", mode=None)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.is_file()}
+    assert modes == {"shared": 0o644, "private": 0o600, "as the umask says": 0o600}
+
+
+def test_a_file_system_without_permissions_takes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, mode: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    for mode in (0o600, 0o644, None):
+        write_beside(tmp_path / "file", str(mode), mode=mode)
+        assert (tmp_path / "file").read_text() == str(mode)
+
+
+def test_a_line_after_one_that_a_full_disk_cut_off_stands_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    append_lines(log, ["one", "two"])
+    with log.open("a") as file:
+        file.write("thr")
+    append_lines(log, ["four"])
+    assert log.read_text().splitlines() == ["one", "two", "thr", "four"]
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_state_folder_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs elsewhere must not look for it in its own folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert state_dir() == tmp_path / "state" / "hpcjobs"
