@@ -48,11 +48,11 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
 
     if log is not None:
         try:
-            log.open("rb").close()
+            alone = gather_log(log)
         except OSError as error:
             raise RequestError(f"--log {log} cannot be read: {reason_of(error)}") from error
         if job is None:
-            return gather_log(log)
+            return alone
     if job is None:
         return gather_entry(newest(site=site))
     try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, End
 from hpcjobs.diagnosis.fixes import add_derived, fill_fix, fill_text, values_of
-from hpcjobs.diagnosis.log import find_first_failure, select_last
+from hpcjobs.diagnosis.log import find_first_failure, find_host, select_last
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Facts, Failure, Kind, Line
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
@@ -36,13 +36,20 @@ class _Conclusion(NamedTuple):
 
 def diagnose(facts: Facts, lines: Sequence[Line]) -> Diagnosis:
     """The cause of the failure, the rank and host it began at, its evidence and what to do; unknown stays unknown."""
-    failure = facts.failure or find_first_failure(lines)
+    failure = facts.failure or find_first_failure(lines, tasks_are_ranks=facts.tasks_are_ranks)
     first_rank = None if failure is None else failure.rank
-    best = choose_match(find_matches(lines), first_rank)
+    matches = list(find_matches(lines))
+    best = choose_match(matches, first_rank)
+    if best is not None and best.rule.cause == "out-of-memory" and facts.failure is None:
+        # Slurm kills all tasks of such a step: which of them srun reports first says nothing.
+        best = next((match for match in matches if match.rule is best.rule and match.line.rank is not None), best)
+        failure = None if best.line.rank is not None or facts.out_of_memory is not None else failure
     conclusion = _conclude(facts, failure, best)
     if conclusion.end.cause in _ALL_RANKS:  # what a rank recorded then is how it ended, not why
         failure = None
     rank, host = _place(conclusion, failure, facts)
+    if host is None and rank is not None and facts.tasks_are_ranks:
+        host = find_host(lines, rank)
     line = conclusion.match.line if conclusion.match else None
     values = values_of(facts, rank=rank, host=host)
     values = add_derived(values | (conclusion.match.values if conclusion.match else {}))
@@ -77,6 +84,8 @@ def _conclude(facts: Facts, failure: Failure | None, best: Match | None) -> _Con
         return _at_step(facts, STATES[state], same_cause)
     signal = _signal(facts, failure)
     names_cause = best is not None and best.rule.kind is Kind.CAUSE
+    if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:
+        return _at_step(facts, _by_rule(best).end, best)
     if best is not None and names_cause and (signal in (None, _ENDED_BY_OTHERS) or _is_of(best, failure)):
         return _by_rule(best)
     if facts.out_of_memory is not None:
@@ -107,7 +116,7 @@ def _by_rule(match: Match) -> _Conclusion:
 def _at_step(facts: Facts, end: End, match: Match | None) -> _Conclusion:
     """An end that Slurm reports: at the task of the accounting's step, or where a line of the log says."""
     if end.cause == "out-of-memory" and (step := facts.out_of_memory) is not None:
-        return _Conclusion(end, match, step.task, step.node)
+        return _Conclusion(end, match, step.task if facts.tasks_are_ranks else None, step.node)
     if end.cause == "node-failed":
         host = (match.values.get("host") if match else None) or next(iter(facts.failed_nodes), None)
         return _Conclusion(end, match, None, host)

@@ -13,7 +13,7 @@ import msgspec
 from hpcjobs.diagnosis.accounting import Account, failed_nodes, read_account
 from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Facts, Failure, Line
-from hpcjobs.errors import CommandMissingError, HpcJobsWarning, UnknownJobError, reason_of
+from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.folder import MANIFEST, STATE
@@ -25,6 +25,8 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 
 _NODE_FAILURES = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
+_ONE_TASK_PER_NODE = ("torchrun", "mpirun", "horovodrun")
+"""Launchers that start the ranks of a node themselves."""
 _BUNDLED = "hpcjobs.trainers."
 
 
@@ -41,14 +43,17 @@ class Subject(NamedTuple):
 
 def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run) -> Subject:
     """A job that hpcjobs submitted; of an array the first task that failed, or else the first one."""
-    records = statuses([entry])[0].records
+    errors: list[SchedulerError] = []
+    records = statuses([entry], errors=errors)[0].records
+    for error in errors:  # what the job wrote explains it all the same
+        warnings.warn(error.message, HpcJobsWarning, stacklevel=2)
     record = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), records[0])
     task = entry
     if entry.array is not None and "_" in record.job_id and record.job_id.rpartition("_")[2].isdigit():
         task = msgspec.structs.replace(entry, task=int(record.job_id.rpartition("_")[2]))
     facts, own = Facts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
     account = None
-    if entry.scheduler == "slurm" and is_reachable(entry) and record.state is not State.PENDING:
+    if entry.scheduler == "slurm" and not errors and is_reachable(entry) and record.state is not State.PENDING:
         account = _account(record.job_id, entry.slurm_conf, runner)
     if account is not None:
         facts = _with_account(facts, account)
@@ -150,6 +155,7 @@ def _with_run_folder(facts: Facts, entry: Entry, record: JobRecord) -> Facts:
         failure=failure,
         nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),
         ranks_per_node=job.get("ntasks_per_node"),
+        tasks_are_ranks=job.get("launcher") not in _ONE_TASK_PER_NODE,
         bundled_trainer=any(str(word).startswith(_BUNDLED) for word in job.get("argv", [])),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from hpcjobs.diagnosis.values import Failure, Line
 
 READ_BYTES = 8 << 20
+READ_LINES = 50_000
 """So much of the end of a log is read: failures are at the end."""
 _BLOCK = 1 << 20
 
@@ -18,9 +20,11 @@ _LABELS = (
     re.compile(r"\[rank(?P<rank>\d+)\]: ?(?P<text>.*)"),
     re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]<std(?:err|out)>: ?(?P<text>.*)"),
 )
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _NCCL_HOST = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL ")
 _SRUN = re.compile(
-    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code (?P<code>\d+)|"
+    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>\d+(?:[,-]\d+)*): (?P<how>Exited with exit code (?P<code>\d+)|"
     r"Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|Out Of Memory)"
 )
 _SIGNALS = {
@@ -32,6 +36,7 @@ _MPIRUN = re.compile(
     r"mpirun noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on "
     r"signal (?P<signal>\d+)"
 )
+_TORCHRUN = re.compile(r"torch[./]distributed[./](?:elastic|run|launch)")
 _TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>[\w.-]+)")
 
 
@@ -41,6 +46,8 @@ def read_lines(path: Path) -> list[Line]:
     Raises:
         OSError: it cannot be read.
     """
+    if not path.is_file() and path.exists():  # of a pipe nobody would know the end
+        raise OSError(errno.EINVAL, "no regular file", str(path))
     with path.open("rb") as file:
         skipped = max(0, file.seek(0, 2) - READ_BYTES)
         file.seek(0)
@@ -52,6 +59,7 @@ def read_lines(path: Path) -> list[Line]:
     lines = text.split("\n")
     if skipped:  # the first one is the rest of a line
         lines, number = lines[1:], number + 1
+    number, lines = number + max(0, len(lines) - READ_LINES), lines[-READ_LINES:]
     return [parse_line(line.rstrip("\r"), str(path), number + n) for n, line in enumerate(lines) if line.strip()]
 
 
@@ -71,9 +79,9 @@ def select_last(lines: Sequence[Line], rank: int | None, count: int) -> list[str
 
 
 def parse_line(line: str, file: str, number: int) -> Line:
-    """A line without the label of its rank; of progress bars, what was printed last."""
+    """A line without the label of its rank, colours and control characters; of progress bars, what was printed last."""
     rank: int | None = None
-    text = line
+    text = _CONTROL.sub("", _COLOUR.sub("", line))
     for label in _LABELS:  # one inside another: srun's before torch's
         if match := label.match(text):
             rank, text = int(match["rank"]) if rank is None else rank, match["text"]
@@ -82,9 +90,10 @@ def parse_line(line: str, file: str, number: int) -> Line:
     return Line(file, number, text, rank, host["host"] if host else None)
 
 
-def find_first_failure(lines: Iterable[Line]) -> Failure | None:
+def find_first_failure(lines: Iterable[Line], *, tasks_are_ranks: bool = True) -> Failure | None:
     """The first failure that a launcher reports: hpcjobs, torchrun's root cause, srun's first task, mpirun."""
     all_lines = list(lines)
+    tasks_are_ranks = tasks_are_ranks and not any(_TORCHRUN.search(line.text) for line in all_lines)
     for line in all_lines:
         if match := _HPCJOBS.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], int(match["code"]))
@@ -92,12 +101,26 @@ def find_first_failure(lines: Iterable[Line]) -> Failure | None:
         return failure
     for line in all_lines:
         if match := _SRUN.search(line.text):
-            task = int(re.split("[,-]", match["tasks"])[0])
+            task = min(_tasks(match["tasks"])) if tasks_are_ranks else None
             code = int(match["code"]) if match["code"] else None
             return Failure(_where(line), task, match["host"], code, _SIGNALS.get(match["how"]))
         if match := _MPIRUN.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], None, int(match["signal"]))
     return None
+
+
+def find_host(lines: Iterable[Line], rank: int) -> str | None:
+    """The host of a task, from srun's report of its end."""
+    for line in lines:
+        if (match := _SRUN.search(line.text)) and rank in _tasks(match["tasks"]):
+            return match["host"]
+    return None
+
+
+def _tasks(text: str) -> set[int]:
+    """``0-3,7`` -> 0 1 2 3 7."""
+    ends = [part.split("-") for part in text.split(",") if part]
+    return {task for first, *last in ends for task in range(int(first), int((last or [first])[0]) + 1)}
 
 
 def _torchrun_root_cause(lines: list[Line]) -> Failure | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hpcjobs.diagnosis.rules import RULES
+from hpcjobs.diagnosis.rules import RULES, may_explain
 from hpcjobs.diagnosis.rules.rule import Rule
 from hpcjobs.diagnosis.values import Kind, Line
 
@@ -75,6 +75,8 @@ def _last_of_each_rank(matches: list[Match]) -> list[Match]:
 
 
 def _first_match(line: Line, rules: Sequence[Rule]) -> Match | None:
+    if not may_explain(line.text):
+        return None
     for rule in rules:
         if found := rule.pattern.search(line.text):
             return Match(rule, line, _values(found))

@@ -86,6 +86,8 @@ class Facts(msgspec.Struct, frozen=True):
     """The first failure, as the job itself recorded it."""
     logs: tuple[str, ...] = ()
     by_hpcjobs: bool = False
+    tasks_are_ranks: bool = True
+    """A task of Slurm's is one rank; not where each task starts the ranks of its node (torchrun, mpirun)."""
     bundled_trainer: bool = False
     """Exit codes are those of the bundled trainers."""
     run_dir: str | None = None

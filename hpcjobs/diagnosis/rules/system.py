@@ -140,7 +140,8 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "command-missing",
-        r"(?:^|: )(?P<program>[^\s:]+): command not found|env: .?(?P<program2>[\w./+-]+).?: No such file"
+        r"(?:: (?:line )?\d+|exec): (?P<program6>[^\s:]+): not found$"
+        r"|(?:^|: )(?P<program>[^\s:]+): command not found|env: .?(?P<program2>[\w./+-]+).?: No such file"
         r"|execve\(\): *(?P<program3>\S+): No such file|error: (?:couldn't|Could not) (?:find|exec) (?P<program4>\S+)"
         r"|^(?:\S+: line \d+: )?(?P<program5>/\S+|\./\S+): No such file or directory",
         "The program {program} does not exist on the node",
@@ -149,8 +150,8 @@ SYSTEM: tuple[Rule, ...] = (
     rule(
         "not-executable",
         r"(?P<program>\S+): Permission denied$|execve\(\): (?P<program2>\S+): Permission denied",
-        "{program} may not be executed",
-        "chmod +x {program}",
+        "{program} may not be executed, or a folder on the way to it may not be entered",
+        "chmod +x {program}  # namei -l shows the rights of the folders; PATH may hold one that is somebody else's",
     ),
     # Network.
     rule(

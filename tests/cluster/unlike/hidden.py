@@ -21,7 +21,9 @@ from shared import shared_folder
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox, Shape
+from hpcjobs.site.rehearsal import current
 
 SETTINGS = {
     "AccountingStorageType": "accounting_storage/none",
@@ -92,6 +94,22 @@ class Visitor:
         command = [*user, "--ambient-caps=+dac_read_search", sys.executable, "-m", "hpcjobs", *words]
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300)
         return Answer(done.returncode, done.stdout, done.stderr)
+
+    def run(self, *words: str) -> str:
+        """What one of Slurm's own commands prints for the user."""
+        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+        env = {name: value for name, value in self.env.items() if name not in DEFAULTS}
+        record = current()
+        assert record is not None
+        done = subprocess.run(
+            [*user, *words],
+            cwd=self.folder,
+            env=env | {"PATH": "/usr/bin:/bin", "SLURM_CONF": record.slurm_conf},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
 
     def submit(self, *words: str) -> tuple[str, Path]:
         answer = self.hpcjobs("submit", "--json", *words)
@@ -180,3 +198,24 @@ def test_what_the_plugin_refuses_is_quoted_and_leaves_nothing(visitor: Visitor) 
     assert answer.code == 7, answer
     assert "Jobs with this comment are not for this cluster." in answer.err
     assert not list((visitor.folder / "runs").glob("true-*"))
+
+
+def test_a_failure_is_explained_without_accounting_and_a_run_is_repeated_and_compared(visitor: Visitor) -> None:
+    failing = ("bash", "-c", '[ "$SLURM_PROCID" = 1 ] || exec sleep 60; exec python3 -c "import nosuch"')
+    job_id, _ = visitor.submit("-N", "2", *failing)
+    assert visitor.hpcjobs("wait", job_id).code == 1
+    answer = visitor.hpcjobs("why", job_id, "--json").json
+    nodes = visitor.hpcjobs("show", job_id, "--json").json["records"][0]["node_list"]
+    assert (answer["cause"], answer["rank"]) == ("python-module-missing", 1)
+    assert answer["host"] == hosts_of(nodes)[1]
+    # The wrapper prints more than the id; the plain command is the second one on PATH.
+    plain_id = visitor.run("/usr/bin/sbatch", "--parsable", "--wrap", "exec nosuchcommand").split()[-1]
+    eventually(lambda: visitor.hpcjobs("why", plain_id, "--json").json.get("cause") == "command-missing", timeout_s=30)
+    table = visitor.hpcjobs("where", "--site", "sandbox", "-t", "5m", "true")
+    assert (table.code, "at once" in table.out) == (0, True), table
+    again = visitor.hpcjobs("rerun", job_id, "--env", "LR=1", "--json")
+    assert again.code == 0, again
+    visitor.hpcjobs("wait", again.json["job_id"])
+    difference = visitor.hpcjobs("diff", job_id, again.json["job_id"], "--json").json
+    assert difference["environment"] == [{"name": "env.LR", "first": None, "second": "1"}]
+    assert not difference["settings"]

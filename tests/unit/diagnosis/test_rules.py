@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
+from commandline import ok, within
 
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
-from hpcjobs.diagnosis.rules import RULES
+from hpcjobs.diagnosis.rules import RULES, may_explain
 from hpcjobs.diagnosis.values import Diagnosis, Facts, Kind
 
 
@@ -70,3 +72,31 @@ def test_no_placeholder_of_a_rule_is_unknown() -> None:
         own = {name.rstrip("0123456789") for name in rule.pattern.groupindex}
         used = set(re.findall(r"\{(\w+)\}", " ".join((rule.text, *rule.fix))))
         assert used <= of_the_job | own, rule.cause
+
+
+@pytest.mark.parametrize("line", [line for _, line in CASES])
+def test_the_quick_search_passes_every_line_that_a_rule_explains(line: str) -> None:
+    assert may_explain(line)
+
+
+def test_a_line_of_progress_is_passed_over_by_the_quick_search() -> None:
+    assert not may_explain("epoch 3, step 1200: throughput 5312 samples/s, lr 0.001")
+
+
+def test_colours_and_control_characters_of_a_log_are_taken_out() -> None:
+    diagnosis = explain("\x1b[1;31mValueError: bad\x07 batch\x1b[0m")
+    assert diagnosis.line is not None
+    assert (diagnosis.cause, diagnosis.line.text) == ("python-error", "ValueError: bad batch")
+
+
+def test_a_log_that_is_a_pipe_is_an_error_and_is_not_waited_for(here: Path) -> None:
+    os.mkfifo("pipe")
+    answer = within("why", "--log", "pipe")
+    assert answer.code == 5
+    assert "no regular file" in answer.err
+
+
+def test_the_end_of_a_large_log_is_read_with_the_numbers_of_its_lines(here: Path) -> None:
+    Path("large.log").write_text("step 1\n" * 2_000_000 + "2: ValueError: end\n")
+    line = ok("why", "--log", "large.log", "--json").json["line"]
+    assert (line["number"], line["rank"]) == (2_000_001, 2)

@@ -1,0 +1,95 @@
+"""What the accounting adds to a diagnosis: rows that a real Slurm printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcjobs.diagnosis.accounting import _TABLE, failed_nodes, read_account
+from hpcjobs.diagnosis.failed import diagnose
+from hpcjobs.diagnosis.gather import gather_foreign
+from hpcjobs.diagnosis.values import Diagnosis
+from hpcjobs.processes.programs import Result
+from hpcjobs.scheduler.base import State
+
+OVER_MEMORY = """\
+1: slurmstepd-tu02: error: StepId=1.0 exceeded memory limit (326778880 > 134217728), being killed
+slurmstepd-tu01: error: Exceeded job memory limit
+0: slurmstepd-tu01: error: *** STEP 1.0 ON tu01 CANCELLED AT 2026-11-22T21:23:21 ***
+srun: error: tu01: task 0: Killed
+srun: error: tu02: task 1: Killed
+"""
+
+
+def row(**values: str) -> str:
+    return _TABLE.separator.join(values.get(column, "") for column in _TABLE.columns)
+
+
+class Slurm:
+    """Answers of Slurm's commands by their first word; the others are not on this machine's cluster."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+
+    def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        answer = self.answers.get(argv[0])
+        return Result(1, "", "error") if answer is None else Result(0, answer, "")
+
+
+def sacct(state: str = "FAILED", *, step_state: str = "CANCELLED by 0", rss: str = "319120K") -> str:
+    job = row(JobID="1", JobName="t", State=state, ExitCode="9:0", NodeList="tu[01-02]", ReqMem="256M", Start="1000")
+    batch = row(JobID="1.batch", State="FAILED", ExitCode="9:0", MaxRSS="13512K", MaxRSSNode="tu01", MaxRSSTask="0")
+    step = row(JobID="1.0", State=step_state, ExitCode="0:9", MaxRSS=rss, MaxRSSNode="tu02", MaxRSSTask="1")
+    return f"{job}\n{batch}\n{step}\n"
+
+
+def explain(slurm: Slurm, log: Path | None = None) -> Diagnosis:
+    subject = gather_foreign("1", log=log, runner=slurm)
+    return diagnose(subject.facts, subject.lines)
+
+
+def test_the_task_that_used_the_memory_is_named_and_not_the_one_that_srun_reports_first(tmp_path: Path) -> None:
+    log = tmp_path / "job.out"
+    log.write_text(OVER_MEMORY)
+    for answer in (explain(Slurm(sacct=sacct()), log), explain(Slurm(sacct=sacct(rss="")), log)):
+        assert (answer.cause, answer.rank, answer.host) == ("out-of-memory", 1, "tu02")
+    assert "sbatch --mem 256M SCRIPT" in explain(Slurm(sacct=sacct()), log).fix
+
+
+def test_the_accounting_alone_shows_that_memory_was_exceeded() -> None:
+    answer = explain(Slurm(sacct=sacct("OUT_OF_MEMORY", step_state="OUT_OF_MEMORY")))
+    assert (answer.cause, answer.certain, answer.rank, answer.host) == ("out-of-memory", True, 1, "tu02")
+
+
+def test_a_task_far_below_its_limit_that_was_killed_is_not_called_out_of_memory() -> None:
+    answer = explain(Slurm(sacct=sacct(rss="20M").replace("9:0", "0:9")))
+    assert (answer.cause, answer.certain) == ("killed", False)
+
+
+def test_a_torchrun_jobs_task_is_no_rank(tmp_path: Path) -> None:
+    log = tmp_path / "job.out"
+    log.write_text("torch.distributed.elastic.agent: starting\nsrun: error: tu02: task 1: Segmentation fault\n")
+    answer = explain(Slurm(sacct=sacct(rss="20M")), log)
+    assert (answer.rank, answer.host) == (None, "tu02")
+
+
+def test_nodes_that_failed_are_known_from_the_accountings_events() -> None:
+    slurm = Slurm(sacct=sacct("NODE_FAIL"), sacctmgr="tu02|DOWN*\n", sinfo="tu01 idle\ntu02 idle\n")
+    answer = explain(slurm)
+    assert (answer.cause, answer.host) == ("node-failed", "tu02")
+    account = read_account("1", env={}, runner=slurm)
+    assert account is not None
+    assert account.state is State.NODE_FAIL
+    assert failed_nodes(account, env={}, runner=Slurm(sinfo="tu01 idle\ntu02 drained*\n")) == ("tu02",)
+
+
+def test_without_accounting_the_job_is_known_from_scontrol_with_the_log_it_names(tmp_path: Path) -> None:
+    log = tmp_path / "of a job.out"
+    log.write_text("ModuleNotFoundError: No module named 'x'\n")
+    shown = (
+        "JobId=1 JobName=t UserId=me(1) JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0 RunTime=00:00:03 "
+        f"TimeLimit=00:10:00 NodeList=tu01 StartTime=1000 Command=/x/job.sh WorkDir={tmp_path} "
+        f"StdErr={log} StdIn=/dev/null StdOut={log} Power=\n"
+    )
+    answer = explain(Slurm(scontrol=shown))
+    assert (answer.cause, answer.host, answer.state) == ("python-module-missing", "tu01", "FAILED")
