@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,8 @@ class BatchScript(NamedTuple):
 
 def is_batch_script(path: Path) -> bool:
     """Whether the file has a ``#!`` line and ``#SBATCH`` lines where sbatch looks for them."""
-    return path.is_file() and any(True for _ in _marked_lines(_read_header(path)))
+    # os.path: no error for a word that is too long for a file name
+    return os.path.isfile(path) and any(True for _ in _marked_lines(_read_header(path)))
 
 
 def read_batch_script(path: Path) -> BatchScript:
