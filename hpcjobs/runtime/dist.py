@@ -1,7 +1,7 @@
 """Rank, world size and the rest of this process's place in the job, read from the environment.
 
 Sources in this order; the first that names a rank is used for everything:
-torchrun and our own task wrapper (RANK …), Open MPI, Horovod, PMI, Slurm.
+torchrun and our own rank.sh (RANK …), Open MPI, Horovod, PMI, Slurm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A submitit executor of a site: the same resolved job as every other route, as parameters of submitit.
 
 What differs from ``job.sh`` is submitit's own: its file names, its signal (checkpointing), its one line
-that starts the tasks. They start without our task wrapper, so a rank is what srun or submitit says it is.
+that starts the tasks. They start without our ``rank.sh``, so a rank is what srun or submitit says it is.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def gpus_of_node(job: Job) -> int | None:
 
 
 def one_task_per_rank(job: Job) -> tuple[str, ...]:
-    """The whole command: ``srun``, the task wrapper, the program."""
+    """The whole command: ``srun``, ``rank.sh``, the program."""
     args = srun_args(job, tasks_per_node=job.ntasks_per_node, cpus_per_task=job.resources.cpus_per_task or None)
     label = ("--label",) if job.ntasks > 1 else ()
     return ("srun", *args, *label, *task(job), *entering(job), *job.argv)

@@ -22,7 +22,7 @@ lost with the node of the first rank 0."""
 def torchrun(job: Job) -> Launch:
     """One elastic agent per node, which starts the node's ranks; again within the allocation, with retries.
 
-    The agent needs torch: in a container it runs inside, and the task wrapper with it.
+    The agent needs torch: in a container it runs inside, and ``rank.sh`` with it.
     """
     least = f"{job.min_nodes}:" if job.min_nodes else ""
     agent = (
