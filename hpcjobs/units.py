@@ -57,6 +57,16 @@ def time_limit(text: str) -> str:
         raise ValueError(f"{error}; UNLIMITED is no limit") from error
 
 
+def requested_time(text: str) -> str:
+    """As `time_limit`; a bare number is minutes, as sbatch reads it. An unquoted number in YAML is no text.
+
+    Raises:
+        ValueError: as `time_limit`.
+    """
+    word = text.strip()
+    return time_limit(f"{word}m" if word.isascii() and word.isdecimal() else word)
+
+
 def time_limit_s(text: str | None) -> int | None:
     """Seconds of a time limit; ``None``: there is none."""
     return None if text is None or text.strip().lower() in _UNLIMITED else walltime_s(text)

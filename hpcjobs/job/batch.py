@@ -97,7 +97,7 @@ def _layer(script: BatchScript) -> Layer:
 
 
 def _value(directive: Directive) -> object:
-    """The value of a field as the command line would have it: bare numbers of time are minutes, of memory megabytes."""
+    """The value of a field as the command line would have it: a time of 0 is no limit, bare memory is megabytes."""
     name, value = directive.option.name, directive.value
     if name == "no-requeue":
         return False
@@ -105,8 +105,8 @@ def _value(directive: Directive) -> object:
         return value != "off"
     if value is None:
         return "100" if name == "nice" else True
-    if name in ("time", "time-min") and value.isdecimal():
-        return f"{value}m" if int(value) else "UNLIMITED"
+    if name in ("time", "time-min") and value.isdecimal() and not int(value):
+        return "UNLIMITED"
     if name in ("mem", "mem-per-cpu", "mem-per-gpu") and value.isdecimal() and int(value):
         return f"{value}M"
     return value

@@ -40,9 +40,13 @@ def read_batch_script(path: Path) -> BatchScript:
     """The options of the script at ``path``.
 
     Raises:
-        RequestError: no script, a letter that is no option of sbatch, or an option without its value.
+        RequestError: no script that sbatch takes, a letter that is no option of sbatch, or an option without its value.
     """
     text = _read_header(path)
+    if "\r\n" in text:
+        raise RequestError(f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {path}")
+    if "\0" in text:
+        raise RequestError(f"{path} has a NUL character, which sbatch refuses")
     if not text.startswith("#!"):
         raise RequestError(f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash")
     directives: list[Directive] = []

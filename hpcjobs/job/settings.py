@@ -38,9 +38,7 @@ def user_settings(environ: Mapping[str, str], *, rehearsal: bool) -> Iterator[La
         if not value or (rehearsal and field in _OF_REAL_CLUSTER):
             continue
         try:
-            # Slurm's bare numbers are minutes.
-            minutes = f"{value}m" if field == "time" and value.isdecimal() else value
-            resources = msgspec.convert({field: minutes}, Resources)
+            resources = msgspec.convert({field: value}, Resources)
         except msgspec.ValidationError as error:
             problem = in_plain_words(str(error))
             raise RequestError(f"{variable}={value!r} (environment): {problem}", hint=f"unset {variable}") from error

@@ -53,7 +53,7 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         RequestError: the job has not ended, its folder is not there, or a file cannot be read or written.
     """
     run_dir = Path(entry.run_dir)
-    if not run_dir.is_dir():
+    if not os.path.isdir(run_dir):
         raise RequestError(f"job {entry.job_id} has no run folder any more: {run_dir}")
     (known,) = statuses([entry], connect=connect)
     if any(not record.state.ended for record in known.records):

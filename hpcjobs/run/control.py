@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Literal
 
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
@@ -17,7 +17,7 @@ from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.client import Slurm
-from hpcjobs.units import time_limit
+from hpcjobs.units import requested_time
 
 Verb = Literal["hold", "release", "requeue"]
 KEYS = {
@@ -70,7 +70,7 @@ def signal(entries: Iterable[Entry], name: str, *, connect: Connect = connect) -
     ids: list[str] = []
     for slurm, known in _by_cluster(entries, "signal", connect):
         for job in known:
-            is_script = Path(job.entry.run_dir, BATCH_SCRIPT).exists()
+            is_script = os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
             slurm.signal([_id(job.entry)], name, batch_script=is_script)
             ids.append(_id(job.entry))
     return ids
@@ -126,6 +126,6 @@ def _time(field: str, value: str) -> str:
     """``2h`` as Slurm spells it; ``+30m`` and ``-30m`` change the limit by so much."""
     sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
     try:
-        return sign + time_limit(f"{rest}m" if rest.isdecimal() else rest)
+        return sign + requested_time(rest)
     except ValueError as error:
         raise RequestError(f"update {field}: {error}") from error

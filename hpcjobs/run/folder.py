@@ -92,7 +92,7 @@ def output_dir(run_dir: Path, job_id: str) -> Path:
     """The folder that the program of a job or array task writes to; for a task of a sweep the folder of its cell."""
     folder = task_dir(run_dir, job_id)
     cell = folder / "cell"
-    return cell if cell.is_dir() else folder
+    return cell if os.path.isdir(cell) else folder
 
 
 def make_root(root: Path) -> None:

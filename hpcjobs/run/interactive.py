@@ -17,10 +17,10 @@ from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
 from hpcjobs.run import folder
-from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
+from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.state_file import read_state
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.runtime.hostlist import hosts_of
@@ -61,7 +61,7 @@ def attach(
     (known,) = statuses([entry], connect=connect)
     record = _running(entry, known.records)
     run_dir = Path(entry.run_dir)
-    job = plan_in(run_dir).job
+    job = read_manifest(run_dir).job
     nodes = hosts_of(record.node_list or "")
     if node is not None or rank is not None:
         nodes = [_node_of(job, nodes, node, rank)]

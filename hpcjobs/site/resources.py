@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from hpcjobs.site.checks import check_count, check_line
 from hpcjobs.site.frozen import Frozen
-from hpcjobs.units import slurm_memory, time_limit
+from hpcjobs.units import requested_time, slurm_memory
 
 _NODES = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?\Z", re.ASCII)
 _GPUS = re.compile(r"(?:(?P<model>[A-Za-z0-9][\w.-]*):)?(?P<count>\d{1,8})\Z", re.ASCII)
@@ -183,7 +183,7 @@ class Resources(Frozen, frozen=True):
 
 
 _SPELLING: dict[str, Callable[[str], str]] = {
-    **dict.fromkeys(("time", "time_min"), time_limit),
+    **dict.fromkeys(("time", "time_min"), requested_time),
     **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), slurm_memory),
 }
 _COUNTS = (

@@ -256,7 +256,7 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
         (["submit", "--spec", "gone.yaml", "true"], 4, "gone.yaml does not exist"),
         (["submit", "-N", "3", "true"], 5, "nodes=3 (flag): partition main allows 2"),
         (["submit", "-o", "nodse=3", "true"], 5, "did you mean 'nodes'?"),
-        (["submit", "-t", "90", "true"], 5, "time '90' is not understood"),
+        (["submit", "-t", "9x", "true"], 5, "time '9x' is not understood"),
         (["submit"], 5, "no program to run"),
         (["submit", "--chdir", "gone", "true"], 5, "no such folder"),
         (["submit", "--after", "41", "true"], 6, "no job 41"),

@@ -144,3 +144,11 @@ def test_requeue_can_be_forbidden_as_sbatch_does_it(site: str) -> None:
 
 def test_a_name_is_given_as_for_sbatch(site: str) -> None:
     assert "#SBATCH --job-name=mine\n" in script(site, "--job-name", "mine")
+
+
+def test_a_bare_number_is_minutes_as_sbatch_reads_it_and_a_number_of_yaml_is_refused(here: Path, site: str) -> None:
+    """YAML makes a number of an unquoted 12:30:00."""
+    assert "#SBATCH --time=01:30:00\n" in script(site, "-t", "90")
+    (here / "job.yaml").write_text("resources:\n  time: 12:30:00\n")
+    answer = within("submit", "--site", site, "--spec", "job.yaml", "true")
+    assert (answer.code, "45000 to YAML" in answer.err) == (4, True), answer

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from scripts_here import without_complaint
 
 import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
+from hpcjobs.job.resolve import resolve
 
 SITE = """
 partitions:
@@ -153,3 +155,12 @@ def test_the_script_around_a_batch_script_has_no_complaint_of_shellcheck(
     here: Path, site: str, options: dict[str, object]
 ) -> None:
     without_complaint([plan(site, "#SBATCH -N 1", "it's", "a b", env={"B": "x y"}, **options).script], here)
+
+
+def test_the_manifest_has_all_that_runs_the_script_again(site: str) -> None:
+    """Also where a comment of it is no UTF-8."""
+    Path("run.sbatch").write_bytes(b"#!/bin/bash\n# Gr\xfc\xdfe\n#SBATCH -N 2 --gres=gpu:1\nsrun hostname\n")
+    job = hpcjobs.plan(["./run.sbatch", "a"], site, nodes=3).job
+    again = msgspec.json.decode(msgspec.json.encode(job), type=type(job))
+    assert (again, again.batch_script) == (job, Path("run.sbatch").read_bytes())
+    assert resolve(again.layers, hpcjobs.load_site(site)) == job

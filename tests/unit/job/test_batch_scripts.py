@@ -29,7 +29,7 @@ def options_of(here: Path, text: str) -> list[tuple[str, str | None]]:
         ("--comment=''", [("comment", "")]),
         ("--tasks-per-node=4", [("ntasks-per-node", "4")]),
         ("--ntasks-per-n=4", [("ntasks-per-node", "4")]),
-        ("-t 0-2 --mem=4G\r", [("time", "0-2"), ("mem", "4G")]),
+        ("-t 0-2 --mem=4G", [("time", "0-2"), ("mem", "4G")]),
         ("--ear=off --container-image=x", [("ear", "off"), ("container-image", "x")]),  # of plugins
         ("", []),
     ],
@@ -79,3 +79,12 @@ def test_a_batch_script_has_an_interpreter_and_options(here: Path, text: str, ex
 def test_a_script_without_an_interpreter_is_refused(here: Path) -> None:
     with pytest.raises(RequestError, match="begins with the line of its interpreter"):
         options_of(here, "#SBATCH -N 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("#!/bin/bash\r\n#SBATCH -N 1\r\n", "line ends of DOS"), ("#!/bin/bash\n#SBATCH -N 1\n\0", "a NUL character")],
+)
+def test_a_script_that_sbatch_refuses_is_refused_at_once(here: Path, text: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        options_of(here, text)
