@@ -71,7 +71,7 @@ TRAINERS = {
     "workloads": {"commandline"},
     "data": {"commandline", "distributed", "workloads", "optimization"},
     "optimization": {"commandline", "distributed", "workloads", "strategies"},
-    "checkpoint": {"distributed", "optimization"},
+    "checkpoint": {"commandline", "distributed", "workloads", "optimization"},
     "metrics": {"commandline", "distributed", "workloads", "optimization", "checkpoint"},
     "fault_tolerance": {"distributed", "metrics"},
     "loop": {

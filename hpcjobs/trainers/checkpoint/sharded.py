@@ -7,6 +7,7 @@ layout reads from all files what its own parts need.
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,5 +136,7 @@ def read(folder: Path, tree: Any, placed: Callable[[Where], torch.Tensor | None]
         mine, there = placed(where), known[key(where)]
         assert isinstance(there, TensorStorageMetadata)
         parts[key(where)] = torch.empty(there.size, dtype=there.properties.dtype) if mine is None else mine
-    load(dict(parts), storage_reader=reader)
+    with warnings.catch_warnings():  # one process alone, as the export: that is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        load(dict(parts), storage_reader=reader)
     return put_tensors_back(tree, parts)

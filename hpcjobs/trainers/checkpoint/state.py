@@ -26,6 +26,7 @@ def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
         "optimizer": stepper.strategy.optimizer_state(stepper.model, stepper.optimizer),
         "scaler": stepper.scaler.state_dict(),
         "generators": generators,
+        "parameter_names": stepper.parameter_names,
     }
 
 

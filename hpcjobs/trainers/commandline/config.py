@@ -65,6 +65,9 @@ class Config:
     save_every_epochs: int | None = flag(None, "epochs between checkpoints", parse=positive(int), metavar="N")
     checkpoint_keep: int = flag(3, "newest checkpoints kept; the best stays too", parse=positive(int), metavar="N")
     checkpoint_async: bool = flag(True, "write checkpoints while training goes on")
+    init_from: str | None = flag(
+        None, "begin with these weights: a .safetensors file, or a folder of such", metavar="PATH"
+    )
     resume: str = flag("auto", "auto: from the run folder's newest sound checkpoint; none; or a folder")
     probe_every: int = flag(
         250, "steps between two measurements of exposed communication", parse=positive(int), metavar="N"

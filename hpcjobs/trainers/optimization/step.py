@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -18,6 +19,8 @@ from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.workloads.base import Batch, Workload
 from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
+from hpcjobs.trainers.workloads.parameters import order_names
+from hpcjobs.trainers.workloads.weights import load_weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,7 +37,11 @@ class Stepper:
         self.clip_norm = math.inf if config.clip_norm is None and config.gradient_norm else config.clip_norm
         self.dtype = DTYPES.get(config.precision)
         torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
-        bare = workload.build_model().to(group.device)
+        bare = workload.build_model()
+        if config.init_from is not None:
+            load_weights(bare, Path(config.init_from))
+        bare.to(group.device)
+        self.parameter_names = order_names(bare, workload)
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
         self.model = strategy.wrap(bare, group=group, workload=workload, dtype=self.dtype)
         if not strategy.autocasts:

@@ -25,3 +25,10 @@ def choose_group(name: str, parameter: nn.Parameter, workload: Workload) -> Para
     if not isinstance(group, ParameterGroup):
         raise UsageError(f"`parameter_group` of the workload returned {group!r} for {name}, not a ParameterGroup")
     return group
+
+
+def order_names(model: nn.Module, workload: Workload) -> list[str]:
+    """The names of a model's parameters in the order in which the optimizer numbers them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = group_parameters(model.named_parameters(), workload)
+    return [names[parameter] for _, parameters in groups for parameter in parameters]
