@@ -90,9 +90,9 @@ def find_checkpoint(source: Path) -> Path:
 def average_of(state: dict[str, Any], place: Path) -> dict[str, torch.Tensor]:
     """The model's tensors, with the averages in the place of the parameters that were trained."""
     averages = {
-        state["parameter_names"][number]: values[KEY]
-        for number, values in state["optimizer"]["state"].items()
-        if KEY in values
+        name: values[KEY]
+        for number, name in enumerate(state.get("parameter_names", ()))
+        if KEY in (values := state["optimizer"]["state"].get(number, {}))
     }
     if not averages:
         raise MissingData(f"{place} has no average of the weights", hint="train with --ema 0.999")

@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import Parameter, signature
 from types import ModuleType
 from typing import Any
 
 from hpcjobs.runtime.exits import UsageError
+
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
 
 
 def find_function(name: str) -> Callable[..., Any]:
@@ -35,7 +38,22 @@ def find_function(name: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UsageError(f"--workload {name}: {_describe_missing(module, function_name)}")
+    _refuse_other_parameters(name, function)
     return function  # type: ignore[no-any-return]
+
+
+def _refuse_other_parameters(name: str, function: Callable[..., Any]) -> None:
+    """The function takes the config, and its own flags by name alone."""
+    own = getattr(function, "__name__", "the function")
+    positional = [one for one in signature(function).parameters.values() if one.kind in POSITIONAL]
+    if not positional:
+        raise UsageError(f"--workload {name}: {own}() takes no config; write def {own}(config, *, ...)")
+    for parameter in positional[1:]:
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+            raise UsageError(
+                f"--workload {name}: its parameter {parameter.name} has no default and comes before the *",
+                hint=f"def {own}(config, *, {parameter.name}: ...), and --{parameter.name.replace('_', '-')} is a flag",
+            )
 
 
 def _describe_missing(module: ModuleType, function_name: str) -> str:

@@ -103,6 +103,8 @@ def other(config): return 3
 def clash(config, *, seed: int = 1): ...
 def odd(config, *, shape: list = ()): ...
 def needs(config, *, classes: int): ...
+def empty(): ...
+def two(config, width): ...
 def stream(config):
     from torch import nn
     return Workload(build_model=lambda: nn.Linear(1, 1), loss=print, train=iter(()))
@@ -122,6 +124,8 @@ def number(config):
         ("broken:clash", "its parameter seed has the name of a flag of every trainer, --seed"),
         ("broken:odd", "the parameter shape of odd has the type"),
         ("broken:needs", "the following arguments are required: --classes"),
+        ("broken:empty", "empty() takes no config; write def empty(config, *, ...)"),
+        ("broken:two", "its parameter width has no default and comes before the *"),
         ("broken:stream", "has no length: --steps N"),
         ("broken:number", "train of the workload number is a int without __len__ and __getitem__"),
         ("nonsense", "there are lm, matmul, mnist, resnet50"),
