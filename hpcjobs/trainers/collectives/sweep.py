@@ -45,12 +45,12 @@ OVER = {
 }
 
 
-def sizes(most: int) -> list[int]:
+def list_sizes(most: int) -> list[int]:
     """1 KiB, 4 KiB, 16 KiB … up to ``most`` bytes."""
-    found = [LEAST]
-    while found[-1] * 4 <= most:
-        found.append(found[-1] * 4)
-    return found
+    byte_counts = [LEAST]
+    while byte_counts[-1] * 4 <= most:
+        byte_counts.append(byte_counts[-1] * 4)
+    return byte_counts
 
 
 def measure(reduce: Reduce, group: RankGroup, size: int, *, rounds: int | None = None) -> float:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with join_world(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
             name, reduce = import_object(OVER[flags.over])(group)
-            points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in sizes(_bytes(flags.most))]
+            points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in list_sizes(_bytes(flags.most))]
     except TrainerError as error:
         return report(error)
     if group.rank == 0:
