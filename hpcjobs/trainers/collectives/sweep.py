@@ -81,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with join_world(DistEnv.from_environ(os.environ), device="auto", timeout_s=60) as group:
             name, reduce = import_object(OVER[flags.over])(group)
-            points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in list_sizes(_bytes(flags.most))]
+            byte_counts = list_sizes(_bytes(flags.most))
+            points = [{"bytes": size, "seconds": measure(reduce, group, size)} for size in byte_counts]
     except TrainerError as error:
         return report(error)
     if group.rank == 0:
