@@ -58,7 +58,7 @@ def with_job_options(
             if field not in left_out and (only is None or field in only):
                 names = ("--" + field.replace("_", "-"), *flag.others)
                 flags[field] = _option(*names, kind=kind, help=(help or {}).get(field, flag.help))
-        words = typer.Argument(help="Trainer, module, .py file or executable.")
+        words = typer.Argument(help="Trainer, module, .py file, executable, or script with #SBATCH lines.")
         takes_program = only is None
         by_name = _option("-o", kind=list, help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsWarning, reason_of
 from hpcjobs.run import index
-from hpcjobs.run.accounting_file import read_accounting
+from hpcjobs.run.accounting_file import may_be_requeued, read_accounting
 from hpcjobs.run.folder import SUBMITTED
-from hpcjobs.run.identity import user_name
+from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import read_json
 from hpcjobs.run.status import Connect, statuses
-from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
 
@@ -68,11 +68,13 @@ def select_old(
     left = 0
     for entry in mine:
         if not os.path.lexists(entry.run_dir):
-            if not states and not min_size:
+            if not os.path.isdir(os.path.dirname(entry.run_dir)):  # a file system that is not mounted here and now?
+                left += 1
+            elif not states and not min_size:
                 chosen.append(Old(entry, (), entry.submitted, 0))
             continue
         records = known.get(id(entry), [])
-        if not records or not all(record.state.ended for record in records) or not _is_run_folder(entry):
+        if not _is_over(entry, records) or not _is_run_folder(entry):
             left += 1
             continue
         ended = max((record.ended for record in records if record.ended is not None), default=entry.submitted)
@@ -82,6 +84,13 @@ def select_old(
         if (size := sum(_sizes(entry.run_dir))) >= min_size:
             chosen.append(Old(entry, ends, ended, size))
     return Choice(chosen, left)
+
+
+def _is_over(entry: Entry, records: list[JobRecord]) -> bool:
+    """Accounted for, and not to start again; of another cluster's job that can be known a day after its end."""
+    if not records or not all(record.state.ended for record in records):
+        return False
+    return is_reachable(entry) or not may_be_requeued(entry, records)
 
 
 def _is_run_folder(entry: Entry) -> bool:

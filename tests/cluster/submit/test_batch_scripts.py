@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from commandline import within
 from login_node import Cluster
 from waiting import eventually
@@ -134,3 +135,16 @@ def test_a_script_runs_as_by_sbatch_with_log_first_failure_and_signals(cluster: 
     assert lines == ["args a b omp unset rank unset", *(f"task {n} of 4" for n in range(4))]
     assert (signalled.wait().code, "stopped" in signalled.log) == (3, True)
     assert not (cluster.folder / "lost.log").exists()
+
+
+@pytest.mark.long
+def test_scripts_are_started_again_run_as_arrays_and_are_made_of_wrapped_text(cluster: Cluster) -> None:
+    head = "#!/bin/bash\n#SBATCH -N 1 -t 5 -p compute\n"
+    cluster.program("again.sh", head + "[ -e mark ] && { echo second; exit 0; }\ntouch mark\nexit 85\n")
+    cluster.program("array.sh", head + "#SBATCH -a 0-1\nexit $((SLURM_ARRAY_TASK_ID * 3))\n")
+    again, array = cluster.submit("--retries", "on", "again.sh"), cluster.submit("array.sh")
+    wrapped = cluster.submit("-n", "2", "-p", "compute", "-t", "5", "--wrap", "srun echo task; echo done")
+    assert (array.wait().code, sorted(array.sacct().values())) == (3, ["COMPLETED", "FAILED"])
+    assert (wrapped.wait().code, wrapped.log.split()) == (0, ["task", "task", "done"])
+    assert (again.wait().code, "second" in again.log) == (0, True)
+    assert len((again.run_dir / "attempts.jsonl").read_text().splitlines()) == 2

@@ -93,6 +93,13 @@ def test_a_job_that_was_requeued_since_is_no_old_job(here_with_slurm: Path, tmp_
     assert folder.exists()
 
 
+def test_a_file_system_that_is_away_loses_no_record(here_with_slurm: Path) -> None:
+    job(here_with_slurm, "1", days=40)
+    (here_with_slurm / "runs").rename(here_with_slurm / "away")
+    assert pruned("--remove") == []
+    assert [entry.job_id for entry in index.entries()] == ["1"]
+
+
 def test_an_archive_has_every_file_its_checksum_and_the_records(here_with_slurm: Path, tmp_path: Path) -> None:
     folder = job(here_with_slurm, "1", days=2)
     (folder / "latest").symlink_to("logs")
