@@ -42,7 +42,8 @@ def print_failures(jobs: Iterable[Known]) -> None:
         if number == 0 and record.state is not State.CANCELLED:
             _print_last_lines(log, first.rank if first is not None else None)
         note(f"log {log}")
-        note(f"next: hpcjobs why {record.job_id}")
+        if number == 0:
+            note(f"next: hpcjobs why {record.job_id}")
 
 
 def _first_failure(entry: Entry, record: JobRecord) -> FirstFailure | None:

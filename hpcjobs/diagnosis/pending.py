@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import product
-from pathlib import Path
 
 import msgspec
 
-from hpcjobs.diagnosis.placement import Placement, place
+from hpcjobs.diagnosis.placement import Placement
 from hpcjobs.diagnosis.reasons import explain_reason
-from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.job.models import Job, JobSpec
+from hpcjobs.diagnosis.sooner import find_sooner, find_sooner_foreign
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
-from hpcjobs.run.rerun import read_manifest, resolve_again
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count
 from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
-from hpcjobs.site.library import load_site
-from hpcjobs.site.models import Resources
-from hpcjobs.units import slurm_time
 
-SOONER_S = 60.0
-"""A start that is less than this sooner is not suggested."""
-_LARGEST_SEARCH = 24
-"""So many alternatives are asked for at most: each is a question to the controller."""
-_SHARES = (1.0, 0.5, 0.25)
-"""Of the time limit."""
 _COLUMNS = ("%i", "%T", "%Q", "%u", "%D", "%L", "%P")
 
 
@@ -86,6 +73,9 @@ def explain_pending(
     if reason.may_move and entry is not None:
         sooner = find_sooner(entry, runner=runner)
         fix += [f"hpcjobs cancel {job_id} && hpcjobs rerun {job_id} {_options(row)}" for row in sooner[:1]]
+    elif reason.may_move:
+        sooner = find_sooner_foreign(shown, slurm_conf=slurm_conf, runner=runner)
+        fix += [f"scancel {job_id} && sbatch {_options(row)} SCRIPT" for row in sooner[:1]]
     return Pending(
         job_id=record.job_id,
         name=record.name,
@@ -99,46 +89,6 @@ def explain_pending(
         sooner=tuple(sooner),
         fix=tuple(fix),
     )
-
-
-def find_sooner(entry: Entry, *, runner: Runner = run) -> list[Placement]:
-    """Other partitions, time limits and sizes with which the job would start sooner, by start and cost."""
-    try:
-        job = read_manifest(Path(entry.run_dir)).job
-        site = load_site(job.site_file)
-    except HpcJobsError:
-        return []  # without its manifest nothing is known of the request
-    unchanged = place(job, site, runner=runner)
-    if unchanged.start is None:
-        return []
-    rows = []
-    for changes in list(_alternatives(job, list(site.partitions)))[:_LARGEST_SEARCH]:
-        try:
-            other = resolve_again(job, entry, changes)
-        except RequestError:
-            continue  # it does not fit that partition
-        rows.append(place(other, site, runner=runner))
-    best = [row for row in rows if row.start is not None and row.start < unchanged.start - SOONER_S]
-    return sorted(best, key=lambda row: (row.start or 0.0, row.cost.node_hours if row.cost else 0.0))
-
-
-def _alternatives(job: Job, partitions: list[str]) -> Iterator[JobSpec]:
-    """Each partition, with shares of the time limit and half the nodes; what changes least comes first."""
-    own = job.resources.partition or None
-    names = [own, *(name for name in partitions if name != own)]
-    sizes = [job.nodes, job.nodes // 2] if job.nodes > 1 and job.max_nodes is None else [job.nodes]
-    for size, share, partition in product(sizes, _SHARES, names):
-        if (size, share, partition) == (job.nodes, 1.0, own):
-            continue
-        stated: dict[str, object] = {}
-        if partition != own:
-            stated["partition"] = partition
-        if share != 1.0 and job.time_limit_s is not None:
-            stated["time"] = slurm_time(max(60, int(job.time_limit_s * share)))
-        if size != job.nodes:
-            stated["nodes"] = size
-        if stated:
-            yield JobSpec(resources=msgspec.convert(stated, Resources))
 
 
 def _options(row: Placement) -> str:

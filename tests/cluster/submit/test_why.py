@@ -160,6 +160,11 @@ def test_a_waiting_job_is_explained_with_what_is_ahead_and_what_would_start_soon
     text = ok("why", job.id).out
     assert "ahead in the queue: 1\n" in text
     assert "would start sooner:" in text
+    foreign = cluster.slurm("sbatch", "--parsable", "-N", "2", "--exclusive", "-t", "60", "--wrap", "true").strip()
+    cluster.submitted.append(foreign)
+    eventually(lambda: ok("why", foreign, "--site", SITE, "--json").json["sooner"])
+    row = ok("why", foreign, "--site", SITE, "--json").json["sooner"][0]
+    assert (row["nodes"], row["time"]) == (1, "00:15:00")
     waiting = cluster.submit("-d", f"afterok:{running.id}", "sleep", "1")
     eventually(lambda: ok("why", waiting.id, "--json").json["reason"] == "Dependency")
     assert f"waits for job {running.id} (afterok): RUNNING" in ok("why", waiting.id).out
