@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None)
 @with_job_options(only=job_flags())
 def rerun(
     *,
-    job: Annotated[str, typer.Argument(help="Id, run folder or name of the run to repeat.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Id, run folder or name of the run to repeat.")],
     site: SiteName = None,
     request: JobSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
