@@ -48,7 +48,7 @@ VERBS = {
     "fabric": ("fabric", "Measure the nodes of an allocation; name the bad ones."),
     "nodes": ("nodes", "Known bad nodes, which submit excludes."),
     "container": ("container", "Images: build, list, check against a site."),
-    "sites": ("sites", "The known sites, and what each file says."),
+    "sites": ("sites", "The known sites; a site file written from the live cluster (init)."),
     "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
 }

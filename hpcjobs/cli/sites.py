@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli import sites_init
 from hpcjobs.cli.output import Json, print_json, print_table
 
 app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+app.command("init")(sites_init.init)
 
 
 @app.callback()
 def sites(context: typer.Context, as_json: Json = False) -> None:
-    """List the sites known here and where each was found; `sites show NAME` prints one."""
+    """List the sites known here with their files; `sites show NAME` prints one, `sites init` writes one."""
     if context.invoked_subcommand is not None:
         return
     from hpcjobs.errors import ConfigError
@@ -23,10 +25,12 @@ def sites(context: typer.Context, as_json: Json = False) -> None:
     rows = []
     for entry in list_sites():
         try:
-            told = load_site(str(entry.path)).description
+            description = load_site(str(entry.path)).description
         except ConfigError as error:
-            told = f"broken: {error.message}"
-        rows.append({"name": entry.name, "path": str(entry.path), "shadowed": entry.shadowed, "description": told})
+            description = f"broken: {error.message}"
+        rows.append(
+            {"name": entry.name, "path": str(entry.path), "shadowed": entry.shadowed, "description": description}
+        )
     if as_json:
         print_json(rows)
         return

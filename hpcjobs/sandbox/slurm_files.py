@@ -92,7 +92,7 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     settings = _changed(settings, layout.settings)
     lines = [f"ClusterName={layout.cluster}", f"SlurmctldHost={layout.login}({CONTROLLER})"]
     if any(host.shape.gpus for host in layout.hosts):
-        lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
+        lines += ["GresTypes=gpu", *(["AccountingStorageTRES=gres/gpu"] if layout.has_accounting else [])]
     lines += [node_line(host, layout.features) for host in layout.hosts]
     preemption = {partition.preemptible for partition in layout.partitions.values()} - {None}
     # A suspended job goes on when the other has ended: that is the gang scheduler's work.

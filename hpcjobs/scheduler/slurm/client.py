@@ -139,6 +139,14 @@ class Slurm:
         """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""
         self._ask(["scancel", f"--signal={name}", *(["--full"] if batch_script else []), *sorted(set(job_ids))])
 
+    def query(self, argv: Sequence[str]) -> str:
+        """What a Slurm command prints that only reads.
+
+        Raises:
+            SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
+        """
+        return self._ask(argv).out
+
     def _run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         """Slurm's commands look for a configuration that is not there for a minute; nobody waits for that here."""
         conf = self._configuration()

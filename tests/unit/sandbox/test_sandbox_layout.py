@@ -215,3 +215,12 @@ def test_gpus_are_gres_with_their_model_and_device_files() -> None:
     (gpu_host,) = layout.members["gpu"]
     assert gres_conf(layout, folder) == f"NodeName={gpu_host} Name=gpu Type=a100 File={folder.devices}/gpu[0-3]\n"
     assert "GresTypes=gpu\nAccountingStorageTRES=gres/gpu\n" in slurm_conf(layout, folder)
+
+
+def test_gpus_are_no_matter_of_the_accounting_where_there_is_none() -> None:
+    """slurmctld refuses AccountingStorageTRES=gres/gpu without slurmdbd."""
+    settings = {"AccountingStorageType": "accounting_storage/none"}
+    for shape, accounted in ((Shape(), True), (Shape(settings=settings), False)):
+        text = slurm_conf(settle(shape, load_site("gcp-t4")), Folder(Path("/s")))
+        assert "GresTypes=gpu\n" in text
+        assert ("AccountingStorageTRES" in text) is accounted

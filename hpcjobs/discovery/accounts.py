@@ -1,0 +1,64 @@
+"""Accounts and QOS of the user, from sacctmgr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcjobs.discovery.facts import Association, Qos
+from hpcjobs.discovery.slurm_config import split_list
+from hpcjobs.scheduler.slurm.table import Row
+
+_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
+_ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs")
+_QOS = ("Name", "MaxWall", "MaxSubmitJobsPerUser")
+
+
+def associations_command(user: str) -> list[str]:
+    """The command that asks for the user's associations."""
+    return [*_SACCTMGR, "associations", f"user={user}", f"format={','.join(_ASSOCIATION)}"]
+
+
+def default_account_command(user: str) -> list[str]:
+    """The command that asks for the account of jobs that name none."""
+    return [*_SACCTMGR, "user", user, "format=DefaultAccount"]
+
+
+def qos_command() -> list[str]:
+    """The command that asks for every QOS and its limits."""
+    return [*_SACCTMGR, "qos", f"format={','.join(_QOS)}"]
+
+
+def parse_associations(out: str, cluster: str | None) -> tuple[Association, ...]:
+    """The associations of ``cluster``; the accounting may hold those of several."""
+    return tuple(
+        Association(
+            account=row.raw("Account"),
+            partition=row.name("Partition"),
+            qos=split_list(row.raw("QOS")),
+            default_qos=row.name("DefaultQOS"),
+            max_submit_jobs=row.count("MaxSubmitJobs"),
+        )
+        for row in _rows(out, _ASSOCIATION)
+        if row.raw("Account") and cluster in (None, row.raw("Cluster"))
+    )
+
+
+def parse_qos(out: str) -> tuple[Qos, ...]:
+    """Every QOS with its longest time and its jobs per user."""
+    return tuple(
+        Qos(row.raw("Name"), row.name("MaxWall"), row.count("MaxSubmitJobsPerUser"))
+        for row in _rows(out, _QOS)
+        if row.raw("Name")
+    )
+
+
+def parse_default_account(out: str) -> str | None:
+    """The account of jobs that name none."""
+    return out.strip().splitlines()[0] if out.strip() else None
+
+
+def _rows(out: str, columns: tuple[str, ...]) -> Iterator[Row]:
+    for line in out.splitlines():
+        values = line.strip().split("|")
+        if len(values) == len(columns):
+            yield Row(dict(zip(columns, values, strict=True)))

@@ -1,0 +1,230 @@
+"""From what a cluster tells and what the user answers to the draft of a site file. Pure."""
+
+from __future__ import annotations
+
+import sys
+
+from hpcjobs.discovery.facts import Association, Cluster, Qos
+from hpcjobs.discovery.partitions import Identity, describe_partitions, is_name
+from hpcjobs.discovery.proposal import Answers, Draft, Entry, Omission, PartitionEntry
+from hpcjobs.discovery.questions import list_questions
+from hpcjobs.discovery.software import TOPICS, modules_of
+from hpcjobs.errors import RequestError, nearest
+from hpcjobs.units import time_limit, time_limit_s
+
+_TIME = "1h"
+_NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
+_MOST_NAMES = 12
+
+
+def draft_site(name: str, cluster: Cluster, answers: Answers) -> Draft:
+    """The draft of the site file ``name``.
+
+    Raises:
+        RequestError: a flag names a partition or an account that the user cannot use or is no time, or no partition
+            takes the user's jobs.
+    """
+    if answers.time is not None:
+        try:
+            time_limit(answers.time)
+        except ValueError as error:
+            raise RequestError(f"--time: {error}") from error
+    identity = _identity(cluster, answers)
+    time = answers.time or _default_time(cluster, identity)
+    partitions, omissions = describe_partitions(cluster, identity, time=time)
+    if not partitions:
+        raise RequestError(
+            "no partition of this cluster takes your jobs: "
+            + "; ".join(f"{o.partition}: {o.reason}" for o in omissions)
+            if omissions
+            else "scontrol shows no partition",
+            hint="`scontrol --all show partition` prints them; ask those who run the cluster for access",
+        )
+    partitions = _mark_default(partitions, _default_partition(cluster, partitions, omissions, answers))
+    entries = (
+        *_cluster_entries(cluster),
+        *_account_entries(cluster, identity, answers, time),
+        *_request_entries(cluster, partitions, answers),
+        *_answered_entries(answers),
+        *_software_entries(cluster, answers),
+    )
+    return Draft(
+        name=name,
+        entries=entries,
+        partitions=partitions,
+        omissions=omissions,
+        notes=tuple(_notes(cluster)),
+        questions=list_questions(cluster, answers, python=sys.executable),
+    )
+
+
+def _identity(cluster: Cluster, answers: Answers) -> Identity:
+    accounting = cluster.accounting
+    associations = accounting.associations
+    known = [] if associations is None else list(dict.fromkeys(a.account for a in associations))
+    if answers.account is not None and known and answers.account not in known:
+        raise RequestError(
+            f"--account {answers.account!r}: sacctmgr shows no such account of yours; {nearest(answers.account, known)}"
+        )
+    account = answers.account or accounting.default_account or (known[0] if known else None)
+    own = [a for a in associations or () if a.account == account]
+    default_qos = answers.qos or next((a.default_qos for a in own if a.default_qos), None)
+    return Identity(account, default_qos, associations or None)
+
+
+def _default_time(cluster: Cluster, identity: Identity) -> str:
+    """An hour, or what the default QOS allows if that is less."""
+    qos = _qos_named(cluster, identity.default_qos)
+    limit = time_limit_s(qos.max_wall) if qos is not None and qos.max_wall is not None else None
+    return qos.max_wall if qos is not None and qos.max_wall and limit is not None and limit < 3600 else _TIME
+
+
+def _qos_named(cluster: Cluster, name: str | None) -> Qos | None:
+    return next((qos for qos in cluster.accounting.qos or () if qos.name == name), None)
+
+
+def _default_partition(
+    cluster: Cluster, partitions: tuple[PartitionEntry, ...], omissions: tuple[Omission, ...], answers: Answers
+) -> str:
+    names = [partition.name for partition in partitions]
+    if answers.partition is not None:
+        reason = next((o.reason for o in omissions if o.partition == answers.partition), None)
+        if reason is not None:
+            raise RequestError(f"--partition {answers.partition}: your jobs cannot use it: {reason}")
+        if answers.partition not in names:
+            raise RequestError(f"--partition {answers.partition!r}: {nearest(answers.partition, names)}")
+        return answers.partition
+    of_slurm = [partition.name for partition in cluster.partitions if partition.default and partition.name in names]
+    return of_slurm[0] if of_slurm else names[0]
+
+
+def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple[PartitionEntry, ...]:
+    return tuple(
+        p._replace(entries=(("default", True), *p.entries)) if p.name == default else p
+        for p in sorted(partitions, key=lambda p: p.name != default)
+    )
+
+
+def _cluster_entries(cluster: Cluster) -> list[Entry]:
+    config = cluster.config
+    nodes = len(cluster.nodes)
+    entries = [Entry("description", f"Slurm {config.version or ''}, {nodes} nodes".replace(" ,", ","), "")]
+    if config.cluster is not None:
+        entries.append(Entry("cluster", config.cluster, "scontrol show config: ClusterName"))
+    if cluster.slurm_conf is not None:
+        entries.append(Entry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init"))
+    return entries
+
+
+def _account_entries(cluster: Cluster, identity: Identity, answers: Answers, time: str) -> list[Entry]:
+    defaults: dict[str, object] = {"time": time}
+    origin = ["time: --time" if answers.time else "time: chosen, for jobs that name none"]
+    if answers.account is not None:
+        defaults["account"] = answers.account
+        origin.append("account: --account")
+    elif identity.account is not None and cluster.accounting.default_account is None:
+        defaults["account"] = identity.account
+        others = ", ".join(name for name in identity.accounts or () if name != identity.account)
+        origin.append("account: sacctmgr shows no default account" + (f"; you also have {others}" if others else ""))
+    if answers.qos is not None:
+        defaults["qos"] = answers.qos
+        origin.append("qos: --qos")
+    entries = [Entry("defaults", defaults, "; ".join(origin))]
+    qos = _own_qos(cluster, identity)
+    if qos and all(is_name(one.name) for one in qos):
+        limits = {one.name: one.max_wall or "" for one in qos}
+        entries.append(Entry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
+        if identity.default_qos in limits and answers.qos is None:
+            entries.append(Entry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS"))
+    own = [a for a in identity.associations or () if a.account == identity.account]
+    if limits_of_jobs := _submit_limits(own, _qos_named(cluster, identity.default_qos)):
+        entries.append(Entry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS"))
+    return entries
+
+
+def _own_qos(cluster: Cluster, identity: Identity) -> list[Qos]:
+    """The QOS that the user may name, with their limits; none where Slurm does not enforce QOS."""
+    if "qos" not in cluster.config.enforces:
+        return []
+    own = {name for association in identity.associations or () for name in association.qos}
+    return [qos for qos in cluster.accounting.qos or () if qos.name in own]
+
+
+def _submit_limits(associations: list[Association], qos: Qos | None) -> list[int]:
+    limits = [association.max_submit_jobs for association in associations]
+    limits += [qos.max_submit_jobs] if qos is not None else []
+    return [limit for limit in limits if limit]
+
+
+def _request_entries(cluster: Cluster, partitions: tuple[PartitionEntry, ...], answers: Answers) -> list[Entry]:
+    entries = []
+    if any(node.gpus for node in cluster.nodes) and cluster.config.select_type is not None:
+        modern = cluster.config.select_type == "select/cons_tres"
+        value = "gpus-per-node" if modern else "gres"
+        entries.append(Entry("gpu_request", value, f"scontrol show config: SelectType = {cluster.config.select_type}"))
+    default, types = cluster.config.mpi_default, cluster.mpi_types or ()
+    if answers.mpi is not None:
+        entries.append(Entry("mpi", answers.mpi, "--mpi"))
+    elif default in (None, "none") and (offered := [mpi for mpi in ("pmix", "cray_shasta", "pmi2") if mpi in types]):
+        origin = f"srun --mpi=list: {', '.join(types)}; scontrol show config: MpiDefault = {default}"
+        entries.append(Entry("mpi", offered[0], origin))
+    if not _is_one_host(cluster):
+        entries.append(Entry("node_local", list(_NODE_LOCAL), "chosen: folders that each node has for itself"))
+    return entries
+
+
+def _is_one_host(cluster: Cluster) -> bool:
+    """Whether all jobs run on this very host, whose folders they all see."""
+    return {node.name for node in cluster.nodes} <= {cluster.host, cluster.host.partition(".")[0]}
+
+
+def _answered_entries(answers: Answers) -> list[Entry]:
+    environment = {key: value for key in ("conda", "venv") if (value := getattr(answers, key)) is not None}
+    values: list[tuple[str, object, str]] = [
+        ("interface", answers.interface, "--interface"),
+        ("modules", list(answers.modules) or None, "--module"),
+        ("environment", environment or None, "--conda, --venv"),
+        ("scratch", answers.scratch, "--scratch"),
+        ("run_root", answers.run_root, "--run-root"),
+        ("login", answers.login, "--login"),
+    ]
+    return [Entry(key, value, origin) for key, value, origin in values if value is not None]
+
+
+def _software_entries(cluster: Cluster, answers: Answers) -> list[Entry]:
+    entries = []
+    if answers.module_init is not None:
+        entries.append(Entry("module_init", answers.module_init, "--module-init"))
+    elif cluster.modules is not None and cluster.modules.init is not None:
+        entries.append(Entry("module_init", cluster.modules.init, f"{cluster.modules.system} of a login shell here"))
+    if answers.container_runtime is not None:
+        entries.append(Entry("containers", {"runtime": answers.container_runtime}, "--container-runtime"))
+    elif cluster.runtimes:
+        first = cluster.runtimes[0]
+        entries.append(Entry("containers", {"runtime": first.name}, first.origin))
+    return entries
+
+
+def _notes(cluster: Cluster) -> list[str]:
+    config = cluster.config
+    notes = []
+    if config.max_array_size is not None:
+        notes.append(
+            f"scontrol show config: MaxArraySize = {config.max_array_size}; sweeps keep below it by themselves."
+        )
+    if config.job_requeue is not None:
+        effect = "jobs may be requeued" if config.job_requeue else "jobs are requeued only where --requeue is allowed"
+        notes.append(f"scontrol show config: JobRequeue = {int(config.job_requeue)}: {effect}.")
+    if cluster.accounting.sacct_answers:
+        notes.append("sacct answers.")
+    else:
+        notes.append("sacct does not answer here: the states of ended jobs come from scontrol and the run folders.")
+    if config.mpi_default not in (None, "none"):
+        notes.append(f"scontrol show config: MpiDefault = {config.mpi_default}; other types: `srun --mpi=list`.")
+    if cluster.modules is not None:
+        for topic in TOPICS:
+            names = modules_of(topic, cluster.modules.names)
+            more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+            if names:
+                notes.append(f"module avail, {topic}: {', '.join(names[:_MOST_NAMES])}{more}.")
+    return notes

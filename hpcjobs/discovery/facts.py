@@ -1,0 +1,120 @@
+"""What a cluster tells about itself. Every value is frozen; ``None`` means "could not be read"."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Config(NamedTuple):
+    """The settings of slurm.conf that a site file depends on."""
+
+    cluster: str | None
+    version: str | None
+    select_type: str | None
+    mpi_default: str | None
+    enforces: frozenset[str]
+    """AccountingStorageEnforce."""
+    job_requeue: bool | None
+    max_array_size: int | None
+    preempt_type: str | None
+    tmp_fs: str | None
+
+
+class Node(NamedTuple):
+    """One node, with what jobs can have of it."""
+
+    name: str
+    partitions: frozenset[str]
+    cpus: int
+    mem_mb: int | None
+    gpus: int
+    gpu_model: str | None
+    """``None``: no GPU, no type, or GPUs of several types in the node."""
+    features: tuple[str, ...]
+
+
+class PartitionInfo(NamedTuple):
+    """One partition as ``scontrol show partition`` prints it."""
+
+    name: str
+    default: bool
+    state: str | None
+    root_only: bool
+    reservation_required: bool
+    min_nodes: int | None
+    max_nodes: int | None
+    max_time: str | None
+    """In Slurm's spelling; ``None``: no limit."""
+    max_mem_per_node_mb: int | None
+    max_mem_per_cpu_mb: int | None
+    max_cpus_per_node: int | None
+    allow_groups: tuple[str, ...] | None
+    """``None``: all, as for accounts and QOS."""
+    allow_accounts: tuple[str, ...] | None
+    deny_accounts: tuple[str, ...]
+    allow_qos: tuple[str, ...] | None
+    deny_qos: tuple[str, ...]
+    preempt_mode: str | None
+    priority_tier: int | None
+    grace_s: int | None
+
+
+class Association(NamedTuple):
+    """One account that the user may charge."""
+
+    account: str
+    partition: str | None
+    """The only partition it is valid in; ``None``: all."""
+    qos: tuple[str, ...]
+    default_qos: str | None
+    max_submit_jobs: int | None
+
+
+class Qos(NamedTuple):
+    """Limits of a QOS."""
+
+    name: str
+    max_wall: str | None
+    max_submit_jobs: int | None
+
+
+class Accounting(NamedTuple):
+    """What sacctmgr and sacct tell the user."""
+
+    associations: tuple[Association, ...] | None
+    default_account: str | None
+    qos: tuple[Qos, ...] | None
+    sacct_answers: bool
+
+
+class Modules(NamedTuple):
+    """The module system of a login shell."""
+
+    system: str
+    """``Lmod``, ``Environment Modules``, or ``modules`` where neither can be recognized."""
+    init: str | None
+    """The script that defines ``module``."""
+    names: tuple[str, ...]
+
+
+class Runtime(NamedTuple):
+    """A container runtime: its name in a site file, and where it was seen."""
+
+    name: str
+    origin: str
+
+
+class Cluster(NamedTuple):
+    """All that could be read."""
+
+    config: Config
+    partitions: tuple[PartitionInfo, ...]
+    nodes: tuple[Node, ...]
+    accounting: Accounting
+    mpi_types: tuple[str, ...] | None
+    modules: Modules | None
+    runtimes: tuple[Runtime, ...]
+    user_groups: frozenset[str]
+    host: str
+    slurm_conf: str | None
+    """SLURM_CONF of the environment."""

@@ -1,0 +1,209 @@
+"""The partitions of a site file: nodes by shape, limits, and what a job of this user needs to be accepted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hpcjobs.discovery.facts import Association, Cluster, Node, PartitionInfo
+from hpcjobs.discovery.proposal import Omission, PartitionEntry
+from hpcjobs.site.checks import check_name
+from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
+
+_MOST_GROUPS = 12
+"""Beyond it, features tell nodes apart and not shapes: each rack or switch has its own."""
+_PREEMPTS = {"REQUEUE": "requeue", "CANCEL": "cancel", "SUSPEND": "suspend"}
+_REFUSES_JOBS = ("DRAIN", "INACTIVE")
+
+
+class Identity(NamedTuple):
+    """The account and QOS of the user's jobs, and those that can be named instead; ``None``: not known."""
+
+    account: str | None
+    default_qos: str | None
+    associations: tuple[Association, ...] | None
+
+    @property
+    def accounts(self) -> tuple[str, ...] | None:
+        """Every account that the user may charge, the usual one first."""
+        if self.associations is None:
+            return None
+        names = dict.fromkeys(association.account for association in self.associations)
+        return tuple(sorted(names, key=lambda name: name != self.account))
+
+    def qos_of(self, account: str | None) -> tuple[str, ...] | None:
+        """Every QOS of jobs that are charged to ``account``, the default one first."""
+        if self.associations is None or account is None:
+            return None
+        names = (qos for a in self.associations if a.account == account for qos in a.qos)
+        return tuple(sorted(dict.fromkeys(names), key=lambda name: name != self.default_qos))
+
+
+def describe_partitions(
+    cluster: Cluster, identity: Identity, *, time: str
+) -> tuple[tuple[PartitionEntry, ...], tuple[Omission, ...]]:
+    """The partitions that the user can use, and the others with the reason.
+
+    Args:
+        time: the time limit of jobs that name none; a partition that allows less gets a limit of its own.
+    """
+    entries: list[PartitionEntry] = []
+    omissions: list[Omission] = []
+    for partition in cluster.partitions:
+        result = _describe(partition, cluster, identity, time)
+        if isinstance(result, PartitionEntry):
+            entries.append(result)
+        else:
+            omissions.append(result)
+    return tuple(entries), tuple(omissions)
+
+
+def _describe(partition: PartitionInfo, cluster: Cluster, identity: Identity, time: str) -> PartitionEntry | Omission:
+    nodes = [node for node in cluster.nodes if partition.name in node.partitions]
+    if (reason := _unusable(partition, nodes, cluster.user_groups)) is not None:
+        return Omission(partition.name, reason)
+    account, reason = _choose(identity.accounts, partition.allow_accounts, partition.deny_accounts, "account")
+    if reason is not None:
+        return Omission(partition.name, reason)
+    charged = account if account is not None else identity.account
+    qos, reason = _choose(identity.qos_of(charged), partition.allow_qos, partition.deny_qos, "QOS")
+    if reason is not None:
+        return Omission(partition.name, reason)
+    defaults: dict[str, object] = {}
+    if account is not None and account != identity.account:
+        defaults["account"] = account
+    if qos is not None and qos != identity.default_qos:
+        defaults["qos"] = qos
+    if (least := _seconds(partition.max_time)) is not None and least < (time_limit_s(time) or least + 1):
+        defaults["time"] = partition.max_time
+    if partition.min_nodes is not None and partition.min_nodes > 1:
+        defaults["nodes"] = partition.min_nodes
+    shape, notes = _nodes(nodes)
+    if partition.state not in (None, "UP"):
+        notes += (f"its state was {partition.state}: jobs wait",)
+    limits: list[tuple[str, object]] = [
+        ("min_nodes", partition.min_nodes if (partition.min_nodes or 0) > 1 else None),
+        ("max_nodes", partition.max_nodes or None),
+        ("max_time", partition.max_time),
+        ("max_mem_per_node", _memory(partition.max_mem_per_node_mb)),
+        ("max_mem_per_cpu", _memory(partition.max_mem_per_cpu_mb)),
+        ("max_cpus_per_node", partition.max_cpus_per_node or None),
+        ("qos", _names(partition.allow_qos)),
+        ("accounts", _names(partition.allow_accounts)),
+        *_preemption(partition, cluster),
+        ("defaults", defaults or None),
+    ]
+    return PartitionEntry(
+        partition.name, (*shape, *((key, value) for key, value in limits if value is not None)), notes
+    )
+
+
+def _unusable(partition: PartitionInfo, nodes: Sequence[Node], groups: frozenset[str]) -> str | None:
+    """Why no job of this user can run there."""
+    if not is_name(partition.name):
+        return "a site file cannot hold its name"
+    if partition.root_only:
+        return "RootOnly=YES"
+    if partition.reservation_required:
+        return "ReqResv=YES: it needs a reservation"
+    if partition.state in _REFUSES_JOBS:
+        return f"State={partition.state}: it takes no jobs"
+    if partition.allow_groups is not None and not groups & {*partition.allow_groups}:
+        return f"AllowGroups={','.join(partition.allow_groups)}: you are in none of them"
+    if not nodes:
+        return "scontrol shows none of its nodes"
+    return None
+
+
+def _choose(
+    mine: tuple[str, ...] | None, allowed: tuple[str, ...] | None, denied: tuple[str, ...], what: str
+) -> tuple[str | None, str | None]:
+    """The first of ``mine`` that the partition takes, or the reason why it takes none; both None: not known."""
+    if mine is None or not mine or (allowed is None and not denied):
+        return None, None
+    usable = [name for name in mine if name not in denied and (allowed is None or name in allowed)]
+    if usable:
+        return usable[0], None
+    rule = f"takes {', '.join(allowed)}" if allowed is not None else f"refuses {', '.join(denied)}"
+    return None, f"{what}: it {rule}; you have {', '.join(mine)}"
+
+
+def _nodes(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, object], ...], tuple[str, ...]]:
+    """The keys ``nodes`` and ``node``, and what to know of them."""
+    notes: tuple[str, ...] = ()
+    names_fit = all(is_name(feature) for node in nodes for feature in node.features)
+    groups = Counter(_shape(node, features=names_fit) for node in nodes)
+    if not names_fit:
+        notes = ("features are left out: a site file cannot hold the name of one of them",)
+    elif len(groups) > _MOST_GROUPS:
+        groups = Counter(_shape(node, features=False) for node in nodes)
+        notes = ("features are left out: they differ from node to node",)
+    if len(groups) == 1:
+        shape = next(iter(groups))
+        return (("nodes", len(nodes)), ("node", _mapping(shape, features=bool(shape.features)))), notes
+    features = any(shape.features for shape in groups)
+    listed = [{"count": count, **_mapping(shape, features=features)} for shape, count in groups.items()]
+    return (("nodes", listed),), notes
+
+
+class _Shape(NamedTuple):
+    cpus: int
+    mem_mb: int | None
+    gpus: int
+    gpu_model: str | None
+    features: tuple[str, ...]
+
+
+def _shape(node: Node, *, features: bool) -> _Shape:
+    model = node.gpu_model if node.gpu_model is not None and is_name(node.gpu_model) else None
+    return _Shape(node.cpus, node.mem_mb, node.gpus, model, node.features if features else ())
+
+
+def _mapping(shape: _Shape, *, features: bool) -> dict[str, object]:
+    values: dict[str, object] = {"cpus": shape.cpus}
+    if shape.mem_mb is not None:
+        values["mem"] = _memory(shape.mem_mb)
+    if shape.gpus:
+        values["gpus"] = shape.gpus
+    if shape.gpu_model is not None:
+        values["gpu_model"] = shape.gpu_model
+    if features:
+        values["features"] = list(shape.features)
+    return values
+
+
+def _memory(megabytes: int | None) -> int | str | None:
+    """As a site file has it: few megabytes need their unit."""
+    if not megabytes:
+        return None
+    return megabytes if megabytes >= LEAST_BARE_MEMORY else f"{megabytes}M"
+
+
+def _names(names: Iterable[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _seconds(limit: str | None) -> int | None:
+    return None if limit is None else time_limit_s(limit)
+
+
+def _preemption(partition: PartitionInfo, cluster: Cluster) -> list[tuple[str, object]]:
+    """``preemptible`` and ``grace``, where a partition of a higher tier takes these nodes."""
+    mode = next((_PREEMPTS[m] for m in (partition.preempt_mode or "").split(",") if m in _PREEMPTS), None)
+    if mode is None or cluster.config.preempt_type != "preempt/partition_prio" or partition.priority_tier is None:
+        return []
+    tier = partition.priority_tier
+    shared = {name for node in cluster.nodes if partition.name in node.partitions for name in node.partitions}
+    if not any(other.name in shared and (other.priority_tier or 0) > tier for other in cluster.partitions):
+        return []
+    return [("preemptible", mode), ("grace", f"{partition.grace_s}s" if partition.grace_s else None)]
+
+
+def is_name(value: str) -> bool:
+    """Whether a site file can hold ``value`` as the name of a partition, QOS, model or feature."""
+    try:
+        check_name(value, "name")
+    except ValueError:
+        return False
+    return True

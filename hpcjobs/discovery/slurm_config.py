@@ -1,0 +1,109 @@
+"""Values from ``scontrol show config``, ``show partition`` and ``show node``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcjobs.discovery.facts import Config, Node, PartitionInfo
+from hpcjobs.scheduler.slurm.table import Row
+
+_SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
+_FIELD = re.compile(r"([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
+_GPU = re.compile(r"gpu(?::(?P<model>[A-Za-z][^:()=]*))?(?::(?P<count>\d+)(?P<kilo>K?))?\Z", re.ASCII)
+_NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE")
+_PLACE = re.compile(r"\([^)]*\)")
+"""Sockets or indices of a GRES: ``gpu:a100:4(S:0-1)``."""
+_UNSET_MEMORY_MB = 1
+"""RealMemory of a node for which slurm.conf gives none."""
+
+
+def parse_config(out: str) -> Config:
+    """The settings that matter here, of ``scontrol show config``."""
+    row = Row(dict(reversed(_SETTING.findall(out))))
+    requeue = row.count("JobRequeue")
+    return Config(
+        cluster=row.text("ClusterName"),
+        version=row.text("SLURM_VERSION"),
+        select_type=row.text("SelectType"),
+        mpi_default=row.text("MpiDefault"),
+        enforces=frozenset(split_list(row.text("AccountingStorageEnforce"))) - {"none"},
+        job_requeue=None if requeue is None else requeue > 0,
+        max_array_size=row.count("MaxArraySize"),
+        preempt_type=row.text("PreemptType"),
+        tmp_fs=row.text("TmpFS"),
+    )
+
+
+def parse_partitions(out: str) -> tuple[PartitionInfo, ...]:
+    """The partitions of ``scontrol --all --oneliner show partition``."""
+    return tuple(_partition(row) for row in _records(out, "PartitionName"))
+
+
+def parse_nodes(out: str) -> tuple[Node, ...]:
+    """The nodes of ``scontrol --all --oneliner show node``; a node without CPUs is left out."""
+    nodes = (_node(row) for row in _records(out, "NodeName"))
+    return tuple(node for node in nodes if node.cpus)
+
+
+def split_list(value: str | None) -> tuple[str, ...]:
+    """The parts of ``a,b``; none of ``None``."""
+    return tuple(filter(None, (value or "").split(",")))
+
+
+def parse_gpus(gres: str) -> tuple[int, str | None]:
+    """The count and the one model of ``gpu:a100:4(S:0-1),nvme:1``; several models give None."""
+    matches = [match for part in _PLACE.sub("", gres).split(",") if (match := _GPU.match(part))]
+    models = {match["model"] for match in matches}
+    count = sum(int(match["count"] or 1) * (1024 if match["kilo"] else 1) for match in matches)
+    return count, models.pop() if len(models) == 1 else None
+
+
+def _records(out: str, first: str) -> Iterator[Row]:
+    """The records that begin with ``first``; of a field printed twice (a comment may hold NAME=VALUE) the first."""
+    for line in out.splitlines():
+        if line.startswith(f"{first}="):
+            yield Row(dict(reversed(_FIELD.findall(line))))
+
+
+def _partition(row: Row) -> PartitionInfo:
+    time = row.text("MaxTime")
+    return PartitionInfo(
+        name=row.raw("PartitionName"),
+        default=row.raw("Default") == "YES",
+        state=row.text("State"),
+        root_only=row.raw("RootOnly") == "YES",
+        reservation_required=row.raw("ReqResv") == "YES",
+        min_nodes=row.count("MinNodes"),
+        max_nodes=row.count("MaxNodes"),
+        max_time=None if time is None or time.upper() in _NO_LIMIT else time,
+        max_mem_per_node_mb=row.count("MaxMemPerNode"),
+        max_mem_per_cpu_mb=row.count("MaxMemPerCPU"),
+        max_cpus_per_node=row.count("MaxCPUsPerNode"),
+        allow_groups=_unless_all(row.text("AllowGroups")),
+        allow_accounts=_unless_all(row.text("AllowAccounts")),
+        deny_accounts=split_list(row.text("DenyAccounts")),
+        allow_qos=_unless_all(row.text("AllowQos")),
+        deny_qos=split_list(row.text("DenyQos")),
+        preempt_mode=row.text("PreemptMode"),
+        priority_tier=row.count("PriorityTier"),
+        grace_s=row.count("GraceTime"),
+    )
+
+
+def _unless_all(value: str | None) -> tuple[str, ...] | None:
+    return None if value is None or value.upper() == "ALL" else split_list(value)
+
+
+def _node(row: Row) -> Node:
+    memory = row.count("RealMemory")
+    gpus, model = parse_gpus(row.raw("Gres"))
+    return Node(
+        name=row.raw("NodeName"),
+        partitions=frozenset(split_list(row.text("Partitions"))),
+        cpus=row.count("CPUEfctv") or row.count("CPUTot") or 0,
+        mem_mb=None if memory is None or memory <= _UNSET_MEMORY_MB else memory - (row.count("MemSpecLimit") or 0),
+        gpus=gpus,
+        gpu_model=model,
+        features=split_list(row.text("AvailableFeatures")),
+    )

@@ -1,0 +1,35 @@
+"""Answers of real clusters to the questions of ``sites init`` (Slurm 22.05), as commands on PATH."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from scripted_slurm import answer
+
+from hpcjobs.user import user_name
+
+RECORDED = Path(__file__).parents[2] / "data" / "discovery"
+_COMMANDS = ("scontrol", "sacctmgr", "sacct", "srun")
+
+
+def put_on_path(folder: Path, cluster: str, *, changes: dict[str, tuple[str, str]] | None = None) -> None:
+    """Commands in ``folder`` that answer as ``cluster`` did.
+
+    Args:
+        changes: the beginning of a command -> a text in its answer, and what stands there instead.
+    """
+    answers = json.loads((RECORDED / f"{cluster}.json").read_text(encoding="utf-8"))
+    scripts = dict.fromkeys(_COMMANDS, 'case "$*" in\n')
+    for argv, reply in answers.items():
+        command, _, words = argv.replace("USER", user_name()).partition(" ")
+        out = reply["out"]
+        for start, (old, new) in (changes or {}).items():
+            if argv.startswith(start):
+                assert old in out, (argv, old)
+                out = out.replace(old, new)
+        texts = f"printf %s {shlex.quote(out)}; printf %s {shlex.quote(reply['err'])} >&2; exit {reply['code']}"
+        scripts[command] += f"{shlex.quote(words)}) {texts};;\n"
+    for command, script in scripts.items():
+        answer(folder, command, f"{script}esac\nexit 1")

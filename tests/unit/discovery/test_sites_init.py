@@ -1,0 +1,242 @@
+"""``hpcjobs sites init`` on clusters whose answers were recorded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commandline import Answer, ok, within
+from recorded import put_on_path
+from scripted_slurm import answer
+
+from hpcjobs.site.library import load_site
+
+PARTITIONS = "scontrol --all --oneliner show partition"
+NODES = "scontrol --all --oneliner show node"
+CONFIG = "scontrol show config"
+ASSOCIATIONS = "sacctmgr --noheader --parsable2 show associations"
+DEFAULT_ACCOUNT = "sacctmgr --noheader --parsable2 show user"
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of PATH for the cluster's commands; its login shell has Lmod with some modules."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    modules = "/apps/modules/core:\\nopenmpi/4.1.6(default)\\ncuda/12.4\\npython/3.12\\nopenmm/8.1\\ngcc/13\\n"
+    answer(folder, "bash", f"printf 'Welcome!\\nhpcjobs-modules /apps/lmod/lmod|/apps/lmod/lmod\\n{modules}'")
+    answer(folder, "sbatch", "echo 42")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def site_of(*words: str) -> dict[str, Any]:
+    """The site file that ``sites init WORDS`` would write."""
+    site = ok("sites", "init", "mine", "--dry-run", "--json", *words).json["site"]
+    assert isinstance(site, dict)
+    return site
+
+
+def refused(*words: str) -> Answer:
+    done = within("sites", "init", *words)
+    assert (done.code, done.out) == (5, ""), done
+    return done
+
+
+@pytest.mark.parametrize("cluster", ["cpu", "gpus", "bare"])
+def test_the_written_file_takes_a_submission_unedited(cluster: str, commands: Path, here: Path) -> None:
+    put_on_path(commands, cluster)
+    ok(
+        "sites", "init", "mine", "--run-root", "/shared/runs"
+    )  # the folders of tests lie in /tmp, which nodes do not share
+    (site,) = (here.parent / "home").rglob("site_configs/mine.yaml")
+    assert load_site("mine").path == str(site)
+    assert ok("submit", "--site", "mine", "--dry-run", "hostname").out.startswith("#!/bin/bash")
+
+
+def test_a_cluster_of_cpus_gives_limits_qos_preemption_and_the_qos_that_a_partition_needs(commands: Path) -> None:
+    put_on_path(commands, "cpu")
+    site = site_of()
+    assert (site["cluster"], site["defaults"], site["default_qos"]) == ("tu_hpc", {"time": "1h"}, "normal")
+    assert site["qos"] == {"normal": "2-00:00:00", "long": "7-00:00:00"}
+    assert site["partitions"]["long"]["qos"] == ["long"]
+    assert site["partitions"]["long"]["defaults"] == {"qos": "long"}
+    assert site["partitions"]["scavenger"]["preemptible"] == "requeue"
+    assert site["partitions"]["scavenger"]["grace"] == "60s"
+    assert "preemptible" not in site["partitions"]["compute"]
+    assert "gpu_request" not in site
+
+
+def test_two_gpu_models_in_one_partition_are_groups_of_nodes_with_their_features(commands: Path) -> None:
+    put_on_path(commands, "bare")
+    partitions = site_of()["partitions"]
+    assert [(group["gpus"], group["gpu_model"], group["features"]) for group in partitions["gpu"]["nodes"]] == [
+        (4, "v100", ["v100", "ib"]),
+        (2, "a100", ["a100"]),
+    ]
+    assert partitions["quick"]["defaults"] == {"time": "00:30:00"}, "shorter than the default of an hour"
+
+
+def test_a_cluster_without_accounting_is_described_without_accounts_and_the_file_says_so(commands: Path) -> None:
+    put_on_path(commands, "bare")
+    text = ok("sites", "init", "mine", "--dry-run").out
+    assert not {"qos", "default_qos"} & set(yaml.safe_load(text))
+    assert "sacct does not answer here" in text
+    assert "defaults.account" not in text, "nothing is enforced: there is nothing to ask"
+
+
+def test_each_value_has_its_origin_and_each_question_its_command_and_flag(commands: Path) -> None:
+    put_on_path(commands, "cpu")
+    text = ok("sites", "init", "mine", "--dry-run").out
+    assert "# scontrol show config: ClusterName\ncluster: tu_hpc\n" in text
+    assert "MaxArraySize = 1001" in text
+    assert "module avail, MPI: openmpi/4.1.6." in text, "openmm is no MPI"
+    assert "\n# Lmod of a login shell here\nmodule_init: /apps/lmod/lmod/init/bash\n" in text
+    assert "#     srun -N1 -t 1 ip -brief address\n#     --interface NAME\n" in text
+
+
+def test_an_answered_question_is_a_value_and_no_question(commands: Path) -> None:
+    put_on_path(commands, "cpu")
+    answers = (
+        *("--interface", "ib0", "--module", "gcc/13", "--module", "openmpi/4.1.6", "--conda", "train"),
+        *("--scratch", "/scratch/$USER", "--run-root", "/work/$USER", "--login", "login.cluster.example"),
+        *(
+            "--container-runtime",
+            "apptainer",
+            "--mpi",
+            "pmi2",
+            "-t",
+            "2h",
+            "-p",
+            "short",
+            "-A",
+            "admin",
+            "-q",
+            "normal",
+        ),
+    )
+    done = ok("sites", "init", "mine", "--dry-run", "--json", *answers).json
+    site = done["site"]
+    assert done["questions"] == []
+    assert (site["interface"], site["modules"]) == ("ib0", ["gcc/13", "openmpi/4.1.6"])
+    assert (site["environment"], site["containers"]) == ({"conda": "train"}, {"runtime": "apptainer"})
+    assert site["defaults"] == {"time": "2h", "account": "admin", "qos": "normal"}
+    assert [name for name, partition in site["partitions"].items() if partition.get("default")] == ["short"]
+
+
+def test_a_file_that_exists_is_replaced_only_by_force(commands: Path, here: Path) -> None:
+    put_on_path(commands, "cpu")
+    (here / "mine.yaml").write_text("mine\n")
+    assert "exists\nhint: --force replaces it" in refused("--file", "mine.yaml").err
+    assert (here / "mine.yaml").read_text() == "mine\n"
+    ok("sites", "init", "--file", "mine.yaml", "--force")
+    assert yaml.safe_load((here / "mine.yaml").read_text())["cluster"] == "tu_hpc"
+
+
+def test_a_dry_run_writes_nothing(commands: Path, here: Path) -> None:
+    put_on_path(commands, "cpu")
+    ok("sites", "init", "--dry-run")
+    assert not list((here.parent / "home").rglob("*.yaml"))
+
+
+def test_the_name_is_the_clusters_where_none_is_given(commands: Path, here: Path) -> None:
+    put_on_path(commands, "cpu")
+    ok("sites", "init")
+    assert [path.name for path in (here.parent / "home").rglob("*.yaml")] == ["tu_hpc.yaml"]
+
+
+def test_a_partition_that_takes_none_of_my_jobs_is_left_out_with_the_reason(commands: Path) -> None:
+    put_on_path(
+        commands,
+        "cpu",
+        changes={PARTITIONS: ("PartitionName=short AllowGroups=ALL", "PartitionName=short AllowGroups=nobodys-group")},
+    )
+    done = ok("sites", "init", "mine", "--dry-run", "--json").json
+    assert "short" not in done["site"]["partitions"]
+    assert "AllowGroups=nobodys-group" in done["left_out"]["short"]
+    assert "your jobs cannot use it" in refused("mine", "-p", "short").err
+
+
+def test_a_partition_for_one_account_gets_it_as_default_and_one_for_anothers_is_left_out(commands: Path) -> None:
+    account = "PartitionName=short AllowGroups=ALL AllowAccounts=admin"
+    put_on_path(
+        commands, "cpu", changes={PARTITIONS: ("PartitionName=short AllowGroups=ALL AllowAccounts=ALL", account)}
+    )
+    assert site_of()["partitions"]["short"]["defaults"] == {"account": "admin"}
+    put_on_path(
+        commands,
+        "cpu",
+        changes={
+            PARTITIONS: ("PartitionName=short AllowGroups=ALL AllowAccounts=ALL", account.replace("admin", "chem"))
+        },
+    )
+    done = ok("sites", "init", "mine", "--dry-run", "--json").json
+    assert done["left_out"] == {"short": "account: it takes chem; you have sandbox, admin"}
+
+
+def test_without_a_default_account_the_first_one_is_named(commands: Path) -> None:
+    put_on_path(commands, "cpu", changes={DEFAULT_ACCOUNT: ("sandbox", "")})
+    assert site_of()["defaults"] == {"time": "1h", "account": "sandbox"}
+
+
+def test_srun_gets_an_mpi_type_where_the_cluster_has_none_by_default(commands: Path) -> None:
+    put_on_path(commands, "cpu", changes={CONFIG: ("MpiDefault              = pmix", "MpiDefault              = none")})
+    assert site_of()["mpi"] == "pmix"
+
+
+def test_gpus_are_requested_by_gres_where_slurm_has_no_options_for_them(commands: Path) -> None:
+    put_on_path(commands, "gpus", changes={CONFIG: ("select/cons_tres", "select/cons_res")})
+    assert site_of()["gpu_request"] == "gres"
+
+
+def test_specialized_memory_is_not_offered_and_a_feature_no_file_can_hold_is_left_out(commands: Path) -> None:
+    memory = ("RealMemory=65536", "RealMemory=65536 MemSpecLimit=1536")
+    put_on_path(commands, "bare", changes={NODES: memory})
+    assert [group["mem"] for group in site_of()["partitions"]["gpu"]["nodes"]] == [64000, 131072]
+    put_on_path(commands, "bare", changes={NODES: ("AvailableFeatures=a100", "AvailableFeatures=ib:edr")})
+    text = ok("sites", "init", "mine", "--dry-run").out
+    assert "features are left out" in text
+    assert all("features" not in group for group in yaml.safe_load(text)["partitions"]["gpu"]["nodes"])
+
+
+def test_text_of_the_cluster_cannot_leave_its_comment(commands: Path) -> None:
+    answer(commands, "bash", "printf 'x\\nhpcjobs-modules |/m\\nopenmpi/1\\r\\nopenmpi/2\\033[31m\\n'")
+    put_on_path(commands, "cpu")
+    text = ok("sites", "init", "mine", "--dry-run").out
+    assert "\r" not in text
+    assert "\033" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("../up",), "site name '../up'"),
+        (("mine", "--file", "other.yaml"), "the file's stem is the site's name"),
+        (("--file", "site.txt"), "a site file is called NAME.yaml"),
+        (("mine", "-A", "sandbx"), "did you mean 'sandbox'?"),
+        (("mine", "-p", "shrt"), "did you mean 'short'?"),
+        (("mine", "-t", "soon"), "time 'soon' is not understood"),
+        (("mine", "--container-runtime", "docker"), "docker"),
+    ],
+)
+def test_a_wrong_answer_is_explained_and_nothing_is_written(
+    words: tuple[str, ...], message: str, commands: Path, here: Path
+) -> None:
+    put_on_path(commands, "cpu")
+    assert message in refused(*words).err
+    assert not list((here.parent / "home").rglob("*.yaml"))
+
+
+def test_without_slurm_the_command_that_is_missing_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    done = within("sites", "init", "mine")
+    assert (done.code, "scontrol: not found on PATH" in done.err) == (9, True), done
+
+
+def test_a_mistyped_verb_of_sites_is_an_error(here: Path) -> None:
+    done = within("sites", "intt")
+    assert done.code == 2
+    assert "'intt'" in done.err
