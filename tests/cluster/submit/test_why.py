@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from commandline import ok, within
 from login_node import SITE, Cluster
@@ -60,7 +61,7 @@ def read_failure(program: Path) -> Failure:
     return Failure(program, dict(match.groups() for line in lines if (match := _HEADER.match(line))))
 
 
-def submit(failure: Failure, cluster: Cluster) -> str:
+def submit(failure: Failure, cluster: Cluster, local_folder: Path) -> str:
     """Submit the program as its first lines say; the job's id."""
     program = cluster.folder / failure.program.name
     program.write_bytes(failure.program.read_bytes())
@@ -75,17 +76,18 @@ def submit(failure: Failure, cluster: Cluster) -> str:
         Path(site).write_text(yaml.safe_dump(shape | {"defaults": {"time": "10m"}} | own))
     options = failure.header["submit"]
     if "LOCAL" in options:
-        options = options.replace("LOCAL", str(local_copy(program)))
+        shutil.copy2(program, local_folder)
+        options = options.replace("LOCAL", str(local_folder))
     name = program.name if program.suffix == ".py" else f"./{program.name}"
     answer = ok("submit", "--json", "--site", site, *shlex.split(options), name)
     return str(answer.json["job_id"])
 
 
-def local_copy(program: Path) -> Path:
-    """A folder with the program that this machine has and the sandbox's hosts do not."""
-    folder = Path(tempfile.mkdtemp(prefix="hpcjobs-here-", dir="/tmp"))
-    shutil.copy2(program, folder)
-    return folder
+@pytest.fixture
+def local_folder() -> Iterator[Path]:
+    """A folder that this machine has and the sandbox's hosts do not."""
+    with tempfile.TemporaryDirectory(prefix="hpcjobs-here-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def nodes_of(job_id: str, cluster: Cluster) -> list[str]:
@@ -110,10 +112,10 @@ def bring_about_the_end(failure: Failure, job_id: str, cluster: Cluster) -> None
         cluster.slurm("scontrol", "update", f"NodeName={second}", "State=DOWN", "Reason=failure on purpose")
 
 
-def test_real_failures_are_explained_with_rank_host_and_line(cluster: Cluster) -> None:
+def test_real_failures_are_explained_with_rank_host_and_line(cluster: Cluster, local_folder: Path) -> None:
     failures = [read_failure(path) for path in FAILURES]
     assert len(failures) >= 25
-    jobs = {submit(failure, cluster): failure for failure in failures}
+    jobs = {submit(failure, cluster, local_folder): failure for failure in failures}
     cluster.submitted.extend(jobs)
     # The node goes down when nothing else can run on it.
     last = next(job_id for job_id, failure in jobs.items() if failure.header.get("end") == "node")
