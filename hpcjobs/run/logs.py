@@ -1,19 +1,22 @@
-"""What a job printed, all of it or one rank's, now or as it comes."""
+"""What a job printed: all of it or what is asked for, now or as it comes."""
 
 from __future__ import annotations
 
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import own_ids
+from hpcjobs.run.log_file import Tail, find_start
+from hpcjobs.run.state_file import own_ids, read_state
 from hpcjobs.run.status import Connect
-from hpcjobs.run.wait import PER_FILE_S, Watch
+from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report, discard
 
@@ -21,83 +24,154 @@ _LABEL = re.compile(r" *0*(\d+): ?")
 _POLL_S = 0.2
 
 
+class Selection(NamedTuple):
+    """Which lines of a log to print; None: all."""
+
+    rank: int | None = None
+    """Of this rank, without the label."""
+    node: str | None = None
+    """Of the ranks on this node."""
+    pattern: re.Pattern[str] | None = None
+    """Those that it matches somewhere, behind the label."""
+    last: int | None = None
+    """So many at the end, of each task of an array."""
+    since: float | None = None
+    """Those behind the last line with an older time, in seconds since 1970."""
+
+
+ALL = Selection()
+
+
+class _Log(NamedTuple):
+    """The log of one job or array task, and which of its lines to print."""
+
+    job_id: str
+    path: Path
+    selection: Selection
+    ranks: range | None
+
+    def choose(self, line: str) -> str | None:
+        """The line as it is printed; None where it is not."""
+        label = None if self.ranks is None and self.selection.pattern is None else _LABEL.match(line)
+        if self.ranks is not None and (label is None or int(label[1]) not in self.ranks):
+            return None
+        text = line[label.end() :] if label else line
+        if self.selection.pattern is not None and not self.selection.pattern.search(text.rstrip("\n")):
+            return None
+        return text if self.selection.rank is not None else line
+
+    def tail(self) -> Tail:
+        """The log from the first line to print."""
+        count, since = self.selection.last, self.selection.since
+        if count is None and since is None:
+            return Tail(self.path)
+        try:
+            start = find_start(
+                self.path, count=count, since=since, accepts=lambda line: self.choose(line + "\n") is not None
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            start = 0
+        except ValueError as error:
+            raise RequestError(f"--since: {error}", hint="-n N prints the last N lines") from error
+        return Tail(self.path, start=start)
+
+
 def paths(entry: Entry) -> list[Path]:
     """The job's log files: one, or one per array task; they may not be there yet."""
     return [log_path(Path(entry.run_dir), entry.name, job_id) for job_id in own_ids(entry)]
 
 
-def lines(entry: Entry, *, rank: int | None = None) -> Iterator[str]:
-    """Every line so far, array tasks one after the other; with ``rank``, that rank's without the label."""
-    for path in paths(entry):
-        yield from _chosen(_content(path), rank)
+def lines(entry: Entry, *, rank: int | None = None, selection: Selection = ALL) -> Iterator[str]:
+    """The lines so far, array tasks one after the other; ``rank`` chooses that rank's without the label.
+
+    Raises:
+        RequestError: the selection names a node the job did not run on, or a time and the log has none.
+    """
+    for log in _logs(entry, selection._replace(rank=rank) if rank is not None else selection):
+        yield from _written(log)
 
 
-def _content(path: Path) -> Iterator[str]:
+def _written(log: _Log) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            yield from file
-    except (FileNotFoundError, NotADirectoryError):
-        return
+        for line in log.tail().news(last=True):
+            if (chosen := log.choose(line)) is not None:
+                yield chosen
     except OSError as error:
-        warnings.warn(f"{path} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
+        warnings.warn(f"{log.path} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
 
 def follow(
     entry: Entry,
     *,
     rank: int | None = None,
+    selection: Selection = ALL,
     connect: Connect = connect,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
     report: Report = discard,
 ) -> Iterator[str]:
-    """Lines as they come, until the job has ended; of an array all tasks', each line behind its task's number."""
+    """Lines as they come, until the job has ended for good; of an array each line behind its task's number.
+
+    A job that was requeued is followed on.
+
+    Raises:
+        RequestError: as of `lines`.
+    """
     watch = Watch([entry], connect=connect, clock=clock, report=report)
-    ids, tails = own_ids(entry), [Tail(path) for path in paths(entry)]
-    labels = [f"[{job_id.partition('_')[2]}] " if len(ids) > 1 else "" for job_id in ids]
+    logs = _logs(entry, selection._replace(rank=rank) if rank is not None else selection)
+    labels = [f"[{log.job_id.partition('_')[2]}] " if len(logs) > 1 else "" for log in logs]
+    tails = [log.tail() for log in logs]
+
+    def news(*, last: bool) -> Iterator[str]:
+        for label, log, tail in zip(labels, logs, tails, strict=True):
+            for line in tail.news(last=last):
+                if (chosen := log.choose(line)) is not None:
+                    yield label + chosen
+
     while True:
-        over, news = not watch.look(), False
-        for label, tail in zip(labels, tails, strict=True):
-            for line in _chosen(tail.news(last=over), rank):
-                yield label + line
-                news = True
-        if over:
-            return
-        if not news:
+        is_over, is_quiet = not watch.look(), True
+        for line in news(last=False):
+            yield line
+            is_quiet = False
+        if is_over:
+            known = watch.final(pause=pause)
+            if known is not None and watch.is_over(known):
+                yield from news(last=True)
+                return
+            if known is None:
+                pause(OUTAGE_S)
+            else:
+                watch.again(known)
+        elif is_quiet:
             pause(max(_POLL_S, PER_FILE_S * len(tails)))
 
 
-class Tail:
-    """A file that grows, or is not there yet. It is open only while it is read: an array has many."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read_bytes = path, 0
-
-    def news(self, *, last: bool) -> list[str]:
-        """The lines that have come; with ``last``, what stands behind them too."""
-        try:
-            size = self._path.stat().st_size
-        except FileNotFoundError:
-            return []
-        if size == self._read_bytes:
-            return []
-        if size < self._read_bytes:  # begun anew
-            self._read_bytes = 0
-        with self._path.open("rb") as file:
-            file.seek(self._read_bytes)
-            new = file.read()
-        length = len(new) if last else new.rfind(b"\n") + 1
-        self._read_bytes += length
-        return [
-            line + "\n" for line in new[:length].decode("utf-8", "replace").removesuffix("\n").split("\n") if length
-        ]
+def _logs(entry: Entry, selection: Selection) -> list[_Log]:
+    ids = zip(own_ids(entry), paths(entry), strict=True)
+    if selection.rank is not None:
+        return [_Log(job_id, path, selection, range(selection.rank, selection.rank + 1)) for job_id, path in ids]
+    if selection.node is None:
+        return [_Log(job_id, path, selection, None) for job_id, path in ids]
+    per_node, nodes, logs = _tasks_per_node(entry), list[str](), []
+    for job_id, path in ids:
+        state = read_state(entry, job_id)
+        here = hosts_of(state.nodes or "") if state is not None else []
+        nodes += here
+        if selection.node in here:
+            first = here.index(selection.node) * per_node
+            logs.append(_Log(job_id, path, selection, range(first, first + per_node)))
+    if not logs:
+        where = f"ran on {', '.join(dict.fromkeys(nodes))}" if nodes else "has not started"
+        raise RequestError(f"--node {selection.node}: job {entry.job_id} {where}")
+    return logs
 
 
-def _chosen(source: Iterable[str], rank: int | None) -> Iterator[str]:
-    for line in source:
-        if rank is None:
-            yield line
-            continue
-        label = _LABEL.match(line)
-        if label and int(label[1]) == rank:
-            yield line[label.end() :]
+def _tasks_per_node(entry: Entry) -> int:
+    from hpcjobs.run.rerun import read_manifest  # loads all that resolves a request
+
+    job = read_manifest(Path(entry.run_dir)).job
+    if job.batch_script is not None:
+        raise RequestError("--node: which rank of a batch script ran on which node is unknown")
+    if job.ntasks == 1:
+        raise RequestError("--node: the job has one task, whose lines have no rank", hint="leave --node out")
+    return job.ntasks_per_node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import msgspec
 
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.logs import Tail
+from hpcjobs.run.log_file import Tail
 from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import Watch
@@ -173,7 +173,7 @@ def all_monitor_files(entry: Entry) -> list[Path]:
     return [path for folder in folders for path in monitor_files(folder)]
 
 
-def _shown(path: Path, lines: list[str]) -> Iterator[str]:
+def _shown(path: Path, lines: Iterable[str]) -> Iterator[str]:
     head = _head(path)
     for line in lines:
         sample = _decode_line(line.encode(), Sample, kind="sample")

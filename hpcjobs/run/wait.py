@@ -68,6 +68,15 @@ class Watch:
                 self._waiting[task] = entry
                 self._stale |= {(task, own.ended)} if own is not None else set()
 
+    def final(self, *, pause: Callable[[float], None]) -> list[Known] | None:
+        """The scheduler's records of all jobs, once every one of them has written its end; None: it does not answer."""
+        return _final(self._entries, self.outage, connect=self._connect, pause=pause)
+
+    @staticmethod
+    def is_over(known: Iterable[Known]) -> bool:
+        """All of them have ended, and none was requeued."""
+        return all(_over(record) for _, records in known for record in records)
+
     def _due(self) -> list[Entry]:
         """Whom to ask about at this look: local jobs always (a few file reads), the others once a minute."""
         due = self._clock() - self._last_query >= QUEUE_S
@@ -120,11 +129,11 @@ def wait(
         while waiting := watch.look():
             check_timeout(waiting)
             pause(max(POLL_S, len(waiting) * PER_FILE_S))
-        known = _final(all_entries, watch.outage, connect=connect, pause=pause)
+        known = watch.final(pause=pause)
         if known is None:  # only the scheduler knows how the jobs ended
             check_timeout(entry.job_id for entry in all_entries)
             pause(OUTAGE_S)
-        elif all(_over(record) for _, records in known for record in records):
+        elif watch.is_over(known):
             return known
         else:
             watch.again(known)

@@ -90,7 +90,7 @@ def test_a_site_that_does_not_exist_is_explained_with_the_place_that_names_it(
 def test_a_rank_that_printed_nothing_is_named(here: Path) -> None:
     assert hpcjobs("submit", "--site", "local", "--wait", "echo", "good").code == 0
     answer = hpcjobs("logs", "--rank", "7")
-    assert (answer.out, "is from rank 7" in answer.err) == ("", True), answer
+    assert (answer.out, "has no line for --rank 7" in answer.err) == ("", True), answer
 
 
 @pytest.mark.parametrize(

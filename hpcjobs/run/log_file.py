@@ -1,0 +1,116 @@
+"""Reading a log that may be huge, may still grow, and may not be there yet: from its end, or block by block."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+_BLOCK = 1 << 16
+_TIME = re.compile(
+    rb"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
+)
+_TIME_BYTES = 120
+"""A time that stands later in a line is not the moment the line was printed."""
+
+
+class Tail:
+    """A file that grows, or is not there yet. It is open only while it is read: an array has many."""
+
+    def __init__(self, path: Path, *, start: int = 0) -> None:
+        self._path, self._read_bytes = path, start
+
+    def news(self, *, last: bool) -> Iterator[str]:
+        """The lines that have come, read block by block; with ``last``, what stands behind them too."""
+        try:
+            size = self._path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if size < self._read_bytes:  # begun anew
+            self._read_bytes = 0
+        if size == self._read_bytes:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            rest = b""
+            while block := file.read(_BLOCK):
+                *lines, rest = (rest + block).split(b"\n") if b"\n" in block else [rest + block]
+                for line in lines:
+                    self._read_bytes += len(line) + 1
+                    yield line.decode("utf-8", "replace") + "\n"
+        if last and rest:
+            self._read_bytes += len(rest)
+            yield rest.decode("utf-8", "replace") + "\n"
+
+
+def find_start(
+    path: Path, *, count: int | None = None, since: float | None = None, accepts: Callable[[str], bool]
+) -> int:
+    """The offset of the last ``count`` lines that ``accepts`` takes, behind the last line that is older than ``since``.
+
+    The file is read from its end, only as far as needed.
+
+    Raises:
+        ValueError: no line of the file has a time to compare with ``since``.
+        OSError: the file cannot be read.
+    """
+    start, accepted, is_dated = path.stat().st_size, 0, False
+    if count == 0 or (since is not None and path.stat().st_mtime < since):
+        return start
+    above = start
+    for offset, line in _lines_from_end(path):
+        if since is not None and (moment := line_time(line)) is not None:
+            is_dated = True
+            if moment < since:
+                return above if count is None else start
+        above = offset
+        if count is not None and accepts(line.decode("utf-8", "replace")):
+            start, accepted = offset, accepted + 1
+            if accepted == count:
+                return start
+    if since is not None and not is_dated and path.stat().st_size:
+        raise ValueError(f"no line of {path} has a date and a time")
+    return 0 if count is None else start
+
+
+def line_time(line: bytes) -> float | None:
+    """The moment that a line begins with, in seconds since 1970; local time where no zone stands. None: none."""
+    match = _TIME.search(line[:_TIME_BYTES])
+    if match is None:
+        return None
+    numbers = [int(part) for part in match.groups()[:6]]
+    zone = (match["zone"] or b"").decode()
+    try:
+        if not zone:
+            return datetime(*numbers).timestamp()  # type: ignore[arg-type]  # six numbers
+        text = "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}".format(*numbers)
+        offset = "+0000" if zone == "Z" else zone.replace(":", "")
+        return datetime.strptime(text + offset, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):  # the 31st of February, or the year 0
+        return None
+
+
+def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Each line with its offset, the last one first; one block and one line are in memory."""
+    with path.open("rb") as file:
+        position = file.seek(0, os.SEEK_END)
+        if not position:
+            return
+        rest: list[bytes] = []  # pieces of a line whose begin is not read yet, the last piece first
+        ends_line = True
+        while position:
+            size = min(_BLOCK, position)
+            position -= size
+            file.seek(position)
+            block = file.read(size)
+            end = len(block)
+            if ends_line and block.endswith(b"\n"):
+                end -= 1
+            ends_line = False
+            while (newline := block.rfind(b"\n", 0, end)) >= 0:
+                yield position + newline + 1, block[newline + 1 : end] + b"".join(reversed(rest))
+                rest, end = [], newline
+            rest.append(block[:end])
+        yield 0, b"".join(reversed(rest))

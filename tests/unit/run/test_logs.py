@@ -1,0 +1,130 @@
+"""Lines of logs: chosen, read from the end, and followed through requeues."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.run.index import Entry
+from hpcjobs.run.log_file import Tail, find_start, line_time
+from hpcjobs.run.logs import Selection, follow, lines
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
+
+
+def log(folder: Path, text: str, *, job_id: str = "7") -> Path:
+    path = folder / "logs" / f"x_{job_id}.out"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def job(folder: Path, *, array: str | None = None) -> Entry:
+    return Entry(job_id="7", name="x", site="s", scheduler="slurm", run_dir=str(folder), submitted=0.0, array=array)
+
+
+def test_the_last_lines_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    log(tmp_path, "".join(f"{n % 4}: step {n}\n" for n in range(100)))
+    entry = job(tmp_path)
+    assert list(lines(entry, selection=Selection(last=2))) == ["2: step 98\n", "3: step 99\n"]
+    assert list(lines(entry, selection=Selection(last=2, rank=1))) == ["step 93\n", "step 97\n"]
+    wanted = Selection(last=1, pattern=re.compile(r"^step \d0$"))
+    assert list(lines(entry, selection=wanted)) == ["2: step 90\n"]
+    assert list(lines(entry, selection=Selection(last=0))) == []
+    assert len(list(lines(entry, selection=Selection(last=1000)))) == 100
+
+
+@pytest.mark.parametrize(
+    "text", ["", "one", "one\n", "\n", "\n\n", "one\n\ntwo", "a" * 70_000 + "\nb\n" + "c" * 140_000]
+)
+@pytest.mark.parametrize("count", [0, 1, 2, 9])
+def test_the_last_lines_of_odd_files_are_those_of_the_file_read_in_full(tmp_path: Path, text: str, count: int) -> None:
+    path = log(tmp_path, text)
+    complete = text.removesuffix("\n").split("\n") if text else []
+    start = find_start(path, count=count, accepts=lambda _: True)
+    expected = complete[-count:] if count else []
+    assert list(Tail(path, start=start).news(last=True)) == [line + "\n" for line in expected]
+
+
+def test_the_end_of_a_large_log_is_followed_without_reading_its_past_into_memory(tmp_path: Path) -> None:
+    path = log(tmp_path, "")
+    with path.open("wb") as file:
+        for _ in range(64):
+            file.write(b"x" * 1023 + b"\n" + b"y" * ((1 << 20) - 1025) + b"\n")
+    tracemalloc.start()
+    try:
+        assert len(list(lines(job(tmp_path), selection=Selection(last=1)))) == 1
+        assert sum(1 for _ in lines(job(tmp_path))) == 128
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < path.stat().st_size / 4
+
+
+def test_since_begins_behind_the_last_line_that_is_older(tmp_path: Path) -> None:
+    now = time.time()
+    old, new = (time.strftime("%F %T", time.localtime(now - ago)) for ago in (3600, 60))
+    log(tmp_path, f"0: {old} begin\n0: {old} step\n0: {new},123 step\n0: Traceback\n")
+    assert list(lines(job(tmp_path), selection=Selection(since=now - 600))) == [
+        f"0: {new},123 step\n",
+        "0: Traceback\n",
+    ]
+    assert len(list(lines(job(tmp_path), selection=Selection(since=now - 7200)))) == 4
+    assert list(lines(job(tmp_path), selection=Selection(since=now - 600, last=1))) == ["0: Traceback\n"]
+    assert list(lines(job(tmp_path), selection=Selection(since=now + 600))) == []
+
+
+def test_the_time_of_a_line_is_local_or_that_of_its_zone() -> None:
+    assert line_time(b"1970-01-02T00:00:10Z x") == 86410
+    assert line_time(b"[1970/01/02 01:00:10.5+01:00] x") == 86410
+    local = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
+    assert line_time(b"3: 2026-03-01 12:00:00,001 - INFO") == local
+    assert line_time(b"2026-02-31 12:00:00") is None
+    assert line_time(b"step 2026, loss 3") is None
+
+
+class Requeuing:
+    """A scheduler that has requeued job 7, which then ends when the log has been read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now, self.queued = folder, 0.0, True
+
+    def connect(self, scheduler: str, slurm_conf: str | None) -> Scheduler:
+        return self
+
+    def submit(self, plan: object) -> Submitted:
+        raise AssertionError
+
+    def cancel(self, job_ids: object) -> None:
+        raise AssertionError
+
+    def queue(self) -> list[JobRecord]:
+        return [JobRecord("7", State.PENDING, source="squeue", submitted=0.0)] if self.queued else []
+
+    def account(self, job_ids: object) -> list[JobRecord]:
+        return [] if self.queued else [JobRecord("7", State.COMPLETED, source="sacct", submitted=0.0, exit_code=0)]
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        if self.queued and self.now > 1:
+            self.queued = False
+            write_end(self.folder, State.COMPLETED, ended=2.0)
+            with (self.folder / "logs" / "x_7.out").open("a") as file:
+                file.write("second start\n")
+
+
+def write_end(folder: Path, state: State, *, ended: float) -> None:
+    end = {"job_id": "7", "state": state.value, "exit_code": 1, "started": 0, "ended": ended, "nodes": "n1"}
+    (folder / "state.json").write_text(json.dumps(end))
+
+
+def test_a_job_that_is_requeued_is_followed_on_to_its_end(tmp_path: Path) -> None:
+    log(tmp_path, "first start\n")
+    write_end(tmp_path, State.CANCELLED, ended=1.0)
+    slurm = Requeuing(tmp_path)
+    came = list(follow(job(tmp_path), connect=slurm.connect, clock=lambda: slurm.now, pause=slurm.pause))
+    assert came == ["first start\n", "second start\n"]
