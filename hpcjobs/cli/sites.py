@@ -59,3 +59,11 @@ def show(
 
     print(f"# {site.path}" + (" (rehearsal on the sandbox)" if site.rehearsal else ""))
     yaml.safe_dump(msgspec.to_builtins(site), sys.stdout, sort_keys=False, allow_unicode=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a site file, by which editors complete and check it."""
+    from hpcjobs.site.schema import schema_text
+
+    sys.stdout.write(schema_text())

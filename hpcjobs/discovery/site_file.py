@@ -10,6 +10,7 @@ from hpcjobs.discovery.facts import Cluster
 from hpcjobs.discovery.partitions import is_name
 from hpcjobs.errors import ConfigError, RequestError, reason_of
 from hpcjobs.files import config_dir, write_beside
+from hpcjobs.site.schema import FILE_NAME, schema_text
 
 
 def default_name(cluster: Cluster) -> str:
@@ -45,7 +46,7 @@ def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
 
 
 def save_text(path: Path, text: str, *, force: bool) -> None:
-    """Write the file in one step.
+    """Write the file in one step, and beside it the schema that its first line names, for editors.
 
     Raises:
         RequestError: it exists and ``force`` is not given. ConfigError: it cannot be written.
@@ -53,6 +54,7 @@ def save_text(path: Path, text: str, *, force: bool) -> None:
     _refuse_existing(path, force=force)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        write_beside(path.parent / FILE_NAME, schema_text(), mode=None)
         write_beside(path, text, mode=None)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {reason_of(error)}") from error

@@ -11,6 +11,7 @@ import yaml
 from hpcjobs.discovery.proposal import Draft, PartitionEntry
 from hpcjobs.errors import RequestError
 from hpcjobs.site.models import Site
+from hpcjobs.site.schema import FILE_NAME
 
 _WIDTH = 116
 _PARTITIONS_ORIGIN = (
@@ -41,6 +42,7 @@ def check_text(text: str) -> None:
 
 
 def _lines(draft: Draft, made: str) -> Iterator[str]:
+    yield f"# yaml-language-server: $schema={FILE_NAME}"
     yield from _comment(f"Site {draft.name}: {made}. The comment before a key names the origin of its value.")
     for entry in draft.entries:
         if entry.origin:

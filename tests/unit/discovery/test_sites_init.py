@@ -136,6 +136,14 @@ def test_a_file_that_exists_is_replaced_only_by_force(commands: Path, here: Path
     assert yaml.safe_load((here / "mine.yaml").read_text())["cluster"] == "tu_hpc"
 
 
+def test_the_first_line_names_the_schema_that_lies_beside_the_file(commands: Path, here: Path) -> None:
+    put_on_path(commands, "cpu")
+    ok("sites", "init", "--file", "mine.yaml")
+    first = (here / "mine.yaml").read_text().partition("\n")[0]
+    assert first == "# yaml-language-server: $schema=hpcjobs-site.schema.json"
+    assert (here / "hpcjobs-site.schema.json").read_text() == ok("sites", "schema").out
+
+
 def test_a_dry_run_writes_nothing(commands: Path, here: Path) -> None:
     put_on_path(commands, "cpu")
     ok("sites", "init", "--dry-run")

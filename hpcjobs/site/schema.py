@@ -1,0 +1,91 @@
+"""The site file's keys: JSON Schema for editors, and the text that stands beside each field of the types."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hpcjobs.site.containers import Containers
+from hpcjobs.site.jupyter import Jupyter
+from hpcjobs.site.models import Environment, NodeGroup, NodeShape, Partition, Prices, Resources, Site, Watts
+
+SECTIONS: tuple[type[msgspec.Struct], ...] = (
+    *(Site, Partition, NodeShape, NodeGroup, Resources, Environment, Containers, Jupyter, Prices, Watts),
+)
+"""Every type of a site file, in the order of the reference page."""
+FILE_NAME = "hpcjobs-site.schema.json"
+_OF_THE_LOADER = ("name", "path", "rehearsal")
+"""Fields of `Site` that no file may have."""
+
+
+class Key(NamedTuple):
+    """One key of a section."""
+
+    name: str
+    type: str
+    """As the annotation has it."""
+    default: str | None
+    """As the code has it; ``None``: the key is required, or nothing is the default."""
+    required: bool
+    text: str
+
+
+def list_keys(section: type[msgspec.Struct]) -> tuple[Key, ...]:
+    """The keys of one section of a site file, in the order of its type; those of its base come first."""
+    keys: dict[str, Key] = {}
+    for kind in reversed(section.__mro__):
+        if kind in (object, msgspec.Struct) or not issubclass(kind, msgspec.Struct):
+            continue
+        body = _class_body(kind)
+        for statement, following in zip(body, [*body[1:], None], strict=True):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                keys[statement.target.id] = _read_key(statement, statement.target.id, following)
+    return tuple(key for key in keys.values() if section is not Site or key.name not in _OF_THE_LOADER)
+
+
+def site_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a site file."""
+    schema = msgspec.json.schema(Site)
+    definitions = schema["$defs"]
+    for section in SECTIONS:
+        definition = definitions[section.__name__]
+        definition["description"] = inspect.getdoc(section)
+        for name in _OF_THE_LOADER if section is Site else ():
+            del definition["properties"][name]
+        for key in list_keys(section):
+            if key.text:
+                definition["properties"][key.name]["description"] = key.text
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hpcjobs site file",
+        **schema,
+    }
+
+
+def schema_text() -> str:
+    """The schema as the text of a file."""
+    return msgspec.json.format(msgspec.json.encode(site_schema()), indent=2).decode() + "\n"
+
+
+def _class_body(kind: type) -> list[ast.stmt]:
+    definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    return definition.body
+
+
+def _read_key(statement: ast.AnnAssign, name: str, following: ast.stmt | None) -> Key:
+    text = ""
+    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+        text = " ".join(str(following.value.value).split())
+    default = None if statement.value is None else ast.unparse(statement.value)
+    return Key(
+        name=name,
+        type=ast.unparse(statement.annotation).replace(" | UnsetType", ""),
+        default=None if default in ("None", "UNSET") else default,
+        required=statement.value is None,
+        text=text,
+    )
