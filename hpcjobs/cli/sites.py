@@ -29,15 +29,24 @@ def sites(context: typer.Context, as_json: Json = False) -> None:
         except ConfigError as error:
             description = f"broken: {error.message}"
         rows.append(
-            {"name": entry.name, "path": str(entry.path), "shadowed": entry.shadowed, "description": description}
+            {
+                "name": entry.name,
+                "path": str(entry.path),
+                "shadowed": entry.shadowed,
+                "layer": entry.layer,
+                "description": description,
+            }
         )
     if as_json:
         print_json(rows)
         return
     shadow = {True: " (shadowed by the one above)", False: ""}
     print_table(
-        ["SITE", "", "FILE"],
-        [(str(r["name"]), str(r["description"]), f"{r['path']}{shadow[bool(r['shadowed'])]}") for r in rows],
+        ["SITE", "", "LAYER", "FILE"],
+        [
+            (str(r["name"]), str(r["description"]), str(r["layer"]), f"{r['path']}{shadow[bool(r['shadowed'])]}")
+            for r in rows
+        ],
     )
 
 

@@ -53,7 +53,7 @@ def parse_modules(out: str) -> Modules | None:
     return Modules(
         system="Lmod" if lmod else "Environment Modules" if home else "modules",
         init=f"{folder}/init/bash" if folder else None,
-        names=tuple(name for name in names if " " not in name),
+        names=tuple(name for name in names if name.isprintable() and " " not in name),
     )
 
 

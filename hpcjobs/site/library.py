@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from hpcjobs.site.cluster_name import cluster_name
 from hpcjobs.site.login_node import slurm_is_here
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
+
+Layer = Literal["project", "user", "centre", "example"]
+"""Whose site file it is; examples are those that hpcjobs ships."""
 
 
 class UserConfig(Frozen, frozen=True):
@@ -32,27 +35,44 @@ class SiteEntry(NamedTuple):
     name: str
     path: Path
     shadowed: bool
+    layer: Layer
 
 
 def search_path() -> tuple[Path, ...]:
-    """Folders searched for ``NAME.yaml``, first match wins: here, the user's, shipped."""
-    return (Path.cwd() / "site_configs", config_dir() / "site_configs", shipped("site_configs"))
+    """Folders searched for ``NAME.yaml``, first match wins: here, the user's, the centre's, shipped."""
+    return tuple(folder for folder, _ in _layers())
+
+
+def _layers() -> list[tuple[Path, Layer]]:
+    """The folders with their layers; a path in HPCJOBS_SITE_PATH or XDG_CONFIG_DIRS that is not absolute is ignored."""
+    named = os.environ.get("HPCJOBS_SITE_PATH", "").split(os.pathsep)
+    system = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
+    centre = [Path(text) for text in named] + [Path(text) / "hpcjobs" / "site_configs" for text in system]
+    return [
+        (Path.cwd() / "site_configs", "project"),
+        (config_dir() / "site_configs", "user"),
+        *((folder, "centre") for folder in centre if folder.is_absolute()),
+        (shipped("site_configs"), "example"),
+    ]
 
 
 def list_sites() -> list[SiteEntry]:
     """Every site file on the search path, in search order."""
     seen: set[str] = set()
     entries = []
-    for path in _site_files():
-        entries.append(SiteEntry(path.stem, path, path.stem in seen))
+    for path, layer in _site_files():
+        entries.append(SiteEntry(path.stem, path, path.stem in seen, layer))
         seen.add(path.stem)
     return entries
 
 
-def _site_files() -> Iterator[Path]:
-    folders = dict.fromkeys(folder.resolve() for folder in search_path())
-    for folder in folders:
-        yield from sorted(folder.glob("*.yaml"))
+def _site_files() -> Iterator[tuple[Path, Layer]]:
+    folders: dict[Path, Layer] = {}
+    for folder, layer in _layers():
+        folders.setdefault(folder.resolve(), layer)
+    folders |= {folder: "example" for folder in folders if folder == shipped("site_configs").resolve()}
+    for folder, layer in folders.items():
+        yield from ((path, layer) for path in sorted(folder.glob("*.yaml")))
 
 
 def default_site() -> str:

@@ -10,7 +10,7 @@ from hpcjobs import load_site
 from hpcjobs.data import shipped
 from hpcjobs.errors import ConfigError
 from hpcjobs.job.models import JobSpec
-from hpcjobs.site.library import default_site, list_sites
+from hpcjobs.site.library import default_site, find_default_site, list_sites
 from hpcjobs.site.yaml_file import read_yaml
 
 SHIPPED = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
@@ -99,6 +99,43 @@ def test_the_working_folder_comes_before_the_users_own_and_the_shipped_sites(her
     assert load_site("tu-hpc").path == str(local)
     told = [(entry.path, entry.shadowed) for entry in list_sites() if entry.name == "tu-hpc"]
     assert told == [(local, False), (users, True), (shipped("site_configs") / "tu-hpc.yaml", True)]
+
+
+def test_a_centres_sites_come_after_the_users_and_before_the_examples(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setenv("HPCJOBS_SITE_PATH", f":relative:{first}:{second}")
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "xdg"))
+    site_file(SMALLEST, "tu-hpc", "relative")
+    files = [
+        site_file(SMALLEST, "tu-hpc", str(Path.home() / ".config" / "hpcjobs" / "site_configs")),
+        site_file(SMALLEST, "tu-hpc", str(first)),
+        site_file(SMALLEST, "tu-hpc", str(second)),
+        site_file(SMALLEST, "tu-hpc", str(tmp_path / "xdg" / "hpcjobs" / "site_configs")),
+        shipped("site_configs") / "tu-hpc.yaml",
+    ]
+    entries = [entry for entry in list_sites() if entry.name == "tu-hpc"]
+    assert [entry.path for entry in entries] == files
+    assert [entry.layer for entry in entries] == ["user", "centre", "centre", "centre", "example"]
+    for path in files[:-1]:
+        assert load_site("tu-hpc").path == str(path)
+        path.unlink()
+
+
+def test_the_site_of_this_cluster_is_chosen_from_the_centres_files(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=big\n")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    monkeypatch.setenv("HPCJOBS_SITE_PATH", str(tmp_path / "centre"))
+    site_file(SMALLEST + "cluster: small\n", "a", str(tmp_path / "centre"))
+    path = site_file(SMALLEST + "cluster: big\n", "b", str(tmp_path / "centre"))
+    assert find_default_site() == str(path)
 
 
 def test_a_site_file_can_be_named_by_its_path(here: Path) -> None:
