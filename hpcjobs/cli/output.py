@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -25,22 +25,31 @@ def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table as wide as its content on a pipe, folded to the terminal otherwise."""
+def table_width() -> int:
+    """How wide a table may be: as the terminal is, or as COLUMNS says; as its content on a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
+
+
+def print_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, styles: Sequence[Mapping[int, str]] | None = None
+) -> None:
+    """A table as wide as its content on a pipe, folded to the terminal otherwise.
+
+    ``styles`` has the colour of cells by their column, for each row; only a terminal without NO_COLOR shows it.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    columns = os.environ.get("COLUMNS", "")
-    width = (
-        int(columns)
-        if columns.isdecimal() and int(columns) > 0
-        else (shutil.get_terminal_size().columns if sys.stdout.isatty() else 400)
-    )
     table = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    for number, row in enumerate(rows):
+        style = styles[number] if styles is not None else {}
+        table.add_row(*(Text(text, style[n]) if n in style else text for n, text in enumerate(row)))
+    Console(width=table_width(), highlight=False, markup=False, emoji=False).print(table)
 
 
 def cell(value: object) -> str:

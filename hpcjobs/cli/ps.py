@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, note, print_json
 
 if TYPE_CHECKING:
-    from hpcjobs.run.listing import Row
-    from hpcjobs.scheduler.base import JobRecord, State
+    from hpcjobs.run.listing import Listing
+    from hpcjobs.scheduler.base import State
 
 app = typer.Typer(rich_markup_mode=None)
 
-_HEADERS = ["JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT", "REASON", "RUN FOLDER"]
+_WATCH_S = 10.0
+"""Between two tables of --watch: each costs the scheduler one query."""
 
 
 @app.command()
@@ -30,32 +31,62 @@ def ps(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="Jobs of this name.", show_default=False)] = None,
     count: Annotated[
-        int | None, typer.Option("-n", min=1, help="The newest N of them.", metavar="N", show_default=False)
+        int | None, typer.Option("-n", min=1, help="The newest N lines.", metavar="N", show_default=False)
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show run folders on a terminal too.")] = False,
+    tasks: Annotated[bool, typer.Option("--tasks", help="A line for each task of an array.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Print the table again every 10 seconds, until Ctrl-C.")
+    ] = False,
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
     """My jobs: the last day's and whatever still runs, also jobs submitted by other means."""
-    from hpcjobs.run.listing import listing
+    from hpcjobs.errors import RequestError
+    from hpcjobs.run.listing import Listing, listing
 
     states = parse_states(state or [])
-    rows, errors = listing(since=_first_moment(since, everything=everything), site=site)
-    rows = [r for r in rows if (not states or r.record.state in states) and (name is None or r.name == name)]
-    rows = rows[-count:] if count is not None else rows
+    if watch and as_json:
+        raise RequestError("--watch is for people, --json for programs", hint="leave one of them out")
+
+    def look() -> Listing:
+        rows, errors = listing(since=_first_moment(since, everything=everything), site=site)
+        chosen = [r for r in rows if (not states or r.record.state in states) and (name is None or r.name == name)]
+        return Listing(chosen, errors)
+
+    def show(jobs: Listing) -> None:
+        if jobs.rows:
+            _print_rows(jobs, tasks=tasks, count=count, wide=wide)
+        elif states or name is not None:
+            print("no such jobs" if everything or since else "no such jobs since yesterday (-a looks at older ones)")
+        else:
+            print("no jobs" if everything or since else "no jobs since yesterday (hpcjobs ps -a lists older ones)")
+        for error in jobs.errors:
+            note(str(error))
+
+    while watch:
+        jobs = look()
+        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="")
+        print(time.strftime("%F %T"))
+        show(jobs)
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+    jobs = look()
     if as_json:
-        print_json([row._asdict() for row in rows])
-    elif not rows and (states or name is not None):
-        print("no such jobs" if everything or since else "no such jobs since yesterday (-a looks at older ones)")
-    elif not rows:
-        print("no jobs" if everything or since else "no jobs since yesterday (hpcjobs ps -a lists older ones)")
+        print_json([row._asdict() for row in (jobs.rows[-count:] if count is not None else jobs.rows)])
+        for error in jobs.errors:
+            note(str(error))
     else:
-        folders = wide or not sys.stdout.isatty()
-        print_table(_HEADERS if folders else _HEADERS[:-1], (_cells(row)[: None if folders else -1] for row in rows))
-    for error in errors:
-        note(str(error))
-    if errors:
-        raise typer.Exit(errors[0].exit_code)
+        show(jobs)
+    if jobs.errors:
+        raise typer.Exit(jobs.errors[0].exit_code)
+
+
+def _print_rows(jobs: Listing, *, tasks: bool, count: int | None, wide: bool) -> None:
+    from hpcjobs.cli.ps_table import make_lines, print_lines
+
+    lines = make_lines(jobs.rows, tasks=tasks)
+    print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())
 
 
 def parse_states(words: list[str]) -> set[State]:
@@ -82,30 +113,3 @@ def _first_moment(since: str | None, *, everything: bool) -> float:
         return time.time() - (86400 if since is None else walltime_s(since))
     except ValueError as error:
         raise RequestError(f"--since {since}: {error}", hint="say 2h or 7d") from error
-
-
-def _ending(record: JobRecord) -> str:
-    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
-    code = str(record.exit_code) if record.exit_code or record.state.value == "COMPLETED" else None
-    if record.signal_name is None:
-        return code or "-"
-    return f"{code} ({record.signal_name})" if code else record.signal_name
-
-
-def _cells(row: Row) -> list[str]:
-    from hpcjobs.units import human_duration
-
-    record = row.record
-    start = f"~{clock(record.start_estimate)}" if record.start_estimate else clock(record.started)
-    return [
-        record.job_id,
-        row.name or "-",
-        row.site or "-",
-        record.state.value,
-        record.node_list or (str(record.nnodes) if record.nnodes else "-"),
-        "-" if record.elapsed_s is None else human_duration(record.elapsed_s),
-        start,
-        _ending(record),
-        record.reason or "",
-        row.run_dir or "",
-    ]

@@ -1,0 +1,148 @@
+"""The table of ``hpcjobs ps``: arrays folded into one line, cut to the terminal, states in colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpcjobs.cli.output import clock, print_table, table_width
+
+if TYPE_CHECKING:
+    from hpcjobs.run.listing import Row
+    from hpcjobs.scheduler.base import JobRecord, State
+
+_HEADERS = ("JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT", "REASON", "RUN FOLDER")
+_SHRINK = ("REASON", "NAME", "NODES")
+_SHRUNK_WIDTH = 10
+_DROP = ("SITE", "START", "NODES", "ELAPSED", "EXIT", "REASON", "NAME")
+"""What a narrow terminal goes without, in this order."""
+_GAP = 3
+"""Characters between two columns."""
+
+
+class Line(NamedTuple):
+    """One line of the table, and the state that its colour shows."""
+
+    cells: tuple[str, ...]
+    state: State
+
+
+def make_lines(rows: Iterable[Row], *, tasks: bool) -> list[Line]:
+    """The lines for ``rows``; the tasks of an array are one line, or one each with ``tasks``."""
+    if tasks:
+        return [_line(row) for row in rows]
+    groups = (list(group) for _, group in groupby(rows, key=_job_of))
+    return [_line(group[0]) if len(group) == 1 else _fold(group) for group in groups]
+
+
+def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
+    """Print the table, as wide as the terminal at most; ``folders`` adds run folders, which no width cuts."""
+    all_cells = [_HEADERS, *(line.cells for line in lines)]
+    table = [cells if folders else cells[:-1] for cells in all_cells]
+    headers, *cut = table if folders else _fit(table, table_width())
+    state = headers.index("STATE")
+    print_table(headers, cut, styles=[{state: _colour(line.state)} for line in lines])
+
+
+def _job_of(row: Row) -> tuple[str, str | None]:
+    return row.record.job_id.split("_")[0], row.run_dir
+
+
+def _line(row: Row) -> Line:
+    return Line(_cells(row, row.record.job_id, row.record.state.value), row.record.state)
+
+
+def _fold(rows: Sequence[Row]) -> Line:
+    """One line for the tasks of an array: how many are in each state, the longest time, the first start and failure."""
+    from hpcjobs.job.array import count_tasks
+    from hpcjobs.scheduler.base import State
+
+    counts: dict[State, int] = {}
+    for row in rows:
+        counts[row.record.state] = counts.get(row.record.state, 0) + count_tasks(row.record.job_id)
+    records = [row.record for row in rows]
+    elapsed = [record.elapsed_s for record in records if record.elapsed_s is not None]
+    started = [record.started for record in records if record.started is not None]
+    failed = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), None)
+    first = next((r for r in records if r.reason and not r.state.ended), failed or records[0])
+    shown = failed or next((r for r in records if not r.state.ended), records[0])
+    cells = list(
+        _cells(rows[0], records[0].job_id.split("_")[0], ", ".join(f"{n} {state.value}" for state, n in counts.items()))
+    )
+    values = {
+        "NODES": f"{sum(counts.values())} tasks",
+        "ELAPSED": _duration(max(elapsed, default=None)),
+        "START": clock(min(started, default=None)),
+        "EXIT": _ending(shown),
+        "REASON": first.reason or "",
+    }
+    for name, value in values.items():
+        cells[_HEADERS.index(name)] = value
+    return Line(tuple(cells), shown.state)
+
+
+def _cells(row: Row, job: str, state: str) -> tuple[str, ...]:
+    record = row.record
+    return (
+        job,
+        row.name or "-",
+        row.site or "-",
+        state,
+        record.node_list or (str(record.nnodes) if record.nnodes else "-"),
+        _duration(record.elapsed_s),
+        f"~{clock(record.start_estimate)}" if record.start_estimate else clock(record.started),
+        _ending(record),
+        record.reason or "",
+        row.run_dir or "",
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    from hpcjobs.units import human_duration
+
+    return "-" if seconds is None else human_duration(seconds)
+
+
+def _ending(record: JobRecord) -> str:
+    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
+    code = str(record.exit_code) if record.exit_code or record.state.value == "COMPLETED" else None
+    if record.signal_name is None:
+        return code or "-"
+    return f"{code} ({record.signal_name})" if code else record.signal_name
+
+
+def _fit(table: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    """The table no wider than ``width``: long texts cut, then columns left out; never the job and its state."""
+    from rich.cells import cell_len, set_cell_size
+
+    headers = list(table[0])
+    widths = {name: max(cell_len(row[n]) for row in table) for n, name in enumerate(headers)}
+
+    def excess() -> int:
+        return sum(widths.values()) + _GAP * (len(widths) - 1) - width
+
+    for name in _SHRINK:
+        if excess() > 0 and widths[name] > _SHRUNK_WIDTH:
+            widths[name] = max(_SHRUNK_WIDTH, widths[name] - excess())
+    for name in _DROP:
+        if excess() > 0:
+            del widths[name]
+
+    def cut(text: str, room: int) -> str:
+        return text if cell_len(text) <= room else set_cell_size(text, room - 1) + "…"
+
+    columns = [(headers.index(name), room) for name, room in widths.items()]
+    return [[cut(row[n], room) for n, room in columns] for row in table]
+
+
+def _colour(state: State) -> str:
+    from hpcjobs.scheduler.base import State
+
+    if state is State.COMPLETED:
+        return "green"
+    if state in (State.CANCELLED, State.PREEMPTED, State.REVOKED):
+        return "magenta"
+    if state.ended:
+        return "red"
+    return "cyan" if state is State.RUNNING else "" if state is State.UNKNOWN else "yellow"
