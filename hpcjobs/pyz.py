@@ -13,6 +13,7 @@ _PACKAGE = Path(hpcjobs.__file__).parent
 
 _SHARED = (
     "files.py",
+    "gpu_errors.py",
     "processes/__init__.py",
     "processes/events.py",
     "processes/fork.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hpcjobs import gpu_errors
+
 
 class End(NamedTuple):
     """A cause, its words and what to do; both are filled in as those of rules are."""
@@ -64,7 +66,8 @@ TRAINER_EXIT_CODES: dict[int, End] = {
     10: End("world-size", "The processes that started are not the world that the job requested",
             ("srun --mpi=list ; hpcjobs sites show {site}",)),
     11: End("rendezvous-timeout", "The ranks did not find each other", ("hpcjobs fabric --site {site}",)),
-    12: End("out-of-memory", "The device or the node had not enough memory", ("{again} --mem {more_memory}",)),
+    12: End("out-of-memory", "The device or the node had not enough memory",
+            ("hpcjobs logs {job}  # names which: a GPU needs a smaller batch, the node more --mem",)),
     13: End("not-a-number", "The loss became infinite or no number", ("a smaller learning rate, or clipping",)),
     14: End("file-missing", "A file or folder of data does not exist on the node"),
     15: End("data-unreadable", "A file of data cannot be read as what it should be"),
@@ -73,6 +76,9 @@ TRAINER_EXIT_CODES: dict[int, End] = {
     18: End("peer-lost", "Another rank was lost in the middle of the run", ("hpcjobs fabric --site {site}",)),
     19: End("standstill", "No rank made a step for too long", ("hpcjobs fabric --site {site}",)),
     20: End("disk-full", "The run folder could not be written any more", ("df -h {run_dir} ; quota -s",)),
+    22: End("gpu-broken", gpu_errors.BROKEN.text, ("{again} --exclude {host}  # and tell the administrators",)),
+    23: End("gpu-configuration", "GPUs, ranks, network interface or versions of NCCL do not fit together",
+            ("hpcjobs logs {job}  # names what does not fit",)),
     21: End("image-failed", "The container image cannot be started on the node", ("hpcjobs container check IMAGE",)),
 }  # fmt: skip
 """By exit code of the bundled trainers (docs/trainers.md)."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Dict, Optional
+from typing import Dict, Iterable, Optional
 
 from hpcjobs.files import write_beside
 from hpcjobs.node import decide
@@ -73,7 +73,9 @@ class Job:
             return CANCELLED_CODE
         if cause == decide.NODE:
             self._suspect_silent_nodes()
-        decision = self._decide(cause)
+            if end.gpu_fault:
+                self._suspect_first_failure()
+        decision = self._decide(cause, exit_code=end.exit_code)
         attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                           self.control.steps, self.control.saved, decision)  # fmt: skip
         self._record(attempt)
@@ -126,13 +128,21 @@ class Job:
             suspects = set(nodes) - set(started or nodes[:1])
             if not started and len(suspects) > 1:
                 return
+        self._add_suspects(suspects)
+
+    def _suspect_first_failure(self) -> None:
+        failure = self.control.first_failure
+        if failure is not None:
+            self._add_suspects([failure.host])
+
+    def _add_suspects(self, hosts: Iterable[str]) -> None:
         try:
-            for node in suspects:
-                self.control.add_suspect(node)
+            for host in hosts:
+                self.control.add_suspect(host)
         except OSError as error:
             report(f"the suspects cannot be written: {error.strerror}")
 
-    def _decide(self, cause: str, *, earlier: bool = False) -> str:
+    def _decide(self, cause: str, *, earlier: bool = False, exit_code: Optional[int] = None) -> str:
         """The decision by the history; a history that cannot be read ends the job, and spends no budget."""
         try:
             history = read_history(self.options.run_dir)
@@ -141,7 +151,12 @@ class Job:
         restarts = self.scheduler.restarts - int(earlier)
         unrecorded = count_unrecorded(history, self.scheduler.job_id, restarts)
         return decide.decide(
-            cause, saved=self.control.saved, history=history, budgets=self.options.budgets, unrecorded=unrecorded
+            cause,
+            saved=self.control.saved,
+            history=history,
+            budgets=self.options.budgets,
+            unrecorded=unrecorded,
+            exit_code=exit_code,
         )
 
     def _record(self, attempt: Attempt) -> None:

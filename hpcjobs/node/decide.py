@@ -12,8 +12,13 @@ CONTINUES = "requeued"
 """The decision that another attempt follows."""
 REQUEUE_CODE = 85
 """Exit code of a task that has saved and asks to be started again."""
-LOST_RANK_CODES = (11, 18, 19, 137)
-"""No rendezvous, a rank lost, no progress of all ranks, SIGKILL: the node's fault and not the program's."""
+NODE_CODES = (11, 18, 19, 22, 134, 137)
+"""No rendezvous, a rank lost, no progress of all ranks, a broken GPU, SIGABRT, SIGKILL: the node's fault.
+
+Torch's watchdog of NCCL ends a process by SIGABRT when its GPU or its communicator fails.
+"""
+CONFIGURATION_CODE = 23
+"""GPUs, ranks, network interface or versions of NCCL that do not fit: another attempt would meet the same."""
 SIGNAL_CODES = (138, 143)
 """SIGUSR1 and SIGTERM: signalled, and the program does not listen."""
 PATIENCE = 3
@@ -37,6 +42,8 @@ class End(NamedTuple):
     past_limit: bool = False
     scheduler_cause: Optional[str] = None
     """Why the scheduler ends the job: a cause, ``running``, ``cancelled`` or ``requeued``; None: it does not answer."""
+    gpu_fault: bool = False
+    """The log names a GPU with a hardware fault."""
 
 
 def find_cause(end: End) -> Optional[str]:
@@ -57,14 +64,22 @@ def find_cause(end: End) -> Optional[str]:
         if late:
             return TIMEOUT
         return end.scheduler_cause if end.scheduler_cause in (PREEMPT, NODE) else None
-    if end.exit_code in LOST_RANK_CODES:
+    if end.exit_code in NODE_CODES:
         return NODE
     if end.exit_code in SIGNAL_CODES:
         return TIMEOUT if end.signalled == TIMEOUT or late else PREEMPT
-    return ERROR
+    return NODE if end.gpu_fault and end.exit_code != CONFIGURATION_CODE else ERROR
 
 
-def decide(cause: str, *, saved: int, history: History, budgets: Dict[str, int], unrecorded: int = 0) -> str:
+def decide(
+    cause: str,
+    *,
+    saved: int,
+    history: History,
+    budgets: Dict[str, int],
+    unrecorded: int = 0,
+    exit_code: Optional[int] = None,
+) -> str:
     """``completed``, ``requeued``, or ``ended:`` and the reason.
 
     Args:
@@ -74,6 +89,10 @@ def decide(cause: str, *, saved: int, history: History, budgets: Dict[str, int],
     """
     if cause == COMPLETED:
         return COMPLETED
+    if cause == ERROR and exit_code == CONFIGURATION_CODE:
+        return (
+            f"ended: code {CONFIGURATION_CODE}, the configuration cannot work, and another attempt would meet the same"
+        )
     spent = sum(attempt.cause == cause for attempt in history.attempts) + unrecorded
     if spent >= budgets[cause]:
         return f"ended: the budget {cause}={budgets[cause]} is spent"

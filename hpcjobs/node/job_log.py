@@ -5,7 +5,10 @@ import re
 import stat
 from typing import List
 
+from hpcjobs import gpu_errors
+
 _LAUNCH_FAILED = re.compile(rb"^srun: error: Task launch for \S+ failed on node ([\w.-]+):", re.MULTILINE)
+_GPU_FAULT = re.compile(gpu_errors.BROKEN.pattern.encode("ascii"))
 _MOST_BYTES = 1 << 20
 """Of the end of a log: the failure to launch a step is among the last that is written."""
 _OWN = "/proc/self/fd/2"
@@ -19,14 +22,22 @@ class JobLog:
 
     def failed_launches(self) -> List[str]:
         """Nodes on which srun could not start its tasks; none where the log is no file or cannot be read."""
+        names = _LAUNCH_FAILED.findall(self._read_end())
+        return list(dict.fromkeys(name.decode("ascii") for name in names))
+
+    def names_gpu_fault(self) -> bool:
+        """Whether a program printed that a GPU has a hardware fault; False where the log cannot be read."""
+        return _GPU_FAULT.search(self._read_end()) is not None
+
+    def _read_end(self) -> bytes:
+        """The end of what this attempt wrote; empty where the log is no file or cannot be read."""
         first = max(self._begin, _size() - _MOST_BYTES)
         try:
             with open(_OWN, "rb") as file:
                 file.seek(first)
-                names = _LAUNCH_FAILED.findall(file.read(_MOST_BYTES))
+                return file.read(_MOST_BYTES)
         except OSError:
-            return []
-        return list(dict.fromkeys(name.decode("ascii") for name in names))
+            return b""
 
 
 def _size() -> int:

@@ -185,6 +185,7 @@ class Supervisor:
             terminated=self.terminated,
             past_limit=self.clock.left_s <= PAST_LIMIT_S,
             scheduler_cause=None if cause == decide.RUNNING else cause,
+            gpu_fault=code != 0 and self.job.log.names_gpu_fault(),
         )
 
     def _exit_code(self) -> int:

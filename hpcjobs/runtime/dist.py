@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcjobs.runtime.exits import UsageError, WorldMismatch
+from hpcjobs.runtime.exits import BadConfiguration, UsageError, WorldMismatch
 from hpcjobs.runtime.hostlist import hosts_of
 
 DYNAMIC_PORTS = range(20000, 32000)  # below Linux's ephemeral range, above the registered services
@@ -79,9 +79,18 @@ class DistEnv:
         return cls(0, 0, 1, 1, 0, "127.0.0.1", None, "none")
 
     def device_index(self, visible: int) -> int:
-        """The device of this rank among `visible` ones: Slurm may show each task only its own."""
+        """The device of this rank among `visible` ones: Slurm may show each task only its own.
+
+        Raises:
+            BadConfiguration: ranks would share devices. One visible device may be the rank's own.
+        """
         if visible < 1:
-            raise UsageError(f"rank {self.rank} sees no device", hint="--device cpu, or ask GPUs")
+            raise UsageError(f"rank {self.rank} sees no device", hint="--device cpu, or request GPUs")
+        if 1 < visible < self.local_world_size:
+            raise BadConfiguration(
+                f"{self.local_world_size} ranks on the host of rank {self.rank} see {visible} GPUs",
+                hint="as many ranks as GPUs: --ntasks-per-node and --gpus-per-node",
+            )
         return self.local_rank % visible
 
 

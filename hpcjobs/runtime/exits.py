@@ -13,6 +13,8 @@
     ├── PeerLost           18   another process went away in the middle of the run
     ├── Standstill         19   no rank has made a step for too long
     ├── StorageFault       20   the run folder can't be written any more
+    ├── GpuFault           22   a GPU of this node has a hardware fault
+    ├── BadConfiguration   23   GPUs, ranks, network interface or versions of NCCL don't fit together
     ├── Requeue            85   saved and stopped as it was asked to; no failure
     └── AlreadyReported     *   another rank has reported it; the code is that rank's
 
@@ -40,6 +42,8 @@ class ExitCode(IntEnum):
     STANDSTILL = 19
     STORAGE = 20
     CONTAINER = 21  # from the job script: the image cannot be started on this node
+    GPU_FAULT = 22
+    CONFIGURATION = 23
     REQUEUE = 85
 
 
@@ -105,6 +109,14 @@ class Standstill(TrainerError):
 
 class StorageFault(TrainerError):
     code = ExitCode.STORAGE
+
+
+class GpuFault(TrainerError):
+    code = ExitCode.GPU_FAULT
+
+
+class BadConfiguration(TrainerError):
+    code = ExitCode.CONFIGURATION
 
 
 class Requeue(TrainerError):

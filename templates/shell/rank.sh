@@ -101,14 +101,16 @@ _hj_record_end() { # at once: a rank that fails because this one is missing must
     fi
     [ "$_hj_code" -ne 0 ] || return 0
     (set -o noclobber && echo "$_hj_code $RANK $(hostname)" >"$HPCJOBS_RUN_DIR/first_failure") 2>/dev/null || return 0
-    [ -z "$_hj_retries" ] || [ "$_hj_code" -ne 137 ] || echo "$_hj_node" >>"$HPCJOBS_CONTROL_DIR/suspects"
+    case $_hj_retries$_hj_code in
+        yes134 | yes137) echo "$_hj_node" >>"$HPCJOBS_CONTROL_DIR/suspects" ;;
+    esac
 }
 
 # The agent restarts ranks whatever ended them; a program's own error would only come again.
 if [ -n "$_hj_max_errors" ] && [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt "$_hj_max_errors" ] &&
     read -r _hj_code _ <"$HPCJOBS_RUN_DIR/first_failure"; then
     case $_hj_code in
-        11 | 18 | 19 | 137) rm -f -- "$HPCJOBS_RUN_DIR/first_failure" ;;
+        11 | 18 | 19 | 22 | 134 | 137) rm -f -- "$HPCJOBS_RUN_DIR/first_failure" ;;
         *) exit "$_hj_code" ;;
     esac
 fi 2>/dev/null

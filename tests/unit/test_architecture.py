@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "ports", "processes", "data", "pyz", "templating", "user"}
+GROUND = {"errors", "units", "files", "gpu_errors", "ports", "processes", "data", "pyz", "templating", "user"}
 ALLOWED = {
     "errors": set[str](),
     "units": set[str](),
@@ -24,11 +24,12 @@ ALLOWED = {
     "user": set[str](),
     "pyz": {"hpcjobs"},
     "files": set[str](),
+    "gpu_errors": set[str](),
     "ports": set[str](),
     "processes": {"errors"},
-    "node": {"files", "processes"},
+    "node": {"files", "gpu_errors", "processes"},
     "runtime": {"files", "processes"},
-    "trainers": {"runtime"},
+    "trainers": {"gpu_errors", "runtime"},
     "fabric": {"files", "processes", "runtime"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
@@ -88,7 +89,7 @@ TRAINERS = {
         "fault_tolerance",
     },
 }
-STDLIB_ONLY = {"files", "node", "runtime", "processes", "fabric"}
+STDLIB_ONLY = {"files", "gpu_errors", "node", "runtime", "processes", "fabric"}
 SUPERVISOR = "hpcjobs.scheduler.local.supervisor"
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcjobs import gpu_errors
 from hpcjobs.diagnosis.rules.rule import Rule, rule
 from hpcjobs.diagnosis.values import Kind
 
@@ -51,13 +52,6 @@ DISTRIBUTED: tuple[Rule, ...] = (
         _CHECK_NODES,
     ),
     rule(
-        "interface-missing",
-        r"(?i)unable to find address for: (?P<interface>\S+)|no socket interface found|Bootstrap : no socket interface"
-        r"|NCCL_SOCKET_IFNAME.*(?:not found|no match)|ifa != nullptr. Unable to find",
-        "The network interface that NCCL or Gloo was told to use is not on the node",
-        "ip -br addr  # on the node; `interface` of the site file, or NCCL_SOCKET_IFNAME, must name one of them",
-    ),
-    rule(
         "collective-timeout",
         r"Watchdog caught collective operation timeout.*OpType=(?P<operation>\w+)"
         r"|Watchdog caught collective operation timeout"
@@ -69,7 +63,8 @@ DISTRIBUTED: tuple[Rule, ...] = (
     ),
     rule(
         "nccl-error",
-        r"NCCL WARN (?P<message>.+)|(?P<message2>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)Error)"
+        r"NCCL WARN (?P<message>.+)|NCCL error in: \S+, (?!remote process)(?P<message2>.+)"
+        r"|(?P<message3>nccl(?:(?:System|Internal|UnhandledCuda)Error|InvalidUsage|InvalidArgument)\b.*)"
         r"|unhandled (?:system|cuda) error",
         "NCCL failed: {message}",
         "{again} --env NCCL_DEBUG=INFO",
@@ -91,9 +86,8 @@ DISTRIBUTED: tuple[Rule, ...] = (
     ),
     rule(
         "peer-lost",
-        r"(?i)connection (?:reset|closed) by (?:remote )?peer|broken pipe|socket closed|recvValue"
-        r"|communicator was aborted"
-        r"|remote process has (?:exited|terminated)|Connection refused|has been shut ?down|ncclCommAbort"
+        rf"(?i)(?:{gpu_errors.LOST.pattern})|socket closed|recvValue"
+        r"|remote process has (?:exited|terminated)|Connection refused|has been shut ?down"
         r"|lost connection"
         r"|process group.*(?:aborted|destroyed)|RPC failed|collective.*has been aborted|HorovodInternalError"
         r"|connect\w* .*failed|another (?:rank|process) (?:went|was)",

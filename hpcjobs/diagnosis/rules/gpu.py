@@ -1,27 +1,18 @@
-"""Rules about CUDA and GPUs."""
+"""Rules about CUDA, GPUs and what NCCL needs; those that trainers know as well are in `gpu_errors`."""
 
 from __future__ import annotations
 
-from hpcjobs.diagnosis.rules.rule import Rule, rule
+from hpcjobs import gpu_errors
+from hpcjobs.diagnosis.rules.rule import Rule, gpu_rule, rule
 
 _BAD_NODE = "{again} --exclude {host}  # and tell the administrators"
 
 GPU: tuple[Rule, ...] = (
-    rule(
-        "gpu-out-of-memory",
-        r"(?i)CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|CUBLAS_STATUS_ALLOC_FAILED"
-        r"|HIP out of memory|cudaErrorMemoryAllocation",
-        "The GPU has not enough memory for the model and its batch",
-        "a smaller batch with gradient accumulation, activation checkpointing, or more GPUs",
-    ),
-    rule(
-        "gpu-broken",
-        r"(?i)uncorrectable ECC error|ECC_UNCORRECTABLE|GPU has fallen off the bus|NVRM: Xid|CUDA_ERROR_HARDWARE"
-        r"|unspecified launch failure|nvlink error|Unable to determine the device handle for GPU",
-        "A GPU of the node has a hardware fault",
-        _BAD_NODE,
-    ),
+    gpu_rule(gpu_errors.BROKEN, _BAD_NODE),
+    gpu_rule(gpu_errors.FULL),
+    gpu_rule(gpu_errors.SHARED),
+    gpu_rule(gpu_errors.NO_INTERFACE),
+    gpu_rule(gpu_errors.VERSIONS),
     rule(
         "gpu-missing",
         r"No CUDA GPUs are available|no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|Found no NVIDIA driver"

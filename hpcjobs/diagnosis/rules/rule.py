@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.values import Kind
+from hpcjobs.gpu_errors import GpuError
 
 
 class Rule(NamedTuple):
@@ -35,3 +36,8 @@ def rule(
 ) -> Rule:
     """A rule whose pattern is given as text; small and capital letters differ."""
     return Rule(cause, re.compile(pattern), text, fix, kind, certain, more_precise_than)
+
+
+def gpu_rule(error: GpuError, *fix: str) -> Rule:
+    """The rule about an error that trainers and the node side know as well."""
+    return rule(error.cause, error.pattern, error.text, *(fix or (error.fix,)))

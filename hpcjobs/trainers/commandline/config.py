@@ -83,7 +83,7 @@ class Config:
     memory_snapshot: bool = flag(False, "record the allocations on each GPU, for pytorch.org/memory_viz")
     stall_after: float | None = flag(
         None,
-        "end the run after so many seconds without a step [30 times the p95 step, where the job is started again]",
+        "end the run after so many seconds without a step [30 times the p95 step, of several ranks or with --retries]",
         parse=positive(float),
         metavar="S",
     )

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import BadConfiguration
 from hpcjobs.trainers.distributed.errors import elect_reporter, translate_error
 from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 
+COLLECTIVE_TIMEOUT = {"gloo": timedelta(hours=1), "nccl": timedelta(hours=1)}
+"""By backend, for one collective. Longer than the watchdog waits, whose verdict names the rank that is behind."""
 _HELD: list[dist.ProcessGroup | None] = []
 """Until `release_groups`: whoever lets a group go last waits for gloo's threads, which may need the interpreter to end.
 Python's own reference waits without it; that of DDP's reducer would wait with it, for ever."""
@@ -69,7 +75,7 @@ class RankGroup:
 
     def aside(self) -> dist.ProcessGroup:
         """All ranks once more, for a thread that must not mix with the collectives of the main one."""
-        aside: dist.ProcessGroup = dist.new_group(backend="gloo")
+        aside: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT["gloo"])
         return aside
 
     def barrier(self) -> None:
@@ -83,11 +89,18 @@ class RankGroup:
 
 
 @contextmanager
-def join_world(env: DistEnv, *, device: str, timeout_s: float) -> Iterator[RankGroup]:
-    """Form the world, or say who is missing; inside, errors from below become ours, told by one rank."""
+def join_world(
+    env: DistEnv, *, device: str, timeout_s: float, stall_after_s: float | None = None
+) -> Iterator[RankGroup]:
+    """Form the world, or say who is missing; inside, errors from below become ours, told by one rank.
+
+    Args:
+        timeout_s: for all ranks to arrive.
+        stall_after_s: how long the watchdog lets ranks stand still; a collective may take longer.
+    """
     store = open_store(env, timeout_s)
     try:
-        group = _form(env, store, device, timeout_s)
+        group = _form(env, store, device, timeout_s, stall_after_s or 0.0)
         yield group
         group.barrier()
         dist.destroy_process_group()
@@ -109,20 +122,56 @@ def release_groups() -> None:
         _HELD.clear()
 
 
-def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float) -> RankGroup:
+def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float, stall_after_s: float) -> RankGroup:
     hosts = roll_call(env, store, timeout_s)
-    device = _device(device_name, env)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    both = "cpu:gloo,cuda:nccl" if device.type == "cuda" else backend
-    inner = PrefixStore("group", store)
-    dist.init_process_group(both, store=inner, rank=env.rank, world_size=env.world_size)
+    device = choose_device(device_name, env, os.environ)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    init_process_group(device, env, PrefixStore("group", store), stall_after_s=stall_after_s)
     _HELD.append(dist.group.WORLD)
-    return RankGroup(env, hosts, device, backend)
+    return RankGroup(env, hosts, device, "nccl" if device.type == "cuda" else "gloo")
 
 
-def _device(name: str, env: DistEnv) -> torch.device:
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+def init_process_group(device: torch.device, env: DistEnv, store: Store, *, stall_after_s: float = 0.0) -> None:
+    """Form torch's default group; with a GPU, NCCL connects at once, and to that GPU."""
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=store,
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=max(COLLECTIVE_TIMEOUT["nccl" if on_gpu else "gloo"], timedelta(seconds=2 * stall_after_s)),
+        device_id=device if on_gpu else None,
+    )
+
+
+def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.device:
+    """The device of this rank by `--device`, the GPUs that it sees, and what the job requested.
+
+    Raises:
+        BadConfiguration: the job requested GPUs and this rank sees none, or several ranks would share one.
+    """
+    if name == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", env.device_index(torch.cuda.device_count()))
-    torch.cuda.set_device(device)
-    return device
+    visible, requested = torch.cuda.device_count(), requests_gpus(environ)
+    if visible == 0 and requested is not None:
+        build = torch.version.cuda or torch.version.hip
+        why = "this torch is built for the CPU" if build is None else f"this torch is built for {build}"
+        raise BadConfiguration(
+            f"the job has GPUs ({requested}), but rank {env.rank} on {socket.gethostname()} sees none; {why}",
+            hint="nvidia-smi or rocm-smi on the node, and a torch with CUDA or ROCm; --device cpu trains without GPUs",
+        )
+    if name == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", env.device_index(visible))
+
+
+def requests_gpus(environ: Mapping[str, str]) -> str | None:
+    """The variable by which the scheduler says that this job has GPUs, with its value; None: it has none."""
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    if count not in ("", "0"):
+        return f"SLURM_GPUS_ON_NODE={count}"
+    lists = ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS"]  # of device numbers: 0 is one
+    if environ.get("HPCJOBS_SCHEDULER") == "local":
+        lists.append("CUDA_VISIBLE_DEVICES")
+    return next((f"{name}={environ[name]}" for name in lists if environ.get(name)), None)

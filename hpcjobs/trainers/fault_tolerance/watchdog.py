@@ -32,6 +32,8 @@ from hpcjobs.trainers.metrics.step_timer import Meter
 FOLDER = "stalled"
 FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
 """No step for so many times the p95 step, and for so long at least; longer before the first steps (compilation)."""
+MOST_S = 3000.0
+"""Without --stall-after never longer than this, so that the verdict comes before a collective's own timeout."""
 KNOWN_STEPS = 5
 LOOK_S = 0.5
 MOST_BETWEEN_LOOKS_S = 2.0
@@ -83,7 +85,7 @@ class Watchdog:
         """Derives the limit from the newest steps; called when a line of metrics is written, not while watching."""
         if self.after_s is None and len(self.meter.step_s) >= KNOWN_STEPS:
             steps = Quantiles.of(self.meter.recent_steps)
-            self.limit_s = LEAST_S if steps is None else max(LEAST_S, FACTOR * steps.p95)
+            self.limit_s = LEAST_S if steps is None else min(MOST_S, max(LEAST_S, FACTOR * steps.p95))
 
     def _watch(self) -> None:
         looked = time.monotonic()

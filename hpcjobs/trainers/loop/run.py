@@ -146,7 +146,12 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
     """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
     config = call.config
     with (
-        join_world(call.env, device=config.device, timeout_s=config.rendezvous_timeout_s) as group,
+        join_world(
+            call.env,
+            device=config.device,
+            timeout_s=config.rendezvous_timeout_s,
+            stall_after_s=config.stall_after,
+        ) as group,
         ExitStack() as stack,
     ):
         log_topology(group)
@@ -192,9 +197,9 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
 
 
 def make_watchdog(call: Call[Any], group: RankGroup, run_dir: Path, recorder: Recorder) -> Watchdog:
-    """On where a job script would start the run again, or where its patience was said."""
+    """On where ranks wait for each other, where a job script would start the run again, or with `--stall-after`."""
     after_s = call.config.stall_after
-    on = call.stop is not None or after_s is not None
+    on = group.world_size > 1 or call.stop is not None or after_s is not None
     return Watchdog(group, run_dir, recorder.meter, after_s=after_s, on=on)
 
 

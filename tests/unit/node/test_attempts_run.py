@@ -335,6 +335,25 @@ def test_the_node_on_which_srun_could_not_start_its_tasks_is_suspected_and_not_t
     assert [each["cause"] for each in node.history] == ["node" if suspects else "error"]
 
 
+@pytest.mark.parametrize(
+    "message", ["0: RuntimeError: CUDA error: uncorrectable ECC error encountered", "0: KeyError: 3"]
+)
+def test_a_program_that_reports_a_broken_gpu_spends_the_budget_of_nodes_and_its_host_is_suspected(
+    node: Node, message: str
+) -> None:
+    log = node.run_dir / "log"
+    broken = "ECC" in message
+    left = 'touch "$HPCJOBS_CONTROL_DIR/started/here" "$HPCJOBS_CONTROL_DIR/started/there"; '
+    left += 'echo 1 >"$HPCJOBS_CONTROL_DIR/step_code"; '
+    left += 'echo 1 >"$HPCJOBS_CONTROL_DIR/ends/0"; echo "1 0 there" >"${HPCJOBS_CONTROL_DIR%/*}/first_failure"; '
+    with log.open("w") as output:
+        process = node.begin(f"echo '{message}' >&2; {left}exit 1", stderr=output)
+        assert process.wait(timeout=60) == 1
+    assert [each["cause"] for each in node.history] == ["node" if broken else "error"]
+    assert node.suspects == (["there"] if broken else [])
+    assert node.requeued == broken
+
+
 def test_a_node_on_which_no_task_began_is_suspected(node: Node) -> None:
     began = 'touch "$HPCJOBS_CONTROL_DIR/started/here"; '
     code, err = node.run(began + 'echo 137 >"$HPCJOBS_CONTROL_DIR/step_code"; exit 137')

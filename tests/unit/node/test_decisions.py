@@ -49,13 +49,17 @@ def attempt(cause: str = "preempt", saved: int = 10, job_id: str = "7", decision
         (End(143, terminated=True, scheduler_cause=CANCELLED), None),
         (End(1, terminated=True), None),
         # exit codes
-        *((End(code), "node") for code in (11, 18, 19, 137)),
+        *((End(code), "node") for code in (11, 18, 19, 22, 134, 137)),
         *((End(code), "preempt") for code in (138, 143)),
         *((End(code, signalled=TIMEOUT), "timeout") for code in (138, 143)),  # a program without a handler
         (End(143, past_limit=True), "timeout"),
         (End(138, signalled=PREEMPT), "preempt"),
         *((End(code), "error") for code in (1, 2, 10, 12, 17, 20, 139)),
         (End(1, past_limit=True), "error"),
+        (End(1, gpu_fault=True), "node"),
+        (End(23), "error"),
+        (End(23, gpu_fault=True), "error"),
+        (End(0, completed=True, gpu_fault=True), "completed"),
     ],
 )
 def test_the_cause_of_every_end(end: End, cause: str | None) -> None:
@@ -73,6 +77,13 @@ def test_a_budget_counts_its_own_cause_alone() -> None:
     assert decided("preempt", 4, *past) == "requeued"
     assert decided("error", 4) == "ended: the budget error=0 is spent"
     assert decided("completed", 0, *past) == "completed"
+
+
+def test_a_configuration_that_cannot_work_is_not_tried_again() -> None:
+    budgets = {**BUDGETS, "error": 3}
+    decision = decide("error", saved=4, history=History([]), budgets=budgets, exit_code=23)
+    assert decision == "ended: code 23, the configuration cannot work, and another attempt would meet the same"
+    assert decide("error", saved=4, history=History([]), budgets=budgets, exit_code=1) == "requeued"
 
 
 def test_attempts_that_the_history_lacks_count_for_every_budget() -> None:
