@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,11 +18,13 @@ from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.trainers.checkpoint.format import CheckpointMeta
 from hpcjobs.trainers.checkpoint.state import position
 from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.loader import EpochOrder
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance import watchdog
 from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
-from hpcjobs.trainers.loop.run import set_numerics
+from hpcjobs.trainers.loop.run import make_watchdog, set_numerics
+from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.metrics.step_timer import Meter
 from hpcjobs.trainers.optimization.plan import grow_synthetic, plan_training
 from hpcjobs.trainers.workloads import load_workload
@@ -162,3 +166,15 @@ def test_a_text_is_learnt_by_a_head_of_256_bytes_in_every_preset(tmp_path: Path)
         model = load_workload(replace(config, workload="lm")).build_model()
     assert model.head.out_features == 256
     assert load_workload(replace(config, workload="lm", text=())).flops_per_sample > 1.2 * lm(config).flops_per_sample
+
+
+@pytest.mark.parametrize(("ranks", "watches"), [(1, False), (2, True)])
+def test_ranks_that_wait_for_each_other_are_watched_without_retries(
+    ranks: int, watches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog.threading.Thread, "start", lambda thread: None)
+    env = replace(DistEnv.from_environ({}), world_size=ranks)
+    call = Call("ddp", Config(), None, env)
+    group = replace(alone(), env=env)
+    guard = make_watchdog(call, group, tmp_path, cast(Recorder, SimpleNamespace(meter=Meter(torch.device("cpu")))))
+    assert (guard._thread is not None) == watches
