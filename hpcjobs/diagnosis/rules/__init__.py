@@ -28,7 +28,8 @@ WORDS: tuple[str, ...] = (
         "exec",
         "exit",
     ),
-    *("interrupt", "shut", "stale", "read-only", "unreachable", "xid", "ecc", "nvlink", "busy", "world", "nan"),
+    *("interrupt", "shut", "stale", "read-only", "unreachable", "xid", "ecc", "nvlink", "nccl", "busy", "world", "nan"),
+    *("duplicate gpu", "fallen off", "mismatch", "undefined symbol", "af_inet"),
     *(
         "finite",
         "loss is",
