@@ -274,6 +274,8 @@ def describe_result(summary: RunSummary, run_dir: Path) -> str:
     assert summary.throughput is not None
     assert summary.elapsed_s is not None
     used = "" if summary.mfu is None else f", {100 * summary.mfu:.1f} % of the stated peak"
+    if summary.device == "cuda" and summary.peak_flops_per_s is None:
+        used = f", no MFU: no peak is stated for {summary.device_name} in {summary.precision}"
     return (
         f"done: {summary.steps} steps in {summary.elapsed_s:.1f} s, "
         f"{summary.throughput.value:,.0f} {summary.throughput.unit} on {summary.world_size} ranks{used}; "

@@ -1,7 +1,6 @@
 """The most that a device's matrix units can do, as its maker states it: dense, in FLOP/s.
 
-Sources: NVIDIA's data sheets of H200, H100 (SXM, PCIe, NVL), A100, V100, L4 and T4, whose figures "with sparsity"
-are halved here; for the A10G, which has no data sheet, the figures commonly stated for AWS's G5 instances.
+Figures that a maker states "with sparsity" are halved here. docs/metrics.md has the sources by device.
 """
 
 from __future__ import annotations
@@ -9,37 +8,61 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+MIG_SLICES = 7
+"""Compute slices of a device that MIG divides (A100, H100, H200, GH200, B200); `MIG 3g.20gb` is three of them."""
+
 
 class Peak(NamedTuple):
-    """TFLOP/s; None: the device has no such units."""
+    """TFLOP/s of products of this type, summed in fp32; None: the device has no units for them."""
 
-    half: float | None  # bf16 or fp16, summed in fp32
+    fp16: float
+    bf16: float | None
     tf32: float | None
     fp32: float
 
 
-# by word of the name that torch gives, the first that fits
+# By a pattern of the name that torch gives, the first that fits: other models of a family have other figures.
 PEAKS: tuple[tuple[str, Peak], ...] = (
-    ("H200 NVL", Peak(835.5, 417.5, 60.0)),
-    ("H200", Peak(989.4, 494.7, 66.9)),
-    ("H100 PCIe", Peak(756.0, 378.0, 51.0)),
-    ("H100 NVL", Peak(835.5, 417.5, 60.0)),
-    ("H100", Peak(989.4, 494.7, 66.9)),
-    ("A100", Peak(312.0, 156.0, 19.5)),
-    ("A10G", Peak(70.0, 35.0, 35.0)),
-    ("V100-SXM2", Peak(125.0, None, 15.7)),
-    ("L4", Peak(121.0, 60.0, 30.3)),
-    ("T4", Peak(65.0, None, 8.1)),
+    (r"GB200", Peak(2500.0, 2500.0, 1250.0, 80.0)),
+    (r"B200", Peak(2250.0, 2250.0, 1100.0, 75.0)),
+    (r"GH200", Peak(989.4, 989.4, 494.7, 66.9)),
+    (r"H200 NVL", Peak(835.5, 835.5, 417.5, 60.0)),
+    (r"H200", Peak(989.4, 989.4, 494.7, 66.9)),
+    (r"H100 PCIe", Peak(756.0, 756.0, 378.0, 51.0)),
+    (r"H100 NVL", Peak(835.5, 835.5, 417.5, 60.0)),
+    (r"H100", Peak(989.4, 989.4, 494.7, 66.9)),
+    (r"A100", Peak(312.0, 312.0, 156.0, 19.5)),
+    (r"A10G", Peak(70.0, 70.0, 35.0, 35.0)),
+    (r"A10", Peak(125.0, 125.0, 62.5, 31.2)),
+    (r"L40S", Peak(362.05, 362.05, 183.0, 91.6)),
+    (r"L4", Peak(121.0, 121.0, 60.0, 30.3)),
+    (r"RTX 4090(?! (?:D|Laptop))", Peak(165.2, 165.2, 82.6, 82.6)),
+    (r"RTX 4070(?! (?:Ti|SUPER|Laptop))", Peak(58.3, 58.3, 29.1, 29.1)),
+    (r"V100-SXM2", Peak(125.0, None, None, 15.7)),
+    (r"V100-PCIE", Peak(112.0, None, None, 14.0)),
+    (r"T4", Peak(65.0, None, None, 8.1)),
+    (r"MI300X", Peak(1307.4, 1307.4, 653.7, 163.4)),
+    (r"MI250X", Peak(191.5, 191.5, None, 47.85)),  # of one of its two dies: torch sees each as a device
 )
-ONLY_FP16 = ("V100-SXM2", "T4")
 
 
 def peak_flops_per_s(device_name: str, precision: str, *, tf32: bool) -> float | None:
-    """Of one device, in the precision its matrix products run in; None where none is stated."""
-    for name, peak in PEAKS:
-        if re.search(rf"\b{name}\b", device_name):
-            if precision == "bf16" and name in ONLY_FP16:
-                return None
-            stated = peak.half if precision != "fp32" else (peak.tf32 if tf32 else None) or peak.fp32
-            return None if stated is None else stated * 1e12
+    """Of one device or its MIG slice, in the precision its matrix products run in; None where none is stated."""
+    for pattern, peak in PEAKS:
+        if re.search(rf"\b(?:{pattern})\b", device_name):
+            stated = _of_precision(peak, precision, tf32=tf32)
+            return None if stated is None else stated * _share(device_name) * 1e12
     return None
+
+
+def _of_precision(peak: Peak, precision: str, *, tf32: bool) -> float | None:
+    if precision == "fp16":
+        return peak.fp16
+    if precision == "bf16":
+        return peak.bf16
+    return (peak.tf32 if tf32 else None) or peak.fp32
+
+
+def _share(device_name: str) -> float:
+    slices = re.search(r"\bMIG (\d+)g\.", device_name)
+    return 1.0 if slices is None else int(slices[1]) / MIG_SLICES
