@@ -63,6 +63,8 @@ EXIT_CODES: dict[int, End] = {
 """By exit code, as shells use it."""
 
 TRAINER_EXIT_CODES: dict[int, End] = {
+    2: End("usage-error", "The trainer does not accept a flag or a variable of its environment: {message}",
+           ("hpcjobs logs {job}",)),
     10: End("world-size", "The processes that started are not the world that the job requested",
             ("srun --mpi=list ; hpcjobs sites show {site}",)),
     11: End("rendezvous-timeout", "The ranks did not find each other", ("hpcjobs fabric --site {site}",)),

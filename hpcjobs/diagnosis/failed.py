@@ -9,6 +9,7 @@ from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_COD
 from hpcjobs.diagnosis.fixes import add_derived, fill_fix, fill_text, values_of
 from hpcjobs.diagnosis.log import find_first_failure, find_host, select_last
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches
+from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Facts, Failure, Kind, Line
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
 from hpcjobs.units import human_bytes, human_duration
@@ -93,13 +94,15 @@ def _conclude(facts: Facts, failure: Failure | None, best: Match | None) -> _Con
     error = best if best is not None and best.rule.kind is Kind.ERROR else None
     if signal in SIGNALS and not (signal == _ENDED_BY_OTHERS and error):
         return _Conclusion(SIGNALS[signal], error if error and _is_of(error, failure) else None)
+    code = failure.exit_code if failure is not None and failure.exit_code is not None else facts.exit_code
+    trainer_codes = TRAINER_EXIT_CODES if facts.bundled_trainer else {}
+    if error is not None and error.rule.cause == PROGRAM_ERROR and code in trainer_codes:
+        return _Conclusion(trainer_codes[code], error if _is_of(error, failure) else None)
     if error is not None:
         return _by_rule(error)
-    code = failure.exit_code if failure is not None and failure.exit_code is not None else facts.exit_code
-    if code is not None:
-        codes = EXIT_CODES | (TRAINER_EXIT_CODES if facts.bundled_trainer else {})
-        if code in codes:
-            return _Conclusion(codes[code])
+    codes = EXIT_CODES | trainer_codes
+    if code in codes:
+        return _Conclusion(codes[code])
     # What a rank prints because another one failed is no cause.
     only = f"; the log shows only what followed: {best.rule.text}" if best is not None else ""
     fix = ("hpcjobs logs {job}",) if facts.by_hpcjobs else ()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from hpcjobs.diagnosis.rules.rule import Rule, rule
 from hpcjobs.diagnosis.values import Kind
 
+PROGRAM_ERROR = "program-error"
+"""The cause for an error message of the program itself, such as those of the bundled trainers."""
+
 PYTHON: tuple[Rule, ...] = (
     rule(
         "python-module-missing",
@@ -56,8 +59,8 @@ PYTHON: tuple[Rule, ...] = (
     ),
     rule(
         "usage-error",
-        r"error: (?P<message>(?:unrecognized arguments|the following arguments are required|argument \S+"
-        r"|invalid choice).*)"
+        r"error: (?:\w+: )?(?P<message>(?:unrecognized arguments|the following arguments are required"
+        r"|(?:unknown )?argument \S+|invalid choice).*)"
         r"|(?P<message2>No such option:? \S+)|Error: Got unexpected extra argument",
         "The program does not accept its arguments: {message}",
         "PROGRAM --help",
@@ -85,6 +88,12 @@ PYTHON: tuple[Rule, ...] = (
         "python-error",
         r"^(?P<error>(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Exit|Interrupt)\b)(?:: (?P<message>.*))?$",
         "The program ended with {error}: {message}",
+        kind=Kind.ERROR,
+    ),
+    rule(
+        PROGRAM_ERROR,
+        r"^error: (?P<message>.+?)(?:\. Hint: .*)?$",
+        "The program ended with its own error message: {message}",
         kind=Kind.ERROR,
     ),
 )

@@ -100,3 +100,24 @@ def test_the_end_of_a_large_log_is_read_with_the_numbers_of_its_lines(here: Path
     Path("large.log").write_text("step 1\n" * 2_000_000 + "2: ValueError: end\n")
     line = ok("why", "--log", "large.log", "--json").json["line"]
     assert (line["number"], line["rank"]) == (2_000_001, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "cause"),
+    [
+        (
+            2,
+            "error: --workload lmm: there are lm, mnist. Hint: your own is written package.module:function",
+            "usage-error",
+        ),
+        (14, "error: --text /nope.txt: no such file", "file-missing"),
+        (17, "error: --resume yes: no manifest. Hint: --resume none starts over", "checkpoint-unusable"),
+    ],
+)
+def test_the_message_of_a_bundled_trainer_is_the_line_and_its_exit_code_the_cause(
+    code: int, line: str, cause: str
+) -> None:
+    diagnosis = explain("step 1", line, facts=Facts("L1", exit_code=code, bundled_trainer=True))
+    assert diagnosis.cause == cause
+    assert diagnosis.line is not None
+    assert diagnosis.line.text == line
