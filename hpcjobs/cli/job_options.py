@@ -117,7 +117,9 @@ def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[st
 def _hint(key: str, equals: str) -> str:
     """What to type in place of ``-o key``."""
     name = key.replace("_", "-")
-    option = OPTIONS.get("job-name" if name == "name" else name)
+    if name in ("name", "job-name"):
+        return "say --name"  # every verb has it by this name
+    option = OPTIONS.get(name)
     if option is None and not equals:
         return (
             "-o NAME=VALUE sets an option of sbatch; sbatch's own -o FILE is not needed: hpcjobs logs shows the output"

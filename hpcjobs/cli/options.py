@@ -73,7 +73,7 @@ _HELP = {
     "exclude": "Nodes that the job must not have.",
     "exclusive": "Share the nodes with no other job.",
     "array": "Job array: 0-9%2.",
-    "dependency": "What must come first: afterok:4711 (see --after).",
+    "dependency": "What must come first: afterok:4711, singleton.",
     "mail-type": "When to send mail: END,FAIL.",
     "mail-user": "Who gets the mail.",
 }

@@ -24,7 +24,8 @@ def _opt(*names: str, help: str) -> Any:
 
 @app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
-    only=["launcher", "env", "container"], without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu"]
+    only=["launcher", "env", "container", "sbatch", "srun"],
+    without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu"],
 )
 def scale(
     *,
@@ -77,6 +78,8 @@ def scale(
         options=options,
         launcher=request.launcher,
         env=request.env,
+        sbatch=request.sbatch,
+        srun=request.srun,
         one_at_a_time=one_at_a_time,
     )
     path = study.path_of(called)

@@ -63,6 +63,10 @@ class Study(Frozen, frozen=True):
     """None: the site's."""
     env: dict[str, str] = {}
     """Environment variables of every run."""
+    sbatch: tuple[str, ...] = ()
+    """Options that reach sbatch unread: ``name=value`` or ``name``."""
+    srun: tuple[str, ...] = ()
+    """Options that reach the tasks' srun unread."""
     one_at_a_time: bool = False
     folder: str | None = None
     """Folder of the sweep; None: nothing was submitted yet."""
@@ -71,7 +75,7 @@ class Study(Frozen, frozen=True):
 
     def extends(self, other: Study) -> bool:
         """Whether the runs of both can be compared: they differ in sizes and repeats alone."""
-        fields = ("name", "site", "mode", "program", "options", "launcher", "env")
+        fields = ("name", "site", "mode", "program", "options", "launcher", "env", "sbatch", "srun")
         return all(getattr(self, field) == getattr(other, field) for field in fields)
 
 

@@ -121,6 +121,8 @@ def _resolve(study: Study, size: Size, gpus: dict[str, int]) -> Job:
         template=TEMPLATE,
         launcher=study.launcher,
         env=study.env,
+        sbatch=study.sbatch,
+        srun=study.srun,
         **options,
     )
 

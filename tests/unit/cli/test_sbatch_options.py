@@ -126,7 +126,7 @@ def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path
         (("--export", "ALL"), "--env NAME=VALUE"),
         (("-o", "x.log"), "sbatch's own -o FILE is not needed"),
         (("-o", "chdir=x"), "say --chdir"),
-        (("-o", "name=x"), "say --job-name"),
+        (("-o", "name=x"), "say --name"),
         (("-o", "mincpus=2"), "say --sbatch mincpus=VALUE"),
         (("-t", "1h", "-o", "time=2h"), "time has been given by its own flag too"),
     ],
@@ -152,3 +152,12 @@ def test_a_bare_number_is_minutes_as_sbatch_reads_it_and_a_number_of_yaml_is_ref
     (here / "job.yaml").write_text("resources:\n  time: 12:30:00\n")
     answer = within("submit", "--site", site, "--spec", "job.yaml", "true")
     assert (answer.code, "45000 to YAML" in answer.err) == (4, True), answer
+
+
+def test_a_scaling_study_passes_options_through_as_submit_does(site: str, here: Path) -> None:
+    options = ("--mincpus", "8", "--sbatch", "delay-boot=10", "--srun", "mem-bind=local")
+    within("scale", "--site", site, "--name", "s", "--repeats", "1", *options, "true")  # there is no sbatch here
+    folder = Path(json.loads((here / "s.study.json").read_text())["folder"])
+    job = json.loads((folder / "sweep.json").read_text())["sizes"]["1x1"]
+    assert sorted(job["sbatch"]) == ["delay-boot=10", "mincpus=8"]
+    assert job["srun"] == ["mem-bind=local"]
