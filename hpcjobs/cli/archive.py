@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.cli.output import JobSite, Json, print_json
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -18,7 +18,7 @@ def archive(
     output: Annotated[
         Path | None, typer.Option(help="The file [NAME_ID.tar]; .gz and .xz compress it.", show_default=False)
     ] = None,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """Write the run folder of a job that has ended to one tar file, with the checksum of every file."""

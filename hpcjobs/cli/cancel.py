@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.cli.output import JobSite, Json, print_json
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -21,7 +21,7 @@ def cancel(
     signal: Annotated[
         str | None, typer.Option(help="Send this signal and let them run: USR1.", show_default=False)
     ] = None,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """Cancel jobs; one that has ended already is no error."""
@@ -31,7 +31,11 @@ def cancel(
     from hpcjobs.run.select import select, select_unfinished
 
     if bool(jobs) == everything:
-        problem = "JOBS and --all exclude each other" if jobs else "no job is named (hpcjobs ps lists them; --all)"
+        problem = (
+            "JOBS and --all exclude each other"
+            if jobs
+            else "no job is named; hpcjobs ps lists yours, --all cancels all of them"
+        )
         raise typer.BadParameter(problem)
     entries = select_unfinished(site=site) if everything else select(jobs or [], site=site)
     if signal is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.cli.output import JobSite, Json, print_json
 
 if TYPE_CHECKING:
     from hpcjobs.run.difference import Change, Difference
@@ -18,7 +18,7 @@ app = typer.Typer(rich_markup_mode=None)
 def diff(
     first: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
     second: Annotated[str, typer.Argument(help="The other run.")],
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """What differs between two runs: settings, environment, image, code, script, nodes, results."""

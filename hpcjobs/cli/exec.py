@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import SiteName
+from hpcjobs.cli.output import JobSite
 from hpcjobs.cli.shell import Node, Rank, run_within
 
 app = typer.Typer(rich_markup_mode=None)
@@ -19,7 +19,7 @@ def exec_(
     command: Annotated[list[str], typer.Argument(help="Command and its arguments.")],
     node: Node = None,
     rank: Rank = None,
-    site: SiteName = None,
+    site: JobSite = None,
 ) -> None:
     """Run COMMAND on every node of a running job, beside its tasks: hpcjobs exec 4711 -- nvidia-smi."""
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -11,7 +11,7 @@ import typer
 
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.output import JobSite, Json, SiteName, note, print_json, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 from hpcjobs.job.models import JobSpec
 
@@ -142,7 +142,7 @@ def _keep_or_cancel(entry: Entry) -> None:
 
 
 @app.command("list")
-def list_(site: SiteName = None, as_json: Json = False) -> None:
+def list_(site: JobSite = None, as_json: Json = False) -> None:
     """My sessions that have not ended."""
     from hpcjobs.jupyter.session import sessions
 
@@ -158,7 +158,7 @@ def list_(site: SiteName = None, as_json: Json = False) -> None:
 @app.command("open")
 def open_(
     job: Annotated[str | None, typer.Argument(help="Id, run folder or name [newest].")] = None,
-    site: SiteName = None,
+    site: JobSite = None,
     browser: Annotated[
         bool, typer.Option("--browser", help="Also open a browser (for a session on this machine).")
     ] = False,
@@ -180,7 +180,7 @@ def open_(
 def stop(
     jobs: Annotated[list[str] | None, typer.Argument(help="Ids, run folders or names [newest].")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All of my sessions.")] = False,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """End sessions; returns when they have ended."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.output import JobSite, Json, note, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ def logs(
     monitor: Annotated[
         bool, typer.Option("--monitor", help="What a trainer with --monitor measured of its nodes, not the log.")
     ] = False,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """Print what a job printed, and which rank failed first."""

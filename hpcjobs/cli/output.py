@@ -18,6 +18,10 @@ SiteName = Annotated[
     str | None,
     typer.Option("--site", "-s", help="Site name or file [HPCJOBS_SITE, user config, local].", show_default=False),
 ]
+JobSite = Annotated[
+    str | None,
+    typer.Option("--site", "-s", help="Only jobs of this site: name or file [all sites].", show_default=False),
+]
 
 
 def print_json(value: object) -> None:

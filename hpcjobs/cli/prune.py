@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.output import JobSite, Json, note, print_json, print_table
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -22,7 +22,7 @@ def prune(
         str | None, typer.Option(help="Only run folders of this size or more: 1G.", show_default=False)
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove what is listed.")] = False,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """List old run folders and records of jobs; with --remove, remove them.

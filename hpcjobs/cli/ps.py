@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.output import JobSite, Json, note, print_json
 
 if TYPE_CHECKING:
     from hpcjobs.run.listing import Listing
@@ -38,7 +38,7 @@ def ps(
     watch: Annotated[
         bool, typer.Option("--watch", help="Print the table again every 10 seconds, until Ctrl-C.")
     ] = False,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """My jobs: the last day's and whatever still runs, also jobs submitted by other means."""

@@ -12,7 +12,7 @@ import typer
 
 from hpcjobs.cli.job_options import job_flags, with_job_options
 from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import Json, SiteName, note
+from hpcjobs.cli.output import JobSite, Json, note
 from hpcjobs.job.models import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
@@ -23,7 +23,7 @@ app = typer.Typer(rich_markup_mode=None)
 def rerun(
     *,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Id, run folder or name of the run to repeat.")],
-    site: SiteName = None,
+    site: JobSite = None,
     request: JobSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,

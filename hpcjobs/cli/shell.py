@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import SiteName
+from hpcjobs.cli.output import JobSite
 
 app = typer.Typer(rich_markup_mode=None)
 Node = Annotated[str | None, typer.Option(help="On this node of the job.", show_default=False)]
@@ -19,7 +19,7 @@ def shell(
     job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
     node: Node = None,
     rank: Rank = None,
-    site: SiteName = None,
+    site: JobSite = None,
 ) -> None:
     """Open a shell on a node of a running job, beside its tasks, with their software and environment."""
     run_within(job, (), node=node, rank=rank, site=site, terminal=sys.stdin.isatty())

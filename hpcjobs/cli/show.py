@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, clock, print_json
+from hpcjobs.cli.output import JobSite, Json, clock, print_json
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command()
 def show(
     job: Annotated[str | None, typer.Argument(help="Id, array task, run folder or name [newest].")] = None,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """One job: its state, its resolved settings with the source of each, its results."""

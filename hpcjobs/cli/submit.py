@@ -111,10 +111,10 @@ def _with_dependencies(request: JobSpec, jobs: dict[str, list[str] | None], site
     if not named:
         return request
     from hpcjobs.run.dependency import dependency_on
-    from hpcjobs.site.library import default_site, load_site
+    from hpcjobs.site.library import default_site
 
     typed = request.resources.dependency
-    added = dependency_on(named, site=load_site(site or default_site()).name)
+    added = dependency_on(named, site=site or default_site())
     dependency = ",".join(filter(None, (typed if isinstance(typed, str) else None, added)))
     return replace(request, resources=replace(request.resources, dependency=dependency))
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.cli.output import JobSite, Json, print_json
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -15,7 +15,7 @@ app = typer.Typer(rich_markup_mode=None)
 def update(
     job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
     settings: Annotated[list[str], typer.Argument(help="NAME=VALUE: time=2h, time=+30m, partition=long, nice=100 …")],
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """Change options of a job that waits or runs, as far as Slurm lets you."""

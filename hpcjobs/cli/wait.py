@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.output import JobSite, Json, note, print_json
 
 if TYPE_CHECKING:
     from hpcjobs.run.handle import JobHandle
@@ -24,7 +24,7 @@ def wait(
     timeout: Annotated[
         float | None, typer.Option(help="Stop waiting after this many seconds.", show_default=False)
     ] = None,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """Wait for jobs to end. The exit code is the job's: 0 if all completed, else the first that is not 0."""

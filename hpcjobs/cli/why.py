@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.cli.output import JobSite, Json, print_json
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
@@ -23,7 +23,7 @@ def why(
         str | None, typer.Argument(help="Id (of any job of Slurm's), array task, run folder, name [newest].")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Read this log, of a job or by itself.", show_default=False)] = None,
-    site: SiteName = None,
+    site: JobSite = None,
     as_json: Json = False,
 ) -> None:
     """Explain why a job failed (cause, evidence, first rank and host, what to do), or why it waits."""

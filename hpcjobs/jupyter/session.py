@@ -16,10 +16,10 @@ from hpcjobs.jupyter.request import Request
 from hpcjobs.node.session import files
 from hpcjobs.node.session.files import Connection, Settings
 from hpcjobs.node.session.tunnel import Tunnel, local_port, page, tunnel
-from hpcjobs.run import index, logs
+from hpcjobs.run import logs
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
-from hpcjobs.run.select import select
+from hpcjobs.run.select import entries_of, select
 from hpcjobs.run.state_file import own_record
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.submit import submit
@@ -137,7 +137,7 @@ def _ended(entry: Entry, record: JobRecord) -> HpcJobsError:
 
 def sessions(*, site: str | None = None, connect: Connect = connect) -> list[Session]:
     """My sessions that have not ended, oldest first."""
-    entries = [e for e in index.entries() if _is_session(e) and (site is None or e.site == site)]
+    entries = [entry for entry in entries_of(site) if _is_session(entry)]
     known = statuses(entries, connect=connect)
     found = [_session(job.entry, job.records[0]) for job in known]
     return [session for session in found if not _over(session.record.state)]
@@ -150,7 +150,7 @@ def find(word: str | None, *, site: str | None = None) -> Entry:
         UnknownJobError: there is none, or the job is no session.
     """
     if word is None:
-        known = [e for e in index.entries() if _is_session(e) and (site is None or e.site == site)]
+        known = [entry for entry in entries_of(site) if _is_session(entry)]
         if not known:
             raise UnknownJobError("no session was submitted from here", hint="hpcjobs jupyter starts one")
         return known[-1]

@@ -17,6 +17,7 @@ from hpcjobs.run.accounting_file import may_be_requeued, read_accounting
 from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
+from hpcjobs.run.select import entries_of
 from hpcjobs.run.state_file import read_json
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.scheduler.base import JobRecord, State
@@ -57,11 +58,7 @@ def select_old(
         SchedulerError: whether a job was started again is not known.
     """
     before = time.time() - age_s
-    mine = [
-        entry
-        for entry in index.entries()
-        if entry.submitted <= before and (site is None or entry.site == site) and entry.user in (None, user_name())
-    ]
+    mine = [entry for entry in entries_of(site) if entry.submitted <= before and entry.user in (None, user_name())]
     accounted = [entry for entry in mine if read_accounting(entry) is not None]
     known = {id(job.entry): job.records for job in statuses(accounted, connect=connect)}
     chosen: list[Old] = []

@@ -17,6 +17,7 @@ from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.identity import is_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import read_json
+from hpcjobs.site.library import load_site
 
 _ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
 _RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
@@ -26,20 +27,21 @@ def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
     """The jobs that ``words`` name, in that order, each once.
 
     ``123`` an id · ``123_4`` a task of an array · ``123-130`` those of the range that exist · a run
-    folder · a name (the newest job of that name). ``site`` restricts the search.
+    folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
 
     Raises:
         UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
+        ConfigError: there is no such site.
     """
-    known = [entry for entry in index.entries() if site is None or entry.site == site]
-    selected = [entry for name in words for entry in _one(name, known)]
+    known = entries_of(site)
+    of_site = f" of site {site}" if site is not None else ""
+    selected = [entry for name in words for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
 
 def select_unfinished(*, site: str | None = None) -> list[Entry]:
     """Jobs of this host or cluster that are not accounted for yet, oldest first."""
-    known = [entry for entry in index.entries() if (site is None or entry.site == site) and not is_closed(entry)]
-    return [entry for entry in known if is_reachable(entry)]
+    return [entry for entry in entries_of(site) if not is_closed(entry) and is_reachable(entry)]
 
 
 def newest(*, site: str | None = None) -> Entry:
@@ -48,10 +50,26 @@ def newest(*, site: str | None = None) -> Entry:
     Raises:
         UnknownJobError: there is none.
     """
-    known = [entry for entry in index.entries() if site is None or entry.site == site]
+    known = entries_of(site)
     if not known:
-        raise UnknownJobError(f"no job recorded in {index.index_dir()}", hint="hpcjobs submit starts one")
+        of_site = f" of site {site}" if site is not None else ""
+        raise UnknownJobError(f"no job{of_site} recorded in {index.index_dir()}", hint="hpcjobs submit starts one")
     return _here_first(known)[-1]
+
+
+def entries_of(site: str | None) -> list[Entry]:
+    """Recorded jobs, oldest first: all, or those of ``site``, whose file may be gone.
+
+    Raises:
+        ConfigError: no job is of this site, and there is no such site.
+    """
+    known = index.entries()
+    if site is None:
+        return known
+    if of_site := [entry for entry in known if entry.site == site]:
+        return of_site
+    name = load_site(site).name
+    return [entry for entry in known if entry.site == name]
 
 
 def _here_first(entries: list[Entry]) -> list[Entry]:
@@ -59,24 +77,24 @@ def _here_first(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if is_reachable(entry)] or entries
 
 
-def _one(name: str, known: list[Entry]) -> list[Entry]:
+def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
     if match := _ID.match(name):
-        return [_by_id(f"{match[1]}{match[2]}", match[3], known)]
+        return [_by_id(f"{match[1]}{match[2]}", match[3], known, of_site)]
     if match := _RANGE.match(name):
-        return _by_range(name, match[1], int(match[2]), int(match[3]), known)
+        return _by_range(name, match[1], int(match[2]), int(match[3]), known, of_site)
     if "/" in name or os.path.isfile(os.path.join(name, SUBMITTED)):
         return [_by_folder(Path(name))]
     named = _here_first([entry for entry in known if entry.name == name])
     if not named:
-        raise UnknownJobError(f"no job named {name!r}", hint=nearest(name, {entry.name for entry in known}))
+        raise UnknownJobError(f"no job named {name!r}{of_site}", hint=nearest(name, {entry.name for entry in known}))
     return [named[-1]]
 
 
-def _by_id(job_id: str, task: str | None, known: list[Entry]) -> Entry:
+def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> Entry:
     matches = _here_first([entry for entry in known if entry.job_id == job_id])
     if not matches:
         raise UnknownJobError(
-            f"no job {job_id} was submitted with hpcjobs (looked in {index.index_dir()})",
+            f"no job {job_id}{of_site} was submitted with hpcjobs (looked in {index.index_dir()})",
             hint="`hpcjobs ps -a` lists them",
         )
     if len(sites := dict.fromkeys(entry.site for entry in matches)) > 1:
@@ -96,12 +114,12 @@ def _task_of(entry: Entry, task: int) -> Entry:
     return msgspec.structs.replace(entry, task=task)
 
 
-def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry]) -> list[Entry]:
+def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry], of_site: str) -> list[Entry]:
     ids = {f"{prefix}{number}" for number in range(first, last + 1)} if last - first < 1_000_000 else set()
     matches = [entry for entry in known if entry.job_id in ids]
     if not matches:
-        raise UnknownJobError(f"no job in the range {name}", hint="`hpcjobs ps -a` lists them")
-    return [_by_id(job_id, None, matches) for job_id in dict.fromkeys(entry.job_id for entry in matches)]
+        raise UnknownJobError(f"no job in the range {name}{of_site}", hint="`hpcjobs ps -a` lists them")
+    return [_by_id(job_id, None, matches, of_site) for job_id in dict.fromkeys(entry.job_id for entry in matches)]
 
 
 def _by_folder(folder: Path) -> Entry:

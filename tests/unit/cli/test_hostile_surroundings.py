@@ -117,8 +117,8 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
     [
         (("-o", "time=2h", "-t", "1h"), 5, "time has been given by its own flag too"),
         (("-o", "chdir="), 5, "say --chdir"),
-        (("-o", "name="), 5, "say --job-name"),
-        (("-o", "job-name=x"), 5, "say --job-name"),
+        (("-o", "name="), 5, "say --name"),
+        (("-o", "job-name=x"), 5, "say --name"),
         (("-o", "site=x"), 5, "no sbatch option that -o can set"),
     ],
 )

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, UnknownJobError
+from hpcjobs.errors import ConfigError, RequestError, UnknownJobError
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.select import newest, select
+from hpcjobs.run.select import newest, select, select_unfinished
 
 WRITER = """
 import sys
@@ -116,5 +116,18 @@ def test_an_id_that_two_sites_gave_out_needs_the_site(jobs: None, word: str) -> 
 def test_the_newest_job_is_the_last_one_submitted(jobs: None) -> None:
     assert newest().job_id == "200"
     assert newest(site="local").job_id == "L1"
-    with pytest.raises(UnknownJobError, match="no job recorded"):
+    with pytest.raises(UnknownJobError, match="no job of site gcp-t4 recorded"):
         newest(site="gcp-t4")
+
+
+def test_a_site_restricts_the_search_by_its_name_or_its_file_and_an_unknown_one_is_named(
+    jobs: None, here: Path
+) -> None:
+    (here / "mine.yaml").write_text("description: mine\nscheduler: local\npartitions: {}\n")
+    index.add(entry("L2", site="mine", scheduler="local"))
+    assert ids("L2", site="mine") == ids("L2", site="./mine.yaml") == ["L2"]
+    assert newest(site="./mine.yaml").job_id == "L2"
+    with pytest.raises(UnknownJobError, match=r"no job L1 of site \./mine\.yaml was submitted"):
+        ids("L1", site="./mine.yaml")
+    with pytest.raises(ConfigError, match="no site 'tu-hcp'"):
+        select_unfinished(site="tu-hcp")
