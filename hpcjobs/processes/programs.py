@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import Protocol
 
@@ -116,8 +117,10 @@ def run_following(
     """
     with start(argv, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            each(line.decode("utf-8", "replace").rstrip("\r\n"))
+        # Read as text: a progress bar ends its lines by a carriage return alone.
+        with TextIOWrapper(process.stdout, encoding="utf-8", errors="replace") as output:
+            for line in output:
+                each(line.rstrip("\n"))
     return process.returncode
 
 

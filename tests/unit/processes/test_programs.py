@@ -12,6 +12,7 @@ import pytest
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import programs, start
+from hpcjobs.processes.programs import run_following
 
 IN_TERMINAL = "import sys; from hpcjobs.processes.programs import run_in_terminal; run_in_terminal(sys.argv[1:])"
 
@@ -48,3 +49,9 @@ def test_what_a_program_prints_is_text_whatever_its_bytes() -> None:
 def test_a_program_that_does_not_end_in_time_is_killed() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         start.run(["sleep", "600"], timeout_s=0.1)
+
+
+def test_a_progress_bar_is_followed_line_by_line() -> None:
+    lines: list[str] = []
+    assert run_following(["printf", r"10%%\r100%%\r\ndone\n"], lines.append) == 0
+    assert lines == ["10%", "100%", "done"]
