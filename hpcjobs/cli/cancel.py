@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, Json, print_json
 
 app = typer.Typer(rich_markup_mode=None)
@@ -13,7 +14,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command()
 def cancel(
-    jobs: Annotated[list[str] | None, typer.Argument(help="Ids, ranges, run folders or names.")] = None,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All of my jobs that have not ended.")] = False,
     state: Annotated[
         list[str] | None, typer.Option("--state", help="Only those in this state: PENDING …", show_default=False)

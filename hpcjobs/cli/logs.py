@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, Json, note, print_json
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command()
 def logs(
-    job: Annotated[str | None, typer.Argument(help="Id, array task, run folder or name [newest].")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="Id, array task, run folder or name [newest].", autocompletion=complete_jobs)
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines until the job ends, requeues included.")
     ] = False,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from hpcjobs.cli.completion import complete_partitions
 from hpcjobs.site.sbatch import OPTIONS, RESOURCES, Argument, Sbatch, Treatment
 
 COUNT, TEXT, SWITCH = int, str, bool
@@ -50,7 +51,13 @@ class SbatchOption(NamedTuple):
     @property
     def annotation(self) -> Any:
         # A switch without its opposite: `--no-...` is not sbatch's, but for --no-requeue.
-        option = typer.Option(*self.flags, help=self.help, show_default=False, hidden=not self.help)
+        option = typer.Option(
+            *self.flags,
+            help=self.help,
+            show_default=False,
+            hidden=not self.help,
+            autocompletion=complete_partitions if self.field == "partition" else None,
+        )
         return Annotated[self.kind | None, option]
 
 

@@ -12,11 +12,19 @@ from typing import Annotated
 import msgspec
 import typer
 
+from hpcjobs.cli.completion import complete_jobs, complete_sites
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.")]
+Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
 SiteName = Annotated[
     str | None,
-    typer.Option("--site", "-s", help="Site name or file [HPCJOBS_SITE, user config, local].", show_default=False),
+    typer.Option(
+        "--site",
+        "-s",
+        help="Site name or file [HPCJOBS_SITE, user config, local].",
+        show_default=False,
+        autocompletion=complete_sites,
+    ),
 ]
 JobSite = Annotated[
     str | None,

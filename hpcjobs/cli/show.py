@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, Json, clock, print_json
 
 app = typer.Typer(rich_markup_mode=None)
@@ -15,7 +16,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command()
 def show(
-    job: Annotated[str | None, typer.Argument(help="Id, array task, run folder or name [newest].")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="Id, array task, run folder or name [newest].", autocompletion=complete_jobs)
+    ] = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

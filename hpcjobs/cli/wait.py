@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, Json, note, print_json
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ app = typer.Typer(rich_markup_mode=None)
 
 @app.command()
 def wait(
-    jobs: Annotated[list[str] | None, typer.Argument(help="Ids, ranges, run folders, names [newest].")] = None,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(help="Ids, ranges, run folders, names [newest].", autocompletion=complete_jobs)
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(help="Stop waiting after this many seconds.", show_default=False)
     ] = None,
