@@ -8,6 +8,7 @@ die() { # MESSAGE: end the job with it
 
 free_port() { # [FROM]: the first port from there on that is free on this node; jobs start apart from each other
     local id=${HPCJOBS_JOB_ID//[!0-9]/} port
+    [ "$HPCJOBS_SCHEDULER" != local ] || id=$$ # ids of two queues on this host may be equal, processes' are not
     port=${1:-$((15000 + (10#$id * 7 + UID) % 16000))}
     while grep -qi ":$(printf '%04X' "$port") " /proc/net/tcp /proc/net/tcp6 2>/dev/null; do
         port=$((port + 1))

@@ -92,3 +92,13 @@ def test_lines_are_labelled_and_the_first_failure_is_recorded_once(tmp_path: Pat
     assert done.returncode == 7
     rank("torchrun", TORCH | {"RANK": "6"}, tmp_path, program="exit 8")
     assert (tmp_path / "first_failure").read_text().split()[:2] == ["7", "5"]
+
+
+def test_local_jobs_of_two_queues_with_one_number_start_at_different_ports(tmp_path: Path) -> None:
+    """Both may look for a free port before either listens; their jobs have the same number."""
+    common = f". {SHELL / 'common.bash'}; free_port"
+    env = {"PATH": os.environ["PATH"], "HPCJOBS_SCHEDULER": "local", "HPCJOBS_JOB_ID": "1"}
+    jobs = [subprocess.Popen(["bash", "-c", common], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    ports = [int(job.communicate(timeout=60)[0]) for job in jobs]
+    assert ports[0] != ports[1]
+    assert all(15000 <= port < 31100 for port in ports)
