@@ -33,7 +33,8 @@ def print_failures(jobs: Iterable[Known]) -> None:
         first = _first_failure(entry, record)
         who = ""
         if first is not None:
-            who = f"; first failure: rank {first.rank} on {first.host}, {describe_exit(first.exit_code)}"
+            end = describe_exit(first.exit_code)
+            who = f"; first failure: rank {first.rank} on {first.host}{'' if end in record.ending else f', {end}'}"
         note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):

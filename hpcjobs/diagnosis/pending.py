@@ -71,10 +71,10 @@ def explain_pending(
     running = [job for job in queue if job.state == "RUNNING"]
     sooner, fix = [], [reason.fix.replace("{job}", job_id)] if reason.fix else []
     if reason.may_move and entry is not None:
-        sooner = find_sooner(entry, runner=runner)
+        sooner = find_sooner(entry, record.start_estimate, runner=runner)
         fix += [f"hpcjobs cancel {job_id} && hpcjobs rerun {job_id} {_options(row)}" for row in sooner[:1]]
     elif reason.may_move:
-        sooner = find_sooner_foreign(shown, slurm_conf=slurm_conf, runner=runner)
+        sooner = find_sooner_foreign(shown, record.start_estimate, slurm_conf=slurm_conf, runner=runner)
         fix += [f"scancel {job_id} && sbatch {_options(row)} SCRIPT" for row in sooner[:1]]
     return Pending(
         job_id=record.job_id,

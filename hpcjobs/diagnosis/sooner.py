@@ -34,8 +34,11 @@ _SAME = {
 }  # fmt: skip
 
 
-def find_sooner(entry: Entry, *, runner: Runner = run) -> list[Placement]:
-    """Alternatives for a job of hpcjobs that start sooner than the job as it is would, by start and cost."""
+def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = run) -> list[Placement]:
+    """Alternatives for a job of hpcjobs that start sooner than it would, by start and cost.
+
+    ``start_estimate`` is Slurm's, of the waiting job itself; a new job like it would stand behind it.
+    """
     try:
         job = read_manifest(Path(entry.run_dir)).job
         site = load_site(job.site_file)
@@ -51,11 +54,11 @@ def find_sooner(entry: Entry, *, runner: Runner = run) -> list[Placement]:
         except RequestError:
             continue  # it does not fit that partition
         rows.append(place(other, site, runner=runner))
-    return _sooner(rows, unchanged.start)
+    return _sooner(rows, min(unchanged.start, start_estimate or unchanged.start))
 
 
 def find_sooner_foreign(
-    shown: Mapping[str, str], *, slurm_conf: str | None = None, runner: Runner = run
+    shown: Mapping[str, str], start_estimate: float | None, *, slurm_conf: str | None = None, runner: Runner = run
 ) -> list[Placement]:
     """The same for a job that was submitted by other means, from what `scontrol show job` prints of it."""
     nodes, limit_s = read_count(shown.get("NumNodes", "").partition("-")[0]), read_clock_s(shown.get("TimeLimit"))
@@ -80,7 +83,7 @@ def find_sooner_foreign(
     sizes = [nodes, nodes // 2] if nodes > 1 else [nodes]
     choices = list(product(sizes, _SHARES, partitions))[1 : _LARGEST_SEARCH + 1]  # the first one is the job as it is
     rows = [ask(name, count, max(_SHORTEST_S, int(limit_s * share))) for count, share, name in choices]
-    return _sooner(rows, unchanged.start)
+    return _sooner(rows, min(unchanged.start, start_estimate or unchanged.start))
 
 
 def _is_given(value: str | None) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
+from threading import current_thread, main_thread
 from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError
@@ -132,16 +134,33 @@ def run_in_terminal(
     Raises:
         CommandMissingError: the program is not on PATH.
     """
-    process = start(argv, cwd=cwd, env=env, stdin=stdin)
+    interrupts = 0
+
+    def count(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            raise KeyboardInterrupt
+
+    # The terminal interrupts the program too, which ends in its own way; the next interrupt kills it. This process may
+    # be interrupted before it knows that the program has started, so the first one is only noted.
+    terminal = signal.getsignal(signal.SIGINT) is signal.default_int_handler and current_thread() is main_thread()
+    if terminal:
+        signal.signal(signal.SIGINT, count)
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # the terminal interrupts the program too, which ends in its own way; the next one kills it
-        raise
+        process = start(argv, cwd=cwd, env=env, stdin=stdin)
+        try:
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        if terminal:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt
+    return code
 
 
 def _missing(program: str, cwd: str | None, error: FileNotFoundError) -> Exception:

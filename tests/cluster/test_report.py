@@ -244,7 +244,6 @@ def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandb
     before, after = fast["groups"][1], slow["groups"][1]
     waited_s, waits_s = (group["communication"] * group["step_s"] for group in (before, after))
     assert waits_s > max(waited_s, 0.9 * GRADIENT_S)
-    assert after["communication"] > before["communication"]
     assert after["efficiency"][0] < before["efficiency"][0]
     serial = [told["fits"][0]["parameters"]["serial"][0] for told in (fast, slow)]
     assert serial[0] < serial[1] or serial[1] == 1.0  # a fraction ends at one

@@ -128,15 +128,15 @@ def test_ssh_from_is_refused_where_it_cannot_be_kept_and_passed_on_where_it_can(
 
 @pytest.mark.parametrize("first_id", [1, 2, 999_983, 4_294_967_295])
 def test_every_port_that_a_job_script_chooses_is_open_inside_the_cluster(first_id: int) -> None:
-    """MASTER_PORT of `job.sh`, read from the script that would be sent, and what else listens between nodes."""
+    """MASTER_PORT of `job.sh`, by the function that it calls, and what else listens between nodes."""
     site = saved(sized("gcp", nodes=2))
-    script = plan(["python", "train.py"], site=site, nodes=2).script
-    expression = re.search(r"MASTER_PORT=\$\(free_port \$\(\((.*?)\)\)\)", script)
-    assert expression is not None
-    shell = (
-        f"job_id={first_id}; for UID_ in 0 1000 65535; do echo $(({expression.group(1).replace('UID', 'UID_')})); done"
-    )
-    chosen = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.split()
+    assert "MASTER_PORT=$(free_port)" in plan(["python", "train.py"], site=site, nodes=2).script
+    functions = (shipped("templates") / "shell" / "common.bash").read_text(encoding="utf-8")
+    # bash's own UID cannot be set
+    shell = functions.replace("UID", "user") + "for user in 0 1000 65535; do free_port; done"
+    env = {"PATH": os.environ["PATH"], "HPCJOBS_SCHEDULER": "slurm", "HPCJOBS_JOB_ID": str(first_id)}
+    chosen = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert len(chosen) == 3
     # Open MPI, NCCL, Gloo and srun take ports from 1024 on or the kernel's ephemeral range; NFS, Slurm and ssh below.
     listening = {*map(int, chosen), 22, 1024, 2049, 6817, 6818, 6819, 32768, 60999, 65535}
     assert {port for port in listening if not is_open_inside(render(settle(site))["network.tf"], port)} == set()

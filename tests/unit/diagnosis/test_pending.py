@@ -94,3 +94,23 @@ def test_a_refusal_of_test_only_is_quoted_without_its_prefixes() -> None:
         return Result(1, "", "sbatch: error: x\nallocation failure: Invalid account or account/partition combination\n")
 
     assert estimate_options([], runner=refuse) == Estimate(refusal="Invalid account or account/partition combination")
+
+
+@pytest.mark.parametrize(("start_estimate", "partitions"), [(600.0, []), (900.0, ["debug"]), (None, ["debug"])])
+def test_only_what_starts_sooner_than_the_waiting_job_itself_is_suggested(
+    start_estimate: float | None, partitions: list[str]
+) -> None:
+    """A new job like the waiting one would stand behind it, and start later than it does."""
+    shown = "JobId=20 Priority=100 NumNodes=1 TimeLimit=00:01:00 Partition=gpu JobState=PENDING\n"
+
+    def answer(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+        if argv[0] == "sbatch":
+            start = 600 if "--partition=debug" in argv else 1200
+            return Result(0, "", f"sbatch: Job 30 to start at {start} using 1 processors on nodes n1\n")
+        texts = {"scontrol": shown, "sinfo": "gpu\ndebug\n", "squeue": ""}
+        return Result(0, texts[argv[0]], "")
+
+    record = JobRecord("20", State.PENDING, "squeue", reason="Priority", partition="gpu", start_estimate=start_estimate)
+    explained = explain_pending(record, runner=answer)
+    assert list(dict.fromkeys(row.partition for row in explained.sooner)) == partitions
+    assert bool(explained.fix) == bool(partitions)
