@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,6 +47,8 @@ class _Notes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background: programs would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[SKIPS] = []
     config.pluginmanager.register(_Notes(config))
 

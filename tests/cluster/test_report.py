@@ -74,7 +74,7 @@ def jobs(*words: str, env: Mapping[str, str] | None = None) -> dict[str, dict[st
 
 def accounted(job_id: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """The job's row, once the accounting has caught up."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while True:
         answer = hpcjobs("report", "jobs", *SITE, job_id, "--json")
         assert answer.code in (0, UnknownJobError.exit_code), answer  # a new job is not known at once

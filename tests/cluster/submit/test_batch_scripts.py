@@ -72,14 +72,13 @@ def controller(home: Path) -> Iterator[Path]:
         eventually(
             lambda: daemon.poll() is not None or slurm(conf, "scontrol", "ping").returncode == 0,
             what=f"an answer of slurmctld ({home / 'out'})",
-            timeout_s=60,
         )
         assert daemon.poll() is None, (home / "out").read_text()
         yield conf
     finally:
         slurm(conf, "scancel", "--user=root")
         daemon.terminate()
-        daemon.wait(timeout=60)
+        daemon.wait(timeout=240)
 
 
 def request(conf: Path, job_id: str) -> list[str]:

@@ -27,7 +27,7 @@ def typed(
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
-    screen, end, to_type = b"", time.monotonic() + 30, list(lines)
+    screen, end, to_type = b"", time.monotonic() + 240, list(lines)
     try:
         while time.monotonic() < end:
             if select.select([master], [], [], 0.2)[0]:
@@ -38,7 +38,7 @@ def typed(
             if to_type and screen.rstrip()[-1:] in (b"$", b"#"):
                 screen += b"\n"
                 os.write(master, to_type.pop(0).encode() + b"\n")
-        return process.wait(timeout=30), screen.decode("utf-8", "replace")
+        return process.wait(timeout=240), screen.decode("utf-8", "replace")
     finally:
         process.kill()
         process.wait()

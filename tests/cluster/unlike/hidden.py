@@ -210,7 +210,7 @@ def test_a_failure_is_explained_without_accounting_and_a_run_is_repeated_and_com
     assert answer["host"] == hosts_of(nodes)[1]
     # The wrapper prints more than the id; the plain command is the second one on PATH.
     plain_id = visitor.run("/usr/bin/sbatch", "--parsable", "--wrap", "exec nosuchcommand").split()[-1]
-    eventually(lambda: visitor.hpcjobs("why", plain_id, "--json").json.get("cause") == "command-missing", timeout_s=30)
+    eventually(lambda: visitor.hpcjobs("why", plain_id, "--json").json.get("cause") == "command-missing")
     table = visitor.hpcjobs("where", "--site", "sandbox", "-t", "5m", "true")
     assert (table.code, "at once" in table.out) == (0, True), table
     again = visitor.hpcjobs("rerun", job_id, "--env", "LR=1", "--json")

@@ -27,7 +27,7 @@ def offered(*words: str) -> list[str]:
     """What bash offers for the last of ``words``."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", PRESS_TAB, "bash", *words], capture_output=True, text=True, env=env, timeout=60
+        ["bash", "-c", PRESS_TAB, "bash", *words], capture_output=True, text=True, env=env, timeout=240
     )
     assert done.returncode == 0, done
     return done.stdout.split()

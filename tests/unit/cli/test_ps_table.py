@@ -98,7 +98,7 @@ def test_watching_prints_the_table_until_it_is_interrupted() -> None:
     watching.stdout.readline()
     assert "COMPLETED" in watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
-    err = watching.communicate(timeout=60)[1]
+    err = watching.communicate(timeout=240)[1]
     assert (watching.returncode, "Traceback" in err) == (130, False)
 
 

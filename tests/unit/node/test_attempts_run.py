@@ -113,7 +113,7 @@ def stat_of(pid: int) -> str:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -252,7 +252,7 @@ def test_a_cancellation_is_recorded_before_the_kill_where_the_launcher_outlasts_
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: node.state == "CANCELLED")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30  # Slurm's KillWait; the launcher itself stays for 60 s
     for pid in [*children(process.pid), process.pid]:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
