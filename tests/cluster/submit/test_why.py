@@ -124,7 +124,7 @@ def test_real_failures_are_explained_with_rank_host_and_line(cluster: Cluster, l
     for job_id, failure in jobs.items():
         if job_id != last:
             bring_about_the_end(failure, job_id, cluster)
-    eventually(lambda: cluster.slurm("squeue", "-h", "-o", "%i", "-j", ",".join(jobs)).split() in ([last], []))
+    eventually(lambda: cluster.slurm("squeue", "-h", "-o", "%i", "-j", ",".join(jobs)).split() == [last], timeout_s=400)
     bring_about_the_end(jobs[last], last, cluster)
     try:
         eventually(lambda: not cluster.slurm("squeue", "-h", "-o", "%i", "-j", last).split())
