@@ -21,7 +21,7 @@ from hpcjobs.site.models import Resources
 from hpcjobs.units import slurm_time
 
 SOONER_S = 60.0
-"""A start that is less than this sooner is not suggested."""
+"""A start that is less than this sooner is not suggested; of starts that lie closer together, the cheaper is better."""
 _LARGEST_SEARCH = 24
 """So many alternatives are asked for at most: each is a question to the controller."""
 _SHARES = (1.0, 0.5, 0.25)
@@ -91,8 +91,14 @@ def _is_given(value: str | None) -> bool:
 
 
 def _sooner(rows: list[Placement], start: float) -> list[Placement]:
-    best = [row for row in rows if row.start is not None and row.start < start - SOONER_S]
-    return sorted(best, key=lambda row: (row.start or 0.0, row.cost.node_hours if row.cost else 0.0))
+    best = [(row.start, row) for row in rows if row.start is not None and row.start < start - SOONER_S]
+    first = min((when for when, _ in best), default=start)
+
+    def rank(choice: tuple[float, Placement]) -> tuple[float, float]:
+        when, row = choice
+        return ((when - first) // SOONER_S, row.cost.node_hours if row.cost else 0.0)
+
+    return [row for _, row in sorted(best, key=rank)]
 
 
 def _alternatives(job: Job, partitions: list[str]) -> Iterator[JobSpec]:
