@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long fresh lint bench horovod lock lowest clean drills soak notebooks unit coverage
+.PHONY: help demo test long fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -55,6 +55,10 @@ notebooks: ## Run the notebooks anew on this machine and keep what they show
 bench: ## Run every file of benchmarks/
 	@tools/venv dev
 	@tools/bench
+
+gpu: ## Prove the GPU path on this machine's GPUs, into gpu-report/; ARGS=--help, ARGS=--rehearse: on the CPU
+	@tools/venv dev
+	@tools/gpu $(ARGS)
 
 horovod: ## Build Horovod for PyTorch, with MPI and Gloo, into .venv (once, minutes; the wheel is kept)
 	@tools/venv dev

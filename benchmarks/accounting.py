@@ -58,24 +58,24 @@ def _job(draw: random.Random, job: int, submitted: int, longest_s: int) -> Itera
     state = draw.choice(["COMPLETED", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED by 1000"])
     clock = f"{elapsed // 3600:02d}:{elapsed // 60 % 60:02d}:{elapsed % 60:02d}"
     for suffix, tasks in (("", 0), (".batch", 1), (".0", cpus)):
-        whole = not suffix
-        peak = "" if whole else str(draw.randint(10**6, 10**9))
+        is_job = not suffix
+        peak = "" if is_job else str(draw.randint(10**6, 10**9))
         usage = (
-            "" if whole else f"cpu=00:00:{draw.randint(10, 59)},energy=0,fs/disk=38416,mem={peak},pages=0,vmem=36901"
+            "" if is_job else f"cpu=00:00:{draw.randint(10, 59)},energy=0,fs/disk=38416,mem={peak},pages=0,vmem=36901"
         )
         yield {
             "JobID": f"{job}{suffix}", "JobIDRaw": f"{job}{suffix}",
-            "JobName": f"train-{draw.randint(0, 500)}" if whole else suffix[1:],
-            "User": f"user{job % 200}" if whole else "", "Account": "lab", "Partition": "compute" if whole else "",
-            "QOS": "normal" if whole else "", "State": state if whole else state.split()[0], "ExitCode": "0:0",
+            "JobName": f"train-{draw.randint(0, 500)}" if is_job else suffix[1:],
+            "User": f"user{job % 200}" if is_job else "", "Account": "lab", "Partition": "compute" if is_job else "",
+            "QOS": "normal" if is_job else "", "State": state if is_job else state.split()[0], "ExitCode": "0:0",
             "Submit": str(submitted), "Eligible": str(submitted), "Start": str(started),
-            "End": str(started + elapsed), "ElapsedRaw": str(elapsed), "TimelimitRaw": "1440" if whole else "",
+            "End": str(started + elapsed), "ElapsedRaw": str(elapsed), "TimelimitRaw": "1440" if is_job else "",
             "NNodes": str(nodes), "NTasks": str(tasks) if tasks else "", "NCPUS": str(cpus),
-            "ReqMem": f"{memory}M" if whole else "", "AllocTRES": f"cpu={cpus},mem={memory * nodes}M,node={nodes}",
+            "ReqMem": f"{memory}M" if is_job else "", "AllocTRES": f"cpu={cpus},mem={memory * nodes}M,node={nodes}",
             "NodeList": "tu[01-04]", "MaxRSS": peak, "AveRSS": peak, "TRESUsageInTot": usage, "TRESUsageInAve": usage,
             "TotalCPU": f"{draw.randint(0, 23):02d}:{draw.randint(0, 59):02d}:{draw.randint(0, 59):02d}",
-            "ConsumedEnergyRaw": "0", "Reason": "None" if whole else "", "AdminComment": "", "AllocCPUS": str(cpus),
-            "Elapsed": clock, "Timelimit": "1-00:00:00" if whole else "",
+            "ConsumedEnergyRaw": "0", "Reason": "None" if is_job else "", "AdminComment": "", "AllocCPUS": str(cpus),
+            "Elapsed": clock, "Timelimit": "1-00:00:00" if is_job else "",
         }  # fmt: skip
 
 
@@ -186,7 +186,9 @@ def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> boo
             theirs()
     outcome = compete("pandas read (C)", contestants, rounds=rounds, name=str(rows))
     report(f"{rows:,} rows of sacct, whole process, wall time (gate: pandas read, {GATE_MB} MB)", outcome, unit="ms")
-    peaks = {name: max(each.peak_mb for each in found) for name, found in costs.items() if found}
+    peaks = {
+        name: max(each.peak_mb for each in costs_of_tool) for name, costs_of_tool in costs.items() if costs_of_tool
+    }
     for name, peak in peaks.items():
         least = min(costs[name], key=lambda each: each.cpu_s)
         once = f", once: {least.wall_ms:,.0f} ms" if len(costs[name]) == 1 else ""
@@ -211,12 +213,12 @@ def run_days(folder: str) -> int:
     def known(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         return Result(0, " ".join(COLUMNS), "")
 
-    def answered(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        said = dict(word.partition("=")[::2] for word in argv)
-        day = Path(folder, said["--starttime"][:10])
-        yield day.read_bytes().replace(OURS.encode(), said["--delimiter"].encode())
+    def answer_from_files(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]:
+        options = dict(arg.partition("=")[::2] for arg in argv)
+        day = Path(folder, options["--starttime"][:10])
+        yield day.read_bytes().replace(OURS.encode(), options["--delimiter"].encode())
 
-    sacct = Sacct(AccountingQuery(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answered)
+    sacct = Sacct(AccountingQuery(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answer_from_files)
     count = len(totals((derive(part, site) for part in sacct.attempts(Doubts())), by="user"))
     print(f"{sacct.windows_queried} questions, {count} users", file=sys.stderr)
     return count
@@ -238,7 +240,7 @@ def second_report(rows: int, rounds: int, folder: Path) -> None:
         second.append(cost(argv, env))
         nothing.append(cost([sys.executable, __file__, "--child", "nothing", ""], env))
     base = statistics.median(each.wall_ms for each in nothing)
-    walls = [statistics.median(each.wall_ms for each in found) for found in (first, second)]
+    walls = [statistics.median(each.wall_ms for each in runs) for runs in (first, second)]
     net = (walls[1] - base) / (walls[0] - base)
     print(f"\n{rows:,} rows in {DAYS} days, report twice, sacct's own time left out\n{machine()}")
     print(f"first {walls[0]:,.0f} ms, second {walls[1]:,.0f} ms, of which starting and importing {base:,.0f} ms:")

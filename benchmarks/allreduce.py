@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import RESULTS, machine
 
-RANKS = [int(word) for word in os.environ.get("RANKS", "2 4").split()]
+RANKS = [int(count) for count in os.environ.get("RANKS", "2 4").split()]
 ROUNDS = int(os.environ.get("ROUNDS", "11"))
 MOST = os.environ.get("MOST", "64M")
 CONTESTANTS = {
@@ -49,12 +49,12 @@ def one_round(ranks: int, order: random.Random) -> dict[str, dict[int, float]]:
 def launch(name: str, ranks: int) -> dict[int, float]:
     over, settings = CONTESTANTS[name]
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "figures.json"
+        figures = Path(folder) / "figures.json"
         env = {**os.environ, **settings, "MASTER_PORT": "23461", "OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "0.1"}
         mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks))
-        words = ("-m", "hpcjobs.trainers.collectives.sweep", "--over", over, "--most", MOST, "--json", str(told))
+        words = ("-m", "hpcjobs.trainers.collectives.sweep", "--over", over, "--most", MOST, "--json", str(figures))
         subprocess.run([*mpirun, sys.executable, *words], env=env, check=True, stdout=subprocess.DEVNULL)
-        return {int(point["bytes"]): point["seconds"] for point in json.loads(told.read_text())["allreduce"]}
+        return {int(point["bytes"]): point["seconds"] for point in json.loads(figures.read_text())["allreduce"]}
 
 
 def report(ranks: int, rounds: list[dict[str, dict[int, float]]]) -> None:

@@ -28,9 +28,9 @@ def traffic(group: RankGroup, *, bucket_cap_mb: float) -> tuple[Traffic, int]:
         loss = workload.loss(model, workload.train.read_batch(range(2)))
         assert isinstance(loss, torch.Tensor)
         loss.backward()  # type: ignore[no-untyped-call]
-    found = strategy.traffic(model)
-    assert found is not None
-    return found, len(list(model.parameters()))
+    traffic_of_step = strategy.traffic(model)
+    assert traffic_of_step is not None
+    return traffic_of_step, len(list(model.parameters()))
 
 
 def main() -> None:
@@ -39,11 +39,11 @@ def main() -> None:
         print(f"all-reduces per step of ResNet-50\n{machine()}")
         tensors = None
         for cap in CAPS_MB:
-            found, tensors = traffic(group, bucket_cap_mb=cap)
-            assert found.calls is not None
+            step, tensors = traffic(group, bucket_cap_mb=cap)
+            assert step.calls is not None
             print(
-                f"buckets of {cap:>4.0f} MiB  {found.calls:>4} calls of {found.bytes / 2**20 / found.calls:6.1f} MiB, "
-                f"{tensors / found.calls:5.1f} times fewer than one per tensor"
+                f"buckets of {cap:>4.0f} MiB  {step.calls:>4} calls of {step.bytes / 2**20 / step.calls:6.1f} MiB, "
+                f"{tensors / step.calls:5.1f} times fewer than one per tensor"
             )
         print(f"one per tensor       {tensors:>4} calls")
 

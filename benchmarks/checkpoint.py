@@ -23,7 +23,7 @@ import torch
 from harness import compete, report
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.trainers.checkpoint.writer import CheckpointWriter
 
 STATE_MIB = 337

@@ -53,9 +53,9 @@ def main() -> None:
     }
     missing = []
     for peer in PEERS:
-        found = shutil.which(peer, path=str(here)) or shutil.which(peer)
-        if found:
-            contestants[f"{peer} --help"] = _cost(found, "--help")
+        program = shutil.which(peer, path=str(here)) or shutil.which(peer)
+        if program:
+            contestants[f"{peer} --help"] = _cost(program, "--help")
         else:
             missing.append(peer)
     outcome = compete("python -c pass", contestants, rounds=rounds)

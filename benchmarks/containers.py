@@ -49,7 +49,7 @@ def main() -> None:
     record, here = current(), load_site("local")
     program = program_here(here)
     try:
-        image = find(IMAGE, here, said="IMAGE").path
+        image = find(IMAGE, here, source="IMAGE").path
     except HpcJobsError as error:
         print(f"not run: {error}")
         return

@@ -33,7 +33,7 @@ from hpcjobs.trainers.workloads.lm import lm
 
 ROUNDS = int(os.environ.get("ROUNDS", "25"))
 STEPS = 4
-BATCHES = [int(word) for word in os.environ.get("BATCHES", "1 8").split()]
+BATCHES = [int(size) for size in os.environ.get("BATCHES", "1 8").split()]
 
 
 class Alone(Strategy):

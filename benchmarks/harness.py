@@ -28,13 +28,17 @@ Contestant = Callable[[], float]
 
 
 class Line(NamedTuple):
-    """One contestant: ratio to the baseline (median of per-round ratios), quartiles, least cost."""
+    """One contestant: ratio to the baseline (median of per-round ratios), quartiles, least cost.
+
+    ``interval`` is that of the median with a confidence of 95 %, by bootstrap over the rounds.
+    """
 
     name: str
     ratio: float
     quartiles: tuple[float, float]
     median: float
     least: float
+    interval: tuple[float, float]
 
 
 class Outcome(NamedTuple):
@@ -80,7 +84,15 @@ def compete(
 def _line(name: str, costs: Sequence[float], base: Sequence[float]) -> Line:
     ratios = [cost / reference for cost, reference in zip(costs, base, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
-    return Line(name, statistics.median(ratios), (low, high), statistics.median(costs), min(costs))
+    interval = bootstrap(ratios)
+    return Line(name, statistics.median(ratios), (low, high), statistics.median(costs), min(costs), interval)
+
+
+def bootstrap(ratios: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """The interval that holds the median of ``ratios`` with a confidence of 95 %."""
+    draw = random.Random(seed)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(resamples))
+    return medians[round(0.025 * resamples)], medians[round(0.975 * resamples) - 1]
 
 
 def report(title: str, outcome: Outcome, *, unit: str) -> None:
@@ -106,8 +118,10 @@ def machine() -> str:
 def cpu_ms(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> float:
     """User plus system CPU time of ``argv`` and its children, in milliseconds; its failure is an error."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    told = None if env is None else dict(env)
-    done = subprocess.run(list(argv), env=told, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    environment = None if env is None else dict(env)
+    done = subprocess.run(
+        list(argv), env=environment, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(argv)}: exit code {done.returncode}\n{done.stderr}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.workloads.lm import lm

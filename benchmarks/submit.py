@@ -51,10 +51,10 @@ def _in_process(site: str, folder: Path) -> Callable[[], float]:
 
 
 def _dry_runs(folder: str) -> dict[str, Callable[[], float]]:
-    found = {peer: path for peer in DRY_RUNS if (path := shutil.which(peer))}
-    if missing := DRY_RUNS.keys() - found.keys():
+    programs = {peer: path for peer in DRY_RUNS if (path := shutil.which(peer))}
+    if missing := DRY_RUNS.keys() - programs.keys():
         print(f"not installed here, so not measured: {', '.join(sorted(missing))}")
-    return {f"{peer}, dry run": partial(cpu_ms, [path, *DRY_RUNS[peer]], cwd=folder) for peer, path in found.items()}
+    return {f"{peer}, dry run": partial(cpu_ms, [path, *DRY_RUNS[peer]], cwd=folder) for peer, path in programs.items()}
 
 
 def main() -> None:

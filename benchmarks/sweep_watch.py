@@ -1,4 +1,4 @@
-"""How often is the scheduler asked while a sweep is watched, against submitit?
+"""How often is the scheduler count_calls while a sweep is watched, against submitit?
 
     python benchmarks/sweep_watch.py [--site tu-hpc] [--cells 20] [--seconds 30]
 
@@ -54,12 +54,12 @@ def main() -> None:
         (Path(name) / "bin").mkdir()
         calls = _count_calls(Path(name) / "bin")
 
-        def asked() -> Counter[str]:
+        def count_calls() -> Counter[str]:
             return Counter(calls.read_text().split())
 
         with suppress(TimeoutError):
             sweep.wait(timeout_s=options.seconds)
-        ours = asked()
+        ours = count_calls()
         jobs = executor.map_array(abs, range(options.cells))
         end = threading.Event()
         watcher = threading.Thread(target=lambda: [job.done() or end.wait(1 / len(jobs)) for job in _around(jobs, end)])
@@ -67,7 +67,7 @@ def main() -> None:
         time.sleep(options.seconds)
         end.set()
         watcher.join()
-        theirs = asked() - ours
+        theirs = count_calls() - ours
         sweep.cancel()
         subprocess.run(["scancel", jobs[0].job_id.split("_")[0]], check=True)
         print(f"{options.cells} cells watched for {options.seconds:g} s")

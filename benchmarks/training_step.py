@@ -82,7 +82,9 @@ def empty() -> Workload:
     )  # fmt: skip
 
 
-def timed(group: RankGroup, steps: int, step: Callable[[int], None], after: Callable[[], None] = lambda: None) -> float:
+def time_steps(
+    group: RankGroup, steps: int, step: Callable[[int], None], after: Callable[[], None] = lambda: None
+) -> float:
     """Milliseconds per step, from a common start of all ranks."""
     group.barrier()
     began = time.perf_counter()
@@ -107,7 +109,7 @@ def ours(
         recorder.meter.end()
         recorder.add(loss)
 
-    return lambda: timed(group, steps, step, lambda: recorder.flush(steps, 0))
+    return lambda: time_steps(group, steps, step, lambda: recorder.flush(steps, 0))
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -124,7 +126,7 @@ def by_hand(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> C
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return lambda: timed(group, steps, step)
+    return lambda: time_steps(group, steps, step)
 
 
 def by_accelerate(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> Contestant:
@@ -139,7 +141,7 @@ def by_accelerate(workload: Workload, batch: Batch, group: RankGroup, steps: int
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return lambda: timed(group, steps, step)
+    return lambda: time_steps(group, steps, step)
 
 
 def by_lightning(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> Contestant:
@@ -150,7 +152,7 @@ def by_lightning(workload: Workload, batch: Batch, group: RankGroup, steps: int)
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
 
-    from hpcjobs.trainers.strategies.lightning import LauncherEnvironment
+    from hpcjobs.trainers.strategies.lightning_environment import LauncherEnvironment
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -199,7 +201,7 @@ def peers(workload: Workload, batch: Batch, group: RankGroup, steps: int) -> dic
 def real(group: RankGroup) -> list[tuple[str, Outcome]]:
     workload, steps = lm(REAL), 5
     batch = workload.train.read_batch(range(8))
-    whole = {
+    contestants = {
         "plain DDP by hand": by_hand(workload, batch, group, steps),
         "ddp": ours(REAL, Ddp(DdpFlags()), workload, batch, group, steps),
         "ddp_scratch": ours(REAL, DdpScratch(DdpScratchFlags()), workload, batch, group, steps),
@@ -211,7 +213,7 @@ def real(group: RankGroup) -> list[tuple[str, Outcome]]:
     }
     ranks = f"{group.world_size} ranks, 3.2 M parameters, batch 8 × 64 each"
     return [
-        (f"a step on {ranks}", compete("plain DDP by hand", whole, rounds=ROUNDS, name="whole")),
+        (f"a step on {ranks}", compete("plain DDP by hand", contestants, rounds=ROUNDS, name="whole")),
         (f"a sharded step on {ranks}", compete("fsdp", sharded, rounds=ROUNDS, name="sharded")),
     ]
 
@@ -233,8 +235,10 @@ def extras(group: RankGroup) -> str:
     batch, plan = workload.train.read_batch(range(8)), plan_training(REAL, workload, group.world_size)
     stepper = Stepper(REAL, workload, Ddp(DdpFlags()), group=group, plan=plan)
     probe, sampler = Probe(PROBE_EVERY, stepper, group), Sampler([os.getpid()], Gpus([]))
-    step_ms = statistics.median(timed(group, 5, lambda number: void(stepper.step(batch, number))) for _ in range(11))
-    probe_ms = statistics.median(timed(group, 1, lambda number: probe.measure(batch)) for _ in range(11))
+    step_ms = statistics.median(
+        time_steps(group, 5, lambda number: void(stepper.step(batch, number))) for _ in range(11)
+    )
+    probe_ms = statistics.median(time_steps(group, 1, lambda number: probe.measure(batch)) for _ in range(11))
     began = time.process_time()
     for _ in range(50):
         sampler.sample()

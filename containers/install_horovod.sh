@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Horovod for PyTorch, with MPI and Gloo, into a Python environment that has torch already.
+# Horovod for PyTorch, with MPI and Gloo, and with NCCL for GPUs, into a Python environment that has torch already.
 #
-#   containers/install_horovod.sh [--optional] [--wheel] [PYTHON]
+#   containers/install_horovod.sh [--optional] [--wheel] [--cpu] [PYTHON]
 #
 # PYTHON is the checkout's .venv or the active python unless it is said. --optional: a machine that cannot build it,
 # and whose packages this user may not install, is no error. --wheel: have a wheel, and install nothing.
+# --cpu: without NCCL also where this machine has GPUs; horovod_gpu.py decides otherwise.
 # Horovod's last release does not compile against today's torch as it is; this builds it once (two to three
-# minutes), keeps the wheel by torch, Python and MPI, installs it and checks it. Run again, it only checks.
+# minutes), keeps the wheel by torch, Python, MPI, CUDA and NCCL, installs it and checks it. Run again, it only checks.
 #   HPCJOBS_WHEELS   where wheels are kept (default: ~/.cache/hpcjobs/wheels)
 #   CXX              the compiler (default: g++)
 #   MAKEFLAGS        parallel jobs (default: one per CPU)
@@ -27,12 +28,13 @@ cannot_build() { # no error where Horovod is optional
 version=0.28.1
 compiler=${CXX:-g++}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-optional='' wheel_only=''
+optional='' wheel_only='' cpu=''
 while [[ ${1:-} == --* ]]; do
     case $1 in
         --optional) optional=yes ;;
         --wheel) wheel_only=yes ;;
-        *) die "unknown option $1: --optional, --wheel" ;;
+        --cpu) cpu=yes ;;
+        *) die "unknown option $1: --optional, --wheel, --cpu" ;;
     esac
     shift
 done
@@ -74,14 +76,14 @@ mpi_family() { # the MPI that is first in PATH
     fi
 }
 
-works() { # Horovod of this version is there, was built with both, and loads against this torch
-    "$python" - "$version" 2>/dev/null <<'PY'
+works() { # Horovod of this version is there, was built with all that is needed here, and loads against this torch
+    "$python" - "$version" "${gpu[0]:-}" 2>/dev/null <<'PY'
 import sys
 import horovod
 if horovod.__version__ != sys.argv[1]:
     sys.exit(1)
 import horovod.torch as hvd
-sys.exit(not (hvd.mpi_built() and hvd.gloo_built()))
+sys.exit(not (hvd.mpi_built() and hvd.gloo_built() and (not sys.argv[2] or hvd.nccl_built())))
 PY
 }
 
@@ -111,7 +113,7 @@ WRAPPER
     sed -i 's/const size_type count_;/size_type count_;/' \
         "$work/horovod-$version/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
     # CMake 4 refuses the old policy of the bundled Gloo without CMAKE_POLICY_VERSION_MINIMUM.
-    env CXX="$work/c++" HOROVOD_CMAKE="$work/cmake" MAKEFLAGS="${MAKEFLAGS:--j$(nproc)}" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+    env "${gpu[@]:1}" CXX="$work/c++" HOROVOD_CMAKE="$work/cmake" MAKEFLAGS="${MAKEFLAGS:--j$(nproc)}" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
         "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-cache-dir --no-build-isolation \
@@ -123,12 +125,17 @@ WRAPPER
 }
 
 torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || die "$python has no torch: install that first"
+gpu=() # a name for the key, and the variables of the build
+if [[ -z $cpu ]]; then
+    choice=$("$python" "$here/horovod_gpu.py") || cannot_build "$choice"
+    [[ -z $choice ]] || mapfile -t gpu <<<"$choice"
+fi
 if ! works; then
     command -v mpicxx mpirun >/dev/null || need_programs
     pip=("$python" -m pip install --quiet --disable-pip-version-check)
     [[ -r $here/../constraints.txt ]] && pip+=(--constraint "$here/../constraints.txt")
     abi=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-    kept=${HPCJOBS_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/hpcjobs/wheels}/torch$torch-$abi-$(mpi_family)
+    kept=${HPCJOBS_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/hpcjobs/wheels}/torch$torch-$abi-$(mpi_family)${gpu[0]:+-${gpu[0]}}
     mkdir -p "$kept"
     exec 9>"$kept/.lock"
     flock 9 # of two that start together, one builds
@@ -145,4 +152,4 @@ if ! works; then
     works || cannot_build "Horovod $version was installed and does not load: $("$python" -c 'import horovod.torch' 2>&1 | tail -n 1)"
 fi
 rm -f "$stated"
-say "Horovod $version is there, over MPI and Gloo, for torch $torch"
+say "Horovod $version is there, over MPI and Gloo${gpu[0]:+ and NCCL}, for torch $torch"

@@ -11,7 +11,7 @@ Kind = Literal["templates", "site_configs", "containers"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def shipped(kind: Kind) -> Path:
+def data_folder(kind: Kind) -> Path:
     """The folder of shipped ``kind``; a wheel carries it in ``hpcjobs/_data``."""
     packed = _PACKAGE / "_data" / kind
     return packed if packed.is_dir() else _PACKAGE.parent / kind

@@ -84,12 +84,12 @@ def reason_of(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean 'nodes'? `` plus every legal word, for the end of an error message."""
     import difflib  # only errors need it
 
     words = sorted(known)
     if not words:
         return "none is known"
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6) or [w for w in words if word and w.startswith(word)]
+    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6) or [w for w in words if name and w.startswith(name)]
     return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(words)

@@ -38,7 +38,7 @@ FULL = GpuError(
     r"|(?:cuda|hip) failure (?:\d+ )?'out of memory'|(?:cuda|hip)ErrorMemoryAllocation",
     "The GPU has not enough memory for the model and its batch",
     "a smaller --batch-size with a larger --accumulate gives the same step, --precision bf16 needs less, and so does "
-    "--activation-checkpointing of the fsdp trainer on more GPUs",
+    "--activation-checkpointing, or the fsdp trainer on more GPUs",
 )
 SHARED = GpuError(
     "gpu-shared",

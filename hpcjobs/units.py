@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
+
+from hpcjobs.errors import HpcJobsWarning
 
 UNLIMITED = "UNLIMITED"
 _UNLIMITED = ("unlimited", "infinite")
@@ -24,22 +27,20 @@ def walltime_s(text: str) -> int:
     Raises:
         ValueError: the text is none of these, or zero.
     """
-    word = text.strip()
-    clock = _CLOCK.match(word)
+    stripped = text.strip()
+    clock = _CLOCK.match(stripped)
     seconds = 0.0
-    if clock and (clock["days"] or ":" in word):
+    if clock and (clock["days"] or ":" in stripped):
         fields = [int(part) for part in clock["fields"].split(":")]
         if clock["days"]:
             fields += [0] * (3 - len(fields))
         elif len(fields) == 2:
             fields = [0, *fields]
         seconds = int(clock["days"] or 0) * 86400 + fields[0] * 3600 + fields[1] * 60 + fields[2]
-    elif _PARTS.sub("", word) == "" and word:
-        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _PARTS.findall(word))
+    elif _PARTS.sub("", stripped) == "" and stripped:
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _PARTS.findall(stripped))
     if seconds < 1:
-        raise ValueError(
-            f"time {text!r} is not understood; say 2h, 90m, 1h30m, 02:00:00 or 1-12:00:00 (quoted in YAML)"
-        )
+        raise ValueError(f"time {text!r} is not understood; say 2h, 90m, 1h30m, 02:00:00 or 1-12:00:00")
     return round(seconds)
 
 
@@ -54,7 +55,7 @@ def time_limit(text: str) -> str:
     try:
         return slurm_time(walltime_s(text))
     except ValueError as error:
-        raise ValueError(f"{error}; UNLIMITED is no limit") from error
+        raise ValueError(f"{error}, or UNLIMITED") from error
 
 
 def requested_time(text: str) -> str:
@@ -63,8 +64,8 @@ def requested_time(text: str) -> str:
     Raises:
         ValueError: as `time_limit`.
     """
-    word = text.strip()
-    return time_limit(f"{word}m" if word.isascii() and word.isdecimal() else word)
+    stripped = text.strip()
+    return time_limit(f"{stripped}m" if stripped.isascii() and stripped.isdecimal() else stripped)
 
 
 def time_limit_s(text: str | None) -> int | None:
@@ -87,12 +88,12 @@ def memory_bytes(text: str) -> int:
     Raises:
         ValueError: neither of these, or a number without a unit that is too small to be megabytes.
     """
-    word = text.strip().upper().removesuffix("B")
-    if word == "0":
+    stripped = text.strip().upper().removesuffix("B")
+    if stripped == "0":
         return 0
-    match = _MEMORY.match(word)
+    match = _MEMORY.match(stripped)
     if match is None:
-        more = "; the + of sinfo means that nodes have more: say what each has" if word.endswith("+") else ""
+        more = "; the + of sinfo means that nodes have more: say what each has" if stripped.endswith("+") else ""
         raise ValueError(f"memory {text!r} is not understood; say 64G, 1500M or 0 for the whole node{more}")
     if not match["unit"] and float(match["count"]) < LEAST_BARE_MEMORY:
         raise ValueError(f"memory {text!r} has no unit; say {match['count']}G or {match['count']}M")
@@ -108,8 +109,23 @@ def slurm_memory(text: str) -> str:
     size = memory_bytes(text)
     if size == 0:
         return "0"
-    word = text.strip().upper().removesuffix("B")
-    return word if word[:-1].isdigit() and word[-1] in _BYTES else f"{-(-size >> 20)}M"
+    stripped = text.strip().upper().removesuffix("B")
+    return stripped if stripped[:-1].isdigit() and stripped[-1] in _BYTES else f"{-(-size >> 20)}M"
+
+
+def requested_memory(text: int | str) -> str:
+    """As `slurm_memory`; a number without a unit is megabytes, as sbatch reads it, and a small one brings a warning.
+
+    Raises:
+        ValueError: as `memory_bytes`.
+    """
+    arg = str(text).strip()
+    if not (arg.isascii() and arg.isdecimal() and 0 < int(arg) < LEAST_BARE_MEMORY):
+        return slurm_memory(arg)
+    warnings.warn(
+        HpcJobsWarning(f"memory {arg} is {arg} megabytes, as sbatch reads it; {arg}G is gigabytes"), stacklevel=2
+    )
+    return f"{int(arg)}M"
 
 
 def human_bytes(count: int) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -54,7 +55,11 @@ def hpcjobs(
     *words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 500
 ) -> Answer:
     """``hpcjobs WORDS`` to its end."""
-    process = start(*words, cwd=cwd, env=env)
+    return await_answer(start(*words, cwd=cwd, env=env), timeout_s=timeout_s)
+
+
+def await_answer(process: subprocess.Popen[str], *, timeout_s: float) -> Answer:
+    """What ``process`` printed, and its exit code; it is killed when the time is over."""
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -63,16 +68,27 @@ def hpcjobs(
     return Answer(process.returncode, out, err)
 
 
+def within_streams(*words: str) -> int:
+    """``hpcjobs WORDS`` in this process, printing to its streams; the exit code."""
+    with patch.object(sys, "argv", ["hpcjobs", *words]):
+        try:
+            main()
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
 def within(*words: str) -> Answer:
     """``hpcjobs WORDS`` in this process: the same way through, without the cost of a start."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", ["hpcjobs", *words]):
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    with redirect_stdout(out), redirect_stderr(err):
+        code = within_streams(*words)
     return Answer(code, out.getvalue(), err.getvalue())
+
+
+def moment(text: str) -> float:
+    """Seconds since 1970 of a time in JSON; Python 3.10 reads no Z."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def ok(*words: str) -> Answer:

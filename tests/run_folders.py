@@ -8,8 +8,8 @@ from typing import Any
 
 
 def run_dir(name: str) -> Path:
-    (found,) = Path("runs").glob(f"{name}-2*")
-    return found
+    (path,) = Path("runs").glob(f"{name}-2*")
+    return path
 
 
 def log(name: str) -> str:
@@ -22,5 +22,5 @@ def losses(name: str) -> list[float]:
 
 
 def summary(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir(name) / "summary.json").read_text(encoding="utf-8"))
-    return found
+    run_summary: dict[str, Any] = json.loads((run_dir(name) / "summary.json").read_text(encoding="utf-8"))
+    return run_summary

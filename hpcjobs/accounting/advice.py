@@ -2,12 +2,13 @@
 
 Margins: memory a third above the fullest node seen (at least 256 MB), rounded up to a step people write;
 time half as much again as the run took. Nothing is advised from a run that did not complete, except more
-of what it ran out of; nothing from one shorter than a minute, whose peaks nobody sampled.
+of what it ran out of; nothing from one shorter than a minute, whose peaks were not sampled.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpcjobs.units import human_bytes, slurm_time
@@ -28,27 +29,48 @@ class Advice(NamedTuple):
         return f"{self.why}: {self.option}={self.value}"
 
 
-def advise(job: dict[str, Any]) -> list[Advice]:
-    """Advice for one row of the accounting (a dict by column); empty when there is nothing to gain."""
+class JobUsage(NamedTuple):
+    """What one job requested and used. Names are columns of the accounting; None: not known."""
+
+    state: str
+    nodes: int | None
+    cpus: int | None
+    tasks: int | None
+    gpus: int
+    elapsed_s: int | None
+    time_limit_s: int | None
+    mem_requested_bytes: int | None
+    mem_per_node_bytes: int | None
+    cpu_efficiency: float | None
+    gpu_utilization: float | None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> JobUsage:
+        """The values of a row of the accounting's table, by column."""
+        return cls(*(row[column] for column in cls._fields))
+
+
+def advise(job: JobUsage) -> list[Advice]:
+    """Advice for one job; empty when there is nothing to gain."""
     every = [_memory(job), _time(job), _cpus(job), _gpus(job)]
     return [advice for advice in every if advice is not None]
 
 
-def _memory(job: dict[str, Any]) -> Advice | None:
-    asked, used, nodes = job["mem_requested_bytes"], job["mem_per_node_bytes"], job["nodes"]
-    if not asked or not nodes:
+def _memory(job: JobUsage) -> Advice | None:
+    requested, used, nodes = job.mem_requested_bytes, job.mem_per_node_bytes, job.nodes
+    if not requested or not nodes:
         return None
-    per_node = asked / nodes
-    if job["state"] == "OUT_OF_MEMORY":
+    per_node = requested / nodes
+    if job.state == "OUT_OF_MEMORY":
         return Advice(
             "--mem", _memory_text(per_node * 2), f"ran out of {human_bytes(round(per_node))} of memory per node"
         )
-    if job["state"] != "COMPLETED" or not used or not _long_enough(job):
+    if job.state != "COMPLETED" or not used or not _long_enough(job):
         return None
     enough = max(used * _MEM_MARGIN, 256 << 20)
     if enough > per_node / 2:
         return None
-    reason = f"asked {human_bytes(round(per_node))} of memory per node, used {human_bytes(used)} at most"
+    reason = f"requested {human_bytes(round(per_node))} of memory per node, used {human_bytes(used)} at most"
     return Advice("--mem", _memory_text(enough), reason)
 
 
@@ -60,23 +82,23 @@ def _memory_text(size: float) -> str:
     return f"{math.ceil(size / _GB / step) * step}G"
 
 
-def _time(job: dict[str, Any]) -> Advice | None:
-    limit, took = job["time_limit_s"], job["elapsed_s"]
+def _time(job: JobUsage) -> Advice | None:
+    limit, took = job.time_limit_s, job.elapsed_s
     if not limit or not took:
         return None
-    if job["state"] == "TIMEOUT":
+    if job.state == "TIMEOUT":
         return Advice("--time", slurm_time(limit * 2), f"was ended by its time limit of {slurm_time(limit)}")
     enough = max(300, math.ceil(took * _TIME_MARGIN / 300) * 300)
-    if job["state"] != "COMPLETED" or not _long_enough(job) or enough > limit / 2:
+    if job.state != "COMPLETED" or not _long_enough(job) or enough > limit / 2:
         return None
-    reason = f"asked for {slurm_time(limit)}, took {slurm_time(took)}; a shorter limit lets it start earlier"
+    reason = f"requested {slurm_time(limit)}, took {slurm_time(took)}; a shorter limit lets it start earlier"
     return Advice("--time", slurm_time(enough), reason)
 
 
-def _cpus(job: dict[str, Any]) -> Advice | None:
+def _cpus(job: JobUsage) -> Advice | None:
     """Fewer CPUs per task, where several for each were idle most of the time."""
-    share, cpus, tasks = job["cpu_efficiency"], job["cpus"], job["tasks"]
-    if share is None or not cpus or not tasks or job["state"] != "COMPLETED" or not _long_enough(job) or job["gpus"]:
+    share, cpus, tasks = job.cpu_efficiency, job.cpus, job.tasks
+    if share is None or not cpus or not tasks or job.state != "COMPLETED" or not _long_enough(job) or job.gpus:
         return None
     per_task, busy = cpus / tasks, cpus * share / tasks
     enough = max(1, math.ceil(busy * 1.2))
@@ -86,13 +108,13 @@ def _cpus(job: dict[str, Any]) -> Advice | None:
     return Advice("--cpus-per-task", str(enough), reason)
 
 
-def _gpus(job: dict[str, Any]) -> Advice | None:
-    share, gpus, nodes = job["gpu_utilization"], job["gpus"], job["nodes"] or 1
-    if share is None or gpus < 2 or share * gpus > gpus / 2 or job["state"] != "COMPLETED" or not _long_enough(job):
+def _gpus(job: JobUsage) -> Advice | None:
+    share, gpus, nodes = job.gpu_utilization, job.gpus, job.nodes or 1
+    if share is None or gpus < 2 or share * gpus > gpus / 2 or job.state != "COMPLETED" or not _long_enough(job):
         return None
     enough = max(1, math.ceil(share * gpus * 1.2 / nodes))
     return Advice("--gpus-per-node", str(enough), f"{gpus} GPUs were busy {share:.0%} of the time on average")
 
 
-def _long_enough(job: dict[str, Any]) -> bool:
-    return bool(job["elapsed_s"] and job["elapsed_s"] >= _SHORTEST_S)
+def _long_enough(job: JobUsage) -> bool:
+    return bool(job.elapsed_s and job.elapsed_s >= _SHORTEST_S)

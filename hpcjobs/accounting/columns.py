@@ -1,4 +1,4 @@
-"""What sacct is asked for, and the columns every report has, with their units.
+"""The columns of sacct, and the columns of every report, with their units.
 
 Times are seconds since 1970 (UTC), durations end in ``_s``, sizes in ``_bytes``, energy in ``_j``; shares run
 from 0 to 1. A null is "not known", never zero.
@@ -19,7 +19,7 @@ SACCT_COLUMNS: Final = (
     *("TRESUsageInAve", "ConsumedEnergyRaw"),
 )
 OPTIONAL: Final = ("Restarts",)
-"""Asked for where sacct has it (24.11 and later)."""
+"""Only where sacct has it (24.11 and later)."""
 NEEDED: Final = ("JobID", "State", "Submit", "Start", "End", "ElapsedRaw", "NCPUS", "NNodes")
 
 # name -> (kind, meaning). Kinds: text, whole, real, time.
@@ -28,22 +28,22 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "job_id_raw": ("text", "Slurm's own number of it"),
     "name": ("text", "as submitted"),
     "user": ("text", "who submitted it"),
-    "account": ("text", "who pays"),
+    "account": ("text", "account that pays"),
     "partition": ("text", "partition it ran in, or the list it waits for"),
     "qos": ("text", "quality of service"),
     "state": ("text", "Slurm's name of it; UNKNOWN for a state that hpcjobs does not know"),
     "reason": ("text", "why it waits, or ended"),
     "exit_code": ("whole", "of the batch script; null while it runs"),
-    "signal": ("whole", "that ended it"),
+    "signal": ("whole", "signal that ended it"),
     "submitted": ("time", "of this attempt: a requeue counts as a new submission"),
-    "eligible": ("time", "from when on it could have run: dependencies met, hold released"),
+    "eligible": ("time", "when it became able to start: dependencies met, hold released"),
     "started": ("time", "of this attempt"),
     "ended": ("time", "null while it runs"),
     "queue_wait_s": ("whole", "started - eligible; of a cancelled job that never ran, until its end"),
     "held_s": ("whole", "eligible - submitted"),
     "elapsed_s": ("whole", "of the last attempt"),
-    "time_limit_s": ("whole", "asked for; null: none"),
-    "nodes": ("whole", "allocated; asked for while it waits"),
+    "time_limit_s": ("whole", "requested; null: none"),
+    "nodes": ("whole", "allocated; requested while it waits"),
     "tasks": ("whole", "of its widest step"),
     "cpus": ("whole", "allocated, as Slurm counts them"),
     "gpus": ("whole", "allocated"),
@@ -55,7 +55,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "mem_efficiency": ("real", "mem_used / mem_requested"),
     "cpu_s": ("real", "user and system time of all tasks"),
     "cpu_efficiency": ("real", "cpu_s / (cpus x elapsed_s)"),
-    "gpu_utilization": ("real", "mean while it was watched; null: nobody measured"),
+    "gpu_utilization": ("real", "mean while it was watched; null: not measured"),
     "gpu_mem_bytes": ("whole", "of all its GPUs at their peaks"),
     "gpu_source": ("text", "monitor (of the trainer, by NVML), or sacct (gres/gpuutil: steps by their length)"),
     "energy_j": ("real", "of all attempts"),
@@ -83,7 +83,7 @@ def format_energy(joules: float | None, source: str | None) -> str:
 
 
 def choose(helpformat: str) -> tuple[str, ...]:
-    """The columns this sacct has of those wanted, from what ``sacct --helpformat`` printed.
+    """The requested columns that this sacct has, from what ``sacct --helpformat`` printed.
 
     Raises:
         SchedulerError: it lacks one that no report can do without.

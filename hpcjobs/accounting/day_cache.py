@@ -1,15 +1,14 @@
 """Days to ask sacct for, and a cache of those that are over.
 
 A job belongs to the day it ended on, so each is in exactly one day and nothing is merged. A day is closed
-two hours after its end (slurmdbd may lag); its jobs are cached as Parquet and never asked for again. Records
-that an administrator changes later (sacctmgr fix runawayjobs) need the cache removed: `clear_cache`.
+two hours after its end (slurmdbd may lag); its jobs are cached as Parquet and not read from sacct again. Records
+that an administrator changes later (sacctmgr fix runawayjobs) need the folder removed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
@@ -69,7 +68,7 @@ class DayCache:
             return pl.read_parquet(path)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise ConfigError(
-                f"{path} cannot be read: {error}", hint="remove it: the day is asked for again"
+                f"{path} cannot be read: {error}", hint="remove it: the day is read from sacct again"
             ) from error
 
     def write(self, window: Window, frame: pl.DataFrame) -> None:
@@ -87,9 +86,3 @@ class DayCache:
 
 def _cache_folder() -> Path:
     return cache_dir() / "sacct"
-
-
-def clear_cache() -> None:
-    """Remove every cached day."""
-    if _cache_folder().is_dir():
-        shutil.rmtree(_cache_folder())

@@ -18,7 +18,7 @@ class Doubt(NamedTuple):
 
 
 class Doubts:
-    """Collects rows that were left out or only partly believed."""
+    """Collects rows that were left out or only partly used."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -3,7 +3,7 @@
 sacct prints a job and then its steps. So steps belong to the job above them, which also tells the
 attempts of a requeued job apart: they share every id.
 
-Memory: a step's tasks peak at different moments and nobody records the peak of the whole, so figures are
+Memory: a step's tasks peak at different moments and Slurm does not record the peak of their sum, so figures are
 upper estimates: the sum of the tasks' peaks (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
 it), of the widest step, plus the batch script that runs beside it. What Slurm's own extern step used is left out.
 """
@@ -221,7 +221,7 @@ def _requested_memory(jobs: pl.DataFrame) -> pl.Series:
 def _blank_impossible_times(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     """Count what cannot be: unknown states, ends before starts. Such times are left blank."""
     odd = frame.filter(pl.col("state") == "UNKNOWN")
-    doubts.add("unknown state", (f"{job}: {word!r}" for job, word in odd.select("job_id", "_word").rows()))
+    doubts.add("unknown state", (f"{job}: {state!r}" for job, state in odd.select("job_id", "_word").rows()))
     backwards = (pl.col("ended") < pl.col("started")).fill_null(False)
     doubts.add("ends before it starts", frame.filter(backwards)["job_id"].to_list())
     blank = pl.lit(None, dtype=pl.Int64)

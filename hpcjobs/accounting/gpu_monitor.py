@@ -24,7 +24,7 @@ _SCHEMA: Final = {
 
 
 class GpuUsage(NamedTuple):
-    """The GPUs of a run. None: nobody could tell."""
+    """The GPUs of a run. None: not known."""
 
     utilization: float | None
     """Mean over samples and nodes, 0 to 1."""
@@ -34,7 +34,7 @@ class GpuUsage(NamedTuple):
 
 
 def read_gpu_usage(folder: Path) -> GpuUsage | None:
-    """What monitor.jsonl and monitor-N.jsonl of a run folder say; None where nobody watched a GPU."""
+    """What monitor.jsonl and monitor-N.jsonl of a run folder say; None where no GPU was watched."""
     nodes = [samples for path in sorted(folder.glob("monitor*.jsonl")) if len(samples := _samples(path))]
     if not nodes:
         return None

@@ -29,7 +29,7 @@ def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = No
     """`totals.totals` of the jobs, by ``by``; attempts of a requeued job count where they ended.
 
     Raises:
-        RequestError: no such grouping. SchedulerError: nobody answers.
+        RequestError: no such grouping. SchedulerError: no site answers.
     """
     if by not in GROUPS:
         raise RequestError(f"--by {by} is not known", hint=nearest(by, GROUPS))

@@ -18,7 +18,7 @@ from hpcjobs.units import memory_bytes, time_limit_s
 
 
 class ResourceRequest(NamedTuple):
-    """What a job asked for, from the manifest of its run folder. None: not set."""
+    """What a job requested, from the manifest of its run folder. None: not set."""
 
     user: str | None = None
     partition: str | None = None
@@ -56,7 +56,7 @@ def read_request(run_dir: Path) -> ResourceRequest:
 
 
 def to_frame(records: Iterable[tuple[JobRecord, Entry | None]], site: Site) -> pl.DataFrame:
-    """Rows for `derive.derive`; what was asked for is read from the run folder where there is one."""
+    """Rows for `derive.derive`; the request is read from the run folder where there is one."""
     rows = [_row(record, entry, site) for record, entry in records]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 

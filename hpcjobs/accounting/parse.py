@@ -29,7 +29,7 @@ def frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Iterator[pl
         if frame is None and lines:
             split = table.split(lines.decode("utf-8", "replace"))
             if len(table.separator) == 1:
-                doubts.add("put together from several lines", (_start(record, table) for record in split.joined))
+                doubts.add("put together from several lines", (_start(record, table) for record in split.merged))
             doubts.add("not the columns asked for", (_start(text, table) for text in split.refused))
             rest = split.rest.encode() + rest
             text = "".join(f"{record}\n" for record in split.records)

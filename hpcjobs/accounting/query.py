@@ -40,12 +40,12 @@ class Sacct:
         if query.slurm_conf:
             self._env["SLURM_CONF"] = query.slurm_conf
         self.windows_queried = 0
-        """Windows that sacct was asked for; the others were in the cache."""
+        """Windows that were read from sacct; the others were in the cache."""
 
     def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
         """Ended attempts by the day of their end; of the last day also those that ended later, or have not ended.
 
-        The last day is always asked for: whether what ran then has ended may change.
+        The last day is always read from sacct: its jobs may have ended since.
 
         Raises:
             SchedulerError: sacct refused, or lacks a column. CommandMissingError: there is no sacct.

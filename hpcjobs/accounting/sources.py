@@ -60,7 +60,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> JobTable
     """The jobs of one site, one row each.
 
     Raises:
-        ConfigError: no such site. SchedulerError: nobody at all answers.
+        ConfigError: no such site. SchedulerError: no site answers at all.
     """
     jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
     doubts, notes = Doubts(), list[str]()
@@ -133,9 +133,7 @@ def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) ->
     for entry in _select_entries([entry for entry in known.values() if entry.job_id not in seen], job_filter):
         for record in own_records(entry):
             records.setdefault(record.job_id, (record, entry))
-    mine = pl.col("user").is_null() & (
-        pl.col("source") == "squeue"
-    )  # squeue was asked for mine; scontrol tells nobody's
+    mine = pl.col("user").is_null() & (pl.col("source") == "squeue")  # squeue listed mine; scontrol lists every user's
     return to_frame(records.values(), site).with_columns(user=pl.when(mine).then(pl.lit(user_name())).otherwise("user"))
 
 

@@ -17,12 +17,16 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from hpcjobs.cli.completion import complete_sites
 
 # verb -> (module of this package, one line of help); in the order of the help page.
 VERBS = {
     "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
     "ps": ("ps", "My jobs, with state, reason and estimated start."),
+    "top": ("top", "My jobs on a screen: progress, loss, load; keys to act."),
+    "monitor": ("monitor", "Sample the load of a running job's nodes; alarms."),
     "show": ("show", "One job: state, settings with their sources, results."),
     "logs": ("logs", "What a job printed; -f follows it."),
     "why": ("why", "Why a job failed, or why it waits; what to do."),
@@ -45,17 +49,22 @@ VERBS = {
     "scale": ("scale", "A scaling study: one program at several node counts."),
     "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
     "report": ("report", "Accounting, scaling reports, what to ask for next time."),
+    "fetch": ("fetch", "On a laptop: copy a run folder, or files of it, here."),
     "fabric": ("fabric", "Measure the nodes of an allocation; name the bad ones."),
     "nodes": ("nodes", "Known bad nodes, which submit excludes."),
     "container": ("container", "Images: build, list, check against a site."),
     "sites": ("sites", "The known sites; a site file written from the live cluster (init)."),
     "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
     "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
+    "completion": ("completion_script", "Lines that let bash, zsh or fish complete hpcjobs."),
 }
 
 
 class _LazyGroup(TyperGroup):
     """The verbs of `VERBS`, each imported when it is needed."""
+
+    _is_listing = False
+    """Whether only names and lines of help are needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -63,18 +72,29 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
+        if self._is_listing:
+            return TyperCommand(cmd_name, help=VERBS[cmd_name][1])
         module = import_module(f"{__name__}.{VERBS[cmd_name][0]}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
+        from hpcjobs.cli.from_laptop import intercept
+
+        intercept(command, cmd_name)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        self._is_listing = True
+        return super().shell_complete(ctx, incomplete)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == ["help"] and ctx.resilient_parsing:
+            return None, None, []  # the shell asks what may follow: the verbs
         if args[:1] == ["help"]:  # `hpcjobs help submit`
-            args = [*(word for word in args[1:] if not word.startswith("-")), "--help"]
+            args = [*(arg for arg in args[1:] if not arg.startswith("-")), "--help"]
             if args == ["--help"]:
                 print(ctx.get_help())
                 ctx.exit()
@@ -88,22 +108,23 @@ class _LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=_LazyGroup,
     rich_markup_mode=None,
+    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},  # of every verb too
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from hpcjobs import __version__
 
         print(f"hpcjobs {__version__}")
         raise typer.Exit
 
 
-def _enable_debugging(asked: bool) -> None:
-    if asked:
+def _enable_debugging(requested: bool) -> None:
+    if requested:
         from hpcjobs.cli.unforeseen import DEBUG_VARIABLE
 
         os.environ[DEBUG_VARIABLE] = "1"
@@ -114,6 +135,15 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SITE|HOST",
+            help="From a laptop: run the command on the login host of a site, or on a host of ssh [HPCJOBS_REMOTE].",
+            show_default=False,
+            autocompletion=complete_sites,
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", callback=_enable_debugging, is_eager=True, help="Show tracebacks of errors.")
     ] = False,
@@ -140,7 +170,15 @@ def main() -> None:
     from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning
 
     _use_utf8()
-    warnings.simplefilter("default", HpcJobsWarning)  # once per text, whatever PYTHONWARNINGS says
+    if "HPCJOBS_OUTPUTS" in os.environ:
+        from hpcjobs.remote.outputs import end_with_connection
+
+        end_with_connection()
+    warnings.simplefilter("once", HpcJobsWarning)  # whatever PYTHONWARNINGS says, and wherever it is met again
+    if "_HPCJOBS_COMPLETE" in os.environ:
+        from hpcjobs.cli.completion import prepare
+
+        prepare()
     warnings.showwarning = _print_warning
     try:
         try:
@@ -187,7 +225,7 @@ def _use_utf8() -> None:
         words = (sys.executable, "-X", "utf8", *sys.orig_argv[1:])
         from hpcjobs.processes.start import become
 
-        become(sys.executable, [os.fsencode(word) for word in words])
+        become(sys.executable, [os.fsencode(arg) for arg in words])
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 # until the end

@@ -9,21 +9,38 @@ import typer
 from msgspec.structs import replace
 
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG
+from hpcjobs.cli.options import EPILOG, ProgramCommand
 from hpcjobs.cli.output import SiteName, note
 from hpcjobs.job.models import JobSpec
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
-@with_job_options(without=["array", "retries", "signal_before", "wrap", "snapshot", "preflight", "spare", "min_nodes"])
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_job_options(
+    without=[
+        "array",
+        "retries",
+        "signal_before",
+        "wrap",
+        "snapshot",
+        "preflight",
+        "spare",
+        "min_nodes",
+        "monitor",
+        "notify",
+        "notify_on",
+    ]
+)
 def alloc(
     *,
     site: SiteName = None,
     request: JobSpec,
     spec: Annotated[
-        Path | None, typer.Option(help="YAML file with any of this; flags win.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="YAML file with values of these options; options given here override it.", show_default=False
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; write nothing.")] = False,
 ) -> None:
@@ -36,8 +53,8 @@ def alloc(
     from hpcjobs.run.interactive import allocate
 
     # Named bash or interactive, Lightning would not take it for a Slurm job.
-    asked = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
-    plan = hpcjobs.plan(asked, site, spec=spec, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
+    named = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
+    plan = hpcjobs.plan(named, site, spec=spec, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
     if dry_run:
         print(plan.script, end="")
         return

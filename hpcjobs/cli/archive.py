@@ -7,16 +7,19 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import JobSite, Json, print_json
+from hpcjobs.cli.completion import complete_jobs
+from hpcjobs.cli.output import JobSite, Json, print_output
+from hpcjobs.remote.outputs import record_output
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def archive(
-    job: Annotated[str, typer.Argument(help="Id, run folder or name.")],
+    job: Annotated[str, typer.Argument(help="Id, run folder or name.", autocompletion=complete_jobs)],
     output: Annotated[
-        Path | None, typer.Option(help="The file [NAME_ID.tar]; .gz and .xz compress it.", show_default=False)
+        Path | None,
+        typer.Option(help="File to write [NAME_ID.tar]; .tar.gz and .tar.xz are compressed.", show_default=False),
     ] = None,
     site: JobSite = None,
     as_json: Json = False,
@@ -28,7 +31,8 @@ def archive(
 
     (entry,) = select([job], site=site)
     written = archive(entry, output)
+    record_output(written.path)
     if as_json:
-        print_json({"path": str(written.path), "files": written.files, "bytes": written.size})
+        print_output("archive", {"path": str(written.path), "files": written.files, "size_bytes": written.size})
     else:
         print(f"{written.path}  {written.files} files, {human_bytes(written.size)}; sha256sum -c SHA256SUMS checks it")

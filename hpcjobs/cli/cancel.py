@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, Json, print_json
+from hpcjobs.cli.completion import complete_jobs, complete_states
+from hpcjobs.cli.output import JobSite, Json, print_output
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -19,10 +19,13 @@ def cancel(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All of my jobs that have not ended.")] = False,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only those in this state: PENDING …", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--state", help="Only those in this state: PENDING …", show_default=False, autocompletion=complete_states
+        ),
     ] = None,
     signal: Annotated[
-        str | None, typer.Option(help="Send this signal and let them run: USR1.", show_default=False)
+        str | None, typer.Option(help="Send this signal to the jobs; do not cancel them: USR1.", show_default=False)
     ] = None,
     site: JobSite = None,
     as_json: Json = False,
@@ -45,13 +48,13 @@ def cancel(
         from hpcjobs.run.control import signal as send_signal
 
         ids = send_signal(entries, signal)
-        print_json({"signalled": ids}) if as_json else print(f"{signal} sent to {' '.join(ids)}")
+        print_output("cancel --signal", {"signalled": ids}) if as_json else print(f"{signal} sent to {' '.join(ids)}")
         return
     outcome = cancel(entries, only=parse_states(state or []))
     if everything:
-        outcome = outcome._replace(ended={}, unknown=[])  # nobody named them
+        outcome = outcome._replace(ended={}, unknown=[])  # the user did not name them
     if as_json:
-        print_json({"cancelled": outcome.cancelled, "ended": outcome.ended, "unknown": outcome.unknown})
+        print_output("cancel", outcome)
     else:
         if outcome.cancelled:
             print("cancelled " + " ".join(outcome.cancelled))

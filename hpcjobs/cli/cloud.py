@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.output import Json, SiteName, note, print_output, print_table
 
 if TYPE_CHECKING:
     from hpcjobs.cloud.cluster import Cluster
 
 app = typer.Typer(
+    cls=VerbGroup,
     name="cloud",
     no_args_is_help=True,
     add_completion=False,
@@ -82,9 +84,9 @@ def check(
         files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.tf*") if path.is_file()}
     report = checked(cluster, files, cast(rendering.Kind, kind))
     if as_json:
-        print_json(report)
+        print_output("cloud check", report)
     else:
-        print_table(["", "ABOUT", ""], [(f.level, f.about, f.text) for f in report.findings])
+        print_table(["LEVEL", "ABOUT", "FINDING"], [(f.level, f.about, f.text) for f in report.findings])
         cost = report.estimate
         if cost.per_hour is not None:
             hourly = f"{cost.per_hour:.2f} {cost.currency} an hour"

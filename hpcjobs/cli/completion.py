@@ -1,31 +1,139 @@
-"""Values that the shell offers behind options and verbs; nothing is asked of a scheduler."""
+"""Values that the shell offers behind options and verbs.
+
+Only files are read, and, where the site's file names no accounts or QOS, sacctmgr once a day.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, TimeoutExpired
+from typing import TYPE_CHECKING
+
 import typer
 
+if TYPE_CHECKING:
+    from hpcjobs.site.models import Site
+
+VARIABLE = "_HPCJOBS_COMPLETE"
+"""Set by the shell's function when it asks for completions."""
+SHELLS = ("bash", "zsh", "fish")
 NEWEST_JOBS = 50
+_SACCTMGR_S = 2.0
+_CACHE_S = 86_400.0
+
+
+def prepare() -> None:
+    """Make ready to answer the shell: errors and warnings would be printed into the line that is being typed."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # of a private module
+
+    completion_init()
+    if not os.environ.get("HPCJOBS_DEBUG"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    if "COMP_WORDS" in os.environ and os.environ.get("COMP_CWORD", "").isdecimal():
+        words, at = _without_equals(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
+        os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(at)}
+
+
+def _without_equals(words: Sequence[str], at: int) -> tuple[list[str], int]:
+    """The words of a line without those ``=`` that bash takes for words of their own, as in ``--site=tu``."""
+    equals = [n for n, arg in enumerate(words) if arg == "=" and words[n - 1].startswith("--") and n != at]
+    return [arg for n, arg in enumerate(words) if n not in equals], at - sum(n < at for n in equals)
+
+
+def script_for(shell: str) -> str:
+    """The lines by which ``shell`` completes hpcjobs."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # likewise
+
+    script: str = get_completion_script(prog_name="hpcjobs", complete_var=VARIABLE, shell=shell)
+    if shell != "zsh":
+        return script
+    compinit = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
+    return script.replace("#compdef hpcjobs\n", f"#compdef hpcjobs\n{compinit}\n", 1)
+
+
+def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Bundled trainers and programs of the current folder; behind a trainer its flags and their values."""
+    from hpcjobs.job.program import trainers
+
+    first, *words = ctx.params.get("program") or [None]
+    if first is None:
+        files = [path.name for path in Path().glob("*.py")] + [path.name for path in Path().glob("*.sbatch")]
+        return _filter_by_beginning(incomplete, [*trainers(), *sorted(files)])
+    if first not in trainers():
+        return []  # the shell then offers files
+    from hpcjobs.trainers.commandline.check import flag_choices, flag_names
+
+    if incomplete.startswith("-"):
+        return _filter_by_beginning(incomplete, flag_names(first))
+    return _filter_by_beginning(incomplete, flag_choices(first, words[-1]) if words else [])
 
 
 def complete_sites(incomplete: str) -> list[str]:
     """Names of the known sites."""
-    from hpcjobs.site.library import list_sites
+    from hpcjobs.site.search import list_sites
 
-    return [site.name for site in list_sites() if site.name.startswith(incomplete)]
+    return _filter_by_beginning(incomplete, (site.name for site in list_sites()))
 
 
 def complete_partitions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Partitions of the site that was typed, or of the default one; behind a comma a further one."""
-    from hpcjobs.errors import HpcJobsError
-    from hpcjobs.site.library import find_default_site, load_site
-
     first, comma, begin = incomplete.rpartition(",")
-    try:
-        site = ctx.params.get("site") or find_default_site()
-        names = [] if site is None else list(load_site(site).partitions)
-    except HpcJobsError:  # a site file that cannot be read has no partitions to offer
+    site = _site(ctx)
+    return [] if site is None else [first + comma + name for name in _filter_by_beginning(begin, site.partitions)]
+
+
+def complete_qos(ctx: typer.Context, incomplete: str) -> list[str]:
+    """QOS that the site's file names; else those of the user's associations."""
+    site = _site(ctx)
+    if site is None:
         return []
-    return [first + comma + name for name in names if name.startswith(begin)]
+    return _filter_by_beginning(incomplete, sorted(site.known_qos) or _of_associations(site, "qos"))
+
+
+def complete_accounts(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Accounts that the site's file names; else those of the user's associations."""
+    site = _site(ctx)
+    if site is None:
+        return []
+    named = {name for partition in site.partitions.values() for name in partition.accounts or ()}
+    return _filter_by_beginning(incomplete, sorted(named) or _of_associations(site, "account"))
+
+
+def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Launchers of the site."""
+    from hpcjobs.job.launch import LAUNCHERS
+
+    site = _site(ctx)
+    if site is None:
+        return _filter_by_beginning(incomplete, LAUNCHERS)
+    known = [name for name, launcher in LAUNCHERS.items() if site.scheduler in launcher.schedulers]
+    return _filter_by_beginning(incomplete, [name for name in site.launchers or known if name in known])
+
+
+def complete_images(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Images of the site."""
+    from hpcjobs.containers.images import known
+
+    site = _site(ctx)
+    return [] if site is None else _filter_by_beginning(incomplete, sorted(known(site)))
+
+
+def complete_recipes(incomplete: str) -> list[str]:
+    """Recipes of images."""
+    from hpcjobs.containers.recipes import recipes
+
+    return _filter_by_beginning(incomplete, recipes())
+
+
+def complete_templates(incomplete: str) -> list[str]:
+    """Templates of job scripts."""
+    from hpcjobs.job.script import SUFFIX, template_folders
+
+    files = {path.name.removesuffix(SUFFIX) for folder in template_folders() for path in folder.glob(f"*{SUFFIX}")}
+    return _filter_by_beginning(incomplete, sorted(files))
 
 
 def complete_jobs(incomplete: str) -> list[str]:
@@ -33,5 +141,103 @@ def complete_jobs(incomplete: str) -> list[str]:
     from hpcjobs.run import index
 
     newest = index.entries()[: -NEWEST_JOBS - 1 : -1]
-    words = dict.fromkeys([*(entry.job_id for entry in newest), *(entry.name for entry in newest)])
-    return [word for word in words if word.startswith(incomplete)]
+    return _filter_by_beginning(incomplete, [*(entry.job_id for entry in newest), *(entry.name for entry in newest)])
+
+
+def complete_settings(incomplete: str) -> list[str]:
+    """What ``hpcjobs update JOB NAME=VALUE`` can change."""
+    from hpcjobs.site.models import Resources
+
+    return _filter_by_beginning(incomplete, [f"{name.replace('_', '-')}=" for name in Resources.__struct_fields__])
+
+
+def complete_sweeps(incomplete: str) -> list[str]:
+    """Names of sweeps, the newest first."""
+    from hpcjobs.sweeps.sweep_index import list_sweeps
+
+    return _filter_by_beginning(incomplete, [sweep.name for sweep in list_sweeps()])
+
+
+def complete_studies(incomplete: str) -> list[str]:
+    """Names of the scaling studies in the current folder."""
+    from hpcjobs.scaling.study import SUFFIX
+
+    return _filter_by_beginning(
+        incomplete, sorted(path.name.removesuffix(SUFFIX) for path in Path().glob(f"*{SUFFIX}"))
+    )
+
+
+def complete_states(incomplete: str) -> list[str]:
+    """States of jobs, in any case."""
+    from hpcjobs.scheduler.base import State
+
+    return _filter_by_beginning(incomplete.upper(), State.__members__)
+
+
+OF_FIELDS: dict[str, Callable[..., list[str]]] = {
+    "partition": complete_partitions,
+    "qos": complete_qos,
+    "account": complete_accounts,
+    "launcher": complete_launchers,
+    "container": complete_images,
+    "template": complete_templates,
+}
+"""Field of `JobSpec` or `Resources` -> what completes its option."""
+
+
+def complete_shells(incomplete: str) -> list[str]:
+    """Shells that hpcjobs has lines for."""
+    return _filter_by_beginning(incomplete, SHELLS)
+
+
+def _filter_by_beginning(incomplete: str, words: Iterable[str]) -> list[str]:
+    return [arg for arg in dict.fromkeys(words) if arg.startswith(incomplete)]
+
+
+def _site(ctx: typer.Context) -> Site | None:
+    """The site that was typed, or the default one; None: none, or its file cannot be read."""
+    from hpcjobs.errors import HpcJobsError
+    from hpcjobs.site.library import find_default_site, read_site
+    from hpcjobs.site.search import find_file
+
+    try:
+        name = ctx.params.get("site") or find_default_site()
+        return None if name is None else read_site(find_file(name))
+    except HpcJobsError:  # it has nothing to offer
+        return None
+
+
+def _of_associations(site: Site, column: str) -> list[str]:
+    """Accounts or QOS of the user, as Slurm's accounting has them; asked for once a day."""
+    from hpcjobs.files import cache_dir, write_beside
+
+    if site.scheduler != "slurm":
+        return []
+    path = cache_dir() / "completion" / f"{site.name}.{column}"
+    if not path.is_file() or time.time() - path.stat().st_mtime > _CACHE_S:
+        names = _ask_sacctmgr(site, column)
+        if not names:
+            return []
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_beside(path, "\n".join(names))
+    return path.read_text(encoding="utf-8").split()
+
+
+def _ask_sacctmgr(site: Site, column: str) -> list[str]:
+    from hpcjobs.errors import CommandMissingError
+    from hpcjobs.processes.programs import start
+    from hpcjobs.user import user_name
+
+    words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user_name()}", f"format={column}"]
+    env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
+    try:
+        process = start(words, env=env, stdout=PIPE, stderr=DEVNULL)
+    except CommandMissingError:
+        return []
+    try:
+        out, _ = process.communicate(timeout=_SACCTMGR_S)
+    except TimeoutExpired:  # somebody waits at the keyboard
+        process.kill()
+        process.communicate()
+        return []
+    return sorted({name for line in out.decode("utf-8", "replace").split() for name in line.split(",") if name})

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
+from hpcjobs.cli.completion import complete_images, complete_recipes
+from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.output import Json, SiteName, clock, note, print_output, print_table
 
 if TYPE_CHECKING:
-    from hpcjobs.containers.images import Facts
+    from hpcjobs.containers.images import Facts, Manifest
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 _NOT_FIT = 5
 
 
@@ -29,12 +34,20 @@ def container() -> None:
 
 @app.command()
 def build(
-    recipe: Annotated[str, typer.Argument(help="Recipe: a name (container list shows them) or a .def file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe: a name (container list shows them) or a .def file.", autocompletion=complete_recipes
+        ),
+    ],
     site: SiteName = None,
     base: Annotated[
-        str | None, _opt("--base", help="Start from debian:12 (Docker's), SCHEME://NAME, or a local image.")
+        str | None,
+        _opt("--base", help="Base image: debian:12 (of Docker), SCHEME://NAME, or a local file [the recipe's]."),
     ] = None,
-    arg: Annotated[list[str] | None, _opt("--arg", help="NAME=VALUE of the recipe's %arguments.")] = None,
+    arg: Annotated[
+        list[str] | None, _opt("--arg", help="Value for one of the recipe's %arguments: NAME=VALUE; may be repeated.")
+    ] = None,
     wheels: Annotated[
         Path | None, _opt("--wheels", help="Folder of wheels compiled earlier on this distribution.")
     ] = None,
@@ -47,24 +60,27 @@ def build(
 ) -> None:
     """Build an image into the site's folder; nothing is done when nothing has changed."""
     from hpcjobs.containers.build import build as build_image
-    from hpcjobs.containers.recipes import read_recipe
+    from hpcjobs.containers.build import last_build
+    from hpcjobs.containers.recipes import find_recipe
     from hpcjobs.site.library import default_site, load_site
 
     if submit or dry_run:
         raise typer.Exit(_in_a_job(site, recipe, option or [], dry_run=dry_run))
-    said = dict(_pair(word) for word in arg or [])
-    built = build_image(
-        read_recipe(recipe),
-        load_site(site or default_site()),
-        base=base,
-        arguments=said,
-        wheels=wheels.expanduser().absolute() if wheels else None,
-        fakeroot=fakeroot,
-        force=force,
-        say=note,
-    )
+    arguments = dict(_pair(pair) for pair in arg or [])
+    image_site, image_recipe = load_site(site or default_site()), find_recipe(recipe)
+    with _build_bar(image_recipe.name, last_build(image_recipe, image_site)) as say:
+        built = build_image(
+            image_recipe,
+            image_site,
+            base=base,
+            arguments=arguments,
+            wheels=wheels.expanduser().absolute() if wheels else None,
+            fakeroot=fakeroot,
+            force=force,
+            say=say,
+        )
     if as_json:
-        print_json({"path": str(built.path), "new": built.new, "manifest": built.manifest})
+        print_output("container build", {"path": str(built.path), "new": built.new, "manifest": built.manifest})
         return
     size = built.manifest.size / 2**20
     print(f"{'built' if built.new else 'unchanged'}  {built.path}  {size:,.0f} MiB  {_in_words(built.manifest.facts)}")
@@ -81,21 +97,27 @@ def list_(site: SiteName = None, as_json: Json = False) -> None:
     images = {name: (path, read_manifest(Path(path))) for name, path in known(where).items()}
     about = {name: read_recipe(str(path)).about for name, path in recipes().items()}
     if as_json:
-        told = [{"name": name, "path": path, "manifest": manifest} for name, (path, manifest) in images.items()]
-        print_json({"images": told, "recipes": about})
+        rows_json = [{"name": name, "path": path, "manifest": manifest} for name, (path, manifest) in images.items()]
+        print_output("container list", {"images": rows_json, "recipes": about})
         return
     rows = [
-        (name, clock(found.built) if found else "-", _in_words(found.facts) if found else "-", path)
-        for name, (path, found) in images.items()
+        (name, clock(manifest.built) if manifest else "-", _in_words(manifest.facts) if manifest else "-", path)
+        for name, (path, manifest) in images.items()
     ]
-    print_table(["image", "built", "with", "file"], rows)
+    if rows:
+        print_table(["IMAGE", "BUILT", "WITH", "FILE"], rows)
+    else:
+        print(f"no images of site {where.name} (hpcjobs container build RECIPE makes one)")
     print()
-    print_table(["recipe", "for"], about.items())
+    print_table(["RECIPE", "FOR"], about.items())
 
 
 @app.command()
 def check(
-    image: Annotated[str, typer.Argument(help="Name of an image of the site, or a file.")],
+    image: Annotated[
+        str,
+        typer.Argument(help="Name of an image of the site, or a file.", autocompletion=complete_images),
+    ],
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
@@ -105,9 +127,9 @@ def check(
     from hpcjobs.site.library import default_site, load_site
 
     where = load_site(site or default_site())
-    verdict = check_image(find(image, where, said="check"), where)
+    verdict = check_image(find(image, where, source="check"), where)
     if as_json:
-        print_json({"verdict": verdict, "fits": not verdict.failed})
+        print_output("container check", {"verdict": verdict, "fits": not verdict.failed})
     else:
         for finding in verdict.findings:
             print(f"{finding.level:<8} {finding.about:<8} {finding.text}")
@@ -118,16 +140,41 @@ def check(
         raise typer.Exit(_NOT_FIT)
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
+@contextmanager
+def _build_bar(name: str, before: Manifest | None) -> Iterator[Callable[[str], None]]:
+    """A function that prints a step of the build, above a bar whose length is the time that the last build took."""
+    from hpcjobs.cli.progress import ProgressBars
+
+    began = time.monotonic()
+    with ProgressBars() as bars:
+
+        def say(line: str) -> None:
+            note(line)
+            if bars.are_drawn:
+                elapsed_s, total_s = time.monotonic() - began, before.took_s if before is not None else None
+                left_s = None if total_s is None else max(0.0, total_s - elapsed_s)
+                text = "the time the last build took" if total_s is not None else ""
+                bars.show(f"building {name}", elapsed_s, total_s, text=text, remaining_s=left_s)
+
+        yield say
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
     if not equals:
-        raise typer.BadParameter(f"--arg {word}: say NAME=VALUE")
+        raise typer.BadParameter(f"--arg {text}: say NAME=VALUE")
     return name, value
 
 
 def _in_words(facts: Facts) -> str:
-    told = {"python": facts.python, "torch": facts.torch, "CUDA": facts.cuda, "horovod": facts.horovod, "": facts.mpi}
-    return ", ".join(f"{name} {version}".strip() for name, version in told.items() if version)
+    versions = {
+        "python": facts.python,
+        "torch": facts.torch,
+        "CUDA": facts.cuda,
+        "horovod": facts.horovod,
+        "": facts.mpi,
+    }
+    return ", ".join(f"{name} {version}".strip() for name, version in versions.items() if version)
 
 
 def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool) -> int:
@@ -135,17 +182,18 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
     import hpcjobs
     from hpcjobs.cli.job_options import sbatch_options
     from hpcjobs.cli.wait import follow_to_end
-    from hpcjobs.containers.recipes import read_recipe
+    from hpcjobs.containers.recipes import find_recipe, read_recipe
 
-    words = [word for word in _own_words(sys.argv[1:]) if word not in ("--submit", "--dry-run")]
-    asked: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, **sbatch_options(option, {})}
+    recipe_name = (read_recipe if dry_run else find_recipe)(recipe).name
+    args = [arg for arg in _own_words(sys.argv[1:]) if arg not in ("--submit", "--dry-run")]
+    options: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, **sbatch_options(option, {})}
     plan = hpcjobs.plan(
-        [sys.executable, "-u", "-m", "hpcjobs", *words],
+        [sys.executable, "-u", "-m", "hpcjobs", *args],
         site=site,
-        name=f"build-{read_recipe(recipe).name}",
+        name=f"build-{recipe_name}",
         container="none",
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        **asked,
+        **options,
     )
     if dry_run:
         sys.stdout.write(plan.script)
@@ -157,10 +205,10 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
 
 def _own_words(words: list[str]) -> list[str]:
     """``words`` without ``-o`` and its value, which are the job's."""
-    kept, skip = [], False
-    for word in words:
-        if skip or word == "-o":
+    remaining, skip = [], False
+    for arg in words:
+        if skip or arg == "-o":
             skip = not skip
-        elif not word.startswith("-o"):
-            kept.append(word)
-    return kept
+        elif not arg.startswith("-o"):
+            remaining.append(arg)
+    return remaining

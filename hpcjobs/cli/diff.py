@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import JobSite, Json, print_json
+from hpcjobs.cli.completion import complete_jobs
+from hpcjobs.cli.output import JobSite, Json, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.run.difference import Change, Difference
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
-    second: Annotated[str, typer.Argument(help="The other run.")],
+    first: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    second: Annotated[str, typer.Argument(help="The other run.", autocompletion=complete_jobs)],
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
@@ -29,7 +30,7 @@ def diff(
     entries = [select([name], site=site)[0] for name in (first, second)]
     difference = compare_runs(*statuses(entries))
     if as_json:
-        print_json(difference)
+        print_output("diff", difference)
         return
     _print(difference, (entries[0].job_id, entries[1].job_id))
 

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.output import Json, SiteName, note, print_output
 
 if TYPE_CHECKING:
-    from hpcjobs.drills.drill import Verdict
+    from hpcjobs.drills.drill import DrillVerdict
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Inject a fault into a run and show whether it recovers."
+    cls=VerbGroup,
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Inject a fault into a run and show whether it recovers.",
 )
 
 
@@ -41,12 +46,14 @@ def _add(fault: str) -> None:
     def command(
         program: Annotated[list[str] | None, typer.Argument(help="As for submit [a small ddp run].")] = None,
         site: SiteName = None,
-        partition: Annotated[str | None, _opt("--partition", "-p", help="Partition.")] = None,
+        partition: Annotated[str | None, _opt("--partition", "-p", help="Partition [the site's default].")] = None,
         nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes [2; without Slurm 1].")] = None,
         ntasks_per_node: Annotated[
             int | None, _opt("--ntasks-per-node", help="Ranks per node [1; without Slurm 2].")
         ] = None,
-        launcher: Annotated[str | None, _opt("--launcher", help="srun, torchrun …")] = None,
+        launcher: Annotated[
+            str | None, _opt("--launcher", help="What starts the ranks: srun, torchrun … [the site's first].")
+        ] = None,
         time: Annotated[str | None, _opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
         signal_before: Annotated[
             str | None,
@@ -54,7 +61,11 @@ def _add(fault: str) -> None:
         ] = None,
         option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
         by: Annotated[
-            str | None, _opt("--by", help="preempt: the partition of higher priority whose job takes the nodes of -p.")
+            str | None,
+            _opt(
+                "--by",
+                help="Only for preempt: partition of higher priority, whose job takes the nodes [none: SIGTERM].",
+            ),
         ] = None,
         at_step: Annotated[int, typer.Option(help="The fault comes at this step.", min=1)] = 40,
         tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 0.0,
@@ -63,16 +74,16 @@ def _add(fault: str) -> None:
         from hpcjobs.cli.job_options import sbatch_options
         from hpcjobs.drills.drill import drill
 
-        said = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,
+        flags = {"partition": partition, "nodes": nodes, "ntasks_per_node": ntasks_per_node, "launcher": launcher,
                 "time": time, "signal_before": signal_before}  # fmt: skip
-        options = sbatch_options(option or [], said)
+        options = sbatch_options(option or [], flags)
         verdict = drill(
             fault, program or (), site=site, by=by, at_step=at_step, tolerance=tolerance, say=note, options=options
         )
         if as_json:
-            print_json(verdict._asdict())
+            print_output("drill", verdict)
         else:
-            print("\n".join(_told(verdict)))
+            print("\n".join(_describe(verdict)))
         raise typer.Exit(0 if verdict.passed else 1)
 
 
@@ -80,7 +91,7 @@ for _fault in FAULTS:
     _add(_fault)
 
 
-def _told(verdict: Verdict) -> list[str]:
+def _describe(verdict: DrillVerdict) -> list[str]:
     same = "identical" if verdict.difference == 0 else f"within {verdict.difference:.2g}"
     lines = [
         f"drill {verdict.fault} on site {verdict.site}: {'PASSED' if verdict.passed else 'FAILED'}",

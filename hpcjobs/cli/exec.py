@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite
 from hpcjobs.cli.shell import Node, Rank, run_within
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def exec_(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
     command: Annotated[list[str], typer.Argument(help="Command and its arguments.")],
     node: Node = None,
     rank: Rank = None,

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.output import Json, SiteName, note, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False)
 
 
 def _opt(*names: str, help: str) -> Any:
@@ -21,7 +22,7 @@ def _opt(*names: str, help: str) -> Any:
 
 
 NODE_IS_BAD = 19
-Partition = Annotated[str | None, _opt("--partition", "-p", help="Partition.")]
+Partition = Annotated[str | None, _opt("--partition", "-p", help="Partition [the site's default].")]
 Option = Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")]
 
@@ -52,13 +53,13 @@ def fabric(
     from hpcjobs.cli.job_options import sbatch_options
     from hpcjobs.run import fabric as checks
 
-    said = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
-    asked: dict[str, Any] = sbatch_options(option or [], said)
-    words = shlex.join(["hpcjobs", *sys.argv[1:]])
-    plan = checks.check_plan(site, tolerance=tolerance, quick=quick, made_by=words, **asked)
+    flags = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
+    options: dict[str, Any] = sbatch_options(option or [], flags)
+    command = shlex.join(["hpcjobs", *sys.argv[1:]])
+    plan = checks.check_plan(site, tolerance=tolerance, quick=quick, made_by=command, **options)
     code = _run(plan, dry_run=dry_run, quiet=as_json)
     if as_json and not dry_run:
-        print_json(checks.read_report(plan.run_dir))
+        print_output("fabric", checks.read_report(plan.run_dir))
     raise typer.Exit(code)
 
 
@@ -77,7 +78,7 @@ def build(
     if target not in ("auto", "cpu", "cuda"):
         raise typer.BadParameter(f"--target {target}: say auto, cpu or cuda")
 
-    asked: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, "time": "10m"} | (
+    options: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, "time": "10m"} | (
         {"partition": partition} if partition else {}
     )
     plan = hpcjobs.plan(
@@ -85,7 +86,7 @@ def build(
         site=site,
         name="fabric-build",
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
-        **{**asked, **sbatch_options(option or [], {})},
+        **{**options, **sbatch_options(option or [], {})},
     )
     raise typer.Exit(_run(plan, dry_run=dry_run))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from hpcjobs.cli.output import Jobs, JobSite, Json, print_json
+from hpcjobs.cli.output import Jobs, JobSite, Json, print_output
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -17,6 +17,6 @@ def hold(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
 
     ids = control("hold", select(jobs, site=site))
     if as_json:
-        print_json({"held": ids})
+        print_output("hold", {"held": ids})
     else:
         print("held " + " ".join(ids))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from hpcjobs.cli.completion import OF_FIELDS, complete_program
 from hpcjobs.cli.options import with_sbatch_options
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import Flag, JobSpec
@@ -32,9 +33,10 @@ def job_flags() -> dict[str, tuple[type, Flag]]:
 
 def _option(*names: str, kind: type, help: str) -> inspect.Parameter:
     """A parameter that Typer makes an option of; a switch has no opposite, a count is positive."""
-    option = typer.Option(*names, help=help, show_default=False, min=1 if kind is int else None)
-    annotation: Any = list[str] if kind is list else kind
     field = names[0].lstrip("-").replace("-", "_")
+    least = 1 if kind is int else None
+    option = typer.Option(*names, help=help, show_default=False, min=least, autocompletion=OF_FIELDS.get(field))
+    annotation: Any = list[str] if kind is list else kind
     only = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(field, only, default=None, annotation=Annotated[annotation | None, option])
 
@@ -58,7 +60,9 @@ def with_job_options(
             if field not in left_out and (only is None or field in only):
                 names = ("--" + field.replace("_", "-"), *flag.others)
                 flags[field] = _option(*names, kind=kind, help=(help or {}).get(field, flag.help))
-        words = typer.Argument(help="Trainer, module, .py file, executable, or script with #SBATCH lines.")
+        words = typer.Argument(
+            help="Trainer, module, .py file, executable, or script with #SBATCH lines.", autocompletion=complete_program
+        )
         takes_program = only is None
         by_name = _option("-o", kind=list, help="An option of sbatch by its name: -o exclusive=user; -o qos= clears.")
 
@@ -103,13 +107,13 @@ def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[st
     """
     options = {name: value for name, value in flags.items() if value is not None}
     by_o: dict[str, object] = {}
-    for word in words:
-        key, equals, value = word.removeprefix("--").partition("=")
+    for text in words:
+        key, equals, value = text.removeprefix("--").partition("=")
         name = key.replace("-", "_")
         if name not in Resources.__struct_fields__:
-            raise RequestError(f"-o {word}: no sbatch option that -o can set", hint=_hint(key, equals))
+            raise RequestError(f"-o {text}: no sbatch option that -o can set", hint=_hint(key, equals))
         if name in options:
-            raise RequestError(f"-o {word}: {name} has been given by its own flag too", hint="leave one of them out")
+            raise RequestError(f"-o {text}: {name} has been given by its own flag too", hint="leave one of them out")
         by_o[name] = (value or None) if equals else True
     return options | by_o
 
@@ -134,8 +138,8 @@ def _hint(key: str, equals: str) -> str:
 def environment(words: Sequence[str]) -> dict[str, str]:
     """``--env NAME=VALUE``, or ``--env NAME`` to pass a variable on."""
     variables = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+    for text in words:
+        key, equals, value = text.partition("=")
         if not equals and key not in os.environ:
             raise typer.BadParameter(f"--env {key}: not set here; say {key}=VALUE")
         variables[key] = value if equals else os.environ[key]

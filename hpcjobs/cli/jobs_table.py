@@ -15,14 +15,15 @@ _HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "EL
 
 def print_jobs(frame: pl.DataFrame) -> None:
     """One row per job with its advice, and the sums of all."""
-    from hpcjobs.accounting.advice import advise
+    from hpcjobs.accounting.advice import JobUsage, advise
     from hpcjobs.accounting.totals import totals
 
     if frame.is_empty():
         print("no jobs")
         return
     rows = frame.to_dicts()
-    print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(row)))] for row in rows))
+    print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(JobUsage.from_row(row))))] for row in rows))
+    print()
     print_totals(totals([frame]), "all")
 
 
@@ -76,5 +77,4 @@ def print_totals(frame: pl.DataFrame, by: str) -> None:
     if frame.is_empty():
         print("no jobs")
         return
-    print()
     print_table(headers, map(cells, frame.to_dicts()))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import JobSite, Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.options import EPILOG, SbatchGroup
+from hpcjobs.cli.output import JobSite, Json, SiteName, note, print_output, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 from hpcjobs.job.models import JobSpec
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hpcjobs.jupyter.request import Kind, Request
     from hpcjobs.run.index import Entry
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = typer.Typer(cls=SbatchGroup, rich_markup_mode=None, add_completion=False)
 
 
 def _opt(*names: str, help: str) -> Any:
@@ -29,7 +30,7 @@ def _opt(*names: str, help: str) -> Any:
 @app.callback(invoke_without_command=True, epilog=EPILOG)
 @with_job_options(
     only=["env", "container"],
-    without=["array", "ntasks", "ntasks_per_node", "ntasks_per_gpu"],
+    without=["array", "ntasks", "ntasks_per_node", "ntasks_per_gpu", "monitor"],
     help={"container": "Image with Jupyter: a name of the site's, or a file."},
 )
 def jupyter(
@@ -68,7 +69,7 @@ def jupyter(
     from hpcjobs.jupyter.request import private_token, session_request
 
     kind: Kind = "code" if code else "notebook" if notebook else "lab"
-    asked = session_request(
+    session_plan = session_request(
         request,
         site,
         kind=kind,
@@ -77,11 +78,11 @@ def jupyter(
         token=private_token(token_file) if token_file else None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
     )
-    print_notes(asked.plan)
+    print_notes(session_plan.plan)
     if dry_run:
-        _print_request(asked, as_json=as_json)
+        _print_request(session_plan, as_json=as_json)
         return
-    entry = session.start(asked)
+    entry = session.start(session_plan)
     note(f"job {entry.job_id} on site {entry.site}; run folder {entry.run_dir}")
     if no_wait:
         _tell_submitted(entry, as_json=as_json)
@@ -89,11 +90,13 @@ def jupyter(
     _attend(entry, detach=detach, as_json=as_json)
 
 
-def _print_request(asked: Request, *, as_json: bool) -> None:
-    plan = asked.plan
+def _print_request(request: Request, *, as_json: bool) -> None:
+    plan = request.plan
     if as_json:
-        settings = asked.settings._replace(token=None)
-        print_json(plan._asdict() | {"run_dir": str(plan.run_dir), "session": settings._asdict()})
+        settings = request.settings._replace(token=None)
+        print_output(
+            "jupyter --dry-run", plan._asdict() | {"run_dir": str(plan.run_dir), "session": settings._asdict()}
+        )
         return
     note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
     sys.stdout.write(plan.script)
@@ -101,7 +104,7 @@ def _print_request(asked: Request, *, as_json: bool) -> None:
 
 def _tell_submitted(entry: Entry, *, as_json: bool) -> None:
     if as_json:
-        print_json({"job_id": entry.job_id, "site": entry.site, "run_dir": entry.run_dir})
+        print_output("jupyter --no-wait", {"job_id": entry.job_id, "site": entry.site, "run_dir": entry.run_dir})
     else:
         print(f"next: hpcjobs jupyter open {entry.job_id}")
 
@@ -112,8 +115,8 @@ def _attend(entry: Entry, *, detach: bool, as_json: bool) -> None:
 
     try:
         with LiveLine() as line:
-            found = session.await_answer(entry, progress=line)
-        print_session(found, as_json=as_json)
+            ready = session.await_answer(entry, progress=line)
+        print_session(ready, as_json=as_json)
         if not detach:
             note("Ctrl-C asks whether to keep the session")
             note(f"job {entry.job_id} {session.await_end(entry).value}")
@@ -123,7 +126,7 @@ def _attend(entry: Entry, *, detach: bool, as_json: bool) -> None:
 
 
 def _keep_or_cancel(entry: Entry) -> None:
-    """Ask what is to become of a session whose terminal is wanted back; where nobody can be asked, it is cancelled."""
+    """Ask whether a session continues without its terminal; without a terminal to ask at, it is cancelled."""
     from hpcjobs.jupyter import session
 
     answer = "c"
@@ -135,7 +138,8 @@ def _keep_or_cancel(entry: Entry) -> None:
         except KeyboardInterrupt:
             answer = "c"
     if not answer.startswith("c"):
-        note(f"kept; the way to it: hpcjobs jupyter open {entry.job_id}; its end: hpcjobs jupyter stop {entry.job_id}")
+        job = entry.job_id
+        note(f"the session continues; open it: hpcjobs jupyter open {job}; end it: hpcjobs jupyter stop {job}")
         return
     session.stop([entry])
     note(f"job {entry.job_id} is cancelled")
@@ -146,18 +150,20 @@ def list_(site: JobSite = None, as_json: Json = False) -> None:
     """My sessions that have not ended."""
     from hpcjobs.jupyter.session import sessions
 
-    found = sessions(site=site)
+    running = sessions(site=site)
     if as_json:
-        print_json([{k: v for k, v in as_dict(s).items() if k not in ("url", "connection", "way")} for s in found])
-    elif not found:
+        print_output("jupyter list", [as_dict(one) for one in running])
+    elif not running:
         print("no sessions (hpcjobs jupyter starts one)")
     else:
-        print_table(["JOB", "SITE", "KIND", "STATE", "NODE", "UNTIL", "FOLDER"], map(cells, found))
+        print_table(["JOB", "SITE", "KIND", "STATE", "NODE", "UNTIL", "FOLDER"], map(cells, running))
 
 
 @app.command("open")
 def open_(
-    job: Annotated[str | None, typer.Argument(help="Id, run folder or name [newest].")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="Id, run folder or name [newest].", autocompletion=complete_jobs)
+    ] = None,
     site: JobSite = None,
     browser: Annotated[
         bool, typer.Option("--browser", help="Also open a browser (for a session on this machine).")
@@ -168,17 +174,19 @@ def open_(
     from hpcjobs.jupyter import session
 
     with LiveLine() as line:
-        found = session.await_answer(session.find(job, site=site), progress=line)
-    print_session(found, as_json=as_json)
-    if browser and found.url is not None:
+        ready = session.await_answer(session.find(job, site=site), progress=line)
+    print_session(ready, as_json=as_json)
+    if browser and ready.url is not None:
         from hpcjobs.jupyter.laptop import show
 
-        show(found.url, Path(found.entry.run_dir))
+        show(ready.url, Path(ready.entry.run_dir))
 
 
 @app.command()
 def stop(
-    jobs: Annotated[list[str] | None, typer.Argument(help="Ids, run folders or names [newest].")] = None,
+    jobs: Annotated[
+        list[str] | None, typer.Argument(help="Ids, run folders or names [newest].", autocompletion=complete_jobs)
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All of my sessions.")] = False,
     site: JobSite = None,
     as_json: Json = False,
@@ -187,14 +195,14 @@ def stop(
     from hpcjobs.jupyter import session
 
     entries = (
-        [found.entry for found in session.sessions(site=site)]
+        [running.entry for running in session.sessions(site=site)]
         if everything
-        else [session.find(word, site=site) for word in jobs or (None,)]
+        else [session.find(job, site=site) for job in jobs or (None,)]
     )
     stopped = [entry.job_id for entry in session.stop(entries)]
     ended = [entry.job_id for entry in entries if entry.job_id not in stopped]
     if as_json:
-        print_json({"stopped": stopped, "had_ended": ended})
+        print_output("jupyter stop", {"stopped": stopped, "had_ended": ended})
         return
     if stopped:
         print(" ".join(["stopped", *stopped]))
@@ -206,16 +214,25 @@ def stop(
 
 def _from_laptop(site: str | None, token_file: Path | None) -> int:
     """The same words on the login node, and the tunnel from here. A token file is read here, and sent by a pipe."""
-    from hpcjobs.jupyter.laptop import connect
+    from hpcjobs.jupyter.laptop import connect, remote_of
     from hpcjobs.jupyter.request import private_token
+    from hpcjobs.site.library import default_site, load_site
 
+    where = load_site(site or default_site())
+    token = None if token_file is None else private_token(token_file)
+    words = words_of_session(sys.argv[1:], token=token)
+    if site is None:
+        words += ["--site", where.name]  # the default there may be another one
+    return connect(remote_of(where), words, token=token, say=note)
+
+
+def words_of_session(typed: list[str], *, token: str | None) -> list[str]:
+    """The words for the login node, where standard input holds the ``token``."""
     words: list[str] = []
-    rest = iter(sys.argv[1:])
-    for word in rest:
-        if word == "--token-file":
+    rest = iter(typed)
+    for arg in rest:
+        if arg == "--token-file":
             next(rest)
-        elif word != "--connect" and not word.startswith("--token-file="):
-            words.append(word)
-    if token_file is None:
-        return connect(site, words, token=None, say=note)
-    return connect(site, [*words, "--token-file", "-"], token=private_token(token_file), say=note)
+        elif arg != "--connect" and not arg.startswith("--token-file="):
+            words.append(arg)
+    return words if token is None else [*words, "--token-file", "-"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, Json, note, print_json
+from hpcjobs.cli.output import JobSite, Json, note, print_output, shows_colours
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcjobs.run.index import Entry
     from hpcjobs.run.logs import Selection
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -32,10 +32,17 @@ def logs(
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("-n", min=0, help="The last N lines, of an array of each task.", metavar="N", show_default=False),
+        typer.Option(
+            "--tail",
+            "-n",
+            min=0,
+            help="Only the last N lines; of an array, of each task.",
+            metavar="N",
+            show_default=False,
+        ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="What follows the last line with an older time: 10m, 2h.", show_default=False)
+        str | None, typer.Option(help="Lines of the last 10m, 2h … (of programs that print times).", show_default=False)
     ] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's lines.", show_default=False)] = None,
     node: Annotated[
@@ -44,40 +51,67 @@ def logs(
     grep: Annotated[
         str | None, typer.Option(help="Only lines that this regular expression matches.", show_default=False)
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Equal lines of several ranks once: '0-7: text'.")] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="With -f, the time at which each new line came.")
+    ] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", hidden=True)] = False,
     monitor: Annotated[
         bool, typer.Option("--monitor", help="What a trainer with --monitor measured of its nodes, not the log.")
     ] = False,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a job printed, and which rank failed first."""
+    """Print what a job printed, each line behind its rank where there are several, and which rank failed first."""
     from hpcjobs.run import logs as job_logs
     from hpcjobs.run.select import newest, select
 
-    selection = _selection(count=count, since=since, rank=rank, node=node, grep=grep)
+    _check(stderr=stderr, timestamps=timestamps, follow=follow)
+    selection = _selection(count=count, since=since, rank=rank, node=node, grep=grep, merge=merge)
     entry = select([job], site=site)[0] if job is not None else newest(site=site)
     if monitor:
-        _print_samples(entry, follow=follow, selection=selection, as_json=as_json)
+        _print_samples(entry, follow=follow, chooses_lines=selection != job_logs.ALL or timestamps, as_json=as_json)
         return
     chosen = (
-        job_logs.follow(entry, selection=selection, report=note)
+        job_logs.follow(entry, selection=selection, timestamps=timestamps, report=note)
         if follow
         else job_logs.lines(entry, selection=selection)
     )
     if as_json:
-        print_json({"job_id": entry.job_id, "files": [str(p) for p in job_logs.paths(entry)], "lines": list(chosen)})
+        print_output(
+            "logs", {"job_id": entry.job_id, "files": [str(p) for p in job_logs.paths(entry)], "lines": list(chosen)}
+        )
         return
     if not any(map(os.path.lexists, job_logs.paths(entry))) and not follow:
         note(f"job {entry.job_id} has printed nothing yet ({job_logs.paths(entry)[0]})")
         return
-    if not _print_lines(chosen, flush=follow) and selection != job_logs.ALL and count != 0:
+    colours = shows_colours(sys.stdout) and job_logs.has_labels(entry)
+    printed = _print_lines(map(_colour_rank, chosen) if colours else chosen, flush=follow)
+    if not printed and selection._replace(merges=False) != job_logs.ALL and count != 0:
         options = {"--since": since, "--rank": rank, "--node": node, "--grep": grep}
         words = " ".join(f"{option} {value}" for option, value in options.items() if value is not None)
         note(f"job {entry.job_id} has no line for {words or '-n'} ({job_logs.paths(entry)[0]})")
 
 
+def _check(*, stderr: bool, timestamps: bool, follow: bool) -> None:
+    """Refuse what a log cannot tell."""
+    from hpcjobs.errors import RequestError
+
+    if stderr:
+        raise RequestError(
+            "--stderr: a log holds standard output and standard error, and not which line is of which",
+            hint="`hpcjobs why JOB` prints a failure's own lines, --grep chooses lines; to separate them, submit "
+            "`bash -c 'exec PROGRAM 2>\"$HPCJOBS_RUN_DIR/stderr-$RANK.txt\"'`",
+        )
+    if timestamps and not follow:
+        raise RequestError(
+            "--timestamps: a log does not hold the times of its lines",
+            hint="with -f, the time at which each line comes is printed; --since reads times that the program prints",
+        )
+
+
 def _selection(
-    *, count: int | None, since: str | None, rank: int | None, node: str | None, grep: str | None
+    *, count: int | None, since: str | None, rank: int | None, node: str | None, grep: str | None, merge: bool
 ) -> Selection:
     """The options as values.
 
@@ -93,13 +127,29 @@ def _selection(
     try:
         moment = None if since is None else time.time() - walltime_s(since)
     except ValueError as error:
-        raise RequestError(f"--since {since}: {error}", hint="write 10m or 2h") from error
+        raise RequestError(f"--since: {error}") from error
     try:
         pattern = None if grep is None else re.compile(grep)
     except (re.error, OverflowError) as error:
         hint = "write a backslash before a character that stands for itself: \\[ \\( \\*"
         raise RequestError(f"--grep {grep}: no regular expression: {error}", hint=hint) from error
-    return Selection(rank=rank, node=node, pattern=pattern, last=count, since=moment)
+    if merge and rank is not None:
+        raise RequestError("--merge and --rank exclude each other", hint="one rank has nothing to merge")
+    return Selection(rank=rank, node=node, pattern=pattern, last=count, since=moment, merges=merge)
+
+
+_RANK = re.compile(r"(?P<before>(?:\S*T\S+ | {20,})?(?:\[\d+\] )?)(?P<label> *(?P<rank>\d+):)(?= )")
+"""What stands before a line: a time, an array task's number, the rank."""
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+"""Of SGR, for ranks in turn; red is left to errors."""
+
+
+def _colour_rank(line: str) -> str:
+    label = _RANK.match(line)
+    if label is None:
+        return line
+    colour = _COLOURS[int(label["rank"]) % len(_COLOURS)]
+    return f"{label['before']}\x1b[{colour}m{label['label']}\x1b[0m{line[label.end() :]}"
 
 
 def _print_lines(source: Iterable[str], *, flush: bool) -> int:
@@ -113,14 +163,13 @@ def _print_lines(source: Iterable[str], *, flush: bool) -> int:
     return count
 
 
-def _print_samples(entry: Entry, *, follow: bool, selection: Selection, as_json: bool) -> None:
+def _print_samples(entry: Entry, *, follow: bool, chooses_lines: bool, as_json: bool) -> None:
     """Print the lines of monitor.jsonl for people; ``as_json`` prints where they are."""
     from hpcjobs.errors import RequestError
-    from hpcjobs.run.logs import ALL
     from hpcjobs.run.progress import all_monitor_files, follow_samples, samples
 
-    if selection != ALL:
-        message = "--monitor is about nodes; -n, --since, --rank, --node and --grep are about lines of the log"
+    if chooses_lines:
+        message = "--monitor is about nodes; -n, --since, --rank, --node, --grep, --merge, -t are about the log"
         raise RequestError(message, hint="leave them out, or --monitor")
     if not follow and not all_monitor_files(entry):
         note(f"job {entry.job_id} has no samples: a trainer takes them with --monitor, as soon as it trains")
@@ -128,6 +177,6 @@ def _print_samples(entry: Entry, *, follow: bool, selection: Selection, as_json:
     source = follow_samples(entry, report=note) if follow else samples(entry)
     if as_json:
         files = [str(path) for path in all_monitor_files(entry)]
-        print_json({"job_id": entry.job_id, "files": files, "lines": list(source)})
+        print_output("logs", {"job_id": entry.job_id, "files": files, "lines": list(source)})
         return
     _print_lines(source, flush=follow)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, SiteName, clock, note, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, clock, note, print_output, print_table
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -29,16 +29,16 @@ def nodes(
         avoid.clear(name, clear)
         note(f"cleared: {', '.join(clear)}")
         return
-    found = avoid.standings(name)
+    standings = avoid.standings(name)
     if as_json:
-        rows = [standing.last._asdict() | {"left_out_until": standing.avoided_until} for standing in found.values()]
-        print_json({"record": str(avoid.record_of(name)), "nodes": rows})
+        rows = [standing.last._asdict() | {"left_out_until": standing.avoided_until} for standing in standings.values()]
+        print_output("nodes", {"record": str(avoid.record_of(name)), "nodes": rows})
         return
-    if not found:
+    if not standings:
         print(f"no verdicts in {avoid.record_of(name)}; hpcjobs fabric gives them")
         return
     table = [
         (node, last.verdict, clock(last.time), last.job_id or "-", clock(until), last.reason)
-        for node, (last, _, until) in sorted(found.items())
+        for node, (last, _, until) in sorted(standings.items())
     ]
-    print_table(["node", "verdict", "at", "job", "left out until", "why"], table)
+    print_table(["NODE", "VERDICT", "AT", "JOB", "LEFT OUT UNTIL", "WHY"], table)

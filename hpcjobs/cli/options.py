@@ -6,12 +6,14 @@ help's last paragraph, and explained by ``man sbatch``.
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
-from hpcjobs.cli.completion import complete_partitions
+from hpcjobs.cli.completion import OF_FIELDS
+from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.site.sbatch import OPTIONS, RESOURCES, Argument, Sbatch, Treatment
 
 COUNT, TEXT, SWITCH = int, str, bool
@@ -31,7 +33,8 @@ class SbatchOption(NamedTuple):
     def kind(self) -> type:
         if self.option.argument is Argument.COUNT or self.field == "nice":
             return COUNT
-        return SWITCH if self.option.argument in (Argument.NONE, Argument.OPTIONAL) else TEXT
+        switch = self.option.argument in (Argument.NONE, Argument.OPTIONAL) and self.flag not in VALUE_OF_BARE
+        return SWITCH if switch else TEXT
 
     @property
     def flag(self) -> str:
@@ -56,31 +59,35 @@ class SbatchOption(NamedTuple):
             help=self.help,
             show_default=False,
             hidden=not self.help,
-            autocompletion=complete_partitions if self.field == "partition" else None,
+            metavar=_METAVARS.get(self.field),
+            autocompletion=OF_FIELDS.get(self.field),
         )
         return Annotated[self.kind | None, option]
 
 
+VALUE_OF_BARE = {"--exclusive": "true"}
+"""Options whose value may be left out, as sbatch has them, and what they mean then; a value stands behind ``=``."""
+_METAVARS = {"exclusive": "[=user|mcs|topo]"}
 _TAKEN_LETTERS = ("s", "o")
 """``-s`` names the site, ``-o`` any option of sbatch."""
 _HELP = {
     "partition": "Partition, or several: a,b.",
-    "nodes": "Nodes: 4, or 2-4.",
+    "nodes": "Number of nodes: 4, or 2-4.",
     "ntasks": "Tasks (ranks) in all, shared evenly by the nodes.",
     "ntasks-per-node": "Tasks (ranks) per node.",
     "cpus-per-task": "CPUs per task.",
     "gpus": "GPUs in all, shared evenly by the nodes: 8, or v100:8.",
     "gpus-per-node": "GPUs per node: 4, or v100:4.",
-    "mem": "Memory per node, with a unit: 64G.",
-    "time": "Time limit: 2h, 90m, 1-12:00:00, UNLIMITED.",
-    "account": "Account.",
-    "qos": "QOS.",
+    "mem": "Memory per node: 64G; without a unit megabytes.",
+    "time": "Time limit: 2h, 90m, 1-12:00:00, UNLIMITED; 90 is minutes.",
+    "account": "Account that pays for the job.",
+    "qos": "Quality of service.",
     "constraint": "Features that the nodes must have: ib&a100.",
     "nodelist": "Nodes that the job must have: n[01-04].",
     "exclude": "Nodes that the job must not have.",
     "exclusive": "Share the nodes with no other job.",
-    "array": "Job array: 0-9%2.",
-    "dependency": "What must come first: afterok:4711, singleton.",
+    "array": "Job array: 0-9, or 0-9%2 for two tasks at once.",
+    "dependency": "Start after other jobs: afterok:4711, singleton.",
     "mail-type": "When to send mail: END,FAIL.",
     "mail-user": "Who gets the mail.",
 }
@@ -97,6 +104,56 @@ SBATCH_OPTIONS = (*OFTEN_TYPED, *BY_NAME)
 _NAMES = ", ".join(option.flag for option in BY_NAME)
 # Behind \b help keeps the lines as they are: it would break them within names, at a hyphen.
 EPILOG = "\b\n" + textwrap.fill(f"Also, as sbatch has them: {_NAMES}.", 76, break_on_hyphens=False)
+
+
+class OptionalValues:
+    """Of a command with sbatch's options: ``--exclusive`` and ``--exclusive=user`` are both understood."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        options = [param for param in ctx.command.params if not getattr(param, "is_flag", True)]
+        names = {name for option in options for name in option.opts}
+        words = give_values(args, names, to_the_end=ctx.allow_interspersed_args)
+        return super().parse_args(ctx, words)  # type: ignore[misc]
+
+
+class SbatchCommand(OptionalValues, TyperCommand):
+    """A command with sbatch's options."""
+
+
+class SbatchGroup(OptionalValues, VerbGroup):
+    """A verb with sbatch's options and verbs of its own."""
+
+
+class ProgramCommand(SbatchCommand):
+    """A command with a PROGRAM: what follows it are the program's own words, of a bundled trainer its flags."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        if not ctx.params.get("program"):
+            return super().shell_complete(ctx, incomplete)
+        program = next(param for param in self.params if param.name == "program")
+        return program.shell_complete(ctx, incomplete)
+
+
+def give_values(args: Sequence[str], with_value: set[str], *, to_the_end: bool) -> list[str]:
+    """``args`` in which each option of `VALUE_OF_BARE` has its value; what follows a program is left alone."""
+    words = list(args)
+    at = 0
+    while at < len(words) and words[at] != "--":
+        arg = words[at]
+        if not arg.startswith("-") and not to_the_end:
+            break
+        if arg in VALUE_OF_BARE and arg in with_value:
+            words[at] = f"{arg}={VALUE_OF_BARE[arg]}"
+        elif arg in with_value or _ends_with_one(arg, with_value):
+            at += 1  # the next word is its value
+        at += 1
+    return words
+
+
+def _ends_with_one(arg: str, with_value: set[str]) -> bool:
+    """Whether the last letter of ``-fN`` is an option that takes the next word."""
+    letters = [f"-{letter}" for letter in arg[1:]] if arg[:1] == "-" != arg[1:2] else []
+    return bool(letters) and letters[-1] in with_value and not with_value.intersection(letters[:-1])
 
 
 def _pass_through(option: SbatchOption, value: object) -> str:
@@ -129,6 +186,8 @@ def with_sbatch_options(*, without: Iterable[str] = ()) -> Callable[[Callable[..
         def run(**values: Any) -> None:
             typed = {option.field: values.pop(option.field) for option in chosen}
             resources = {field: value for field, value in typed.items() if value is not None}
+            if resources.get("exclusive") == VALUE_OF_BARE["--exclusive"]:
+                resources["exclusive"] = True
             rare = {option: value for option in passed if (value := values.pop(option.field)) is not None}
             if rare:
                 resources["sbatch"] = [_pass_through(option, value) for option, value in rare.items()]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import msgspec
 import typer
@@ -28,8 +29,21 @@ SiteName = Annotated[
 ]
 JobSite = Annotated[
     str | None,
-    typer.Option("--site", "-s", help="Only jobs of this site: name or file [all sites].", show_default=False),
+    typer.Option(
+        "--site",
+        "-s",
+        help="Only jobs of this site: name or file [all sites].",
+        show_default=False,
+        autocompletion=complete_sites,
+    ),
 ]
+
+
+def print_output(verb: str, value: object) -> None:
+    """Print ``value`` as ``hpcjobs VERB --json`` does: by the type that `json_types` has for it."""
+    from hpcjobs.cli.json_output import print_as
+
+    print_as(verb, value)
 
 
 def print_json(value: object) -> None:
@@ -37,31 +51,74 @@ def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
+_UNLIMITED = 1_000_000
+_GAP = 3
+"""Characters between two columns."""
+_FOLDED = 24
+"""Texts longer than this are folded where the terminal is too narrow for them."""
+_SHORTEST_LINE = 20
+
+
+def shows_colours(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal whose user did not refuse colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def table_width() -> int:
-    """How wide a table may be: as the terminal is, or as COLUMNS says; as its content on a pipe."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) > 0:
-        return int(columns)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
+    """How wide a table may be: as the terminal, or as its content on a pipe, whatever COLUMNS says."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
+
+
+def printable(line: str) -> str:
+    """``line`` without what a terminal would obey."""
+    return "".join(char if char.isprintable() or char == "\t" else "?" for char in line)
 
 
 def print_table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, styles: Sequence[Mapping[int, str]] | None = None
 ) -> None:
-    """A table as wide as its content on a pipe, folded to the terminal otherwise.
+    """A table as wide as its content; where the terminal is narrower, long texts are folded.
 
-    ``styles`` has the colour of cells by their column, for each row; only a terminal without NO_COLOR shows it.
+    Where folding is not enough, each row is a list of its values, below each other. ``styles`` has the colour of cells
+    by their column, for each row; only a terminal without NO_COLOR shows it.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headers, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number, row in enumerate(rows):
+    lines = [list(row) for row in rows]
+    width = table_width()
+    widths = [max(cell_len(line) for text in column for line in (text.splitlines() or [""]))
+              for column in zip(headers, *lines, strict=True)]  # fmt: skip
+    gaps = _GAP * (len(headers) - 1)
+    if sum(min(_FOLDED, one) for one in widths) + gaps > width:
+        _print_records(headers, lines, width)
+        return
+    table = Table(box=box.SIMPLE_HEAD, header_style="", pad_edge=False, show_edge=False)
+    for header, one in zip(headers, widths, strict=True):
+        table.add_column(header, min_width=min(one, _FOLDED), no_wrap=one <= _FOLDED, overflow="fold")
+    for number, line in enumerate(lines):
         style = styles[number] if styles is not None else {}
-        table.add_row(*(Text(text, style[n]) if n in style else text for n, text in enumerate(row)))
-    Console(width=table_width(), highlight=False, markup=False, emoji=False).print(table)
+        table.add_row(*(Text(text, style[n]) if n in style else text for n, text in enumerate(line)))
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    with console.capture() as printed:
+        console.print(table)
+    for line_of_table in printed.get().splitlines():
+        print(line_of_table.rstrip())
+
+
+def _print_records(headers: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> None:
+    """Each row as lines of a column's name and its value; empty values are left out."""
+    indent = max(map(len, headers)) + 2
+    room = max(_SHORTEST_LINE, width - indent)
+    for row in rows:
+        for header, value in zip(headers, row, strict=True):
+            if value not in ("", "-"):
+                first, *more = textwrap.wrap(value, room, break_on_hyphens=False) or [""]
+                print(f"{header:<{indent}}{first}", *(" " * indent + line for line in more), sep="\n")
+        print()
 
 
 def cell(value: object) -> str:
@@ -81,5 +138,5 @@ def clock(seconds: float | None) -> str:
 
 
 def note(text: str) -> None:
-    """A line for people, on standard error, so that standard output stays what was asked for."""
+    """A line for people, on standard error, so that standard output has only the result."""
     print(f"hpcjobs: {text}", file=sys.stderr, flush=True)

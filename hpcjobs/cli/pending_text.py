@@ -31,6 +31,10 @@ def print_pending(pending: Pending) -> None:
         print(f"try: {fix}")
 
 
+def _count(number: int | None, unit: str) -> str:
+    return f"{'?' if number is None else number} {unit}{'' if number == 1 else 's'}"
+
+
 def _print_jobs(title: str, jobs: tuple[Ahead, ...]) -> None:
     from hpcjobs.units import human_duration
 
@@ -39,4 +43,4 @@ def _print_jobs(title: str, jobs: tuple[Ahead, ...]) -> None:
     print(f"{title}: {len(jobs)}")
     for job in jobs[:_SHOWN]:
         left = f", at most {human_duration(job.time_left_s)} left" if job.time_left_s and job.state == "RUNNING" else ""
-        print(f"  {job.job_id} of {job.user}, {job.nodes or '?'} nodes{left}")
+        print(f"  {job.job_id} of {job.user}, {_count(job.nodes, 'node')}{left}")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from hpcjobs.cli.output import print_table
 
 if TYPE_CHECKING:
+    from hpcjobs.diagnosis.cost import Cost
     from hpcjobs.diagnosis.placement import Placement
-    from hpcjobs.diagnosis.starts import Cost
 
 _AT_ONCE_S = 60.0
 
 
 def print_placements(rows: Sequence[Placement]) -> None:
     """One line per partition, the best one first."""
-    headers = ["SITE", "PARTITION", "VALID", "NODES", "TIME", "START", "COST AT MOST", ""]
+    headers = ["SITE", "PARTITION", "VALID", "NODES", "TIME", "START", "COST AT MOST", "REMARK"]
     print_table(headers, [_cells(row) for row in rows])
 
 

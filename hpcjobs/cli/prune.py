@@ -7,16 +7,20 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import JobSite, Json, note, print_json, print_table
+from hpcjobs.cli.completion import complete_states
+from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def prune(
     older_than: Annotated[str, typer.Option(help="Jobs that ended so long ago: 30d, 12h.")] = "30d",
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only those in this state: FAILED …", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--state", help="Only those in this state: FAILED …", show_default=False, autocompletion=complete_states
+        ),
     ] = None,
     larger_than: Annotated[
         str | None, typer.Option(help="Only run folders of this size or more: 1G.", show_default=False)
@@ -27,7 +31,7 @@ def prune(
 ) -> None:
     """List old run folders and records of jobs; with --remove, remove them.
 
-    What runs, waits, or is not accounted for is never removed. Sweeps keep what their results need.
+    A job that waits, runs, or has no record of its end yet is never removed. Sweeps keep what their results need.
     """
     from hpcjobs.cli.ps import parse_states
     from hpcjobs.errors import RequestError
@@ -36,18 +40,21 @@ def prune(
 
     try:
         age_s = walltime_s(older_than)
+    except ValueError as error:
+        raise RequestError(f"--older-than: {error}") from error
+    try:
         min_size = 0 if larger_than is None else memory_bytes(larger_than)
     except ValueError as error:
-        raise RequestError(f"prune: {error}") from error
+        raise RequestError(f"--larger-than: {error}") from error
     choice = old_jobs.select_old(age_s=age_s, states=parse_states(state or []), min_size=min_size, site=site)
     chosen = old_jobs.remove(choice.old) if remove else choice.old
     total = sum(job.size for job in chosen)
     if as_json:
         rows = [
             {"job_id": job.entry.job_id, "name": job.entry.name, "states": job.states, "ended": job.ended,
-             "size": job.size, "run_dir": job.entry.run_dir} for job in chosen
+             "size_bytes": job.size, "run_dir": job.entry.run_dir} for job in chosen
         ]  # fmt: skip
-        print_json({"jobs": rows, "removed": remove, "bytes": total, "left": choice.left})
+        print_output("prune", {"jobs": rows, "removed": remove, "size_bytes": total, "left": choice.left})
         return
     if chosen:
         print_table(
@@ -59,6 +66,7 @@ def prune(
             ],
         )  # fmt: skip
     done = "removed" if remove else "to remove (--remove does it)"
-    print(f"{len(chosen)} jobs, {human_bytes(total)} {done}")
+    print(f"{len(chosen)} job{'' if len(chosen) == 1 else 's'}, {human_bytes(total)} {done}")
     if choice.left:
-        note(f"{choice.left} jobs of that age run, wait, or are not accounted for, and stay")
+        jobs = "job" if choice.left == 1 else "jobs"
+        note(f"not listed: {choice.left} {jobs} of that age, still waiting, running, or not accounted for")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import JobSite, Json, note, print_json
+from hpcjobs.cli.completion import complete_states
+from hpcjobs.cli.output import JobSite, Json, note, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.run.listing import Listing
     from hpcjobs.scheduler.base import State
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _WATCH_S = 10.0
 """Between two tables of --watch: each costs the scheduler one query."""
@@ -27,7 +28,10 @@ def ps(
         str | None, typer.Option(help="Jobs submitted at most this long ago: 2h, 7d [1d].", show_default=False)
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Jobs in this state: RUNNING, PENDING …", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--state", help="Jobs in this state: RUNNING, PENDING …", show_default=False, autocompletion=complete_states
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-J", help="Jobs of this name.", show_default=False)] = None,
     count: Annotated[
@@ -73,7 +77,7 @@ def ps(
         time.sleep(_WATCH_S)
     jobs = look()
     if as_json:
-        print_json([row._asdict() for row in (jobs.rows[-count:] if count is not None else jobs.rows)])
+        print_output("ps", jobs.rows[-count:] if count is not None else jobs.rows)
         for error in jobs.errors:
             note(str(error))
     else:

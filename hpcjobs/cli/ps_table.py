@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from hpcjobs.run.listing import Row
     from hpcjobs.scheduler.base import JobRecord, State
 
-_HEADERS = ("JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "START", "EXIT", "REASON", "RUN FOLDER")
+_HEADERS = ("JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "PROGRESS", "START", "EXIT", "REASON", "RUN FOLDER")
 _SHRINK = ("REASON", "NAME", "NODES")
 _SHRUNK_WIDTH = 10
-_DROP = ("SITE", "START", "NODES", "ELAPSED", "EXIT", "REASON", "NAME")
+_DROP = ("SITE", "START", "NODES", "PROGRESS", "ELAPSED", "EXIT", "REASON", "NAME")
 """What a narrow terminal goes without, in this order."""
 _GAP = 3
 """Characters between two columns."""
@@ -38,19 +38,42 @@ def make_lines(rows: Iterable[Row], *, tasks: bool) -> list[Line]:
 
 def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
     """Print the table, as wide as the terminal at most; ``folders`` adds run folders, which no width cuts."""
-    all_cells = [_HEADERS, *(line.cells for line in lines)]
+    from hpcjobs.scheduler.state_colours import choose_colour
+
+    all_cells = _without_empty([_HEADERS, *(line.cells for line in lines)], "PROGRESS")
     table = [cells if folders else cells[:-1] for cells in all_cells]
     headers, *cut = table if folders else _fit(table, table_width())
     state = headers.index("STATE")
-    print_table(headers, cut, styles=[{state: _colour(line.state)} for line in lines])
+    print_table(headers, cut, styles=[{state: choose_colour(line.state)} for line in lines])
 
 
 def _job_of(row: Row) -> tuple[str, str | None]:
     return row.record.job_id.split("_")[0], row.run_dir
 
 
+def _without_empty(table: Sequence[Sequence[str]], header: str) -> list[Sequence[str]]:
+    """The table without a column in which no job has anything."""
+    n = list(table[0]).index(header)
+    if any(row[n] for row in table[1:]):
+        return list(table)
+    return [[*row[:n], *row[n + 1 :]] for row in table]
+
+
 def _line(row: Row) -> Line:
-    return Line(_cells(row, row.record.job_id, row.record.state.value), row.record.state)
+    cells = list(_cells(row, row.record.job_id, row.record.state.value))
+    cells[_HEADERS.index("PROGRESS")] = _progress(row)
+    return Line(tuple(cells), row.record.state)
+
+
+def _progress(row: Row) -> str:
+    """``120/1000, 3m20s left`` of a job that runs and writes metrics; else nothing."""
+    from hpcjobs.run.progress import job_progress
+    from hpcjobs.scheduler.base import State
+
+    progress = job_progress(row.run_dir, row.record.job_id) if row.record.state is State.RUNNING else None
+    if progress is None:
+        return ""
+    return progress.of_total if progress.time_left is None else f"{progress.of_total}, {progress.time_left}"
 
 
 def _fold(rows: Sequence[Row]) -> Line:
@@ -91,6 +114,7 @@ def _cells(row: Row, job: str, state: str) -> tuple[str, ...]:
         state,
         record.node_list or (str(record.nnodes) if record.nnodes else "-"),
         _duration(record.elapsed_s),
+        "",
         f"~{clock(record.start_estimate)}" if record.start_estimate else clock(record.started),
         _ending(record),
         record.reason or "",
@@ -126,7 +150,7 @@ def _fit(table: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
         if excess() > 0 and widths[name] > _SHRUNK_WIDTH:
             widths[name] = max(_SHRUNK_WIDTH, widths[name] - excess())
     for name in _DROP:
-        if excess() > 0:
+        if excess() > 0 and name in widths:
             del widths[name]
 
     def cut(text: str, room: int) -> str:
@@ -134,15 +158,3 @@ def _fit(table: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
 
     columns = [(headers.index(name), room) for name, room in widths.items()]
     return [[cut(row[n], room) for n, room in columns] for row in table]
-
-
-def _colour(state: State) -> str:
-    from hpcjobs.scheduler.base import State
-
-    if state is State.COMPLETED:
-        return "green"
-    if state in (State.CANCELLED, State.PREEMPTED, State.REVOKED):
-        return "magenta"
-    if state.ended:
-        return "red"
-    return "cyan" if state is State.RUNNING else "" if state is State.UNKNOWN else "yellow"

@@ -1,4 +1,4 @@
-"""``hpcjobs report``: jobs, scaling, sweep, advise."""
+"""``hpcjobs report``: jobs, scaling, load, sweep, advise."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
+from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.jobs_table import print_jobs, print_totals
-from hpcjobs.cli.output import Json, SiteName, note, print_json, print_table
+from hpcjobs.cli.output import Json, SiteName, note, print_output, print_table
+from hpcjobs.remote.outputs import record_output
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from hpcjobs.accounting.sources import JobFilter, JobTable
     from hpcjobs.scaling.comparison import BoundCheck
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
@@ -42,7 +45,11 @@ def _opt(*names: str, help: str) -> Any:
 def jobs(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(help="Job ids, of any user; without ids the options select jobs.", show_default=False),
+        typer.Argument(
+            help="Job ids, of any user; without ids the options select jobs.",
+            show_default=False,
+            autocompletion=complete_jobs,
+        ),
     ] = None,
     site: SiteName = None,
     since: Annotated[str, typer.Option(help="Jobs that ended within this time (7d, 12h), or have not ended.")] = "7d",
@@ -99,7 +106,7 @@ def jobs(
     if csv is not None or parquet is not None:
         _write(table.jobs, csv=csv, parquet=parquet)
     elif as_json:
-        print_json(table.jobs.to_dicts())
+        print_output("report jobs", table.jobs.to_dicts())
     else:
         print_jobs(table.jobs)
 
@@ -113,10 +120,15 @@ def _print_doubts(table: JobTable) -> None:
 
 def _write(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
     if csv is not None:
-        sys.stdout.write(frame.write_csv()) if str(csv) == "-" else csv.write_text(frame.write_csv(), encoding="utf-8")
+        if str(csv) == "-":
+            sys.stdout.write(frame.write_csv())
+        else:
+            csv.write_text(frame.write_csv(), encoding="utf-8")
+            record_output(csv)
     if parquet is not None:
         with parquet.open("wb") as file:  # opened here: an error then names the file
             frame.write_parquet(file)
+        record_output(parquet)
 
 
 def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
@@ -125,14 +137,14 @@ def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bo
     table = sum_by_group(job_filter, by=by, site=site)
     _print_doubts(table)
     if as_json:
-        print_json(table.jobs.to_dicts())
+        print_output("report jobs --by", [{"by": by, "group": row[by], **row} for row in table.jobs.to_dicts()])
     else:
         print_totals(table.jobs, by)
 
 
 @app.command()
 def scaling(
-    study: Annotated[str, typer.Argument(help="Name or file of the study.")],
+    study: Annotated[str, typer.Argument(help="Name or file of the study.", autocompletion=complete_studies)],
     output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     target: Annotated[float, typer.Option(help="Efficiency of the knee, between 0 and 1.")] = 0.8,
     baseline: Annotated[str | None, _opt("--baseline", help="Another study to compare with.")] = None,
@@ -159,6 +171,7 @@ def scaling(
         rows = comparison.compare(analysis, before)
     folder = output or Path(f"{measured_study.name}-report")
     page.write(measured_study, analysis, runs, folder, baseline=baseline, comparison=rows)
+    record_output(folder)
     if as_json:
         fits = [
             {
@@ -169,17 +182,19 @@ def scaling(
             }
             for fit in analysis.fits
         ]
-        print_json({"groups": [group._asdict() for group in analysis.groups], "summary": analysis.summary, "fits": fits,
-                    "knee": analysis.knee._asdict(), "page": str(folder / "index.html")})  # fmt: skip
+        groups = [group._asdict() for group in analysis.groups]
+        known = {"groups": groups, "summary": analysis.summary, "fits": fits, "knee": analysis.knee._asdict()}
+        print_output("report scaling", known | {"page": str(folder / "index.html")})
     else:
         for line in tables.warnings(analysis):
             note(line)
-        print_table(*tables.sizes(analysis))
+        headers, sizes = tables.sizes(analysis)
+        print_table([header.upper() for header in headers], sizes)
         print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], tables.fit_rows(analysis))
         for line in analysis.summary:
             print(line)
         if rows:
-            print_table(rows[0], rows[1:])
+            print_table([header.upper() for header in rows[0]], rows[1:])
         print(f"page {folder / 'index.html'}")
     if check is not None:
         _print_verdicts(comparison.check(analysis, check))
@@ -194,8 +209,50 @@ def _print_verdicts(bounds: list[BoundCheck]) -> None:
 
 
 @app.command()
+def load(
+    job: Annotated[
+        str,
+        typer.Argument(help="Id, array task, run folder, name, or a folder of samples.", autocompletion=complete_jobs),
+    ],
+    site: SiteName = None,
+    output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-load].")] = None,
+    as_json: Json = False,
+) -> None:
+    """How busy were a job's nodes? GPU, CPU and memory over time, as a page to pass on (HTML, PNG, SVG)."""
+    _require("matplotlib")
+    from hpcjobs.accounting import load_page
+    from hpcjobs.errors import RequestError
+    from hpcjobs.run.monitor import samples_dir
+    from hpcjobs.run.progress import all_samples, monitor_files
+    from hpcjobs.run.select import select
+
+    alone = Path(job)
+    if alone.is_dir() and monitor_files(alone):
+        title, samples = alone.absolute().name, alone
+    else:
+        (entry,) = select([job], site=site)
+        title, samples = entry.name, samples_dir(entry)
+    nodes = all_samples(samples)
+    if not nodes:
+        raise RequestError(
+            f"{samples} has no samples of its nodes",
+            hint="hpcjobs submit --monitor, or hpcjobs monitor while the job runs, takes some",
+        )
+    folder = output or Path(f"{title}-load")
+    lead = f"{sum(len(node.samples) for node in nodes)} samples of {len(nodes)} nodes, from {samples}"
+    load_page.write(f"Load of {title}", lead, nodes, folder)
+    record_output(folder)
+    measured = load_page.measure(nodes)
+    if as_json:
+        print_output("report load", {"nodes": measured, "page": str(folder / "index.html")})
+        return
+    print_table(["NODE", "SAMPLES", "GPU", "CPU", "MEMORY"], [load_page.cells(node) for node in measured])
+    print(f"page {folder / 'index.html'}")
+
+
+@app.command()
 def sweep(
-    name: Annotated[str, typer.Argument(help="Name or folder of the sweep.")],
+    name: Annotated[str, typer.Argument(help="Name or folder of the sweep.", autocompletion=complete_sweeps)],
     least: Annotated[str | None, _opt("--min", help="Metric to compare by; the smallest is best [loss].")] = None,
     most: Annotated[str | None, _opt("--max", help="Metric to compare by; the largest is best.")] = None,
     output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
@@ -216,18 +273,23 @@ def sweep(
     results_page.write(
         called, table.rows, table.params, folder, compared=ranked, metric=metric, largest=most is not None
     )
+    record_output(folder)
     if as_json:
-        print_json({"best": best, "page": str(folder / "index.html")})
+        best_cell = None if best is None else table.as_documents([best])[0]
+        print_output("report sweep", {"best": best_cell, "page": str(folder / "index.html")})
         return
     if best is not None:
         columns = [*table.params, metric, "job_id"]
-        print_table([*table.params, metric, "JOB"], [[cell(best.get(name)) for name in columns]])
+        headers = [*(name.upper() for name in (*table.params, metric)), "JOB"]
+        print_table(headers, [[cell(best.get(name)) for name in columns]])
     print(f"page {folder / 'index.html'}")
 
 
 @app.command()
 def advise(
-    names: Annotated[list[str], typer.Argument(help="Job ids, run folders, names, or a study.")],
+    names: Annotated[
+        list[str], typer.Argument(help="Job ids, run folders, names, or a study.", autocompletion=complete_jobs)
+    ],
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
@@ -237,7 +299,8 @@ def advise(
 
     results = right_size(names, site=site)
     if as_json:
-        print_json(
+        print_output(
+            "report advise",
             [
                 {
                     "job_id": job,
@@ -245,7 +308,7 @@ def advise(
                     "starts": result.starts._asdict() if result.starts else None,
                 }
                 for job, result in results.items()
-            ]
+            ],
         )
         return
     for job, result in results.items():

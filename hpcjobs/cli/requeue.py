@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from hpcjobs.cli.output import Jobs, JobSite, Json, print_json
+from hpcjobs.cli.output import Jobs, JobSite, Json, print_output
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -17,6 +17,6 @@ def requeue(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
 
     ids = control("requeue", select(jobs, site=site))
     if as_json:
-        print_json({"requeued": ids})
+        print_output("requeue", {"requeued": ids})
     else:
         print("requeued " + " ".join(ids))

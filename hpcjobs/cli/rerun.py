@@ -10,19 +10,25 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import job_flags, with_job_options
-from hpcjobs.cli.options import EPILOG
+from hpcjobs.cli.options import EPILOG, SbatchCommand
 from hpcjobs.cli.output import JobSite, Json, note
 from hpcjobs.job.models import JobSpec
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=SbatchCommand, epilog=EPILOG)
 @with_job_options(only=job_flags())
 def rerun(
     *,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Id, run folder or name of the run to repeat.")],
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="Id, run folder or name of the run to repeat.", autocompletion=complete_jobs
+        ),
+    ],
     site: JobSite = None,
     request: JobSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,

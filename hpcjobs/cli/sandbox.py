@@ -8,7 +8,11 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.output import Json, print_output
+
 app = typer.Typer(
+    cls=VerbGroup,
     name="sandbox",
     no_args_is_help=True,
     add_completion=False,
@@ -19,7 +23,6 @@ app = typer.Typer(
 
 _ROOT_HELP = "Folder of the sandbox [$HPCJOBS_SANDBOX_ROOT or /var/lib/hpcjobs-sandbox]."
 Root = Annotated[Path | None, typer.Option(help=_ROOT_HELP, show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _say(line: str) -> None:
@@ -42,7 +45,10 @@ def up(
     gpus_per_node: Annotated[
         int | None, typer.Option(help="GPUs of each node, as Slurm counts them [0].", show_default=False)
     ] = None,
-    like: Annotated[str | None, typer.Option(help="Site whose shape and limits it takes.", show_default=False)] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(help="Site, or a cluster's slurm.conf, whose shape and limits it takes.", show_default=False),
+    ] = None,
     proctrack: Annotated[
         str | None,
         typer.Option(help="ProctrackType: linuxproc or cgroup [linuxproc].", show_default=False),
@@ -60,11 +66,14 @@ def up(
     )
     built = sandbox.up(shape, root=root, install=install, say=_say)
     if as_json:
-        _print_json(built)
+        print_output("sandbox up", built)
         return
     print(f"{built.site}: {len(built.hosts)} hosts, {built.hosts[0].name} to {built.hosts[-1].name}")
     for name, hosts in built.partitions.items():
         print(f"  partition {name}: {len(hosts)} nodes")
+    if like is not None and like.endswith(".conf"):
+        print('next: eval "$(hpcjobs sandbox env)", then hpcjobs sites init')
+        return
     print(f"next: hpcjobs submit --site {built.site} ...")
     print('or, for sbatch, srun and sinfo: eval "$(hpcjobs sandbox env)"')
 
@@ -74,16 +83,16 @@ def status(root: Root = None, as_json: Json = False) -> None:
     """Say whether a sandbox is up and complete (exit code 0), or damaged or down (1)."""
     from hpcjobs import sandbox
 
-    found = sandbox.status(root=root)
+    current = sandbox.status(root=root)
     if as_json:
-        _print_json(found)
+        print_output("sandbox status", current)
     else:
-        print(f"{found.state}: {found.root}")
-        for problem in found.problems:
+        print(f"{current.state}: {current.root}")
+        for problem in current.problems:
             print(f"  {problem}")
-        for name, state in found.nodes.items():
+        for name, state in current.nodes.items():
             print(f"  {name} {state}")
-    raise typer.Exit(0 if found.state == "up" else 1)
+    raise typer.Exit(0 if current.state == "up" else 1)
 
 
 @app.command()
@@ -93,15 +102,15 @@ def down(root: Root = None) -> None:
     from hpcjobs.errors import SchedulerError
     from hpcjobs.run import farewell
 
-    found = sandbox.status(root=root)
-    if found.state == "up" and found.sandbox is not None:
+    current = sandbox.status(root=root)
+    if current.state == "up" and current.sandbox is not None:
         try:
-            farewell.keep_accounts(found.sandbox.slurm_conf)
+            farewell.keep_accounts(current.sandbox.slurm_conf)
         except SchedulerError as error:
             _say(f"its jobs are known by what they wrote themselves: {error}")
     sandbox.down(root=root, say=_say)
-    if found.sandbox is not None:
-        farewell.end_all(found.sandbox.slurm_conf)
+    if current.sandbox is not None:
+        farewell.end_all(current.sandbox.slurm_conf)
 
 
 @app.command("add-user")
@@ -122,9 +131,3 @@ def env(root: Root = None) -> None:
 
     for name, value in sandbox.environment(root=root).items():
         print(f"export {name}={shlex.quote(value)}")
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -7,29 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import UNSET
 
+from hpcjobs.cli.completion import complete_program
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.options import EPILOG, ProgramCommand
+from hpcjobs.cli.output import Json, SiteName, note, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
     from hpcjobs.scaling.study import Study
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
-    only=["launcher", "env", "container", "sbatch", "srun"],
-    without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu"],
+    only=["launcher", "env", "container", "sbatch", "srun", "no_check"],
+    without=["array", "ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu", "monitor"],
 )
 def scale(
     *,
-    program: Annotated[list[str], typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.")],
+    program: Annotated[
+        list[str],
+        typer.Argument(help="As for submit; {nodes} and {ranks} are filled in.", autocompletion=complete_program),
+    ],
     site: SiteName = None,
     nodes: Annotated[str, typer.Option("--nodes", "-N", help="Node counts: 1,2,4,8.")] = "1",
     ntasks_per_node: Annotated[
@@ -60,14 +64,21 @@ def scale(
     """
     from pathlib import PurePath
 
+    from hpcjobs.errors import RequestError
     from hpcjobs.scaling import study
     from hpcjobs.scaling.submission import submit_study
+    from hpcjobs.site.checks import check_name
     from hpcjobs.site.library import default_site
 
     called = name or PurePath(program[0]).stem.replace(".", "-")[:100]
+    try:
+        check_name(called, "--name" if name else "name of the program")
+    except ValueError as error:
+        raise RequestError(str(error), hint="--name names the study and its file, NAME.study.json") from error
     resources = {field: getattr(request.resources, field) for field in request.resources.__struct_fields__}
     options: dict[str, Any] = {field: value for field, value in resources.items() if value is not UNSET}
     options |= {} if request.container is None else {"container": request.container}
+    options |= {"no_check": True} if request.no_check else {}
     requested = study.Study(
         name=called,
         site=site or default_site(),
@@ -85,7 +96,7 @@ def scale(
     path = study.path_of(called)
     done = submit_study(requested, path, allow_mixed=allow_mixed, report=note)
     if as_json:
-        print_json({"study": str(path.absolute()), "points": done.points})
+        print_output("scale", {"study": str(path.absolute()), "points": done.points})
     else:
         print(f"study {path}: {len(done.points)} runs")
         print(f"next: hpcjobs report scaling {called}", flush=True)

@@ -6,7 +6,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hpcjobs.cli.output import clock, note, print_json
+from hpcjobs.cli.output import clock, note, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.jupyter.session import Session
@@ -66,7 +66,7 @@ def print_session(session: Session, *, as_json: bool) -> None:
     """Print the node, the ssh line for the laptop, the address, and the end."""
     fields = as_dict(session)
     if as_json:
-        print_json(fields)
+        print_output("jupyter", fields)
         return
     if session.connection is None:
         print(f"job {session.entry.job_id} {session.record.state.value}: no server answers")

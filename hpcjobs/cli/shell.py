@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 Node = Annotated[str | None, typer.Option(help="On this node of the job.", show_default=False)]
 Rank = Annotated[int | None, typer.Option(help="On the node of this rank.", min=0, show_default=False)]
 
 
 @app.command()
 def shell(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
     node: Node = None,
     rank: Rank = None,
     site: JobSite = None,

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, Json, clock, print_json
+from hpcjobs.cli.output import JobSite, Json, clock, print_output
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -23,17 +23,18 @@ def show(
     as_json: Json = False,
 ) -> None:
     """One job: its state, its resolved settings with the source of each, its results."""
+    from hpcjobs.run.alarms import find_alarms
     from hpcjobs.run.describe import describe
     from hpcjobs.run.select import newest, select
     from hpcjobs.units import human_bytes, human_duration
 
-    told = describe(select([job], site=site)[0] if job is not None else newest(site=site))
+    status = describe(select([job], site=site)[0] if job is not None else newest(site=site))
     if as_json:
-        print_json(told._asdict())
+        print_output("show", status)
         return
-    entry = told.entry
+    entry = status.entry
     print(f"job {entry.job_id}  {entry.name} on site {entry.site}, submitted {clock(entry.submitted)}")
-    for record in told.records:
+    for record in status.records:
         facts = [record.state.value]
         if record.node_list:
             facts.append(f"on {record.node_list}")
@@ -43,28 +44,30 @@ def show(
         if record.max_rss_bytes:
             facts.append(f"peak memory {human_bytes(record.max_rss_bytes)}")
         print(f"  {record.job_id}: {', '.join(facts)}" + (f" ({record.reason})" if record.reason else ""))
-    for number, past in enumerate(told.attempts, 1):
+    for number, past in enumerate(status.attempts, 1):
         lost = f", {past.lost} lost" if past.lost else ""
         print(
             f"  attempt {number}: {clock(past.started)} to {clock(past.ended)} on {past.nodes}, "
             f"{past.cause} at step {past.steps}{lost}; {past.decision}"
         )
-    if told.first_failure is not None:
-        first = told.first_failure
+    if status.first_failure is not None:
+        first = status.first_failure
         print(f"  first failure: rank {first.rank} on {first.host}, exit code {first.exit_code}")
-    print(f"program: {told.program}")
-    for key, (value, source) in told.settings.items():
+    print(f"program: {status.program}")
+    for key, (value, source) in status.settings.items():
         print(f"  {key} = {value}  ({source})")
-    if told.code:
-        print(f"code: {told.code}")
-    if told.step is not None:
-        print(f"progress: {told.step}")
-    for node in told.monitor:
+    if status.code:
+        print(f"code: {status.code}")
+    if status.step is not None:
+        print(f"progress: {status.step}")
+    for node in status.monitor:
         print(f"  {node.host}: {node.sample}  ({human_duration(max(0.0, time.time() - node.taken))} ago)")
-    if told.monitor:
+    for alarm in find_alarms(status.monitor):
+        print(f"  alarm: {alarm.text}")
+    if status.monitor:
         print(f"follow: hpcjobs logs --monitor -f {entry.job_id}")
-    if told.results:
+    if status.results:
         print("results:")
-    for key, value in told.results.items():
-        print(f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}")
+    for key, result in status.results.items():
+        print(f"  {key}: {result:.4g}" if isinstance(result, float) else f"  {key}: {result}")
     print(f"run folder {Path(entry.run_dir)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import Json, note, print_json
+from hpcjobs.cli.output import Json, note, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.discovery.proposal import Draft
@@ -81,7 +81,8 @@ def init(
 def _print_draft(draft: Draft, path: Path, text: str, *, written: bool) -> None:
     import yaml
 
-    print_json(
+    print_output(
+        "sites init",
         {
             "name": draft.name,
             "path": str(path),
@@ -91,5 +92,5 @@ def _print_draft(draft: Draft, path: Path, text: str, *, written: bool) -> None:
             "left_out": {omission.partition: omission.reason for omission in draft.omissions},
             "facts": draft.notes,
             "questions": [question._asdict() for question in draft.questions],
-        }
+        },
     )

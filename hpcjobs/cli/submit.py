@@ -11,36 +11,46 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
+from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import Json, SiteName, note, print_json
+from hpcjobs.cli.options import EPILOG, ProgramCommand
+from hpcjobs.cli.output import Json, SiteName, note, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
     from hpcjobs.run.handle import JobHandle
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options()
 def submit(
     *,
     site: SiteName = None,
     request: JobSpec,
     spec: Annotated[
-        Path | None, typer.Option(help="YAML file with any of this; flags win.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="YAML file with values of these options; options given here override it.", show_default=False
+        ),
     ] = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(help="Start after this job has succeeded; JOB+10m: so long after its start.", show_default=False),
+        typer.Option(
+            help="Start after this job has succeeded; JOB+10m: 10 minutes after its start.",
+            show_default=False,
+            autocompletion=complete_jobs,
+        ),
     ] = None,
     after_any: Annotated[
-        list[str] | None, typer.Option(help="Start after this job has ended, however.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Start after this job has ended, however.", show_default=False, autocompletion=complete_jobs),
     ] = None,
     after_fail: Annotated[
-        list[str] | None, typer.Option(help="Start after this job has failed.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Start after this job has failed.", show_default=False, autocompletion=complete_jobs),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     test_only: Annotated[
@@ -54,12 +64,16 @@ def submit(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit PROGRAM. Options stand before it; everything after it belongs to it."""
+    """Submit PROGRAM. Options come before it; everything after it is its own arguments.
+
+    What no option sets comes from the site file, else from Slurm.
+    """
     import hpcjobs
 
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
-    asked = _with_dependencies(request, jobs, site)
-    plan = hpcjobs.plan(asked, site, spec=spec, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
+    with_dependencies = _with_dependencies(request, jobs, site)
+    made_by = shlex.join(["hpcjobs", *sys.argv[1:]])
+    plan = hpcjobs.plan(with_dependencies, site, spec=spec, made_by=made_by, allow_untrusted=dry_run or explain)
     print_notes(plan)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
         _print_sources(plan, as_json=as_json)
@@ -91,7 +105,7 @@ def _print_start(plan: "Plan", *, as_json: bool) -> int:
 
     row = place(plan.job, load_site(plan.job.site_file))
     if as_json:
-        print_json(row)
+        print_output("submit --test-only", row)
     else:
         print_placements([row])
     return 0 if row.is_valid else SchedulerError.exit_code
@@ -125,6 +139,8 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
     job = plan.job
     values = {field: getattr(job.resources, field) for field in job.resources.__struct_fields__}
     values |= {field: getattr(job, field) for field in ("name", "launcher", "template", "chdir")}
+    affinity = job.affinity
+    values |= {f"affinity.{field}": getattr(affinity, field) for field in affinity.__struct_fields__}
     values["container"] = job.container.image if job.container else None
     values |= {f"env.{key}": value for key, value in job.env.items()}
     site = f"site {job.site} ({job.site_file})"
@@ -134,9 +150,11 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
         if value is not None
     ]
     if as_json:
-        print_json([{"name": name, "value": value, "source": source} for name, value, source in rows])
+        print_output(
+            "submit --explain", [{"name": name, "value": value, "source": source} for name, value, source in rows]
+        )
         return
-    print_table(["value", "", "from"], rows)
+    print_table(["SETTING", "VALUE", "FROM"], rows)
 
 
 def print_plan(plan: "Plan", *, as_json: bool) -> None:
@@ -145,7 +163,7 @@ def print_plan(plan: "Plan", *, as_json: bool) -> None:
 
     script = script_by_hand(plan)
     if as_json:
-        print_json(plan._asdict() | {"run_dir": str(plan.run_dir), "script": script})
+        print_output("submit --dry-run", plan._replace(script=script))
         return
     note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
     sys.stdout.write(script)
@@ -154,9 +172,9 @@ def print_plan(plan: "Plan", *, as_json: bool) -> None:
 def report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:
     """Print the job that was submitted, and what to do next."""
     if as_json:
-        print_json({"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
-                    "run_dir": str(plan.run_dir), "name": plan.job.name})  # fmt: skip
+        print_output("submit", {"job_id": handle.id, "cluster": handle.entry.cluster, "site": plan.job.site,
+                    "run_dir": str(handle.run_dir), "name": plan.job.name})  # fmt: skip
         return
     print(f"job {handle.id}  {plan.job.name} on site {plan.job.site}")
-    print(f"run folder {plan.run_dir}")
+    print(f"run folder {handle.run_dir}")
     print(f"next: hpcjobs logs -f {handle.id}", flush=True)  # before what waiting says, also on a pipe

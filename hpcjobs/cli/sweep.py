@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from hpcjobs.cli.completion import complete_sweeps
+from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import Json, SiteName, cell, note, print_json, print_table
+from hpcjobs.cli.options import EPILOG, ProgramCommand
+from hpcjobs.cli.output import Json, SiteName, cell, note, print_output, print_table
 from hpcjobs.job.models import JobSpec
+from hpcjobs.remote.outputs import record_output
 
 if TYPE_CHECKING:
     from hpcjobs.sweeps.results import Results
@@ -22,31 +24,38 @@ if TYPE_CHECKING:
     from hpcjobs.sweeps.sweep import Sweep
 
 
-class _RunByDefault(TyperGroup):
+class _RunByDefault(VerbGroup):
     """``hpcjobs sweep --set lr=1,2 PROGRAM`` is ``hpcjobs sweep run --set ...``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if args and args[0].startswith("-") and args[0] not in ("-h", "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        if not incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        run = self.commands["run"]
+        return run.shell_complete(run.make_context("run", [], parent=ctx, resilient_parsing=True), incomplete)
 
 
 app = typer.Typer(
     cls=_RunByDefault,
     rich_markup_mode=None,
+    add_completion=False,
     no_args_is_help=True,
     help="Many runs of one program: hpcjobs sweep [run] --set lr=0.1,0.01 [OPTIONS] PROGRAM [ARGS]...",
 )
-Name = Annotated[str, typer.Argument(help="Name or folder of the sweep.")]
+Name = Annotated[str, typer.Argument(help="Name or folder of the sweep.", autocompletion=complete_sweeps)]
 
 
 def _opt(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
-    without=["array", "template", "preflight", "spare", "min_nodes"],
+    without=["array", "template", "preflight", "spare", "min_nodes", "monitor", "notify", "notify_on"],
     help={
         "name": "Name of the sweep [the program's].",
         "retries": "Start a cell again after: timeout=∞,preempt=∞,…; on.",
@@ -54,12 +63,23 @@ def _opt(*names: str, help: str) -> Any:
 )
 def run(
     *,
-    sets: Annotated[list[str] | None, _opt("--set", help="NAME=VALUE,... or NAME=0..9 or NAME=[JSON].")] = None,
-    file: Annotated[Path | None, _opt("--sweep", help="YAML file with points, job and limits; flags win.")] = None,
-    max_parallel: Annotated[int | None, _opt("--max-parallel", help="Array tasks that run at once.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        _opt("--set", help="Values of a parameter: lr=0.1,0.01, or seed=0..9, or NAME=[JSON list]; may be repeated."),
+    ] = None,
+    file: Annotated[
+        Path | None, _opt("--sweep", help="YAML file with points, job and limits; options override it.")
+    ] = None,
+    max_parallel: Annotated[
+        int | None, _opt("--max-parallel", help="Cells that run at once [no limit but the site's].")
+    ] = None,
     pack: Annotated[int | None, _opt("--pack", help="Cells per array task [1].")] = None,
-    pack_parallel: Annotated[int | None, _opt("--pack-parallel", help="How many of them at once [1].")] = None,
-    passing: Annotated[str | None, _opt("--pass", help="flags or env: how parameters reach PROGRAM.")] = None,
+    pack_parallel: Annotated[
+        int | None, _opt("--pack-parallel", help="Cells of an array task that run at once [1].")
+    ] = None,
+    passing: Annotated[
+        str | None, _opt("--pass", help="How PROGRAM gets parameters: flags (--lr=0.1), overrides (lr=0.1) or env.")
+    ] = None,
     site: SiteName = None,
     request: JobSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells; write nothing.")] = False,
@@ -95,8 +115,8 @@ def run(
 
 
 def _passing(value: str | None) -> Any:
-    if value not in (None, "flags", "env"):
-        raise typer.BadParameter(f"--pass {value}: say flags or env")
+    if value not in (None, "flags", "overrides", "env"):
+        raise typer.BadParameter(f"--pass {value}: say flags, overrides or env")
     return value
 
 
@@ -108,7 +128,7 @@ def _print_cells(sweep: Sweep, *, as_json: bool) -> None:
     program = resolve_program(definition)
     rows = [(cell.id, shlex.join(command(program, cell))) for cell in definition.cells]
     if as_json:
-        print_json([{"cell": cell, "command": command} for cell, command in rows])
+        print_output("sweep run --dry-run", [{"cell": cell, "command": command} for cell, command in rows])
     else:
         note(f"dry run, nothing written; {len(rows)} cells in {sweep.path}")
         print_table(["CELL", "COMMAND"], rows)
@@ -119,7 +139,7 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
     if as_json:
         facts = {"arrays": [entry.job_id for entry in outcome.submitted], "cells": outcome.cells}
         waiting = {"waiting": outcome.waiting, "done": outcome.done, "open": outcome.open}
-        print_json({"name": name, "folder": str(sweep.path), **facts, **waiting})
+        print_output("sweep run", {"name": name, "folder": str(sweep.path), **facts, **waiting})
         return
     arrays = " ".join(entry.job_id for entry in outcome.submitted)
     print(f"sweep {name}: {outcome.cells} cells submitted" + (f", arrays {arrays}" if arrays else ""))
@@ -133,31 +153,32 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
     print(f"folder {sweep.path}\nnext: hpcjobs sweep status {name}", flush=True)
 
 
+_NOT_ENDED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
+
+
 def wait_for_sweep(sweep: Sweep) -> int:
-    """Wait with one line that changes (on a terminal) or a line per change; 0 if every cell succeeded."""
-    counts = sweep.wait(progress=_Bar(), report=note)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
+    """Wait with a bar of the cells that have ended; 0 if every cell succeeded."""
+    from hpcjobs.cli.progress import ProgressBars
+
+    title = f"sweep {sweep.definition.name}"
+    with ProgressBars() as bars:
+
+        def show(counts: Counter[str]) -> None:
+            total = counts.total()
+            ended = total - sum(counts[state] for state in _NOT_ENDED)
+            states = ", ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
+            bars.show(title, ended, total, text=f"{ended} of {total} cells have ended: {states}")
+
+        try:
+            counts = sweep.wait(progress=show, report=note)
+        except KeyboardInterrupt:
+            name = sweep.definition.name
+            note(
+                f"stopped waiting; sweep {name} goes on: `hpcjobs sweep status {name}` shows it, "
+                f"`hpcjobs sweep cancel {name}` cancels"
+            )
+            raise
     return 0 if set(+counts) <= {"COMPLETED"} else 1
-
-
-class _Bar:
-    """How far a sweep is, in one line; on a pipe a line for every tenth that has ended."""
-
-    def __init__(self) -> None:
-        self._tenth = -1
-
-    def __call__(self, counts: Counter[str]) -> None:
-        total = counts.total()
-        ended = total - sum(counts[state] for state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"))
-        text = "  ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
-        if sys.stderr.isatty():
-            filled = 30 * ended // max(1, total)
-            sys.stderr.write(f"\r[{'#' * filled}{'.' * (30 - filled)}] {ended}/{total}  {text}\033[K")
-            sys.stderr.flush()
-        elif 10 * ended // max(1, total) != self._tenth:
-            self._tenth = 10 * ended // max(1, total)
-            note(f"{ended} of {total} cells have ended: {text}")
 
 
 @app.command()
@@ -170,8 +191,9 @@ def status(name: Name, as_json: Json = False) -> None:
     cell_statuses = sweep.cell_statuses()
     counts = Counter(map(state_name, cell_statuses))
     if as_json:
-        print_json(
-            {"name": sweep.definition.name, "folder": str(sweep.path), "states": counts, "total": counts.total()}
+        print_output(
+            "sweep status",
+            {"name": sweep.definition.name, "folder": str(sweep.path), "states": counts, "total": counts.total()},
         )
         return
     print(f"sweep {sweep.definition.name}: {counts.total()} cells in {sweep.path}")
@@ -220,10 +242,14 @@ def results(
         _write_csv(table, csv)
     if parquet is not None:
         table.write_parquet(parquet)
+        record_output(parquet)
     if csv is not None or parquet is not None:
         return
     if as_json:
-        print_json(table.rows if metric is None else best)
+        if metric is None:
+            print_output("sweep results", table.as_documents(table.rows))
+        else:
+            print_output("sweep results --min", None if best is None else table.as_documents([best])[0])
     elif metric is None:
         _print_rows([*table.params, "state", *_shown(table), "elapsed_s", "job_id"], table.rows)
     elif best is None:
@@ -239,6 +265,7 @@ def _write_csv(table: Results, path: Path) -> None:
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         table.write_csv(file)
+    record_output(path)
 
 
 def _shown(table: Results) -> list[str]:
@@ -248,7 +275,9 @@ def _shown(table: Results) -> list[str]:
 
 
 def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    print_table([column.upper() for column in columns], ([cell(row.get(c)) for c in columns] for row in rows))
+    names = {"job_id": "JOB", "exit_code": "EXIT"}
+    headers = [names.get(column, column.upper()) for column in columns]
+    print_table(headers, ([cell(row.get(c)) for c in columns] for row in rows))
 
 
 @app.command()
@@ -258,7 +287,7 @@ def cancel(name: Name, as_json: Json = False) -> None:
 
     cancelled = find_sweep(name).cancel()
     if as_json:
-        print_json({"cancelled": cancelled})
+        print_output("sweep cancel", {"cancelled": cancelled})
     else:
         print("cancelled " + (" ".join(cancelled) or "nothing: no array is in the queue"))
 

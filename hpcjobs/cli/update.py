@@ -6,15 +6,21 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import JobSite, Json, print_json
+from hpcjobs.cli.completion import complete_jobs, complete_settings
+from hpcjobs.cli.output import JobSite, Json, print_output
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def update(
-    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.")],
-    settings: Annotated[list[str], typer.Argument(help="NAME=VALUE: time=2h, time=+30m, partition=long, nice=100 …")],
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            help="NAME=VALUE: time=2h, time=+30m, partition=long, nice=100 …", autocompletion=complete_settings
+        ),
+    ],
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
@@ -25,6 +31,6 @@ def update(
     (entry,) = select([job], site=site)
     words = update(entry, settings)
     if as_json:
-        print_json({"job_id": entry.job_id, "changed": words})
+        print_output("update", {"job_id": entry.job_id, "changed": words})
     else:
         print(f"job {entry.job_id}: {' '.join(words)}")

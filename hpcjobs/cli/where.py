@@ -9,21 +9,24 @@ from typing import Annotated
 import typer
 
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG
-from hpcjobs.cli.output import Json, SiteName, print_json
+from hpcjobs.cli.options import EPILOG, ProgramCommand
+from hpcjobs.cli.output import Json, SiteName, print_output
 from hpcjobs.job.models import JobSpec
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command(context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options()
 def where(
     *,
     site: SiteName = None,
     request: JobSpec,
     spec: Annotated[
-        Path | None, typer.Option(help="YAML file with any of this; flags win.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="YAML file with values of these options; options given here override it.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -35,7 +38,7 @@ def where(
     sites = [load_site(site)] if site is not None else known_sites()
     rows = find_placements(request, sites, spec=spec)
     if as_json:
-        print_json(rows)
+        print_output("where", rows)
     else:
         print_placements(rows)
     if not any(row.is_valid for row in rows):

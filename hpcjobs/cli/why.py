@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.output import JobSite, Json, print_json
+from hpcjobs.cli.completion import complete_jobs
+from hpcjobs.cli.output import JobSite, Json, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
     from hpcjobs.diagnosis.values import Diagnosis
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def why(
     job: Annotated[
-        str | None, typer.Argument(help="Id (of any job of Slurm's), array task, run folder, name [newest].")
+        str | None,
+        typer.Argument(
+            help="Id (of any job of Slurm's), array task, run folder, name [newest].", autocompletion=complete_jobs
+        ),
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Read this log, of a job or by itself.", show_default=False)] = None,
     site: JobSite = None,
@@ -36,7 +40,7 @@ def why(
         return
     diagnosis = diagnose(subject.facts, subject.lines)
     if as_json:
-        print_json(diagnosis)
+        print_output("why", diagnosis)
     else:
         print_diagnosis(diagnosis)
 
@@ -105,12 +109,17 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
 
         pending = explain_pending(record, entry=subject.entry, slurm_conf=subject.slurm_conf)
         if as_json:
-            print_json(pending)
+            print_output("why, of a job that waits", pending)
         else:
             print_pending(pending)
         return
     if as_json:
-        print_json(record)
+        print_output("why, of a job that has not failed", record)
         return
     reason = f" ({record.reason})" if record.reason else ""
-    print(f"job {record.job_id} {record.state.value}{reason}: it has not failed")
+    outcome = (
+        "the scheduler does not know it, and it wrote no end"
+        if record.state.value == "UNKNOWN"
+        else "it has not failed"
+    )
+    print(f"job {record.job_id} {record.state.value}{reason}: {outcome}")

@@ -1,4 +1,4 @@
-"""What can be said about a cluster before a cent is spent: offline, from the site file and the rendered folder."""
+"""Checks of a cluster before any money is spent: offline, from the site file and the rendered folder."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def check(cluster: Cluster, files: Mapping[str, str], kind: Kind = "vms") -> Rep
     """Hold ``files`` (as rendered for ``kind``, or as somebody changed them) and the cluster against what is known."""
     schema = provider_schema(cluster.cloud.provider)
     priced = estimate(cluster)
-    found = [Finding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
-    found += [
+    findings = [Finding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
+    findings += [
         *_secrets(files),
         *_quota(cluster),
         *_money(cluster, priced),
@@ -61,7 +61,7 @@ def check(cluster: Cluster, files: Mapping[str, str], kind: Kind = "vms") -> Rep
         site=cluster.name,
         provider=cluster.cloud.provider,
         checked_against=f"{schema['source']} {schema['version']}",
-        findings=tuple(sorted(found, key=lambda f: ("error", "warning", "note").index(f.level))),
+        findings=tuple(sorted(findings, key=lambda f: ("error", "warning", "note").index(f.level))),
         estimate=priced,
     )
 
@@ -76,7 +76,7 @@ def _secrets(files: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _quota(cluster: Cluster) -> Iterator[Finding]:
-    """Against the limits that the site itself says: nobody is asked."""
+    """Against the limits in the site file; the provider is not asked."""
     cloud, nodes = cluster.cloud, cluster.cloud.nodes.max
     disk = (nodes + 1) * gib(cloud.disk.size) + (gib(cloud.shared.size) if cloud.shared.kind == "nfs" else 0)
     allowed_disk = gib(cloud.quota.disk) if cloud.quota.disk else None
@@ -130,10 +130,10 @@ def _security(cluster: Cluster, kind: Kind) -> Iterator[Finding]:
 
 def _unsaid(cluster: Cluster) -> Iterator[Finding]:
     cloud = cluster.cloud
-    for name, said in (
+    for name, value in (
         ("project", cloud.project),
         ("ssh.keys", cloud.ssh.keys),
         ("network.ssh_from", cloud.network.ssh_from),
     ):
-        if not said:
+        if not value:
             yield Finding("warning", name, f"not said: add cloud.{name} to your copy of the site before `up`")

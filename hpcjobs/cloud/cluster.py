@@ -1,4 +1,4 @@
-"""A site's ``cloud:`` section settled against the rest of the site and the table of machine types."""
+"""A site's ``cloud:`` section resolved against the rest of the site and the table of machine types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RESERVED_ADDRESSES = 16
 
 
 class Cluster(NamedTuple):
-    """What is to be built: everything settled, nothing contradicting anything."""
+    """What is to be built: everything resolved and free of contradictions."""
 
     site: Site
     cloud: Cloud
@@ -35,7 +35,7 @@ class Cluster(NamedTuple):
     partition: str
     node: Partition
     ssh_keys: tuple[str, ...]
-    """The public keys themselves; empty: said when it is built."""
+    """The public keys themselves; empty: given when it is built."""
 
     @property
     def name(self) -> str:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcjobs.cloud.wheel import Wheel
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.processes.programs import Result, Runner, run, run_in_terminal
+from hpcjobs.wheel import Wheel
 
 PATIENCE_S = 1800.0
 """What machines may need to start and to install themselves; bootstrap.sh waits as long."""
@@ -45,7 +45,7 @@ class Head:
         """Copy ``wheel`` into the user's home, as soon as the head lets somebody in.
 
         Raises:
-            HpcJobsError: nobody is let in within `PATIENCE_S`; names the command that copies it by hand.
+            HpcJobsError: no login succeeds within `PATIENCE_S`; names the command that copies it by hand.
         """
         local, login = str(self._folder / wheel.name), self._login[-1]
         part = f".{wheel.name}.part"

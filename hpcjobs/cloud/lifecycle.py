@@ -63,7 +63,7 @@ def up(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None
 
     Raises:
         ConfigError: the check found errors, or the site leaves open what is needed.
-        HpcJobsError: Terraform failed or was told no, or the head cannot be reached.
+        HpcJobsError: Terraform failed or its question was answered with no, or the head cannot be reached.
     """
     out, _ = prepare(cluster, folder)
     _init(out)
@@ -91,8 +91,8 @@ def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = Fals
     """Take everything down, the shared filesystem included; Terraform asks before it does unless ``confirmed``.
 
     Raises:
-        RequestError: jobs run or wait there, or nobody can say (``force`` goes on all the same).
-        HpcJobsError: nothing is built, or Terraform failed or was told no.
+        RequestError: jobs run or wait there, or that is not known (``force`` continues all the same).
+        HpcJobsError: nothing is built, Terraform failed, or its question was answered with no.
     """
     out = folder or default_folder(cluster.name)
     if not (out / "terraform.tfstate").is_file():
@@ -111,12 +111,12 @@ def refuse_while_jobs_run(head: Head) -> None:
     """Ask the cluster's own queue.
 
     Raises:
-        RequestError: jobs are in the queue, or it cannot be asked.
+        RequestError: jobs are in the queue, or it cannot be read.
     """
     result = head.run("squeue", "--noheader", "--format=%i_%T_%u_%j")
     if result.code:
         raise RequestError(
-            f"the queue cannot be asked, so jobs may run: {head.ssh}: {result.err.strip() or result.code}",
+            f"the queue cannot be read, so jobs may run: {head.ssh}: {result.err.strip() or result.code}",
             hint="--force takes the cluster down all the same",
         )
     if jobs := result.out.split():

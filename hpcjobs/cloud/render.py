@@ -1,4 +1,4 @@
-"""A settled cluster as a folder of files: Terraform for plain machines, or the provider's own Slurm standard."""
+"""A resolved cluster as a folder of files: Terraform for plain machines, or the provider's own Slurm standard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hpcjobs.cloud.cluster import Cluster
 from hpcjobs.cloud.hcl import assignments, literal
 from hpcjobs.cloud.slurm_files import CGROUP_CONF, gres_conf, slurm_conf
 from hpcjobs.cloud.values import gib, terraform_values
-from hpcjobs.cloud.wheel import Wheel, build_wheel
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, reason_of
 from hpcjobs.files import state_dir, write_beside
 from hpcjobs.sandbox.packages import PACKAGES
 from hpcjobs.templating import plain_text
+from hpcjobs.wheel import Wheel, build_wheel
 
 Kind = Literal["vms", "toolkit", "soperator"]
 KINDS: dict[str, tuple[Kind, ...]] = {"gcp": ("vms", "toolkit"), "nebius": ("vms", "soperator")}
@@ -55,7 +55,7 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
             "that anybody may try",
             hint="set network.open_to_world: true if that is acceptable, or use --kind vms",
         )
-    folder = shipped("templates") / "cloud"
+    folder = data_folder("templates") / "cloud"
     environment = _environment(folder)
     context = _context(cluster)
     if kind == "vms":

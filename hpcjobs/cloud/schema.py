@@ -66,14 +66,14 @@ def _file_problems(text: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 def _block_problems(where: str, body: Mapping[str, Any], block: Mapping[str, Any]) -> Iterator[str]:
     attributes, blocks = block["attributes"], block.get("block_types", {})
-    dynamic = {_bare(name): item for found in body.get("dynamic", ()) for name, item in found.items()}
-    said = {_bare(key) for key in body if not key.startswith("__") and key != "dynamic"}
+    dynamic = {_bare(name): item for group in body.get("dynamic", ()) for name, item in group.items()}
+    assigned = {_bare(key) for key in body if not key.startswith("__") and key != "dynamic"}
     settable = {name for name, a in attributes.items() if a.get("required") or a.get("optional")}
-    for name in sorted((said | set(dynamic)) - settable - set(blocks)):
+    for name in sorted((assigned | set(dynamic)) - settable - set(blocks)):
         yield f"{where}.{name}: no such argument; {nearest(name, settable | set(blocks))}"
     required = {name for name, a in attributes.items() if a.get("required")}
     required |= {name for name, b in blocks.items() if b.get("min_items")}
-    for name in sorted(required - said - set(dynamic)):
+    for name in sorted(required - assigned - set(dynamic)):
         yield f"{where}.{name}: missing"
     for key, value in body.items():
         name = _bare(key)
@@ -104,5 +104,5 @@ def _value_problems(where: str, value: Any, attribute: Mapping[str, Any]) -> Ite
         yield f"{where}: expected a {kind}, not {value}"
 
 
-def _bare(word: str) -> str:
-    return word.strip('"')
+def _bare(name: str) -> str:
+    return name.strip('"')

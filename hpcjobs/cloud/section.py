@@ -44,7 +44,7 @@ class Gpu(Frozen, frozen=True, kw_only=True):
 
 
 class NodeCount(Frozen, frozen=True, kw_only=True):
-    """How many nodes the cluster may have; ``hpcjobs cloud up`` rents ``min`` of them unless it is told a number."""
+    """How many nodes the cluster may have; ``hpcjobs cloud up`` rents ``min`` of them unless it is given a number."""
 
     max: int
     min: int = 1
@@ -111,7 +111,7 @@ class Network(Frozen, frozen=True, kw_only=True):
     fabric: str | None = None
     """Nebius: the InfiniBand fabric of the GPU cluster (``fabric-2``)."""
     ssh_from: tuple[str, ...] = ()
-    """Networks that may reach the head by ssh; none: said when it is built."""
+    """Networks that may reach the head by ssh; none: given when it is built."""
     open_to_world: bool = False
     """Allows ``ssh_from`` to hold more than 2^24 addresses (IPv4), 0.0.0.0/0 included."""
 
@@ -146,7 +146,7 @@ class Ssh(Frozen, frozen=True, kw_only=True):
 
     user: str = "hpc"
     keys: tuple[str, ...] = ()
-    """Public keys, or files that hold one; none: said when it is built."""
+    """Public keys, or files that hold one; none: given when it is built."""
 
     def __post_init__(self) -> None:
         if not _USER.match(self.user) or self.user == "root":
@@ -185,7 +185,7 @@ class Cloud(Frozen, frozen=True, kw_only=True):
     region: str
     zone: str | None = None
     project: str | None = None
-    """Project the cluster belongs to; ``None``: said when it is built."""
+    """Project the cluster belongs to; ``None``: given when it is built."""
     partition: str | None = None
     """Partition whose nodes these are; ``None``: the default one."""
     machine: str

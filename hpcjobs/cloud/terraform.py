@@ -36,7 +36,7 @@ def stream(folder: Path, *words: str) -> None:
     Files it makes, the state among them, are readable to their owner alone.
 
     Raises:
-        HpcJobsError: it ended with an error, which it has told.
+        HpcJobsError: it ended with an error, which it has printed.
     """
     before = os.umask(0o077)
     try:

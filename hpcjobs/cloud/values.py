@@ -1,4 +1,4 @@
-"""What a settled cluster says to the Terraform module of its provider: the variables of its ``variables*.tf``."""
+"""The Terraform variables of a resolved cluster, as ``variables*.tf`` of its provider declares them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def terraform_values(cluster: Cluster) -> dict[str, Value]:
 
 def _common(cluster: Cluster) -> dict[str, Value]:
     cloud = cluster.cloud
-    said: dict[str, Value | None] = {
+    values: dict[str, Value | None] = {
         "project": cloud.project,
         "ssh_from": list(cloud.network.ssh_from) or None,
         "ssh_keys": list(cluster.ssh_keys) or None,
@@ -31,7 +31,7 @@ def _common(cluster: Cluster) -> dict[str, Value]:
     }
     return {
         "name": cluster.name,
-        **{name: value for name, value in said.items() if value is not None},
+        **{name: value for name, value in values.items() if value is not None},
         "ssh_user": cloud.ssh.user,
         "first_job": f"-N {cloud.nodes.min} ddp --workload mnist",
         "nodes": cloud.nodes.min,

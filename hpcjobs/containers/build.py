@@ -19,9 +19,9 @@ import hpcjobs
 from hpcjobs.containers import pip_settings
 from hpcjobs.containers.images import SUFFIX, Manifest, folder_of, manifest_path, read_manifest
 from hpcjobs.containers.look import look, program_here
-from hpcjobs.containers.recipes import Recipe, recipe_hash, settled_arguments
+from hpcjobs.containers.recipes import Recipe, recipe_hash, resolve_arguments
 from hpcjobs.containers.sif import check_whole, fingerprint, sha256
-from hpcjobs.errors import CommandMissingError, HpcJobsError, RequestError
+from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.processes.programs import run, run_following
 from hpcjobs.site.models import Site
@@ -69,18 +69,20 @@ def build(
             f"site {site.name} ({site.path}) runs images by pyxis, and what is built here is Apptainer's",
             hint="enroot import makes a .sqsh file of an image in a registry",
         )
-    settled = settled_arguments(recipe, {**_base_arguments(base), **(arguments or {})})
-    digest = _digest_of(settled)
-    wanted = recipe_hash(recipe, settled, digest)
+    resolved = resolve_arguments(recipe, {**_base_arguments(base), **(arguments or {})})
+    digest = _digest_of(resolved)
+    expected_hash = recipe_hash(recipe, resolved, digest)
     image = _writable(folder_of(site)) / f"{recipe.name}{SUFFIX}"
     with _alone(image, say):
-        found = None if force else read_manifest(image)
-        if found is not None and found.recipe_hash == wanted:
-            return Built(image, found, new=False)
+        existing = None if force else read_manifest(image)
+        if existing is not None and existing.recipe_hash == expected_hash:
+            return Built(image, existing, new=False)
         started = time.time()
         with _workplace(site) as work:
             draft = work / image.name
-            _run(recipe, site, settled, draft, wheels=wheels, fakeroot=fakeroot, log=image.with_suffix(".log"), say=say)
+            _run(
+                recipe, site, resolved, draft, wheels=wheels, fakeroot=fakeroot, log=image.with_suffix(".log"), say=say
+            )
             check_whole(draft)
             say("looking into it")
             facts = look(site, str(draft))
@@ -90,9 +92,9 @@ def build(
             schema=1,
             name=recipe.name,
             recipe=str(recipe.path),
-            recipe_hash=wanted,
-            arguments=settled,
-            base=f"{settled.get('bootstrap', '')}:{settled.get('base', '')}".strip(":"),
+            recipe_hash=expected_hash,
+            arguments=resolved,
+            base=f"{resolved.get('bootstrap', '')}:{resolved.get('base', '')}".strip(":"),
             base_digest=digest,
             build_host=os.uname().nodename,
             built=started,
@@ -106,6 +108,14 @@ def build(
         os.replace(beside, image)
         write_beside(manifest_path(image), msgspec.json.format(msgspec.json.encode(manifest), indent=1), mode=0o644)
     return Built(image, manifest, new=True)
+
+
+def last_build(recipe: Recipe, site: Site) -> Manifest | None:
+    """The record of the image that ``recipe`` was built into before; None: there is none that can be read."""
+    try:
+        return read_manifest(folder_of(site) / f"{recipe.name}{SUFFIX}")
+    except ConfigError:  # a build with --force writes it anew
+        return None
 
 
 def _base_arguments(base: str | None) -> dict[str, str]:
@@ -157,7 +167,7 @@ def _alone(image: Path, say: Say) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            say(f"{image.parent} has no file locks: nobody else must build {image.name} meanwhile")
+            say(f"{image.parent} has no file locks: do not build {image.name} twice at the same time")
         yield
 
 
@@ -167,9 +177,9 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 @contextmanager
 def _workplace(site: Site) -> Iterator[Path]:
-    """A folder to build in, gone afterwards."""
-    said = site.containers.build_folder
-    root = None if said is None else Path(os.path.expandvars(said)).expanduser()
+    """A folder to build in, removed afterwards."""
+    configured = site.containers.build_folder
+    root = None if configured is None else Path(os.path.expandvars(configured)).expanduser()
     if root is not None:
         root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hpcjobs-build-", dir=root, ignore_cleanup_errors=True) as work:
@@ -193,14 +203,14 @@ def _run(
     seen = pip_settings.lay_out(work / "seen", at=SEEN, wheels=wheels, package=Path(hpcjobs.__file__).resolve().parent)
     command = [
         *(program_here(site), "build", *(("--fakeroot",) if fakeroot else ())),
-        *(word for source, target in seen for word in ("--bind", f"{source}:{target}")),
+        *(arg for source, target in seen for arg in ("--bind", f"{source}:{target}")),
         *("--build-arg-file", str(work / "arguments"), "--mksquashfs-args", "-comp zstd -Xcompression-level 3"),
         *(str(draft), str(recipe.path)),
     ]
     started, lines = time.monotonic(), list[str]()
     with log.open("w", encoding="utf-8") as file:
 
-        def told(line: str) -> None:
+        def log_line(line: str) -> None:
             file.write(f"{line}\n")
             lines.append(line)
             if step := _step(line):
@@ -208,7 +218,7 @@ def _run(
 
         try:
             code = run_following(
-                command, told, cwd=str(recipe.path.parent), env={"APPTAINER_TMPDIR": str(work / "tmp")}
+                command, log_line, cwd=str(recipe.path.parent), env={"APPTAINER_TMPDIR": str(work / "tmp")}
             )
         except CommandMissingError as error:
             raise CommandMissingError(f"{command[0]}: not found here", hint="build on a node: --submit") from error

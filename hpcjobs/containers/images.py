@@ -63,7 +63,7 @@ class Manifest(Frozen, frozen=True):
 
 
 class Image(NamedTuple):
-    """An image that somebody asked for by name or path."""
+    """An image that was requested by name or path."""
 
     name: str
     path: str
@@ -71,36 +71,38 @@ class Image(NamedTuple):
     fingerprint: str | None
     """None: no file."""
     facts: Facts | None
-    """None: nobody recorded them."""
+    """None: not recorded."""
 
 
-def expanded(text: str, site: Site, what: str) -> str:
+def expand_path(text: str, site: Site, what: str) -> str:
     """``text`` with ``~`` and ``$VARIABLES`` of this process.
 
     Raises:
         RequestError: a variable is not set here.
     """
-    found = Template(os.path.expanduser(text)).safe_substitute(os.environ)
-    if "$" in found:
+    expanded_text = Template(os.path.expanduser(text)).safe_substitute(os.environ)
+    if "$" in expanded_text:
         raise RequestError(f"{what} {text!r} of site {site.name} ({site.path}): variable not set here")
-    return found
+    return expanded_text
 
 
 def folder_of(site: Site) -> Path:
     """Where the site keeps what is built for it."""
-    return Path(expanded(site.containers.folder, site, "containers.folder"))
+    return Path(expand_path(site.containers.folder, site, "containers.folder"))
 
 
 def known(site: Site) -> dict[str, str]:
     """Name -> file of every image of the site: those it names, and those in its folder."""
     folder = folder_of(site)
     built = {path.name.removesuffix(SUFFIX): str(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
-    named = {name: expanded(path, site, f"containers.images.{name}") for name, path in site.containers.images.items()}
+    named = {
+        name: expand_path(path, site, f"containers.images.{name}") for name, path in site.containers.images.items()
+    }
     return built | {name: path if _is_reference(path) else str(folder / path) for name, path in named.items()}
 
 
-def find(word: str, site: Site, *, said: str) -> Image:
-    """The image called ``word``, or at that path (anything with a ``/`` or ``.sif``); ``said``: who asks for it.
+def find(name: str, site: Site, *, source: str) -> Image:
+    """The image called ``name``, or at that path (anything with a ``/`` or ``.sif``); ``source``: who asks for it.
 
     Raises:
         RequestError: the site runs no images, or has none of this name. ConfigError: its file is missing, unreadable,
@@ -108,18 +110,18 @@ def find(word: str, site: Site, *, said: str) -> Image:
     """
     if site.containers.runtime == "none":
         raise RequestError(
-            f"container {word!r} ({said}): site {site.name} ({site.path}) says no runtime",
+            f"container {name!r} ({source}): site {site.name} ({site.path}) says no runtime",
             hint="containers: {runtime: apptainer} in the site file, or singularity, or pyxis",
         )
-    if "/" in word or word.endswith((SUFFIX, ".sqsh")):
-        return _at(word, str(Path(word).expanduser().absolute()) if not _is_reference(word) else word, site.containers)
+    if "/" in name or name.endswith((SUFFIX, ".sqsh")):
+        return _at(name, str(Path(name).expanduser().absolute()) if not _is_reference(name) else name, site.containers)
     images = known(site)
-    if word not in images:
+    if name not in images:
         raise RequestError(
-            f"container {word!r} ({said}) is no image of site {site.name} ({site.path}) nor in {folder_of(site)}",
-            hint=f"{nearest(word, images)}; hpcjobs container build {word} --site {site.name} makes one of a recipe",
+            f"container {name!r} ({source}) is no image of site {site.name} ({site.path}) nor in {folder_of(site)}",
+            hint=f"{nearest(name, images)}; hpcjobs container build {name} --site {site.name} makes one of a recipe",
         )
-    return _at(word, images[word], site.containers)
+    return _at(name, images[name], site.containers)
 
 
 def read_manifest(image: Path) -> Manifest | None:
@@ -130,12 +132,12 @@ def read_manifest(image: Path) -> Manifest | None:
     """
     path = manifest_path(image)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{path}: {error}", hint="delete it: the next build writes it anew") from error
-    return found if image.is_file() and found.fingerprint == fingerprint(image) else None
+    return manifest if image.is_file() and manifest.fingerprint == fingerprint(image) else None
 
 
 def manifest_path(image: Path) -> Path:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.containers.images import Facts, expanded
+from hpcjobs.containers.images import Facts, expand_path
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.files import cache_dir
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.site.models import Site
 
 _PROBE = Path(__file__).with_name("probe.py")
-_TOLD_LINES = 8
+_TAIL_LINES = 8
 INSTALLED = "apptainer/bin/apptainer"
 """Where containers/install_apptainer.sh puts it, below a cache folder: the machine's or the user's."""
 PACKAGE = "/opt/hpcjobs"
@@ -44,9 +44,9 @@ def inside(site: Site, image: str, words: list[str], *, binds: tuple[str, ...] =
     Raises:
         CommandMissingError: the runtime is not on this machine.
     """
-    of_site = [expanded(bind, site, "containers.binds") for bind in site.containers.binds]
+    of_site = [expand_path(bind, site, "containers.binds") for bind in site.containers.binds]
     here = [bind for bind in of_site if os.path.exists(bind.split(":")[0])]
-    seen = [word for bind in (*here, *binds) for word in ("--bind", bind)]
+    seen = [arg for bind in (*here, *binds) for arg in ("--bind", bind)]
     try:
         return runner([program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", *seen, image, *words])
     except CommandMissingError as error:
@@ -65,14 +65,14 @@ def look(site: Site, image: str, *, runner: Runner = run) -> Facts:
     python = site.containers.python
     done = inside(site, image, [python, "-c", _PROBE.read_text(encoding="utf-8")], runner=runner)
     if done.code != 0:
-        raise HpcJobsError(f"image {image}: {said(done)}", hint=hint_for(done, site))
+        raise HpcJobsError(f"image {image}: {output_tail(done)}", hint=hint_for(done, site))
     return msgspec.json.decode(done.out.strip().splitlines()[-1], type=Facts)
 
 
-def said(done: Result) -> str:
+def output_tail(done: Result) -> str:
     """The last lines of a run that failed."""
     lines = (done.err.strip() or done.out.strip() or f"exit code {done.code}").splitlines()
-    return "\n  ".join(lines[-_TOLD_LINES:])
+    return "\n  ".join(lines[-_TAIL_LINES:])
 
 
 def hint_for(done: Result, site: Site) -> str | None:

@@ -18,18 +18,18 @@ _MANY = ("extra-index-url", "find-links", "trusted-host")
 def settings(environ: Mapping[str, str] | None = None) -> dict[str, list[str]]:
     """Key -> values, as pip would read them: the environment over the user's file over the machine's."""
     env = os.environ if environ is None else environ
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for path in _files(env):
         parser = configparser.RawConfigParser()
         parser.read(path, encoding="utf-8")
         for section in ("global", "install"):
             for key in KEYS:
                 if parser.has_option(section, key):
-                    found[key] = parser.get(section, key).split()
+                    settings[key] = parser.get(section, key).split()
     for key in KEYS:
         if value := env.get(f"PIP_{key.upper().replace('-', '_')}"):
-            found[key] = value.split()
-    return found
+            settings[key] = value.split()
+    return settings
 
 
 def _files(env: Mapping[str, str]) -> Iterator[Path]:
@@ -60,7 +60,7 @@ def lay_out(folder: Path, *, at: str, wheels: Path | None, package: Path) -> lis
         if key == "cert":
             shutil.copyfile(values[0], folder / "cert.pem")
             values = [f"{at}/cert.pem"]
-        told = []
+        mapped = []
         for number, value in enumerate(values):
             local = Path(value.removeprefix("file://"))
             if key in _MANY and local.is_absolute() and local.is_dir():
@@ -68,8 +68,8 @@ def lay_out(folder: Path, *, at: str, wheels: Path | None, package: Path) -> lis
                     value = seen(local, f"{key}{number}")
                 else:  # an index may point to files beside it
                     value = f"file://{seen(local.parent, f'{key}{number}')}/{local.name}"
-            told.append(value)
-        lines.append(f"{key} = " + "\n    ".join(told))
+            mapped.append(value)
+        lines.append(f"{key} = " + "\n    ".join(mapped))
     seen(package, f"python/{package.name}")
     if wheels is not None:
         seen(wheels, "wheels")

@@ -24,22 +24,22 @@ FAMILIES = (("Open MPI", "openmpi"), ("Intel", "intelmpi"))
 
 def versions() -> dict[str, str]:
     """Of the packages that are installed."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def torch_built_with() -> dict[str, str | None]:
     """CUDA and ROCm of torch, from its version file alone: importing torch takes seconds."""
     spec = find_spec("torch")
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if spec is not None and spec.origin is not None:
         path = os.path.join(os.path.dirname(spec.origin), "version.py")
         with open(path) as file:
-            exec(compile(file.read(), path, "exec"), told)
-    return {"cuda": told.get("cuda"), "rocm": told.get("hip")}
+            exec(compile(file.read(), path, "exec"), facts)
+    return {"cuda": facts.get("cuda"), "rocm": facts.get("hip")}
 
 
 def library(*names: str) -> ctypes.CDLL | None:
@@ -57,9 +57,9 @@ def mpi() -> str | None:
         return None
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     lib.MPI_Get_library_version(text, ctypes.byref(length))
-    said = text.value.decode(errors="replace")
-    number = re.search(r"\d+\.\d+(\.\d+)?", said)
-    family = next((name for sign, name in FAMILIES if sign in said), "mpich")
+    banner = text.value.decode(errors="replace")
+    number = re.search(r"\d+\.\d+(\.\d+)?", banner)
+    family = next((name for sign, name in FAMILIES if sign in banner), "mpich")
     return f"{family} {number[0] if number else '?'}"
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     """One line: the fields of `hpcjobs.containers.images.Facts`."""
     packages = versions()
     told_mpi = mpi()
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": packages.get("torch"),
         "horovod": packages.get("horovod"),
@@ -109,8 +109,8 @@ def main() -> None:
         "glibc": platform.libc_ver()[1] or None,
         "packages": packages,
     }
-    told.update(torch_built_with())
-    sys.stdout.write("\n" + json.dumps(told) + "\n")
+    facts.update(torch_built_with())
+    sys.stdout.write("\n" + json.dumps(facts) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
+from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 
 SUFFIX = ".def"
 _SECTION = re.compile(r"%(\w+)")
@@ -31,29 +32,62 @@ class Recipe(NamedTuple):
 
 def recipe_folders() -> tuple[Path, ...]:
     """Folders searched for ``NAME.def``, first match wins: here, and shipped."""
-    return (Path.cwd() / "containers", shipped("containers"))
+    return (Path.cwd() / "containers", data_folder("containers"))
 
 
 def recipes() -> dict[str, Path]:
     """Every recipe by its name."""
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for folder in recipe_folders():
         for path in sorted(folder.glob(f"*{SUFFIX}")):
-            found.setdefault(path.stem, path)
-    return found
+            by_name.setdefault(path.stem, path)
+    return by_name
 
 
-def read_recipe(word: str) -> Recipe:
-    """The recipe called ``word``, or in the file ``word`` (anything with a ``/`` or ``.def``).
+def project_recipes() -> tuple[Path, ...]:
+    """The recipes of the current folder, which a command that names them builds only where they are trusted."""
+    folder, *others = recipe_folders()
+    return tuple(sorted(folder.glob(f"*{SUFFIX}"))) if is_project_folder(folder, *others) else ()
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe called ``name``, or in the file ``name``, to be built.
+
+    A file that is named by its path is taken as it is.
+
+    Raises:
+        RequestError: there is none. ConfigError: it cannot be read, or is a project's and not trusted.
+    """
+    recipe = read_recipe(name)
+    if not _is_path(name) and recipe.path in project_recipes() and not is_trusted(recipe.path, recipe_content(recipe)):
+        raise refusal_of_file("recipe", recipe.path)
+    return recipe
+
+
+def recipe_content(recipe: Recipe) -> str:
+    """What is trusted of a recipe: its text, and that of the files that it takes in."""
+    files = (f"\0{path}\0{_hash(path) if path.is_file() else ''}" for path in recipe.files)
+    return recipe.text + "".join(files)
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith(SUFFIX)
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe called ``name``, or in the file ``name`` (anything with a ``/`` or ``.def``).
 
     Raises:
         RequestError: there is none of this name. ConfigError: it cannot be read.
     """
-    is_path = "/" in word or word.endswith(SUFFIX)
-    path = Path(word).expanduser().absolute() if is_path else recipes().get(word)
+    path = Path(name).expanduser().absolute() if _is_path(name) else recipes().get(name)
     if path is None:
         looked = ", ".join(str(folder) for folder in dict.fromkeys(recipe_folders()))
-        raise RequestError(f"no recipe {word!r} in {looked}", hint=nearest(word, recipes()))
+        raise RequestError(f"no recipe {name!r} in {looked}", hint=nearest(name, recipes()))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,20 +98,20 @@ def read_recipe(word: str) -> Recipe:
     return Recipe(path.stem, path, text, _arguments(path, sections), tuple(files), about)
 
 
-def settled_arguments(recipe: Recipe, said: Mapping[str, str]) -> dict[str, str]:
-    """The recipe's arguments with what was said over its defaults.
+def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
+    """The recipe's arguments with the given ones in place of its defaults.
 
     Raises:
         RequestError: it has no such argument, or a value holds what Apptainer's templates cannot.
     """
-    for name, value in said.items():
+    for name, value in given.items():
         if name not in recipe.arguments:
             raise RequestError(f"recipe {recipe.path} has no argument {name!r}", hint=nearest(name, recipe.arguments))
         if any(ord(char) < 32 for char in value) or "{{" in value or "}}" in value:
             raise RequestError(
                 f"argument {name}={value!r}: neither control characters nor braces can stand in a recipe"
             )
-    return {**recipe.arguments, **said}
+    return {**recipe.arguments, **given}
 
 
 def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str | None) -> str:
@@ -86,34 +120,34 @@ def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str |
     Raises:
         ConfigError: a file that the recipe takes in is not there.
     """
-    told = hashlib.sha256(recipe.text.encode())
+    digest = hashlib.sha256(recipe.text.encode())
     for name in sorted(arguments):
-        told.update(f"\0{name}={arguments[name]}".encode())
+        digest.update(f"\0{name}={arguments[name]}".encode())
     for path in recipe.files:
         if not path.is_file():
             raise ConfigError(f"recipe {recipe.path}: %files: there is no file {path}")
-        told.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
-    told.update(f"\0{base_digest}".encode())
-    return told.hexdigest()[:16]
+        digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+    digest.update(f"\0{base_digest}".encode())
+    return digest.hexdigest()[:16]
 
 
 def _sections(text: str) -> dict[str, list[str]]:
     """The lines of each section that hold something."""
-    found: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in text.splitlines():
         if match := _SECTION.match(line):
-            lines = found.setdefault(match[1], [])
+            lines = sections.setdefault(match[1], [])
         elif lines is not None and line.strip() and not line.lstrip().startswith("#"):
             lines.append(line.strip())
-    return found
+    return sections
 
 
 def _arguments(path: Path, sections: Mapping[str, list[str]]) -> dict[str, str]:
-    found = {}
+    arguments = {}
     for line in sections.get("arguments", ()):
         name, equals, value = line.partition("=")
         if not equals or not name.isidentifier():
             raise ConfigError(f"recipe {path}: %arguments: {line!r} is not NAME=VALUE")
-        found[name] = value.strip('"')
-    return found
+        arguments[name] = value.strip('"')
+    return arguments

@@ -18,14 +18,8 @@ _HEADER = struct.Struct("<32s10s3s3s16s8q")
 descriptors and of data."""
 _DESCRIPTOR = struct.Struct("<i?IIIqqqqqqq128s384s")
 _PARTITION, _SQUASHFS = 0x4004, b"hsqs"
-_TOLD = 64 << 10
+_HEAD_BYTES = 64 << 10
 """Bytes at the beginning that differ between any two builds: the header's id and times, the table of contents."""
-
-
-def is_sif(path: Path) -> bool:
-    """Whether the file begins like one."""
-    with path.open("rb") as file:
-        return file.read(_HEADER.size)[32:42] == MAGIC
 
 
 def check_whole(path: Path) -> None:
@@ -63,8 +57,8 @@ def fingerprint(path: Path) -> str:
     The job script computes the same by stat, head and sha256sum.
     """
     with path.open("rb") as file:
-        told = f"{os.fstat(file.fileno()).st_size}\n".encode() + file.read(_TOLD)
-    return hashlib.sha256(told).hexdigest()[:16]
+        head = f"{os.fstat(file.fileno()).st_size}\n".encode() + file.read(_HEAD_BYTES)
+    return hashlib.sha256(head).hexdigest()[:16]
 
 
 def sha256(path: Path) -> str:

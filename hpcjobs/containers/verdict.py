@@ -11,8 +11,8 @@ import msgspec
 
 import hpcjobs
 from hpcjobs.containers.cuda import as_numbers, least_driver
-from hpcjobs.containers.images import Facts, Image, Manifest, expanded, read_manifest
-from hpcjobs.containers.look import PACKAGE, hint_for, inside, look, program_here, said
+from hpcjobs.containers.images import Facts, Image, Manifest, expand_path, read_manifest
+from hpcjobs.containers.look import PACKAGE, hint_for, inside, look, output_tail, program_here
 from hpcjobs.containers.sif import sha256
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.processes.programs import Runner, run
@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ImageVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """All that ``hpcjobs container check`` tells."""
 
     image: str
@@ -44,14 +44,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return any(finding.level == "error" for finding in self.findings)
 
 
-def check(image: Image, site: Site, *, runner: Runner = run) -> Verdict:
+def check(image: Image, site: Site, *, runner: Runner = run) -> ImageVerdict:
     """Start ``image`` here, look into it, and hold it against ``site`` and this machine.
 
     Raises:
         CommandMissingError: no runtime on this machine.
     """
-    facts, found = _inside(image, site, runner)
-    return Verdict(image=image.path, site=site.name, facts=facts, findings=(*_file(image), *found, *_binds(site)))
+    facts, findings = _inside(image, site, runner)
+    return ImageVerdict(
+        image=image.path, site=site.name, facts=facts, findings=(*_file(image), *findings, *_binds(site))
+    )
 
 
 def _inside(image: Image, site: Site, runner: Runner) -> tuple[Facts | None, list[Finding]]:
@@ -99,7 +101,7 @@ def _package(image: Image, site: Site, runner: Runner) -> Iterator[Finding]:
     if done.code == 0:
         yield Finding("good", "hpcjobs", f"{source} can be bound and imported")
     else:
-        yield Finding("error", "hpcjobs", f"{source}: {said(done)}", hint_for(done, site))
+        yield Finding("error", "hpcjobs", f"{source}: {output_tail(done)}", hint_for(done, site))
 
 
 def _mpi(facts: Facts, site: Site, runner: Runner) -> Iterator[Finding]:
@@ -121,10 +123,10 @@ def _mpi(facts: Facts, site: Site, runner: Runner) -> Iterator[Finding]:
         pmix = f", PMIx {facts.pmix}" if facts.pmix else ""
         yield Finding("good", "mpi", f"{facts.mpi}{pmix} and srun --mpi={site.mpi}")
     if kind is not None and site.scheduler == "slurm":
-        yield from _offered(site, runner)
+        yield from _check_mpi_type(site, runner)
 
 
-def _offered(site: Site, runner: Runner) -> Iterator[Finding]:
+def _check_mpi_type(site: Site, runner: Runner) -> Iterator[Finding]:
     """Whether this machine's srun has the type that the site says."""
     env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
     try:
@@ -132,7 +134,7 @@ def _offered(site: Site, runner: Runner) -> Iterator[Finding]:
     except CommandMissingError:
         return
     words = set(re.findall(r"^\s*(?:srun: )?(\w+)\s*$|(pmix_v\d+)", done.out + done.err, re.MULTILINE))
-    offered = {word for pair in words for word in pair if word}
+    offered = {name for pair in words for name in pair if name}
     if done.code != 0 or not offered:
         yield Finding("warning", "mpi", "no srun answers here: what types it has is not known", "check on a login node")
     elif site.mpi not in offered:
@@ -145,23 +147,23 @@ def _cuda(facts: Facts, runner: Runner) -> Iterator[Finding]:
     if least is None:
         return
     try:
-        told = runner(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).out.split()
+        versions = runner(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).out.split()
     except CommandMissingError:
-        told = []
-    if not told:
+        versions = []
+    if not versions:
         text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has none"
         yield Finding("warning", "cuda", text, "check on a GPU node; a job looks before it starts")
-    elif as_numbers(told[0]) < as_numbers(least):
-        text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has {told[0]}"
+    elif as_numbers(versions[0]) < as_numbers(least):
+        text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has {versions[0]}"
         yield Finding("error", "cuda", text, "an image with an older CUDA, or a newer driver on the nodes")
     else:
-        yield Finding("good", "cuda", f"CUDA {facts.cuda} and driver {told[0]}")
+        yield Finding("good", "cuda", f"CUDA {facts.cuda} and driver {versions[0]}")
 
 
 def _binds(site: Site) -> Iterator[Finding]:
     for text in site.containers.binds:
         try:
-            source = Path(expanded(text, site, "containers.binds").split(":")[0])
+            source = Path(expand_path(text, site, "containers.binds").split(":")[0])
             missing = not source.exists()
         except PermissionError:
             missing = True

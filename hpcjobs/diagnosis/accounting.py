@@ -57,14 +57,16 @@ def read_account(job_id: str, *, env: dict[str, str], runner: Runner = run) -> A
     accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [])
     if accounted is None or shown is None:
         return accounted or shown
-    # The accounting lags behind a job that has just ended.
-    state = shown.state if not accounted.state.ended else accounted.state
-    return accounted._replace(state=state, log=shown.log, work_dir=shown.work_dir or accounted.work_dir)
+    account = accounted._replace(log=shown.log, work_dir=shown.work_dir or accounted.work_dir)
+    if accounted.state.ended:
+        return account
+    # The accounting lags behind a job that has just ended, and keeps no reason of one that waits (Slurm 24.11).
+    return account._replace(state=shown.state, reason=shown.reason)
 
 
 def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run) -> tuple[str, ...]:
-    """Nodes of a job that failed, by the accounting's events; those that are down or drained now, where it has "
-    "none."""
+    """Nodes of a job that failed, by the accounting's events; those that are down or drained now, where it has
+    none."""
     names = ",".join(account.nodes)
     if not names:
         return ()

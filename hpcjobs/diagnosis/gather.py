@@ -156,7 +156,7 @@ def _with_run_folder(facts: Facts, entry: Entry, record: JobRecord) -> Facts:
         nodes=facts.nodes or _nodes(state.nodes if state else record.node_list),
         ranks_per_node=job.get("ntasks_per_node"),
         tasks_are_ranks=job.get("launcher") not in _ONE_TASK_PER_NODE,
-        bundled_trainer=any(str(word).startswith(_BUNDLED) for word in job.get("argv", [])),
+        bundled_trainer=any(str(arg).startswith(_BUNDLED) for arg in job.get("argv", [])),
     )
 
 
@@ -171,7 +171,7 @@ def _nodes(text: str | None) -> tuple[str, ...]:
 
 
 def _foreign_logs(job_id: str, account: Account) -> list[Path]:
-    """What scontrol names, or the file that sbatch writes unless told otherwise."""
+    """What scontrol names, or the file that sbatch writes by default."""
     if account.log is not None:
         return [Path(account.log)] if os.path.exists(account.log) else []
     default = Path(account.work_dir or ".", f"slurm-{job_id}.out")

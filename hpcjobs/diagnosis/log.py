@@ -16,7 +16,7 @@ _BLOCK = 1 << 20
 
 # How launchers name the rank of a line: hpcjobs and `srun --label`, torch, horovodrun and `mpirun --tag-output`.
 _LABELS = (
-    re.compile(r" *0*(?P<rank>\d{1,6}): ?(?P<text>.*)"),
+    re.compile(r" *0*(?P<rank>\d{1,6}):(?!\d\d\b) ?(?P<text>.*)"),  # `12:30:45` is a time of day
     re.compile(r"\[rank(?P<rank>\d+)\]: ?(?P<text>.*)"),
     re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]<std(?:err|out)>: ?(?P<text>.*)"),
 )
@@ -46,7 +46,7 @@ def read_lines(path: Path) -> list[Line]:
     Raises:
         OSError: it cannot be read.
     """
-    if not path.is_file() and path.exists():  # of a pipe nobody would know the end
+    if not path.is_file() and path.exists():  # a pipe has no known end
         raise OSError(errno.EINVAL, "no regular file", str(path))
     with path.open("rb") as file:
         skipped = max(0, file.seek(0, 2) - READ_BYTES)

@@ -78,8 +78,8 @@ def _first_match(line: Line, rules: Sequence[Rule]) -> Match | None:
     if not may_explain(line.text):
         return None
     for rule in rules:
-        if found := rule.pattern.search(line.text):
-            return Match(rule, line, _values(found))
+        if match := rule.pattern.search(line.text):
+            return Match(rule, line, _values(match))
     return None
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.diagnosis.starts import Cost, Estimate, estimate_cost, estimate_start
+from hpcjobs.diagnosis.cost import Cost, estimate_cost
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Job, JobSpec
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.site.library import find_default_site, list_sites, load_site
+from hpcjobs.scheduler.slurm.start_estimate import Estimate, estimate_start
+from hpcjobs.site.library import find_default_site, load_site
 from hpcjobs.site.models import Site
+from hpcjobs.site.search import list_sites
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
             estimate = estimate_start(job, runner=runner)
             remark = None if estimate.start or estimate.refusal else "Slurm has no estimate"
         else:
-            remark = "no Slurm of this site can be asked from here"
+            remark = "no Slurm of this site answers here"
     return Placement(
         site=site.name,
         partition=job.resources.partition or None,

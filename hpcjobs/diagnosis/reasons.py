@@ -81,9 +81,9 @@ _PREFIXES: tuple[tuple[str, Reason], ...] = (
 )
 
 
-def explain_reason(word: str | None) -> Reason:
+def explain_reason(code: str | None) -> Reason:
     """What Slurm's reason means; of one that is not known, the word itself."""
-    name = (word or "None").strip("()")
+    name = (code or "None").strip("()")
     for candidate in (name, name.split(",")[0].strip()):
         if candidate in REASONS:
             return REASONS[candidate]

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import msgspec
 
+from hpcjobs.diagnosis.cost import Cost
 from hpcjobs.diagnosis.placement import Placement, place
-from hpcjobs.diagnosis.starts import Cost, estimate_options
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.models import Job, JobSpec
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest, resolve_again
 from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count
+from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Resources
 from hpcjobs.units import slurm_time
@@ -23,7 +24,7 @@ from hpcjobs.units import slurm_time
 SOONER_S = 60.0
 """A start that is less than this sooner is not suggested; of starts that lie closer together, the cheaper is better."""
 _LARGEST_SEARCH = 24
-"""So many alternatives are asked for at most: each is a question to the controller."""
+"""The most alternatives that are tried: each is a question to the controller."""
 _SHARES = (1.0, 0.5, 0.25)
 """Of the time limit."""
 _SHORTEST_S = 60
@@ -70,7 +71,7 @@ def find_sooner_foreign(
     def ask(partition: str, count: int, seconds: int) -> Placement:
         share = [] if tasks is None else [f"--ntasks={max(count, tasks * count // nodes)}"]
         options = [*same, *share, f"--partition={partition}", f"--nodes={count}", f"--time={slurm_time(seconds)}"]
-        estimate = estimate_options(options, slurm_conf=slurm_conf, runner=runner)
+        estimate = ask_sbatch([*options, "--wrap=true"], slurm_conf=slurm_conf, runner=runner)
         cost = Cost(count * seconds / 3600)
         return Placement("-", partition, estimate.refusal is None, count, slurm_time(seconds), estimate.start, cost)
 

@@ -6,7 +6,7 @@ import sys
 
 from hpcjobs.discovery.facts import Association, Cluster, Qos
 from hpcjobs.discovery.partitions import Identity, describe_partitions, is_name
-from hpcjobs.discovery.proposal import Answers, Draft, Entry, Omission, PartitionEntry
+from hpcjobs.discovery.proposal import Answers, Draft, Omission, PartitionEntry, SiteEntry
 from hpcjobs.discovery.questions import list_questions
 from hpcjobs.discovery.software import TOPICS, modules_of
 from hpcjobs.errors import RequestError, nearest
@@ -105,18 +105,18 @@ def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple
     )
 
 
-def _cluster_entries(cluster: Cluster) -> list[Entry]:
+def _cluster_entries(cluster: Cluster) -> list[SiteEntry]:
     config = cluster.config
     nodes = len(cluster.nodes)
-    entries = [Entry("description", f"Slurm {config.version or ''}, {nodes} nodes".replace(" ,", ","), "")]
+    entries = [SiteEntry("description", f"Slurm {config.version or ''}, {nodes} nodes".replace(" ,", ","), "")]
     if config.cluster is not None:
-        entries.append(Entry("cluster", config.cluster, "scontrol show config: ClusterName"))
+        entries.append(SiteEntry("cluster", config.cluster, "scontrol show config: ClusterName"))
     if cluster.slurm_conf is not None:
-        entries.append(Entry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init"))
+        entries.append(SiteEntry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init"))
     return entries
 
 
-def _account_entries(cluster: Cluster, identity: Identity, answers: Answers, time: str) -> list[Entry]:
+def _account_entries(cluster: Cluster, identity: Identity, answers: Answers, time: str) -> list[SiteEntry]:
     defaults: dict[str, object] = {"time": time}
     origin = ["time: --time" if answers.time else "time: chosen, for jobs that name none"]
     if answers.account is not None:
@@ -129,16 +129,16 @@ def _account_entries(cluster: Cluster, identity: Identity, answers: Answers, tim
     if answers.qos is not None:
         defaults["qos"] = answers.qos
         origin.append("qos: --qos")
-    entries = [Entry("defaults", defaults, "; ".join(origin))]
+    entries = [SiteEntry("defaults", defaults, "; ".join(origin))]
     qos = _own_qos(cluster, identity)
     if qos and all(is_name(one.name) for one in qos):
         limits = {one.name: one.max_wall or "" for one in qos}
-        entries.append(Entry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
+        entries.append(SiteEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
         if identity.default_qos in limits and answers.qos is None:
-            entries.append(Entry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS"))
+            entries.append(SiteEntry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS"))
     own = [a for a in identity.associations or () if a.account == identity.account]
     if limits_of_jobs := _submit_limits(own, _qos_named(cluster, identity.default_qos)):
-        entries.append(Entry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS"))
+        entries.append(SiteEntry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS"))
     return entries
 
 
@@ -156,20 +156,24 @@ def _submit_limits(associations: list[Association], qos: Qos | None) -> list[int
     return [limit for limit in limits if limit]
 
 
-def _request_entries(cluster: Cluster, partitions: tuple[PartitionEntry, ...], answers: Answers) -> list[Entry]:
+def _request_entries(cluster: Cluster, partitions: tuple[PartitionEntry, ...], answers: Answers) -> list[SiteEntry]:
     entries = []
     if any(node.gpus for node in cluster.nodes) and cluster.config.select_type is not None:
         modern = cluster.config.select_type == "select/cons_tres"
         value = "gpus-per-node" if modern else "gres"
-        entries.append(Entry("gpu_request", value, f"scontrol show config: SelectType = {cluster.config.select_type}"))
+        entries.append(
+            SiteEntry("gpu_request", value, f"scontrol show config: SelectType = {cluster.config.select_type}")
+        )
+    if cluster.licenses and all(name.isprintable() for name, _ in cluster.licenses):
+        entries.append(SiteEntry("licenses", dict(cluster.licenses), "scontrol show licenses"))
     default, types = cluster.config.mpi_default, cluster.mpi_types or ()
     if answers.mpi is not None:
-        entries.append(Entry("mpi", answers.mpi, "--mpi"))
+        entries.append(SiteEntry("mpi", answers.mpi, "--mpi"))
     elif default in (None, "none") and (offered := [mpi for mpi in ("pmix", "cray_shasta", "pmi2") if mpi in types]):
         origin = f"srun --mpi=list: {', '.join(types)}; scontrol show config: MpiDefault = {default}"
-        entries.append(Entry("mpi", offered[0], origin))
+        entries.append(SiteEntry("mpi", offered[0], origin))
     if not _is_one_host(cluster):
-        entries.append(Entry("node_local", list(_NODE_LOCAL), "chosen: folders that each node has for itself"))
+        entries.append(SiteEntry("node_local", list(_NODE_LOCAL), "chosen: folders that each node has for itself"))
     return entries
 
 
@@ -178,7 +182,7 @@ def _is_one_host(cluster: Cluster) -> bool:
     return {node.name for node in cluster.nodes} <= {cluster.host, cluster.host.partition(".")[0]}
 
 
-def _answered_entries(answers: Answers) -> list[Entry]:
+def _answered_entries(answers: Answers) -> list[SiteEntry]:
     environment = {key: value for key in ("conda", "venv") if (value := getattr(answers, key)) is not None}
     values: list[tuple[str, object, str]] = [
         ("interface", answers.interface, "--interface"),
@@ -188,20 +192,22 @@ def _answered_entries(answers: Answers) -> list[Entry]:
         ("run_root", answers.run_root, "--run-root"),
         ("login", answers.login, "--login"),
     ]
-    return [Entry(key, value, origin) for key, value, origin in values if value is not None]
+    return [SiteEntry(key, value, origin) for key, value, origin in values if value is not None]
 
 
-def _software_entries(cluster: Cluster, answers: Answers) -> list[Entry]:
+def _software_entries(cluster: Cluster, answers: Answers) -> list[SiteEntry]:
     entries = []
     if answers.module_init is not None:
-        entries.append(Entry("module_init", answers.module_init, "--module-init"))
+        entries.append(SiteEntry("module_init", answers.module_init, "--module-init"))
     elif cluster.modules is not None and cluster.modules.init is not None:
-        entries.append(Entry("module_init", cluster.modules.init, f"{cluster.modules.system} of a login shell here"))
+        entries.append(
+            SiteEntry("module_init", cluster.modules.init, f"{cluster.modules.system} of a login shell here")
+        )
     if answers.container_runtime is not None:
-        entries.append(Entry("containers", {"runtime": answers.container_runtime}, "--container-runtime"))
+        entries.append(SiteEntry("containers", {"runtime": answers.container_runtime}, "--container-runtime"))
     elif cluster.runtimes:
         first = cluster.runtimes[0]
-        entries.append(Entry("containers", {"runtime": first.name}, first.origin))
+        entries.append(SiteEntry("containers", {"runtime": first.name}, first.origin))
     return entries
 
 

@@ -31,6 +31,17 @@ class Node(NamedTuple):
     gpu_model: str | None
     """``None``: no GPU, no type, or GPUs of several types in the node."""
     features: tuple[str, ...]
+    gpu_models: tuple[str, ...] = ()
+    """``TYPE:COUNT`` of each type, where the node has several (MIG slices)."""
+    state: str | None = None
+    reason: str | None = None
+    """Why it is drained or down."""
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether no job starts on it: it is drained, draining, down or failing."""
+        flags = set((self.state or "").upper().replace("*", "").split("+"))
+        return not flags.isdisjoint(("DRAIN", "DOWN", "FAIL", "FUTURE", "POWERED_DOWN_FAILED"))
 
 
 class PartitionInfo(NamedTuple):
@@ -57,6 +68,8 @@ class PartitionInfo(NamedTuple):
     preempt_mode: str | None
     priority_tier: int | None
     grace_s: int | None
+    exclusive: bool = False
+    """OverSubscribe=EXCLUSIVE: each job has its nodes for itself."""
 
 
 class Association(NamedTuple):
@@ -118,3 +131,5 @@ class Cluster(NamedTuple):
     host: str
     slurm_conf: str | None
     """SLURM_CONF of the environment."""
+    licenses: tuple[tuple[str, int], ...] | None = None
+    """Name and number of each licence that Slurm counts."""

@@ -61,7 +61,7 @@ def describe_partitions(
 
 def _describe(partition: PartitionInfo, cluster: Cluster, identity: Identity, time: str) -> PartitionEntry | Omission:
     nodes = [node for node in cluster.nodes if partition.name in node.partitions]
-    if (reason := _unusable(partition, nodes, cluster.user_groups)) is not None:
+    if (reason := unusable_reason(partition, nodes, cluster.user_groups)) is not None:
         return Omission(partition.name, reason)
     account, reason = _choose(identity.accounts, partition.allow_accounts, partition.deny_accounts, "account")
     if reason is not None:
@@ -79,6 +79,8 @@ def _describe(partition: PartitionInfo, cluster: Cluster, identity: Identity, ti
         defaults["time"] = partition.max_time
     if partition.min_nodes is not None and partition.min_nodes > 1:
         defaults["nodes"] = partition.min_nodes
+    if partition.exclusive:
+        defaults["exclusive"] = True
     shape, notes = _nodes(nodes)
     if partition.state not in (None, "UP"):
         notes += (f"its state was {partition.state}: jobs wait",)
@@ -99,7 +101,7 @@ def _describe(partition: PartitionInfo, cluster: Cluster, identity: Identity, ti
     )
 
 
-def _unusable(partition: PartitionInfo, nodes: Sequence[Node], groups: frozenset[str]) -> str | None:
+def unusable_reason(partition: PartitionInfo, nodes: Sequence[Node], groups: frozenset[str]) -> str | None:
     """Why no job of this user can run there."""
     if not is_name(partition.name):
         return "a site file cannot hold its name"
@@ -112,7 +114,7 @@ def _unusable(partition: PartitionInfo, nodes: Sequence[Node], groups: frozenset
     if partition.allow_groups is not None and not groups & {*partition.allow_groups}:
         return f"AllowGroups={','.join(partition.allow_groups)}: you are in none of them"
     if not nodes:
-        return "scontrol shows none of its nodes"
+        return "scontrol shows none of its nodes (of cloud nodes that are off, only where PrivateData has cloud)"
     return None
 
 
@@ -152,19 +154,23 @@ class _Shape(NamedTuple):
     mem_mb: int | None
     gpus: int
     gpu_model: str | None
+    gpu_models: tuple[str, ...]
     features: tuple[str, ...]
 
 
 def _shape(node: Node, *, features: bool) -> _Shape:
     model = node.gpu_model if node.gpu_model is not None and is_name(node.gpu_model) else None
-    return _Shape(node.cpus, node.mem_mb, node.gpus, model, node.features if features else ())
+    models = node.gpu_models if all(is_name(text.rpartition(":")[0]) for text in node.gpu_models) else ()
+    return _Shape(node.cpus, node.mem_mb, node.gpus, model, models, node.features if features else ())
 
 
 def _mapping(shape: _Shape, *, features: bool) -> dict[str, object]:
     values: dict[str, object] = {"cpus": shape.cpus}
     if shape.mem_mb is not None:
         values["mem"] = _memory(shape.mem_mb)
-    if shape.gpus:
+    if shape.gpu_models:
+        values["gpu_models"] = list(shape.gpu_models)
+    elif shape.gpus:
         values["gpus"] = shape.gpus
     if shape.gpu_model is not None:
         values["gpu_model"] = shape.gpu_model

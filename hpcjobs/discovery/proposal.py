@@ -24,7 +24,7 @@ class Answers(NamedTuple):
     login: str | None = None
 
 
-class Entry(NamedTuple):
+class SiteEntry(NamedTuple):
     """One key of the file with its value, as YAML has it, and the origin of the value."""
 
     key: str
@@ -60,7 +60,7 @@ class Draft(NamedTuple):
     """A site file before it is written."""
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[SiteEntry, ...]
     partitions: tuple[PartitionEntry, ...]
     omissions: tuple[Omission, ...]
     notes: tuple[str, ...]

@@ -15,7 +15,7 @@ from hpcjobs.discovery.accounts import (
     qos_command,
 )
 from hpcjobs.discovery.facts import Accounting, Cluster
-from hpcjobs.discovery.slurm_config import parse_config, parse_nodes, parse_partitions
+from hpcjobs.discovery.slurm_config import parse_config, parse_licenses, parse_nodes, parse_partitions
 from hpcjobs.discovery.software import MODULES_COMMAND, container_runtimes, parse_modules, parse_mpi_types
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run
@@ -25,6 +25,7 @@ from hpcjobs.user import user_name
 CONFIG = ("scontrol", "show", "config")
 PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
 NODES = ("scontrol", "--all", "--oneliner", "show", "node")
+LICENSES = ("scontrol", "--oneliner", "show", "licenses")
 MPI_LIST = ("srun", "--mpi=list")
 SRUN_HELP = ("srun", "--help")
 SACCT = ("sacct", "--noheader", "--parsable2", "--starttime=now", "--format=JobID")
@@ -51,6 +52,7 @@ def read_cluster(slurm: Slurm, runner: Runner = run) -> Cluster:
         user_groups=_group_names(),
         host=os.uname().nodename,
         slurm_conf=os.environ.get("SLURM_CONF") or None,
+        licenses=None if (licenses := _query(slurm, LICENSES)) is None else parse_licenses(licenses),
     )
 
 

@@ -10,7 +10,9 @@ from hpcjobs.scheduler.slurm.table import Row
 
 _SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
 _FIELD = re.compile(r"([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
-_GPU = re.compile(r"gpu(?::(?P<model>[A-Za-z][^:()=]*))?(?::(?P<count>\d+)(?P<kilo>K?))?\Z", re.ASCII)
+_GPU = re.compile(
+    r"gpu(?::(?P<model>(?=[^:()=]*[A-Za-z])[^:()=]+|\d+(?=:)))?(?::(?P<count>\d+)(?P<kilo>K?))?\Z", re.ASCII
+)
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE")
 _PLACE = re.compile(r"\([^)]*\)")
 """Sockets or indices of a GRES: ``gpu:a100:4(S:0-1)``."""
@@ -51,12 +53,20 @@ def split_list(value: str | None) -> tuple[str, ...]:
     return tuple(filter(None, (value or "").split(",")))
 
 
-def parse_gpus(gres: str) -> tuple[int, str | None]:
-    """The count and the one model of ``gpu:a100:4(S:0-1),nvme:1``; several models give None."""
-    matches = [match for part in _PLACE.sub("", gres).split(",") if (match := _GPU.match(part))]
-    models = {match["model"] for match in matches}
-    count = sum(int(match["count"] or 1) * (1024 if match["kilo"] else 1) for match in matches)
-    return count, models.pop() if len(models) == 1 else None
+def parse_gpus(gres: str) -> dict[str | None, int]:
+    """The GPUs of ``gpu:a100:4(S:0-1),nvme:1`` by type; None: without one."""
+    counts: dict[str | None, int] = {}
+    for part in _PLACE.sub("", gres).split(","):
+        if match := _GPU.match(part):
+            count = int(match["count"] or 1) * (1024 if match["kilo"] else 1)
+            counts[match["model"]] = counts.get(match["model"], 0) + count
+    return counts
+
+
+def parse_licenses(out: str) -> tuple[tuple[str, int], ...]:
+    """Name and number of each licence of ``scontrol --oneliner show licenses``."""
+    rows = _records(out, "LicenseName")
+    return tuple((row.raw("LicenseName"), row.count("Total") or 0) for row in rows)
 
 
 def _records(out: str, first: str) -> Iterator[Row]:
@@ -88,6 +98,7 @@ def _partition(row: Row) -> PartitionInfo:
         preempt_mode=row.text("PreemptMode"),
         priority_tier=row.count("PriorityTier"),
         grace_s=row.count("GraceTime"),
+        exclusive=row.raw("OverSubscribe") == "EXCLUSIVE",
     )
 
 
@@ -97,13 +108,17 @@ def _unless_all(value: str | None) -> tuple[str, ...] | None:
 
 def _node(row: Row) -> Node:
     memory = row.count("RealMemory")
-    gpus, model = parse_gpus(row.raw("Gres"))
+    gpus = parse_gpus(row.raw("Gres"))
+    typed = [model for model in gpus if model is not None]
     return Node(
         name=row.raw("NodeName"),
         partitions=frozenset(split_list(row.text("Partitions"))),
         cpus=row.count("CPUEfctv") or row.count("CPUTot") or 0,
         mem_mb=None if memory is None or memory <= _UNSET_MEMORY_MB else memory - (row.count("MemSpecLimit") or 0),
-        gpus=gpus,
-        gpu_model=model,
+        gpus=sum(gpus.values()),
+        gpu_model=typed[0] if len(gpus) == 1 and typed else None,
         features=split_list(row.text("AvailableFeatures")),
+        gpu_models=tuple(f"{model}:{gpus[model]}" for model in typed) if 1 < len(typed) == len(gpus) else (),
+        state=row.text("State"),
+        reason=row.text("Reason"),
     )

@@ -26,14 +26,14 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 def sums(by_step: dict[int, float]) -> dict[int, float]:
     """Step -> sum of all losses up to it: a run that was stopped has a line more, over fewer steps each."""
-    found, total, before = {}, 0.0, 0
+    sums, total, before = {}, 0.0, 0
     for step, mean in sorted(by_step.items()):
         total += mean * (step - before)
-        found[step], before = total, step
-    return found
+        sums[step], before = total, step
+    return sums
 
 
-def compared(one: Path, other: Path) -> Losses:
+def compare(one: Path, other: Path) -> Losses:
     """Losses where both runs have the same lines, else their sums up to the same step."""
     first, second = losses(one), losses(other)
     rounding = 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hpcjobs
-from hpcjobs.drills.compare import compared
+from hpcjobs.drills.compare import compare
 from hpcjobs.drills.faults import FAULTS, Fault, Target, taken_by
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.models import Plan
@@ -25,13 +25,13 @@ PROGRAM = ("ddp", "--workload", "lm", "--train-samples", "512", "--log-every", "
 STEPS_OF = {"timeout": "1500", "full-disk": "600"}
 RETRIES = "timeout=∞,preempt=∞,node=3,error=0"
 LAYOUT = {"slurm": {"nodes": 2}, "local": {"ntasks_per_node": 2}}
-"""Two ranks, as far from each other as the site allows, unless something else is asked for."""
+"""Two ranks by default, as far from each other as the site allows."""
 POLL_S = 0.2
 FULL_S = 8.0
 """Seconds for which the disk is full."""
 
 
-class Verdict(NamedTuple):
+class DrillVerdict(NamedTuple):
     """What a drill has shown."""
 
     fault: str
@@ -65,7 +65,7 @@ def drill(
     timeout_s: float = 1800.0,
     say: Callable[[str], None] = lambda line: None,
     options: Mapping[str, object] | None = None,
-) -> Verdict:
+) -> DrillVerdict:
     """Run ``program`` twice on ``site`` with ``options`` of submission, once with ``fault`` from ``at_step`` on.
 
     ``by``: the partition of higher priority whose job preempts it, with ``preempt``; without it a signal stands for
@@ -79,14 +79,14 @@ def drill(
     where = load_site(site or default_site())
     if by is not None and (fault != "preempt" or where.scheduler != "slurm"):
         raise RequestError(f"--by {by}: only preempt, on a site with Slurm, is done by a job of another partition")
-    asked: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
+    chosen_options: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
     chosen, words = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
     if by is not None:
         chosen = taken_by(by, where)
-    alone = hpcjobs.submit(_plan(words, where, {"name": "drill-alone", **asked}))
+    alone = hpcjobs.submit(_plan(words, where, {"name": "drill-alone", **chosen_options}))
     limit = {"time": "1m", "signal_before": "20s"} if chosen.inject is None else {}
-    said = {"retries": RETRIES, **limit, **asked, **({"exclusive": True} if by is not None else {})}
-    job = hpcjobs.submit(_plan(words, where, {"name": f"drill-{fault}", **said}))
+    fields = {"retries": RETRIES, **limit, **chosen_options, **({"exclusive": True} if by is not None else {})}
+    job = hpcjobs.submit(_plan(words, where, {"name": f"drill-{fault}", **fields}))
     say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
     try:
         resume_s = _disturb(job, chosen, at_step=at_step, give_up=time.monotonic() + timeout_s, say=say)
@@ -147,9 +147,9 @@ def _target(job: JobHandle) -> Target:
 
 def _judge(
     name: str, fault: Fault, job: JobHandle, alone: JobHandle, *, resume_s: float | None, tolerance: float
-) -> Verdict:
+) -> DrillVerdict:
     past, summary = job.attempts, job.summary() or {}
-    agreed, lost = compared(alone.run_dir, job.run_dir), sum(attempt.lost for attempt in past)
+    agreed, lost = compare(alone.run_dir, job.run_dir), sum(attempt.lost for attempt in past)
     resumed = summary.get("resumed_from_step")
     problems = []
     for handle, who in ((job, "the disturbed run"), (alone, "the run left alone")):
@@ -167,7 +167,7 @@ def _judge(
         problems.append("no checkpoint was due while the disk was full: nothing was shown")
     if agreed.steps == 0 or agreed.difference > tolerance:
         problems.append(f"losses differ by up to {agreed.difference:.2g} over {agreed.steps} steps")
-    return Verdict(
+    return DrillVerdict(
         fault=name,
         about=fault.about,
         site=job.entry.site,

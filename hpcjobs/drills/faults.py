@@ -49,9 +49,9 @@ class Fault(NamedTuple):
 def _do(target: Target, *argv: str) -> None:
     done = run(argv, env={"SLURM_CONF": target.slurm_conf} if target.slurm_conf else None)
     if done.code != 0:
-        said = (done.err or done.out).strip() or "no process of it was found"
+        output = (done.err or done.out).strip() or "no process of it was found"
         raise HpcJobsError(
-            f"the fault could not be injected into job {target.job_id}: {argv[0]}: {said}",
+            f"the fault could not be injected into job {target.job_id}: {argv[0]}: {output}",
             hint="if the program was over already, give it more steps, or an earlier --at-step",
         )
 
@@ -121,8 +121,8 @@ def taken_by(partition: str, site: Site) -> Fault:
 
     def take(target: Target) -> None:
         nodes = ",".join(target.nodes)
-        asked = Resources(partition=partition, time="1m", exclusive=True, nodes=len(target.nodes), nodelist=nodes)
-        request = JobSpec(program=("true",), name="drill-taker", resources=asked)
+        resources = Resources(partition=partition, time="1m", exclusive=True, nodes=len(target.nodes), nodelist=nodes)
+        request = JobSpec(program=("true",), name="drill-taker", resources=resources)
         taker = hpcjobs.submit(hpcjobs.plan(request, site, made_by="hpcjobs drill"))
         try:
             taker.wait(TAKEN_S)

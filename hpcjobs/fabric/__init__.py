@@ -4,6 +4,6 @@ Needs the standard library and `hpcjobs.runtime` alone; what it measures with, M
 
     check    on the first node: asks all others, judges them, writes ``fabric.json``
     agent    on every node: does what the check asks
-    build    compiles matmul.cpp, once per compiler, MPI and kind of CPU
+    build    compiles matmul.cpp and kernels.cuh, once per compiler, MPI, kind of CPU and of GPU
     matmul   builds it where it is not built yet, and runs it
 """

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hpcjobs.fabric.network import Server, Unreachable, own_address, resolved, round_trip_s, stream_rate
+from hpcjobs.fabric.network import Server, Unreachable, own_address, resolve_name, round_trip_s, stream_rate
 
 _COPY_BYTES, _COPY_S = 16 << 20, 0.5
 Answer = dict[str, Any]
@@ -44,7 +44,7 @@ def reach(me: Answer, peers: Sequence[Mapping[str, Any]]) -> Answer:
 
 def _reach(me: Answer, peer: Mapping[str, Any]) -> Answer:
     try:
-        seen = resolved(peer["name"])
+        seen = resolve_name(peer["name"])
         if seen != peer["address"]:
             raise Unreachable(f"the name {peer['name']} means {seen} here, and {peer['address']} there")
         return {"latency_s": round_trip_s(me["address"], peer["address"], peer["port"])}
@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agent")
     parser.add_argument("--interface")
     parser.add_argument("--alone", action="store_true")
-    asked = parser.parse_args(argv)
-    me, server = hello(asked.interface, alone=asked.alone)
+    args = parser.parse_args(argv)
+    me, server = hello(args.interface, alone=args.alone)
     _say(0, me)
     for line in sys.stdin:
         words = json.loads(line)

@@ -1,7 +1,7 @@
 """``python -m hpcjobs.fabric.build``: compile matmul.cpp on the node that will run it, and print where it lies.
 
-Kept in ``~/.cache/hpcjobs/fabric`` by compiler, MPI, kind of CPU and source, so that a new module or another kind of
-node gets a program of its own, and the second rank finds that of the first.
+Kept in ``~/.cache/hpcjobs/fabric`` by compiler, MPI, kind of CPU, architecture of the GPUs and source, so that a new
+module or another kind of node gets a program of its own, and the second rank finds that of the first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from hpcjobs.processes.start import run
 from hpcjobs.runtime.exits import MissingData, TrainerError, UsageError
 
 SOURCE = Path(__file__).with_name("matmul.cpp")
+KERNELS = Path(__file__).with_name("kernels.cuh")
 TARGETS = ("auto", "cpu", "cuda")
-_TOLD_LINES = 12
+_TAIL_LINES = 12
 
 
 class BuildError(TrainerError):
@@ -41,7 +42,7 @@ def build(target: str = "auto") -> Path:
     """
     if target not in TARGETS:
         raise UsageError(f"target {target!r}", hint="one of " + ", ".join(TARGETS))
-    mpicxx = _found(
+    mpicxx = _require_program(
         "mpicxx",
         "is MPI's module named in the site file? Its compiler is in libopenmpi-dev (apt-get) or openmpi-devel (dnf, "
         "then module load mpi/openmpi-x86_64)",
@@ -50,9 +51,9 @@ def build(target: str = "auto") -> Path:
         target == "auto" and _has_device() and _may_use_gpus() and shutil.which("nvcc") is not None
     )
     if cuda:
-        nvcc = _found("nvcc", "is CUDA's module named in the site file?")
-        arch = ["-arch=native"] if _has_device() else []
-        attempts = [[nvcc, "-x", "cu", "-ccbin", mpicxx, "-O3", "-std=c++17", *arch, *how] for how in _CUBLAS]
+        nvcc = _require_program("nvcc", "is CUDA's module named in the site file?")
+        common = [nvcc, "-x", "cu", "-ccbin", mpicxx, "-Xcompiler", "-fopenmp", "-O3", "-std=c++17"]
+        attempts = [[*common, *code, cublas] for code in _choose_code(compute_capabilities()) for cublas in _CUBLAS]
     else:
         attempts = [[mpicxx, "-O3", "-march=native", "-fopenmp", "-std=c++17"]]
     program = cache_folder() / _key(attempts[0]) / "matmul"
@@ -62,8 +63,24 @@ def build(target: str = "auto") -> Path:
     return program
 
 
-_CUBLAS = (["-lcublas"], ["-DNO_CUBLAS"])
+_CUBLAS = ("-lcublas", "-DNO_CUBLAS")
 """A CUDA installation may come without cuBLAS."""
+
+
+def compute_capabilities() -> list[str]:
+    """Of this node's GPUs, each once: ``80``, ``90``; none where the driver does not say."""
+    return sorted(
+        {f"{major}{minor}" for major, minor in re.findall(r"^(\d+)\.(\d)$", _answer(_ASK_GPUS), re.MULTILINE)}
+    )
+
+
+_ASK_GPUS = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+
+
+def _choose_code(capabilities: Sequence[str]) -> list[list[str]]:
+    """Flags of nvcc, the best first: code for the node's GPUs; for all architectures that the compiler knows."""
+    own = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in capabilities]
+    return [own, ["-arch=all-major"]] if own else [["-arch=all-major"]]
 
 
 def cache_folder() -> Path:
@@ -71,7 +88,7 @@ def cache_folder() -> Path:
     return cache_dir() / "fabric"
 
 
-def _found(name: str, hint: str) -> str:
+def _require_program(name: str, hint: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise MissingData(f"no {name} in the PATH of {platform.node()}", hint=hint)
@@ -91,7 +108,7 @@ def _key(command: list[str]) -> str:
     """Differs where the program must: source, compilers and their versions, MPI, instructions of the CPU."""
     text = [*command, _answer([command[0], "--version"]), _answer(["mpicxx", "-show"])]
     text += [_answer(["mpicxx", "--version"]), _answer(["mpirun", "--version"]), _instructions()]
-    return hashlib.sha256(SOURCE.read_bytes() + "\0".join(text).encode()).hexdigest()[:16]
+    return hashlib.sha256(SOURCE.read_bytes() + KERNELS.read_bytes() + "\0".join(text).encode()).hexdigest()[:16]
 
 
 def _answer(command: list[str]) -> str:
@@ -104,8 +121,8 @@ def _answer(command: list[str]) -> str:
 
 def _instructions() -> str:
     """Of the CPU: what ``-march=native`` looks at."""
-    told = re.search(r"^(?:flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return platform.machine() + (told[0] if told else "")
+    flags = re.search(r"^(?:flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return platform.machine() + (flags[0] if flags else "")
 
 
 @contextmanager
@@ -136,8 +153,8 @@ def _compile(attempts: list[list[str]], program: Path) -> None:
         if result.code == 0:
             beside.replace(program)
             return
-    told = "\n".join((result.out + result.err).splitlines()[-_TOLD_LINES:])
-    raise BuildError(f"{' '.join(line)} ended with {result.code} on {platform.node()}: {told}")
+    tail = "\n".join((result.out + result.err).splitlines()[-_TAIL_LINES:])
+    raise BuildError(f"{' '.join(line)} ended with {result.code} on {platform.node()}: {tail}")
 
 
 def main(argv: list[str]) -> int:

@@ -5,6 +5,7 @@ In this order, since each step trusts those who passed the one before:
     who answers      an agent on every node, each a step of its own, has `GREETING_S` to say its address
     who reaches whom round trips between all pairs, by the chosen interface and the names that trainers use
     how fast         streams between pairs, both ways, one pair of a node at a time; memory; the CUDA and MPI program
+    GPUs             where the job has some, one process for each: products, memory, links, NCCL
     together         all-reduce of MPI, torch and Horovod over the nodes that are left
 
 Writes ``fabric.json`` into the run folder, appends to the site's record of nodes, and ends with 19 if a node is bad.
@@ -18,14 +19,15 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.fabric.nodes import Agent, Failed, Place, agents, run
-from hpcjobs.fabric.report import Findings, collectives, remember, report, table
+from hpcjobs.fabric.gpus import judge_gpus, parse_gpus
+from hpcjobs.fabric.nodes import Agent, Failed, HostGroup, agents, run
+from hpcjobs.fabric.report import Findings, collectives, gpu_table, remember, report, table
 from hpcjobs.fabric.verdict import TOLERANCE, Judged, Node, best, judge, outliers
 from hpcjobs.files import write_beside
 from hpcjobs.runtime.hostlist import hosts_of
@@ -46,43 +48,66 @@ PROGRAM_S = 20.0
 """Kept for the CUDA and MPI program where time is short."""
 ALLREDUCE_S = 25.0
 """Kept for each of torch and Horovod."""
+GPUS_S = 25.0
+"""Kept for the processes of the GPUs, most of it for loading torch."""
 _BY_AGENTS = ("network_bytes_per_s", "memory_bytes_per_s")
 _ALL_PAIRS = 16  # more nodes than these stream to so many others each, not to all
 
 
-def check(place: Place, folder: Path, *, quick: bool, tolerance: float) -> Findings:
-    """Measure every node of ``place``; programs leave their figures in ``folder``.
+def check(
+    place: HostGroup,
+    folder: Path,
+    *,
+    quick: bool,
+    tolerance: float,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Findings:
+    """Measure every node of ``place``; programs leave their figures in ``folder``. ``announce`` gets what comes next.
 
     Rates keep their best: while one is an outlier it is measured again, so that a moment's disturbance is not held
     against a node.
     """
     end = time.monotonic() + (QUICK_S if quick else FULL_S) - LEAVING_S
-    until = end if quick else end - 2 * ALLREDUCE_S
-    found = Findings([Node(host) for host in place.hosts])
+    with_gpus = requests_gpus(os.environ)
+    until = (end if quick else end - 2 * ALLREDUCE_S) - (GPUS_S if with_gpus else 0.0)
+    findings = Findings([Node(host) for host in place.hosts])
+
+    def begin(step: int, text: str) -> None:
+        announce(f"step {step} of {3 if quick else 4}: {text}; at most {end - time.monotonic():.0f} s left")
+
+    begin(1, f"do {len(place.hosts)} nodes answer")
     with agents(place) as everyone:
-        peers = _greet(everyone, found.nodes, suffix=place.suffix)
+        peers = _greet(everyone, findings.nodes, suffix=place.suffix)
         present = [agent for agent in everyone if agent.host in peers]
         if len(place.hosts) > 1:
-            _reach(present, found.nodes, peers)
-        sound = [agent for agent in present if not _of(found.nodes, agent.host).failures]
+            _reach(present, findings.nodes, peers)
+        sound = [agent for agent in present if not _of(findings.nodes, agent.host).failures]
+        begin(2, f"network and memory of {len(sound)} nodes")
         for _ in range(1 + AGAIN):
             began = time.monotonic()
             if len(sound) > 1:
-                _stream(sound, found.nodes, peers, until=until)
-            _memory(sound, found.nodes)
+                _stream(sound, findings.nodes, peers, until=until)
+            _memory(sound, findings.nodes)
             again = _ends_before(until - PROGRAM_S, began)
-            if not again or not outliers(found.nodes, *_BY_AGENTS, tolerance=tolerance):
+            if not again or not outliers(findings.nodes, *_BY_AGENTS, tolerance=tolerance):
                 break
-    sound_nodes = [node for node in found.nodes if not node.failures]
+    sound_nodes = [node for node in findings.nodes if not node.failures]
     if sound_nodes:
+        begin(3, "matrix products")
         for _ in range(1 + AGAIN):
             began = time.monotonic()
-            _multiply(place, sound_nodes, found, folder, quick=quick, until=until)
-            if not _ends_before(until, began) or not outliers(found.nodes, "flops", tolerance=tolerance):
+            _multiply(place, sound_nodes, findings, folder, quick=quick, until=until)
+            if not _ends_before(until, began) or not outliers(findings.nodes, "flops", tolerance=tolerance):
                 break
+        if with_gpus:
+            begin(3, "GPUs, a process for each")
+            gpus_until = end if quick or len(sound_nodes) == 1 else end - 2 * ALLREDUCE_S
+            measure_gpus(place, sound_nodes, findings, folder, quick=quick, tolerance=tolerance, until=gpus_until)
+            sound_nodes = [node for node in sound_nodes if not node.failures]
         if not quick and len(sound_nodes) > 1:
-            measure_allreduce(place, sound_nodes, found, folder, until=end)
-    return found
+            begin(4, "all-reduce over the nodes")
+            measure_allreduce(place, sound_nodes, findings, folder, until=end)
+    return findings
 
 
 def _ends_before(until: float, began: float) -> bool:
@@ -122,12 +147,12 @@ def _reach(present: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dic
     broken: dict[str, dict[str, str]] = {host: {} for host in peers}
     latencies: dict[str, list[float]] = {host: [] for host in peers}
     for agent in present:
-        for other, told in (agent.answer(deadline) or {}).items():
-            if "problem" in told:
-                broken[agent.host][other] = f"does not reach {other}: {told['problem']}"
-                broken[other].setdefault(agent.host, f"{agent.host} does not reach it: {told['problem']}")
+        for other, result in (agent.answer(deadline) or {}).items():
+            if "problem" in result:
+                broken[agent.host][other] = f"does not reach {other}: {result['problem']}"
+                broken[other].setdefault(agent.host, f"{agent.host} does not reach it: {result['problem']}")
             else:
-                latencies[agent.host].append(told["latency_s"])
+                latencies[agent.host].append(result["latency_s"])
     for host, problems in broken.items():
         if 2 * len(problems) > len(peers) - 1:
             _of(nodes, host).failures.extend(list(problems.values())[:3])
@@ -158,8 +183,8 @@ def _stream(sound: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict
                 by_host[sender].ask(do="stream", me=peers[sender], peer=peers[receiver], seconds=STREAM_S)
             deadline = time.monotonic() + ANSWER_S
             for pair, (sender, _) in ways.items():
-                told = by_host[sender].answer(deadline) or {}
-                rates[pair].append(told.get("bytes_per_s", 0.0))
+                result = by_host[sender].answer(deadline) or {}
+                rates[pair].append(result.get("bytes_per_s", 0.0))
         for ends, both_ways in rates.items():
             for host in ends:
                 _keep_best(_of(nodes, host), "network_bytes_per_s", min(both_ways))
@@ -174,18 +199,20 @@ def _memory(present: Sequence[Agent], nodes: Sequence[Node]) -> None:
         agent.ask(do="memory")
     deadline = time.monotonic() + ANSWER_S
     for agent in present:
-        told = agent.answer(deadline)
-        if told is None:
+        result = agent.answer(deadline)
+        if result is None:
             _of(nodes, agent.host).failures.append("stopped answering")
         else:
-            _keep_best(_of(nodes, agent.host), "memory_bytes_per_s", told["bytes_per_s"])
+            _keep_best(_of(nodes, agent.host), "memory_bytes_per_s", result["bytes_per_s"])
 
 
-def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path, *, quick: bool, until: float) -> None:
+def _multiply(
+    place: HostGroup, sound: Sequence[Node], findings: Findings, folder: Path, *, quick: bool, until: float
+) -> None:
     """The CUDA and MPI program over all nodes: a rate for each of them, and MPI's all-reduce."""
     hosts = [node.host for node in sound]
-    told = folder / "matmul.json"
-    options = ["--size", "512", "--matrices", "random", "--iterations", "200", "--json", str(told)]
+    json_file = folder / "matmul.json"
+    options = ["--size", "512", "--matrices", "random", "--iterations", "200", "--json", str(json_file)]
     options += [] if quick or len(hosts) == 1 else ["--sweep", "64M"]
     command = place.module(hosts, "hpcjobs.fabric.matmul", *options, mpi=place.mpi)
     try:
@@ -195,14 +222,50 @@ def _multiply(place: Place, sound: Sequence[Node], found: Findings, folder: Path
         for node in wrong:
             node.failures.append(str(error))
         if not wrong:
-            found.notes.append(f"products not measured: {error}")
+            findings.notes.append(f"products not measured: {error}")
         return
-    figures = json.loads(told.read_text(encoding="utf-8"))
+    figures = json.loads(json_file.read_text(encoding="utf-8"))
     gflops = {_short(rank["host"]): rank["gflops"] for rank in figures["ranks"]}
     for node in sound:
         _keep_best(node, "flops", gflops[_short(node.host)] * 1e9)
     if figures["allreduce"]:
-        found.allreduce["MPI"] = figures["allreduce"]
+        findings.allreduce["MPI"] = figures["allreduce"]
+
+
+def requests_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether this job has GPUs; outside of Slurm, whether this machine shows some to it."""
+    if "SLURM_JOB_ID" in environ:
+        return environ.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0") or bool(environ.get("SLURM_JOB_GPUS"))
+    drivers = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"))
+    return environ.get("CUDA_VISIBLE_DEVICES") != "" and any(path.exists() for path in drivers)
+
+
+def measure_gpus(
+    place: HostGroup,
+    sound: Sequence[Node],
+    findings: Findings,
+    folder: Path,
+    *,
+    quick: bool,
+    tolerance: float,
+    until: float,
+) -> None:
+    """Every GPU by a process of its own; one that is slow or wrong is a failure of its node."""
+    hosts = [node.host for node in sound]
+    json_file = folder / "gpus.json"
+    options = ["--json", str(json_file), *(["--no-collectives"] if quick else [])]
+    command = place.module(hosts, "hpcjobs.trainers.collectives.gpus", *options, mpi="none")
+    try:
+        run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
+    except Failed as error:
+        findings.notes.append(f"GPUs not measured: {error}")
+        return
+    figures = json.loads(json_file.read_text(encoding="utf-8"))
+    findings.gpus.extend(parse_gpus(figures))
+    findings.allreduce.update(figures["allreduce"])
+    problems = judge_gpus(findings.gpus, tolerance=tolerance)
+    for node in sound:
+        node.failures.extend(problems.get(node.host, []))
 
 
 def _short(host: str) -> str:
@@ -210,27 +273,29 @@ def _short(host: str) -> str:
     return host.partition(".")[0]
 
 
-def measure_allreduce(place: Place, sound: Sequence[Node], found: Findings, folder: Path, *, until: float) -> None:
+def measure_allreduce(
+    place: HostGroup, sound: Sequence[Node], findings: Findings, folder: Path, *, until: float
+) -> None:
     """All-reduce as trainers do it, by torch and by Horovod, which share the time that is left."""
     hosts = [node.host for node in sound]
     there = [(over, package) for over, package in (("group", "torch"), ("horovod", "horovod")) if find_spec(package)]
-    found.notes.extend(
+    findings.notes.extend(
         f"all-reduce of {package} not measured: it is not installed"
         for package in ("torch", "horovod")
         if package not in dict(there).values()
     )
     for index, (over, package) in enumerate(there):
-        told = folder / f"allreduce-{over}.json"
-        words = ("--over", over, "--most", "16M", "--json", str(told))
+        json_file = folder / f"allreduce-{over}.json"
+        words = ("--over", over, "--most", "16M", "--json", str(json_file))
         command = place.module(hosts, "hpcjobs.trainers.collectives.sweep", *words, mpi=place.mpi)
         share_s = max(1.0, (until - time.monotonic()) / (len(there) - index))
         try:
             run(command, env=place.world(hosts), timeout_s=share_s)
         except Failed as error:
-            found.notes.append(f"all-reduce of {package} over {len(hosts)} nodes not measured: {error}")
+            findings.notes.append(f"all-reduce of {package} over {len(hosts)} nodes not measured: {error}")
         else:
-            figures = json.loads(told.read_text(encoding="utf-8"))
-            found.allreduce[figures["over"]] = figures["allreduce"]
+            figures = json.loads(json_file.read_text(encoding="utf-8"))
+            findings.allreduce[figures["over"]] = figures["allreduce"]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -248,26 +313,34 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    asked = _parse(argv)
+    args = _parse(argv)
     begun = time.monotonic()
     listed = os.environ.get("SLURM_JOB_NODELIST")
     hosts = tuple(hosts_of(listed)) if listed else (socket.gethostname(),)
-    place = Place(hosts, bool(listed), asked.mpi, asked.cpus_per_task, asked.interface, asked.suffix)
+    place = HostGroup(hosts, bool(listed), args.mpi, args.cpus_per_task, args.interface, args.suffix)
     folder = Path(os.environ["HPCJOBS_RUN_DIR"])
     (folder / "fabric").mkdir(exist_ok=True)
-    found = check(place, folder / "fabric", quick=asked.quick, tolerance=asked.tolerance)
-    judged = judge(found.nodes, tolerance=asked.tolerance)
-    chosen = None if asked.choose is None else best(judged, asked.choose, keep=hosts[0] if asked.keep_first else None)
-    if asked.record is not None and (problem := remember(asked.record, judged)):
-        found.notes.append(problem)
+    findings = check(
+        place,
+        folder / "fabric",
+        quick=args.quick,
+        tolerance=args.tolerance,
+        announce=lambda text: print(text, flush=True) if args.choose is None else None,  # not in a job's own log
+    )
+    judged = judge(findings.nodes, tolerance=args.tolerance)
+    chosen = None if args.choose is None else best(judged, args.choose, keep=hosts[0] if args.keep_first else None)
+    if args.record is not None and (problem := remember(args.record, judged)):
+        findings.notes.append(problem)
     write_beside(
         folder / "fabric.json",
-        json.dumps(report(found, judged, chosen, took_s=time.monotonic() - begun), indent=1),
+        json.dumps(report(findings, judged, chosen, took_s=time.monotonic() - begun), indent=1),
         mode=None,
     )
-    for line in chain(table(judged), collectives(found), (f"note: {note}" for note in found.notes)):
+    for line in chain(
+        table(judged), gpu_table(findings.gpus), collectives(findings), (f"note: {note}" for note in findings.notes)
+    ):
         print(line, flush=True)
-    return _settle(judged, chosen, asked.choose, folder)
+    return _settle(judged, chosen, args.choose, folder)
 
 
 def _settle(judged: Sequence[Judged], chosen: list[str] | None, needed: int | None, folder: Path) -> int:

@@ -1,12 +1,12 @@
 // Matrix products over MPI, on GPUs or CPUs: what each rank computes, what the network carries, and a proof of both.
 //
-//   nvcc -x cu -ccbin mpicxx -O3 -std=c++17 matmul.cpp -lcublas     (without -lcublas: -DNO_CUBLAS)
+//   nvcc -x cu -ccbin mpicxx -Xcompiler -fopenmp -O3 -std=c++17 matmul.cpp -lcublas     (without -lcublas: -DNO_CUBLAS)
 //   mpicxx -O3 -march=native -fopenmp -std=c++17 matmul.cpp
 //
 // Rank r fills A with 1+r and B with 0.5, both N x N, multiplies, and sums its C; rank 0 has the sum over ranks,
-// which must be N^3 * 0.5 * sum(1+r). Random matrices are numbers that any rank can compute again from their place,
-// so some entries of C are compared with a sum in double precision. An iteration is product, copy to the host, and
-// reduction; what is told of each is its mean time.
+// which must be N^3 * 0.5 * sum(1+r). Random matrices hold integers, so that every sum is exact in every precision;
+// all of C is compared with A and B after each run (see `check`). An iteration is product, copy to the host, and
+// reduction; what is reported of each is its mean time. The kernels for GPUs are in kernels.cuh.
 
 #include <mpi.h>
 #include <unistd.h>
@@ -20,20 +20,32 @@
 #include <string>
 #include <vector>
 
+#include <omp.h>
+
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>  // MPIX_Query_cuda_support; MPICH declares it in mpi.h
+#endif
+
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #if !defined(NO_CUBLAS)
 #include <cublas_v2.h>
 #endif
-#else
-#include <omp.h>
+
+#include "kernels.cuh"
 #endif
 
 enum Exit { OK = 0, WRONG = 1, USAGE = 2, OTHER_WORLD = 10 };
 
+enum class Kernel { tiled, tensor, blas };
+enum class Dtype { fp32, fp64, bf16 };
+static const std::vector<std::string> KERNELS = {"tiled", "tensor", "blas"}, DTYPES = {"float", "double", "bf16"};
+
 struct Options {
     int size = 256, iterations = 1;
-    bool random = false, in_double = false, blas = false;
+    bool random = false;
+    Kernel kernel = Kernel::tiled;
+    Dtype dtype = Dtype::fp32;
     long sweep_bytes = 0;
     std::string json;
 };
@@ -50,15 +62,16 @@ static int rank_ = 0, ranks_ = 1;
     std::exit(code);
 }
 
-// ---------------------------------------------------------------------------------------------------- words
+// ---------------------------------------------------------------------------------------------------- options
 
 static const char *const HELP =
     "matmul [OPTION]...: N x N matrix products on every rank of an MPI world\n"
     "  --size N              rows and columns [256]\n"
     "  --iterations K        products, each reduced over the ranks [1]\n"
-    "  --matrices KIND       constant (A = 1+rank, B = 0.5) or random [constant]\n"
-    "  --dtype TYPE          float or double [float]\n"
-    "  --kernel KIND         tiled (ours) or blas (cuBLAS, where it was built with it) [tiled]\n"
+    "  --matrices KIND       constant (A = 1+rank, B = 0.5) or random (integers from -16 to 16) [constant]\n"
+    "  --dtype TYPE          float, double, or bf16 with sums in float [float; bf16 with --kernel tensor]\n"
+    "  --kernel KIND         tiled (ours), tensor (ours, by tensor cores, bf16), or blas (cuBLAS, where it was built\n"
+    "                        with it) [tiled]\n"
     "  --sweep BYTES         also time MPI_Allreduce from 1 KiB to this size; K and M are understood\n"
     "  --json FILE           also write the figures there; - prints them instead of the text\n";
 
@@ -72,13 +85,18 @@ static long count_of(const std::string &flag, const char *text) {
     return value;
 }
 
-static bool chosen(const std::string &flag, const std::string &word, const char *first, const char *second) {
-    if (word != first && word != second) fail(USAGE, flag + " " + word + ": " + first + " or " + second);
-    return word == second;
+static int choose(const std::string &flag, const std::string &value, const std::vector<std::string> &values) {
+    std::string all;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        if (value == values[i]) return static_cast<int>(i);
+        all += (i ? ", " : "") + values[i];
+    }
+    fail(USAGE, flag + " " + value + ": one of " + all);
 }
 
 static Options parse(int argc, char **argv) {
     Options options;
+    bool says_dtype = false;
     for (int i = 1; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag == "--help") {
@@ -90,13 +108,16 @@ static Options parse(int argc, char **argv) {
         const char *value = argv[++i];
         if (flag == "--size") options.size = static_cast<int>(std::min(count_of(flag, value), 1L << 16));
         else if (flag == "--iterations") options.iterations = static_cast<int>(count_of(flag, value));
-        else if (flag == "--matrices") options.random = chosen(flag, value, "constant", "random");
-        else if (flag == "--dtype") options.in_double = chosen(flag, value, "float", "double");
-        else if (flag == "--kernel") options.blas = chosen(flag, value, "tiled", "blas");
+        else if (flag == "--matrices") options.random = choose(flag, value, {"constant", "random"}) == 1;
+        else if (flag == "--dtype") options.dtype = Dtype(choose(flag, value, DTYPES)), says_dtype = true;
+        else if (flag == "--kernel") options.kernel = Kernel(choose(flag, value, KERNELS));
         else if (flag == "--sweep") options.sweep_bytes = count_of(flag, value);
         else if (flag == "--json") options.json = value;
         else fail(USAGE, flag + ": no such option; --help lists them");
     }
+    if (options.kernel == Kernel::tensor && !says_dtype) options.dtype = Dtype::bf16;
+    if ((options.kernel == Kernel::tensor) != (options.dtype == Dtype::bf16) && options.kernel != Kernel::blas)
+        fail(USAGE, "--kernel tensor is for --dtype bf16, and tiled for float and double");
     return options;
 }
 
@@ -127,18 +148,18 @@ static inline double noise(std::uint64_t rank, std::uint64_t matrix, std::uint64
     return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1.0p-53;
 }
 
+// An integer from -16 to 16: bf16 has 8 bits for it, and a sum of N products, at most 256 N, is exact in fp32 up to
+// N = 65536, the largest size, in whatever order it is computed.
 template <typename T>
 static T entry(const Options &options, int matrix, std::size_t index) {
-    if (options.random) return static_cast<T>(noise(rank_, matrix, index));
+    if (options.random) return static_cast<T>(static_cast<int>(noise(rank_, matrix, index) * 33) - 16);
     return static_cast<T>(matrix == 0 ? 1.0 + rank_ : 0.5);
 }
 
 template <typename T>
-static std::vector<T> filled(const Options &options, int matrix) {
+static std::vector<T> fill(const Options &options, int matrix) {
     std::vector<T> values(static_cast<std::size_t>(options.size) * options.size);
-#ifndef __CUDACC__
 #pragma omp parallel for schedule(static)
-#endif
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = entry<T>(options, matrix, i);
     return values;
 }
@@ -151,88 +172,97 @@ static void must(cudaError_t status, const char *what) {
     if (status != cudaSuccess) fail(WRONG, std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// Each block computes a TILE x TILE part of C from tiles of A and B that its threads load together; each thread
-// keeps ROWS entries of one column in registers, so that a value of B read from shared memory is used ROWS times.
-constexpr int TILE = 32, ROWS = 4;
-
-template <typename T>
-__global__ void product(const T *a, const T *b, T *c, int n) {
-    __shared__ T tile_a[TILE][TILE + 1], tile_b[TILE][TILE + 1];
-    const int column = blockIdx.x * TILE + threadIdx.x;
-    T sums[ROWS] = {};
-    for (int start = 0; start < n; start += TILE) {
-        for (int k = 0; k < ROWS; ++k) {
-            const int local = threadIdx.y + k * (TILE / ROWS), row = blockIdx.y * TILE + local;
-            const int across = start + threadIdx.x, down = start + local;
-            tile_a[local][threadIdx.x] = row < n && across < n ? a[static_cast<std::size_t>(row) * n + across] : T(0);
-            tile_b[local][threadIdx.x] = down < n && column < n ? b[static_cast<std::size_t>(down) * n + column] : T(0);
-        }
-        __syncthreads();
-        for (int i = 0; i < TILE; ++i) {
-            const T right = tile_b[i][threadIdx.x];
-            for (int k = 0; k < ROWS; ++k) sums[k] += tile_a[threadIdx.y + k * (TILE / ROWS)][i] * right;
-        }
-        __syncthreads();
-    }
-    for (int k = 0; k < ROWS; ++k) {
-        const int row = blockIdx.y * TILE + threadIdx.y + k * (TILE / ROWS);
-        if (row < n && column < n) c[static_cast<std::size_t>(row) * n + column] = sums[k];
-    }
-}
-
-template <typename T>
+// On the device matrices have a whole number of tiles each way, filled up with zeros. `In` is what is multiplied.
+template <typename In, typename T>
 class Machine {
   public:
     Machine(const Options &options, const std::vector<T> &a, const std::vector<T> &b, int local_rank)
-        : n_(options.size), blas_(options.blas), bytes_(a.size() * sizeof(T)) {
+        : n_(options.size), padded_((n_ + TILE - 1) / TILE * TILE), kernel_(options.kernel) {
         int devices = 0;
         must(cudaGetDeviceCount(&devices), "no CUDA device");
-        must(cudaSetDevice(local_rank % devices), "device");
+        const int device = local_rank % devices;
+        must(cudaSetDevice(device), "device");
         cudaDeviceProp properties;
-        must(cudaGetDeviceProperties(&properties, local_rank % devices), "device properties");
+        must(cudaGetDeviceProperties(&properties, device), "device properties");
         name = properties.name;
-        for (T **matrix : {&a_, &b_, &c_}) must(cudaMalloc(matrix, bytes_), "memory of the device");
-        must(cudaMemcpy(a_, a.data(), bytes_, cudaMemcpyHostToDevice), "copy to the device");
-        must(cudaMemcpy(b_, b.data(), bytes_, cudaMemcpyHostToDevice), "copy to the device");
+        char text[32] = "";
+        must(cudaDeviceGetPCIBusId(text, sizeof text, device), "bus id");
+        bus_id = text;
+        if (options.dtype == Dtype::bf16 && properties.major < 8)
+            fail(USAGE, name + " multiplies no bf16 (compute capability 8.0 and later does)");
+        const std::size_t count = static_cast<std::size_t>(padded_) * padded_;
+        for (In **matrix : {&a_, &b_}) must(cudaMalloc(matrix, count * sizeof(In)), "memory of the device");
+        must(cudaMalloc(&c_, count * sizeof(T)), "memory of the device");
+        send(a, a_);
+        send(b, b_);
 #ifdef NO_CUBLAS
-        if (blas_) fail(USAGE, "--kernel blas: built without cuBLAS");
+        if (kernel_ == Kernel::blas) fail(USAGE, "--kernel blas: built without cuBLAS");
 #else
-        if (blas_ && cublasCreate(&handle_) != CUBLAS_STATUS_SUCCESS) fail(WRONG, "cuBLAS does not start");
+        if (kernel_ == Kernel::blas && cublasCreate(&handle_) != CUBLAS_STATUS_SUCCESS)
+            fail(WRONG, "cuBLAS does not start");
 #endif
     }
 
+    ~Machine() {
+#ifndef NO_CUBLAS
+        if (handle_ != nullptr) cublasDestroy(handle_);
+#endif
+        for (void *matrix : {static_cast<void *>(a_), static_cast<void *>(b_), static_cast<void *>(c_)})
+            cudaFree(matrix);
+    }
+
+    Machine(const Machine &) = delete;
+    Machine &operator=(const Machine &) = delete;
+
     void multiply() {
-        if (blas_) with_blas();
-        else {
-            const dim3 threads(TILE, TILE / ROWS), blocks((n_ + TILE - 1) / TILE, (n_ + TILE - 1) / TILE);
-            product<T><<<blocks, threads>>>(a_, b_, c_, n_);
-            must(cudaGetLastError(), "kernel");
-        }
+        if (kernel_ == Kernel::blas) multiply_by_blas();
+        else if constexpr (sizeof(In) == 2) launch(tensor, Tensor::ROWS, Tensor::COLUMNS);
+        else launch(tiled<T>, Tiled<T>::ROWS, Tiled<T>::COLUMNS);
         must(cudaDeviceSynchronize(), "product");
     }
 
-    void fetch(std::vector<T> &c) { must(cudaMemcpy(c.data(), c_, bytes_, cudaMemcpyDeviceToHost), "copy"); }
+    void fetch(std::vector<T> &c) {
+        must(cudaMemcpy2D(c.data(), n_ * sizeof(T), c_, padded_ * sizeof(T), n_ * sizeof(T), n_, cudaMemcpyDeviceToHost),
+             "copy");
+    }
 
-    std::string name;
+    std::string name, bus_id;
 
   private:
+    static constexpr int TILE = 128;  // a multiple of every kernel's tile
+
+    void send(const std::vector<T> &values, In *to) {
+        std::vector<In> rows(static_cast<std::size_t>(padded_) * padded_, In(0.0f));
+#pragma omp parallel for schedule(static)
+        for (int i = 0; i < n_; ++i)
+            for (int j = 0; j < n_; ++j)
+                rows[static_cast<std::size_t>(i) * padded_ + j] = In(values[static_cast<std::size_t>(i) * n_ + j]);
+        must(cudaMemcpy(to, rows.data(), rows.size() * sizeof(In), cudaMemcpyHostToDevice), "copy to the device");
+    }
+
+    void launch(void (*kernel)(const In *, const In *, T *, int), int rows, int columns) {
+        void *arguments[] = {&a_, &b_, &c_, &padded_};
+        must(cudaLaunchKernel(kernel, dim3(padded_ / columns, padded_ / rows), dim3(THREADS), arguments), "kernel");
+    }
+
     // cuBLAS stores by columns: B^T A^T = (A B)^T, so the operands change places.
-    void with_blas() {
+    void multiply_by_blas() {
 #ifndef NO_CUBLAS
         const T one = 1, zero = 0;
-        cublasStatus_t status;
-        if constexpr (sizeof(T) == 4)
-            status = cublasSgemm(handle_, CUBLAS_OP_N, CUBLAS_OP_N, n_, n_, n_, &one, b_, n_, a_, n_, &zero, c_, n_);
-        else
-            status = cublasDgemm(handle_, CUBLAS_OP_N, CUBLAS_OP_N, n_, n_, n_, &one, b_, n_, a_, n_, &zero, c_, n_);
-        if (status != CUBLAS_STATUS_SUCCESS) fail(WRONG, "cuBLAS failed");
+        const int n = padded_;
+        const cudaDataType_t in = sizeof(In) == 2 ? CUDA_R_16BF : sizeof(In) == 4 ? CUDA_R_32F : CUDA_R_64F;
+        const cudaDataType_t out = sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_64F;
+        const cublasComputeType_t compute = sizeof(T) == 4 ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_64F;
+        if (cublasGemmEx(handle_, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, b_, in, n, a_, in, n, &zero, c_, out, n,
+                         compute, CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
+            fail(WRONG, "cuBLAS failed");
 #endif
     }
 
-    int n_;
-    bool blas_;
-    std::size_t bytes_;
-    T *a_ = nullptr, *b_ = nullptr, *c_ = nullptr;
+    int n_, padded_;
+    Kernel kernel_;
+    In *a_ = nullptr, *b_ = nullptr;
+    T *c_ = nullptr;
 #ifndef NO_CUBLAS
     cublasHandle_t handle_ = nullptr;
 #endif
@@ -242,12 +272,13 @@ class Machine {
 
 // Blocks of A (MC x KC) and B (KC x NC) are packed into strips that lie in memory as the innermost loop reads them;
 // it keeps MR x NR sums in registers. NR is two vectors of 256 bits.
-template <typename T>
+template <typename In, typename T>
 class Machine {
   public:
     Machine(const Options &options, const std::vector<T> &a, const std::vector<T> &b, int)
         : a_(a), b_(b), c_(a.size()), n_(options.size) {
-        if (options.blas) fail(USAGE, "--kernel blas: only where it was built with CUDA");
+        if (options.kernel != Kernel::tiled)
+            fail(USAGE, "--kernel " + KERNELS[int(options.kernel)] + ": only where it was built with CUDA");
         name = std::to_string(omp_get_max_threads()) + " threads";
     }
 
@@ -271,7 +302,7 @@ class Machine {
 
     void fetch(std::vector<T> &c) { std::copy(c_.begin(), c_.end(), c.begin()); }
 
-    std::string name;
+    std::string name, bus_id;
 
   private:
     static constexpr int MR = 6, NR = 64 / sizeof(T), MC = 96, KC = 256, NC = 2048;
@@ -319,31 +350,48 @@ class Machine {
 
 struct Figures {
     double gflops, compute_s, copy_s, reduce_s, sum;
-    char host[MPI_MAX_PROCESSOR_NAME], device[256];
+    char host[MPI_MAX_PROCESSOR_NAME], device[256], bus_id[32];
 };
 
-// Entries of C against double precision. A sum of n products in T errs by n roundings at the very most.
+// A matrix times a vector, in double precision.
 template <typename T>
-static void check(const Options &options, const std::vector<T> &c) {
-    const std::size_t n = options.size;
-    const double allowed = (sizeof(T) == 4 ? 6e-8 : 1.2e-16) * static_cast<double>(n + 8);
-    for (std::uint64_t sample = 0; sample < 64; ++sample) {
-        const std::size_t place = static_cast<std::size_t>(noise(rank_, 7, sample) * static_cast<double>(n * n));
-        const std::size_t row = place / n, column = place % n;
-        double exact = 0;
-        for (std::size_t k = 0; k < n; ++k)
-            exact += static_cast<double>(entry<T>(options, 0, row * n + k)) * entry<T>(options, 1, k * n + column);
-        if (!(std::fabs(c[place] - exact) <= allowed * std::fabs(exact)))
-            fail(WRONG, "computes wrongly: C(" + std::to_string(row) + "," + std::to_string(column) + ") is " +
-                            std::to_string(c[place]) + ", not " + std::to_string(exact));
+static std::vector<double> times(const std::vector<T> &matrix, const std::vector<double> &vector) {
+    const std::size_t n = vector.size();
+    std::vector<double> result(n);
+#pragma omp parallel for schedule(static)
+    for (std::size_t row = 0; row < n; ++row) {
+        double sum = 0;
+        for (std::size_t k = 0; k < n; ++k) sum += static_cast<double>(matrix[row * n + k]) * vector[k];
+        result[row] = sum;
+    }
+    return result;
+}
+
+// All of C, by Freivalds: C x must be A (B x) for random x, here of integers below 2^13. With random matrices
+// |B x| <= 16 * 2^16 * 2^13 = 2^33, |A (B x)| <= 16 * 2^16 * 2^33 = 2^53 and |C x| <= 2^24 * 2^16 * 2^13 = 2^53: all are
+// integers that double precision holds exactly, and the tolerance is 0. A row with an error passes with a
+// probability of 2^-13 at most, so two vectors let one of 67 million pass. Constant matrices sum exactly up to
+// N (1 + rank) = 2^24; above that a sum of N products in fp32 errs by N roundings of 2^-24 at most.
+template <typename T>
+static void check(const Options &options, const std::vector<T> &a, const std::vector<T> &b, const std::vector<T> &c) {
+    const double n = options.size;
+    const bool exact = options.random || sizeof(T) == 8 || n * (1 + rank_) <= (1 << 24);
+    for (int trial = 0; trial < 2; ++trial) {
+        std::vector<double> x(options.size);
+        for (std::size_t k = 0; k < x.size(); ++k) x[k] = std::floor(noise(rank_, 7 + trial, k) * 8192);
+        const std::vector<double> expected = times(a, times(b, x)), computed = times(c, x);
+        for (std::size_t row = 0; row < x.size(); ++row)
+            if (!(std::fabs(computed[row] - expected[row]) <= (exact ? 0 : n * 0x1p-24 * expected[row])))
+                fail(WRONG, "computes wrongly: row " + std::to_string(row) + " of C times a vector is " +
+                                std::to_string(computed[row]) + ", not " + std::to_string(expected[row]));
     }
 }
 
-template <typename T>
+template <typename In, typename T>
 static Figures run(const Options &options, int local_rank, double &total) {
-    const std::vector<T> a = filled<T>(options, 0), b = filled<T>(options, 1);
+    const std::vector<T> a = fill<T>(options, 0), b = fill<T>(options, 1);
     std::vector<T> c(a.size());
-    Machine<T> machine(options, a, b, local_rank);
+    Machine<In, T> machine(options, a, b, local_rank);
     machine.multiply();  // threads started, caches and clocks warm
     Figures mine = {};
     for (int k = 0; k < options.iterations; ++k) {
@@ -361,21 +409,30 @@ static Figures run(const Options &options, int local_rank, double &total) {
         mine.copy_s += copied - computed;
         mine.reduce_s += MPI_Wtime() - summed;
     }
-    check(options, c);
+    check(options, a, b, c);
     const double n = options.size;
     mine.compute_s /= options.iterations, mine.copy_s /= options.iterations, mine.reduce_s /= options.iterations;
     mine.gflops = 2 * n * n * n / mine.compute_s / 1e9;
     int length = 0;
     MPI_Get_processor_name(mine.host, &length);
     std::snprintf(mine.device, sizeof mine.device, "%s", machine.name.c_str());
+    std::snprintf(mine.bus_id, sizeof mine.bus_id, "%s", machine.bus_id.c_str());
     return mine;
+}
+
+static Figures run_in(const Options &options, int local_rank, double &total) {
+    if (options.dtype == Dtype::fp64) return run<double, double>(options, local_rank, total);
+#ifdef __CUDACC__
+    if (options.dtype == Dtype::bf16) return run<__nv_bfloat16, float>(options, local_rank, total);
+#endif
+    return run<float, float>(options, local_rank, total);
 }
 
 // N^3 * 0.5 * sum(1+r); each entry is rounded once per product, so the sum is as near as an entry is.
 static void check_total(const Options &options, double total) {
     const double n = options.size, ranks = ranks_;
     const double expected = n * n * n * 0.5 * (ranks * (ranks + 1) / 2);
-    const double allowed = (options.in_double ? 1.2e-16 : 6e-8) * (n + 8);
+    const double allowed = (options.dtype == Dtype::fp64 ? 1.2e-16 : 6e-8) * (n + 8);
     if (!options.random && !(std::fabs(total - expected) <= allowed * expected))
         fail(WRONG, "the sum is " + std::to_string(total) + ", not " + std::to_string(expected));
 }
@@ -387,31 +444,79 @@ struct Point {
     double seconds;
 };
 
+// Whether this MPI sends from the memory of GPUs.
+static bool reads_device_memory() {
+#if defined(__CUDACC__) && (defined(MPIX_CUDA_AWARE_SUPPORT) || (defined(MPICH_NUMVERSION) && MPICH_NUMVERSION >= 40000000))
+    return MPIX_Query_cuda_support() == 1;
+#else
+    return false;
+#endif
+}
+
+// What is summed over ranks: in the memory of the GPU where MPI reads it there, else in that of the host.
+class SweepBuffer {
+  public:
+    explicit SweepBuffer(std::size_t count) : ones_(count, 1.0f), at_(ones_.data()) {
+#ifdef __CUDACC__
+        if (reads_device_memory()) must(cudaMalloc(&at_, count * sizeof(float)), "memory of the device");
+#endif
+    }
+
+    ~SweepBuffer() {
+#ifdef __CUDACC__
+        if (at_ != ones_.data()) cudaFree(at_);
+#endif
+    }
+
+    SweepBuffer(const SweepBuffer &) = delete;
+    SweepBuffer &operator=(const SweepBuffer &) = delete;
+
+    float *reset() {
+        std::fill(ones_.begin(), ones_.end(), 1.0f);
+#ifdef __CUDACC__
+        if (at_ != ones_.data())
+            must(cudaMemcpy(at_, ones_.data(), ones_.size() * sizeof(float), cudaMemcpyHostToDevice), "copy");
+#endif
+        return at_;
+    }
+
+    bool holds(float value) {
+#ifdef __CUDACC__
+        if (at_ != ones_.data())
+            must(cudaMemcpy(ones_.data(), at_, ones_.size() * sizeof(float), cudaMemcpyDeviceToHost), "copy");
+#endif
+        return std::all_of(ones_.begin(), ones_.end(), [value](float one) { return one == value; });
+    }
+
+  private:
+    std::vector<float> ones_;
+    float *at_;
+};
+
 // The best of several rounds of MPI_Allreduce, each as slow as its slowest rank.
 static std::vector<Point> sweep(long most) {
     std::vector<Point> points;
     for (long bytes = 1024; bytes <= most; bytes *= 4) {
-        std::vector<float> values(bytes / sizeof(float), 1.0f);
-        const int rounds = bytes <= (1 << 20) ? 20 : 5;
+        SweepBuffer buffer(bytes / sizeof(float));
+        const int rounds = bytes <= (1 << 20) ? 20 : 5, count = static_cast<int>(bytes / sizeof(float));
         double best = 1e300;
         for (int round = 0; round <= rounds; ++round) {
-            std::fill(values.begin(), values.end(), 1.0f);
+            float *values = buffer.reset();
             MPI_Barrier(MPI_COMM_WORLD);
             const double begun = MPI_Wtime();
-            MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM,
-                          MPI_COMM_WORLD);
+            MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
             double took = MPI_Wtime() - begun;
             MPI_Allreduce(MPI_IN_PLACE, &took, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
             if (round > 0) best = std::min(best, took);
         }
-        if (values.front() != static_cast<float>(ranks_) || values.back() != static_cast<float>(ranks_))
+        if (!buffer.holds(static_cast<float>(ranks_)))
             fail(WRONG, "MPI_Allreduce of " + std::to_string(bytes) + " bytes gave a wrong sum");
         points.push_back({bytes, best});
     }
     return points;
 }
 
-// ---------------------------------------------------------------------------------------------------- what it says
+// ---------------------------------------------------------------------------------------------------- output
 
 static std::string quoted(const char *text) {
     std::string out = "\"";
@@ -425,14 +530,16 @@ static std::string quoted(const char *text) {
 static void write_json(FILE *file, const Options &o, double total, const std::vector<Figures> &all,
                        const std::vector<Point> &points) {
     std::fprintf(file, "{\"world_size\": %d, \"size\": %d, \"iterations\": %d, \"matrices\": \"%s\", \"dtype\": \"%s\", ",
-                 ranks_, o.size, o.iterations, o.random ? "random" : "constant", o.in_double ? "double" : "float");
-    std::fprintf(file, "\"kernel\": \"%s\", \"total\": %.17g, \"ranks\": [", o.blas ? "blas" : "tiled", total);
+                 ranks_, o.size, o.iterations, o.random ? "random" : "constant", DTYPES[int(o.dtype)].c_str());
+    std::fprintf(file, "\"kernel\": \"%s\", \"total\": %.17g, \"allreduce_memory\": \"%s\", \"ranks\": [",
+                 KERNELS[int(o.kernel)].c_str(), total, reads_device_memory() ? "device" : "host");
     for (int r = 0; r < ranks_; ++r)
         std::fprintf(file,
-                     "%s\n  {\"rank\": %d, \"host\": %s, \"device\": %s, \"gflops\": %.6g, \"compute_s\": %.6g, "
+                     "%s\n  {\"rank\": %d, \"host\": %s, \"device\": %s, \"bus_id\": %s, \"gflops\": %.6g, \"compute_s\": %.6g, "
                      "\"copy_s\": %.6g, \"reduce_s\": %.6g}",
-                     r ? "," : "", r, quoted(all[r].host).c_str(), quoted(all[r].device).c_str(), all[r].gflops,
-                     all[r].compute_s, all[r].copy_s, all[r].reduce_s);
+                     r ? "," : "", r, quoted(all[r].host).c_str(), quoted(all[r].device).c_str(),
+                     all[r].bus_id[0] ? quoted(all[r].bus_id).c_str() : "null", all[r].gflops, all[r].compute_s,
+                     all[r].copy_s, all[r].reduce_s);
     std::fprintf(file, "], \"allreduce\": [");
     for (std::size_t i = 0; i < points.size(); ++i)
         std::fprintf(file, "%s{\"bytes\": %ld, \"seconds\": %.6g}", i ? ", " : "", points[i].bytes, points[i].seconds);
@@ -461,8 +568,7 @@ int main(int argc, char **argv) {
     int local_rank = 0;
     MPI_Comm_rank(node, &local_rank);
     double total = 0;
-    const Figures mine =
-        options.in_double ? run<double>(options, local_rank, total) : run<float>(options, local_rank, total);
+    const Figures mine = run_in(options, local_rank, total);
     const std::vector<Point> points = options.sweep_bytes ? sweep(options.sweep_bytes) : std::vector<Point>();
     std::vector<Figures> all(ranks_);
     MPI_Gather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, 0, MPI_COMM_WORLD);

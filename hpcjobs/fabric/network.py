@@ -14,7 +14,7 @@ from pathlib import Path
 _SIOCGIFADDR = 0x8915
 CONNECT_S = 5.0
 _PING, _STREAM = b"p", b"s"
-_WORD = struct.Struct("!d")
+_FLOAT = struct.Struct("!d")
 _CHUNK = bytes(256 * 1024)
 _ROUND_TRIPS = 50
 
@@ -30,7 +30,7 @@ def own_address(interface: str | None) -> str:
         Unreachable: there is none, or it is one that only this node can use.
     """
     if interface is None:
-        return _not_loopback(resolved(socket.gethostname()), f"the name {socket.gethostname()}")
+        return _not_loopback(resolve_name(socket.gethostname()), f"the name {socket.gethostname()}")
     folder = Path("/sys/class/net") / interface
     if not folder.exists():
         there = ", ".join(sorted(path.name for path in folder.parent.iterdir()))
@@ -52,7 +52,7 @@ def _not_loopback(address: str, what: str) -> str:
     return address
 
 
-def resolved(name: str) -> str:
+def resolve_name(name: str) -> str:
     """The IPv4 address of ``name`` as this node sees it (Unreachable: it has none)."""
     try:
         return socket.gethostbyname(name)
@@ -88,8 +88,8 @@ def _answer(connection: socket.socket) -> None:
         try:
             kind = connection.recv(1)
             if kind == _PING:
-                while word := connection.recv(_WORD.size):
-                    connection.sendall(word)
+                while ping := connection.recv(_FLOAT.size):
+                    connection.sendall(ping)
             elif kind == _STREAM:
                 _take_stream(connection)
         except OSError:
@@ -98,18 +98,18 @@ def _answer(connection: socket.socket) -> None:
 
 def _take_stream(connection: socket.socket) -> None:
     """Count what comes in the time that the sender asks for, tell it the rate, and read on until it stops."""
-    (seconds,) = _WORD.unpack(connection.recv(_WORD.size, socket.MSG_WAITALL))
+    (seconds,) = _FLOAT.unpack(connection.recv(_FLOAT.size, socket.MSG_WAITALL))
     space = bytearray(1 << 20)
     count, begun = 0, time.perf_counter()
     while (took := time.perf_counter() - begun) < seconds:
         ready, _, _ = select.select([connection], [], [], seconds - took)
         count += connection.recv_into(space) if ready else 0
-    connection.sendall(_WORD.pack(count / (time.perf_counter() - begun)))
+    connection.sendall(_FLOAT.pack(count / (time.perf_counter() - begun)))
     while connection.recv_into(space):
         pass
 
 
-def _connected(source: str, address: str, port: int) -> socket.socket:
+def _connect(source: str, address: str, port: int) -> socket.socket:
     """From the chosen interface: the route by another one proves nothing."""
     try:
         return socket.create_connection((address, port), timeout=CONNECT_S, source_address=(source, 0))
@@ -123,15 +123,15 @@ def round_trip_s(source: str, address: str, port: int) -> float:
     Raises:
         Unreachable: they do not come back.
     """
-    with _connected(source, address, port) as connection:
+    with _connect(source, address, port) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         took = []
         try:
             connection.sendall(_PING)
             for _ in range(_ROUND_TRIPS):
                 begun = time.perf_counter()
-                connection.sendall(_WORD.pack(begun))
-                if len(connection.recv(_WORD.size, socket.MSG_WAITALL)) < _WORD.size:
+                connection.sendall(_FLOAT.pack(begun))
+                if len(connection.recv(_FLOAT.size, socket.MSG_WAITALL)) < _FLOAT.size:
                     raise Unreachable("hung up")
                 took.append(time.perf_counter() - begun)
         except OSError as error:
@@ -141,14 +141,14 @@ def round_trip_s(source: str, address: str, port: int) -> float:
 
 def stream_rate(source: str, address: str, port: int, *, seconds: float) -> float:
     """Bytes a second that arrive there during ``seconds`` of sending (Unreachable: the connection broke)."""
-    with _connected(source, address, port) as connection:
+    with _connect(source, address, port) as connection:
         try:
-            connection.sendall(_STREAM + _WORD.pack(seconds))
+            connection.sendall(_STREAM + _FLOAT.pack(seconds))
             end = time.monotonic() + seconds + CONNECT_S
             while time.monotonic() < end:
-                told, able, _ = select.select([connection], [connection], [], CONNECT_S)
-                if told:
-                    rate: float = _WORD.unpack(connection.recv(_WORD.size, socket.MSG_WAITALL))[0]
+                readable, able, _ = select.select([connection], [connection], [], CONNECT_S)
+                if readable:
+                    rate: float = _FLOAT.unpack(connection.recv(_FLOAT.size, socket.MSG_WAITALL))[0]
                     return rate
                 if able:
                     connection.send(_CHUNK)

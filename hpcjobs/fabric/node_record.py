@@ -20,7 +20,7 @@ AVOIDED = 0.5
 GOOD, BAD, CLEARED = "good", "bad", "cleared"
 
 
-class Verdict(NamedTuple):
+class NodeVerdict(NamedTuple):
     """On one node, at one time (seconds since 1970)."""
 
     node: str
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 class Standing(NamedTuple):
     """Of one node now: its last verdict, what the record is worth, and until when it is avoided (None: it is not)."""
 
-    last: Verdict
+    last: NodeVerdict
     worth: float
     avoided_until: float | None
 
@@ -43,34 +43,34 @@ def record_path(site: str) -> Path:
     return state_dir() / "nodes" / f"{site}.jsonl"
 
 
-def append(path: Path, verdicts: Iterable[Verdict]) -> None:
+def append(path: Path, verdicts: Iterable[NodeVerdict]) -> None:
     """Add ``verdicts`` to the record."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     append_lines(path, (json.dumps(verdict._asdict()) for verdict in verdicts))
 
 
-def read(path: Path) -> list[Verdict]:
+def read(path: Path) -> list[NodeVerdict]:
     """All verdicts, oldest first; none where there is no record. What a full disk cut off is passed over."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(
-        (found for line in lines if (found := _parse_line(line)) is not None), key=lambda verdict: verdict.time
+        (verdict for line in lines if (verdict := _parse_line(line)) is not None), key=lambda verdict: verdict.time
     )
 
 
-def _parse_line(line: str) -> Verdict | None:
+def _parse_line(line: str) -> NodeVerdict | None:
     try:
-        return Verdict(**json.loads(line))
+        return NodeVerdict(**json.loads(line))
     except (ValueError, TypeError):
         return None
 
 
-def standings(verdicts: Iterable[Verdict], now: float) -> dict[str, Standing]:
+def standings(verdicts: Iterable[NodeVerdict], now: float) -> dict[str, Standing]:
     """Where every node of the record stands at ``now``."""
     worth: dict[str, float] = {}
-    last: dict[str, Verdict] = {}
+    last: dict[str, NodeVerdict] = {}
     for verdict in verdicts:
         before = _decay(worth[verdict.node], verdict.time - last[verdict.node].time) if verdict.node in last else 0.0
         change = {BAD: before + 1, GOOD: max(0.0, before - 1)}
@@ -82,12 +82,12 @@ def _decay(worth: float, seconds: float) -> float:
     return float(worth * 0.5 ** (max(0.0, seconds) / HALF_LIFE_S))
 
 
-def _standing(last: Verdict, worth: float, now: float) -> Standing:
+def _standing(last: NodeVerdict, worth: float, now: float) -> Standing:
     until = last.time + HALF_LIFE_S * math.log2(worth / AVOIDED) if worth > 0 else 0.0
     return Standing(last, _decay(worth, now - last.time), until if until > now else None)
 
 
 def find_avoided(path: Path, now: float) -> dict[str, Standing]:
     """The nodes to leave out of a job that is submitted at ``now``."""
-    found = standings(read(path), now)
-    return {node: standing for node, standing in sorted(found.items()) if standing.avoided_until is not None}
+    current = standings(read(path), now)
+    return {node: standing for node, standing in sorted(current.items()) if standing.avoided_until is not None}

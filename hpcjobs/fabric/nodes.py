@@ -1,6 +1,6 @@
 """Starting things on the nodes of the job: one `Agent` per node, or one program over several of them.
 
-Each node's agent is a step of its own, so that a node that does not answer spoils nobody else's.
+Each node's agent is a step of its own, so that a node that does not answer does not disturb the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEAVE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class HostGroup:
     """Where the check runs: the hosts of the job, and how to start something on them (no ``srun``: this machine)."""
 
     hosts: tuple[str, ...]
@@ -50,14 +50,14 @@ class Place:
         return [*self.words(hosts, mpi=mpi), sys.executable, "-u", "-m", name, *arguments]
 
     def world(self, hosts: Sequence[str]) -> dict[str, str]:
-        """What a program over ``hosts`` is told of its world, where that is smaller than the job's."""
+        """The variables of a program over ``hosts``, whose world is smaller than the job's."""
         if not self.srun:
             return {}
         size = str(len(hosts))
         by = f"srun --mpi={self.mpi}" if self.mpi else "srun"
-        told = {"HPCJOBS_NTASKS": size, "HPCJOBS_NNODES": size, "HPCJOBS_LAUNCHED_BY": by}
-        told |= dict([FENCES]) if FENCES[0] not in os.environ else {}
-        return told | {"MASTER_ADDR": hosts[0] + self.suffix, "SLURM_JOB_NUM_NODES": size}
+        variables = {"HPCJOBS_NTASKS": size, "HPCJOBS_NNODES": size, "HPCJOBS_LAUNCHED_BY": by}
+        variables |= dict([FENCES]) if FENCES[0] not in os.environ else {}
+        return variables | {"MASTER_ADDR": hosts[0] + self.suffix, "SLURM_JOB_NUM_NODES": size}
 
 
 class Agent:
@@ -76,7 +76,7 @@ class Agent:
             reader.start()
 
     def ask(self, **words: object) -> None:
-        """Have it do something; a node that has gone does not read on."""
+        """Send a request; an agent that has ended does not read it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._number += 1
@@ -84,20 +84,20 @@ class Agent:
             self._process.stdin.flush()
 
     def answer(self, deadline: float) -> dict[str, Any] | None:
-        """To what it was asked last (at first: who it is), waited for until ``deadline`` (monotonic); None: not yet."""
+        """The answer to the last question (at first: its name), by ``deadline`` (monotonic); None: not yet."""
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                told: dict[str, Any] = json.loads(self._lines.get(timeout=min(left, 0.2)))
-                if told["number"] == self._number:
-                    found: dict[str, Any] = told["answer"]
-                    return found
+                message: dict[str, Any] = json.loads(self._lines.get(timeout=min(left, 0.2)))
+                if message["number"] == self._number:
+                    answer: dict[str, Any] = message["answer"]
+                    return answer
             if self._process.poll() is not None and self._lines.empty():
                 return None
         return None
 
     @property
     def complaint(self) -> str:
-        """The last that it, or srun, said of what went wrong."""
+        """The last error message of the agent or of srun."""
         lines = [line.strip() for line in self._complaints]
         return next((line for line in lines if "error" in line), lines[-1] if lines else "")
 
@@ -129,17 +129,17 @@ def end(process: Popen[bytes], *, patience_s: float) -> None:
 
 
 @contextlib.contextmanager
-def agents(place: Place) -> Iterator[list[Agent]]:
+def agents(place: HostGroup) -> Iterator[list[Agent]]:
     """One on every host, started; they leave at the end."""
     flags = ["--interface", place.interface] if place.interface else []
     flags += ["--alone"] if len(place.hosts) == 1 else []
     name = "hpcjobs.fabric.agent"
-    found = [Agent(host, place.module((host,), name, *flags, mpi="none")) for host in place.hosts]
+    agents = [Agent(host, place.module((host,), name, *flags, mpi="none")) for host in place.hosts]
     try:
-        yield found
+        yield agents
     finally:
-        with ThreadPoolExecutor(len(found)) as pool:
-            list(pool.map(Agent.leave, found))
+        with ThreadPoolExecutor(len(agents)) as pool:
+            list(pool.map(Agent.leave, agents))
 
 
 class Failed(Exception):
@@ -156,5 +156,5 @@ def run(command: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> 
             raise Failed(f"did not end in {timeout_s:.0f} s") from None
     if process.returncode != 0:
         lines = [line.strip() for line in out.decode("utf-8", "replace").splitlines() if line.strip()]
-        told = [line for line in lines if "rror" in line or line.startswith("matmul:")] or lines
-        raise Failed((told or [f"ended with {process.returncode}"])[0][:300])
+        errors = [line for line in lines if "rror" in line or line.startswith("matmul:")] or lines
+        raise Failed((errors or [f"ended with {process.returncode}"])[0][:300])

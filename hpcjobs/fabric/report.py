@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hpcjobs.fabric import node_record
+from hpcjobs.fabric.gpus import METRICS as GPU_METRICS
+from hpcjobs.fabric.gpus import Gpu
 from hpcjobs.fabric.verdict import METRICS, Judged, Node
 
 
@@ -19,11 +21,14 @@ class Findings:
     """All that one check found."""
 
     nodes: list[Node]
+    gpus: list[Gpu] = field(default_factory=list)
     allreduce: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def report(found: Findings, judged: Sequence[Judged], chosen: Sequence[str] | None, *, took_s: float) -> dict[str, Any]:
+def report(
+    findings: Findings, judged: Sequence[Judged], chosen: Sequence[str] | None, *, took_s: float
+) -> dict[str, Any]:
     """``fabric.json``: rates in units a second, times in seconds."""
     return {
         "schema": 1,
@@ -41,9 +46,10 @@ def report(found: Findings, judged: Sequence[Judged], chosen: Sequence[str] | No
             }
             for each in judged
         ],
+        "gpus": [asdict(gpu) for gpu in findings.gpus],
         "chosen": chosen,
-        "allreduce": found.allreduce,
-        "notes": found.notes,
+        "allreduce": findings.allreduce,
+        "notes": findings.notes,
     }
 
 
@@ -58,6 +64,18 @@ def table(judged: Sequence[Judged]) -> Iterator[str]:
         yield "  ".join([f"{each.node.host:{wide}}", *(f"{cell:>8}" for cell in cells), verdict])
 
 
+def gpu_table(gpus: Sequence[Gpu]) -> Iterator[str]:
+    """A line per GPU; nothing where there are none."""
+    if not gpus:
+        return
+    wide = max(len(f"{gpu.host} {gpu.title}") for gpu in gpus)
+    yield "  ".join([f"{'GPU':{wide}}", *(f"{metric.unit:>8}" for metric in GPU_METRICS), "model"])
+    yield "  ".join([" " * wide, *(f"{_heading(metric.name):>8}" for metric in GPU_METRICS)]).rstrip()
+    for gpu in gpus:
+        cells = [_cell(gpu.values.get(metric.name), metric.scale) for metric in GPU_METRICS]
+        yield "  ".join([f"{gpu.host + ' ' + gpu.title:{wide}}", *(f"{cell:>8}" for cell in cells), gpu.name])
+
+
 def _heading(name: str) -> str:
     return name.partition("_")[0]
 
@@ -66,11 +84,11 @@ def _cell(value: float | None, scale: float) -> str:
     return "-" if value is None else f"{value / scale:.3g}"
 
 
-def collectives(found: Findings) -> Iterator[str]:
+def collectives(findings: Findings) -> Iterator[str]:
     """All-reduce by size: microseconds, one column for each that was measured."""
-    if not found.allreduce:
+    if not findings.allreduce:
         return
-    by_size = {over: {int(p["bytes"]): p["seconds"] for p in points} for over, points in found.allreduce.items()}
+    by_size = {over: {int(p["bytes"]): p["seconds"] for p in points} for over, points in findings.allreduce.items()}
     yield "all-reduce, µs   " + "".join(f"{over:>14}" for over in by_size)
     for size in sorted(set(chain.from_iterable(by_size.values()))):
         cells = [_cell(times.get(size), 1e-6) for times in by_size.values()]
@@ -81,7 +99,7 @@ def remember(path: Path, judged: Sequence[Judged]) -> str | None:
     """Append the verdicts to the site's record; in words why that could not be."""
     now, job = time.time(), os.environ.get("HPCJOBS_JOB_ID")
     verdicts = [
-        node_record.Verdict(
+        node_record.NodeVerdict(
             each.node.host, node_record.GOOD if each.good else node_record.BAD, now, "; ".join(each.reasons)[:500], job
         )
         for each in judged

@@ -65,23 +65,23 @@ def judge(nodes: list[Node], *, tolerance: float = TOLERANCE) -> list[Judged]:
     scores: dict[str, float] = {node.host: 0.0 if node.failures else 1.0 for node in nodes}
     for metric in METRICS:
         values = {node.host: node.values[metric.name] for node in nodes if metric.name in node.values}
-        for host, (ratio, outlier) in _compared(values, metric, tolerance).items():
+        for host, (ratio, outlier) in compare(values, metric, tolerance).items():
             scores[host] = min(scores[host], ratio)
             if outlier:
-                reasons[host].append(_told(metric, values[host], ratio))
+                reasons[host].append(describe(metric, values[host], ratio))
     return [Judged(node, tuple(reasons[node.host]), scores[node.host]) for node in nodes]
 
 
 def outliers(nodes: list[Node], *names: str, tolerance: float) -> list[str]:
     """The hosts that fall out of the others in one of the metrics ``names``."""
-    found = []
+    outliers = []
     for metric in (metric for metric in METRICS if metric.name in names):
         values = {node.host: node.values[metric.name] for node in nodes if metric.name in node.values}
-        found += [host for host, (_, outlier) in _compared(values, metric, tolerance).items() if outlier]
-    return found
+        outliers += [host for host, (_, outlier) in compare(values, metric, tolerance).items() if outlier]
+    return outliers
 
 
-def _compared(values: Mapping[str, float], metric: Metric, tolerance: float) -> dict[str, tuple[float, bool]]:
+def compare(values: Mapping[str, float], metric: Metric, tolerance: float) -> dict[str, tuple[float, bool]]:
     """By host: how it compares with the median (1: alike, below: worse), and whether it is an outlier."""
     if len(values) < 2:
         return {}
@@ -95,7 +95,7 @@ def _compared(values: Mapping[str, float], metric: Metric, tolerance: float) -> 
     }
 
 
-def _told(metric: Metric, value: float, ratio: float) -> str:
+def describe(metric: Metric, value: float, ratio: float) -> str:
     others = value / ratio if metric.more_is_better else value * ratio
     verb = metric.what + (" at" if metric.more_is_better else " in")
     return f"{verb} {value / metric.scale:.3g} {metric.unit}, the others {others / metric.scale:.3g}"

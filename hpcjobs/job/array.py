@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MAX_INDEX = 4_000_000
 """The largest index that Slurm can be configured to take (MaxArraySize is at most 4000001)."""
@@ -32,6 +33,17 @@ def array_indices(spec: str) -> list[int]:
         ValueError: not an array specification, or an index above `MAX_INDEX`.
     """
     return sorted(set[int]().union(*_ranges(spec)))
+
+
+def array_text(indices: Iterable[int]) -> str:
+    """``[3, 4, 5, 9]`` -> ``3-5,9``."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], index]
+        else:
+            runs.append([index])
+    return ",".join("-".join(str(n) for n in run) for run in runs)
 
 
 def _ranges(spec: str) -> list[range]:

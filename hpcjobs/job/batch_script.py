@@ -78,50 +78,50 @@ def _marked_lines(text: str) -> Iterator[tuple[int, str]]:
 def _split(line: str, where: str) -> list[str]:
     """The words of a line: quotes group, a backslash takes the next character as it is, ``#`` begins a comment."""
     words: list[str] = []
-    word: list[str] | None = None
+    current: list[str] | None = None
     quote = ""
     chars = iter(line)
     for char in chars:
         if char == "\\":
-            word = [*(word or []), next(chars, "")]
+            current = [*(current or []), next(chars, "")]
         elif quote:
             if char == quote:
                 quote = ""
             else:
-                word = [*(word or []), char]
+                current = [*(current or []), char]
         elif char in "\"'":
-            quote, word = char, word or []
+            quote, current = char, current or []
         elif char == "#":
             break
         elif char in _SPACE:
-            words += ["".join(word)] if word is not None else []
-            word = None
+            words += ["".join(current)] if current is not None else []
+            current = None
         else:
-            word = [*(word or []), char]
+            current = [*(current or []), char]
     if quote:
         raise RequestError(f"{where}: {_MARK}{line}: the quotation {quote} is not closed")
-    return [*words, *(["".join(word)] if word is not None else [])]
+    return [*words, *(["".join(current)] if current is not None else [])]
 
 
 def _parse(words: list[str], number: int, where: str) -> Iterator[Directive]:
     """Options as getopt_long reads them: ``-N2``, ``-N 2``, ``--nodes=2``, ``--nodes 2``, abbreviations."""
     rest = iter(words)
-    for word in rest:
-        if word in ("hetjob", "packjob"):
-            raise RequestError(f"{where}: {word}: jobs of several components are not supported", hint="use sbatch")
-        if word.startswith("--") and len(word) > 2:
-            name, equals, value = word[2:].partition("=")
+    for arg in rest:
+        if arg in ("hetjob", "packjob"):
+            raise RequestError(f"{where}: {arg}: jobs of several components are not supported", hint="use sbatch")
+        if arg.startswith("--") and len(arg) > 2:
+            name, equals, value = arg[2:].partition("=")
             option = find_option(name) or _foreign_option(name)
             given = value if equals else None
             if option.argument is Argument.NONE and equals:
-                raise RequestError(f"{where}: {word}: --{option.name} has no value")
+                raise RequestError(f"{where}: {arg}: --{option.name} has no value")
             if option.argument in (Argument.TEXT, Argument.COUNT) and not equals:
-                given = _value_of(word, next(rest, None), where)
+                given = _value_of(arg, next(rest, None), where)
             yield Directive(option, given, number)
-        elif word.startswith("-") and len(word) > 1:
-            yield from _parse_letters(word, rest, number, where)
+        elif arg.startswith("-") and len(arg) > 1:
+            yield from _parse_letters(arg, rest, number, where)
         else:
-            raise RequestError(f"{where}: {word!r} is no option", hint="a value with blanks needs quotes")
+            raise RequestError(f"{where}: {arg!r} is no option", hint="a value with blanks needs quotes")
 
 
 def _foreign_option(name: str) -> Sbatch:
@@ -129,8 +129,8 @@ def _foreign_option(name: str) -> Sbatch:
     return Sbatch(name, None, Argument.OPTIONAL, Treatment.PASSED)
 
 
-def _parse_letters(word: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:
-    letters = word[1:]
+def _parse_letters(letters_arg: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:
+    letters = letters_arg[1:]
     while letters:
         letter, letters = letters[0], letters[1:]
         option = BY_LETTER.get(letter)

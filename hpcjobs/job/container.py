@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import hpcjobs
 from hpcjobs.containers.cuda import least_driver
-from hpcjobs.containers.images import Image, expanded, find
+from hpcjobs.containers.images import Image, expand_path, find
 from hpcjobs.containers.look import PACKAGE, program_there
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Bind, Inside
@@ -20,15 +20,17 @@ _LAUNCHERS = {"pyxis": ("srun", "torchrun")}
 _NOT = {"horovodrun": "it starts its tasks by ssh, out of the image"}
 
 
-class Asked(NamedTuple):
-    """What was said about the image, and by whom."""
+class ImageRequest(NamedTuple):
+    """The requested image, and where the request was read."""
 
-    word: str
+    name: str
     source: str
     stage: bool
 
 
-def settled(asked: Asked, site: Site, *, launcher: str, gpus: bool, folders: tuple[Path, ...]) -> Inside:
+def resolve_container(
+    request: ImageRequest, site: Site, *, launcher: str, gpus: bool, folders: tuple[Path, ...]
+) -> Inside:
     """The image and everything it sees; ``folders`` are those of run and code, seen at their own paths.
 
     Raises:
@@ -36,11 +38,13 @@ def settled(asked: Asked, site: Site, *, launcher: str, gpus: bool, folders: tup
         ConfigError: the image's file is missing or broken.
     """
     containers = site.containers
-    image = find(asked.word, site, said=asked.source)
+    image = find(request.name, site, source=request.source)
     if any(ord(char) < 32 for char in image.path):
-        raise RequestError(f"container {asked.word!r} ({asked.source}): no path of an image holds control characters")
+        raise RequestError(
+            f"container {request.name!r} ({request.source}): no path of an image holds control characters"
+        )
     _check_launcher(launcher, site)
-    if asked.stage and (site.scheduler == "local" or containers.runtime == "pyxis"):
+    if request.stage and (site.scheduler == "local" or containers.runtime == "pyxis"):
         why = "is one machine" if site.scheduler == "local" else "has pyxis, which keeps its own copies"
         raise RequestError(f"--stage-image: site {site.name} ({site.path}) {why}", hint="leave it out")
     gpu = containers.gpu or ("nv" if gpus else "none")
@@ -55,7 +59,7 @@ def settled(asked: Asked, site: Site, *, launcher: str, gpus: bool, folders: tup
         clean_env=containers.clean_env,
         home=containers.home,
         args=containers.args,
-        stage=containers.stage if asked.stage else None,
+        stage=containers.stage if request.stage else None,
         scratch=_on_the_node(site.scratch) if site.scratch else None,
         driver=_driver(image, gpu=gpu),
         package_folder=PACKAGE,
@@ -75,18 +79,18 @@ def _check_launcher(launcher: str, site: Site) -> None:
 
 
 def _binds(site: Site, folders: tuple[Path, ...]) -> tuple[Bind, ...]:
-    found = [Bind(str(Path(hpcjobs.__file__).resolve().parent), f"{PACKAGE}/hpcjobs", "ro")]
+    binds = [Bind(str(Path(hpcjobs.__file__).resolve().parent), f"{PACKAGE}/hpcjobs", "ro")]
     for text in site.containers.binds:
-        source, _, rest = expanded(text, site, "containers.binds").partition(":")
+        source, _, rest = expand_path(text, site, "containers.binds").partition(":")
         target, _, mode = rest.partition(":")
-        found.append(Bind(source, target or source, mode or "rw"))
+        binds.append(Bind(source, target or source, mode or "rw"))
     outermost = [one for one in folders if not any(one != other and one.is_relative_to(other) for other in folders)]
-    found += [Bind(str(folder), str(folder), "rw") for folder in dict.fromkeys(outermost)]
-    if odd := [path for bind in found for path in (bind.source, bind.target) if re.search(r"[:,\x00-\x1f]", path)]:
+    binds += [Bind(str(folder), str(folder), "rw") for folder in dict.fromkeys(outermost)]
+    if odd := [path for bind in binds for path in (bind.source, bind.target) if re.search(r"[:,\x00-\x1f]", path)]:
         raise RequestError(
             f"{odd[0]!r}: a path with a colon, a comma or a control character cannot be seen in an image"
         )
-    return tuple(found)
+    return tuple(binds)
 
 
 def _on_the_node(text: str) -> str:

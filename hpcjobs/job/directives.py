@@ -1,4 +1,4 @@
-"""A settled job in sbatch's words: read by the Jinja route and by the submitit route alike."""
+"""A resolved job as options of sbatch, for the job script and for submitit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sbatch_options(job: Job) -> list[Option]:
     The site's ``directives`` rename or remove options; what is passed through (``sbatch``) comes last.
 
     Raises:
-        RequestError: GPUs are asked for twice, or cannot be shared by the tasks.
+        RequestError: GPUs are requested twice, or cannot be shared by the tasks.
     """
     options = [mapped for option in _plain_options(job) for mapped in _site_spelling(job, option)]
     return _with_one_gres(options + [_split(extra) for extra in job.sbatch])
@@ -76,13 +76,11 @@ def _with_one_gres(options: list[Option]) -> list[Option]:
     gpus += [f"--{name}={value}" for name, value in options if name in _GPU_OPTIONS] if gpus else []
     if len(gpus) > 1:
         raise RequestError(
-            f"GPUs are asked for twice: {' and '.join(gpus)}", hint="say gpus_per_node alone, and leave gpu out of gres"
+            f"GPUs are requested twice: {' and '.join(gpus)}", hint="say gpus_per_node alone, and leave gpu out of gres"
         )
     first = next((at for at, (name, _) in enumerate(options) if name == "gres"), None)
-    joined = ("gres", ",".join(requests))
-    return [
-        joined if at == first else option for at, option in enumerate(options) if at == first or option[0] != "gres"
-    ]
+    gres = ("gres", ",".join(requests))
+    return [gres if at == first else option for at, option in enumerate(options) if at == first or option[0] != "gres"]
 
 
 def _site_spelling(job: Job, option: Option) -> Iterator[Option]:

@@ -29,5 +29,5 @@ def enter_options(inside: Inside, env: Iterable[str]) -> tuple[str, ...]:
         *(() if inside.home else ("--no-home",)),
         *(("--option=--cleanenv",) if inside.clean_env else ()),
         *((f"--option=--{inside.gpu}",) if inside.gpu else ()),
-        *(f"--option={word}" for word in inside.args),
+        *(f"--option={arg}" for arg in inside.args),
     )

@@ -32,7 +32,7 @@ def partition_problems(job: Job, name: str, partition: Partition) -> Iterator[st
         yield from _shape_problems(name, partition, [needs for _, needs in unmet])
     elif not limits and job.nodes + job.spare > fitting:
         yield (
-            f"{job.asked('nodes')}: partition {name} has {fitting} nodes with what each node of the job needs"
+            f"{job.describe_option('nodes')}: partition {name} has {fitting} nodes with what each node of the job needs"
             f" (its nodes: {_nodes(partition)})"
         )
 
@@ -40,35 +40,35 @@ def partition_problems(job: Job, name: str, partition: Partition) -> Iterator[st
 def _limit_problems(job: Job, name: str, partition: Partition) -> Iterator[str]:
     most = min(partition.max_nodes or partition.node_count, partition.node_count)
     if job.nodes + job.spare > most:
-        yield f"{job.asked('nodes')}: partition {name} allows {most}"
+        yield f"{job.describe_option('nodes')}: partition {name} allows {most}"
     if partition.min_nodes is not None and (job.max_nodes or job.nodes + job.spare) < partition.min_nodes:
-        yield f"{job.asked('nodes')}: partition {name} needs at least {partition.min_nodes}"
+        yield f"{job.describe_option('nodes')}: partition {name} needs at least {partition.min_nodes}"
     longest = time_limit_s(partition.max_time)
     for field in ("time", "time_min"):
         text = getattr(job.resources, field)
-        asked = time_limit_s(text)
-        if text is not None and longest is not None and (asked is None or asked > longest):
-            yield f"{job.asked(field)}: partition {name} allows {partition.max_time}"
+        requested_s = time_limit_s(text)
+        if text is not None and longest is not None and (requested_s is None or requested_s > longest):
+            yield f"{job.describe_option(field)}: partition {name} allows {partition.max_time}"
     account = job.resources.account
     if account and partition.accounts is not None and account not in partition.accounts:
-        yield f"{job.asked('account')}: partition {name} accepts {', '.join(partition.accounts)}"
+        yield f"{job.describe_option('account')}: partition {name} accepts {', '.join(partition.accounts)}"
     memory = _memory(job, None)
     if partition.max_mem_per_node is not None and memory is not None:
         field, size = memory
         if size == 0 or size > memory_bytes(str(partition.max_mem_per_node)):
-            yield f"{job.asked(field)}: partition {name} allows {partition.max_mem_per_node} per node"
+            yield f"{job.describe_option(field)}: partition {name} allows {partition.max_mem_per_node} per node"
 
 
 def _memory(job: Job, group: NodeGroup | None) -> tuple[str, int] | None:
     """The option that asks for memory, and the bytes per node; of ``mem=0`` all that a node of ``group`` has."""
-    asked = job.resources
-    if asked.mem and job.memory_request != "none":
-        size = memory_bytes(str(asked.mem))
+    requested = job.resources
+    if requested.mem and job.memory_request != "none":
+        size = memory_bytes(str(requested.mem))
         return "mem", size or (group.mem_bytes or 0 if group else 0)
-    if asked.mem_per_cpu:
-        return "mem_per_cpu", memory_bytes(asked.mem_per_cpu) * _cpus(job)
-    if asked.mem_per_gpu and job.gpus_per_node:
-        return "mem_per_gpu", memory_bytes(asked.mem_per_gpu) * job.gpus_per_node
+    if requested.mem_per_cpu:
+        return "mem_per_cpu", memory_bytes(str(requested.mem_per_cpu)) * _cpus(job)
+    if requested.mem_per_gpu and job.gpus_per_node:
+        return "mem_per_gpu", memory_bytes(str(requested.mem_per_gpu)) * job.gpus_per_node
     return None
 
 
@@ -78,39 +78,43 @@ def _cpus(job: Job) -> int:
 
 def _cpus_for_memory(job: Job, partition: Partition, group: NodeGroup) -> int:
     """The CPUs per node that Slurm takes for the job's memory, where a CPU has no more than a limit."""
-    memory, asked = _memory(job, group), job.resources
+    memory, requested = _memory(job, group), job.resources
     if partition.max_mem_per_cpu is None or memory is None:
         return 0
     limit = memory_bytes(str(partition.max_mem_per_cpu))
-    if memory[0] == "mem_per_cpu" and asked.mem_per_cpu:
-        return _cpus(job) * -(-memory_bytes(asked.mem_per_cpu) // limit)
+    if memory[0] == "mem_per_cpu" and requested.mem_per_cpu:
+        return _cpus(job) * -(-memory_bytes(str(requested.mem_per_cpu)) // limit)
     return -(-memory[1] // limit)
 
 
 def _unmet(job: Job, partition: Partition, group: NodeGroup) -> dict[str, _Need]:
     """What the job needs and a node of ``group`` has not, by kind."""
     unmet: dict[str, _Need] = {}
-    asked, cpus, memory = job.resources, _cpus(job), _memory(job, group)
+    requested, cpus, memory = job.resources, _cpus(job), _memory(job, group)
     available = min(group.cpus, partition.max_cpus_per_node or group.cpus)
     limited = " for jobs of it" if available < group.cpus else ""
     if cpus > available:
-        text = f"{job.asked('ntasks_per_node')} x cpus_per_task={asked.cpus_per_task or 1} = {cpus} CPUs"
+        text = f"{job.describe_option('ntasks_per_node')} x cpus_per_task={requested.cpus_per_task or 1} = {cpus} CPUs"
         unmet["cpus"] = _Need(text, f"{available}{limited}")
-    elif asked.exclusive and available < group.cpus:
-        unmet["cpus"] = _Need(job.asked("exclusive"), f"{available} of {group.cpus} CPUs{limited}")
+    elif requested.exclusive and available < group.cpus:
+        unmet["cpus"] = _Need(job.describe_option("exclusive"), f"{available} of {group.cpus} CPUs{limited}")
     elif memory is not None and (needed := _cpus_for_memory(job, partition, group)) > available:
         per_cpu = f"at {partition.max_mem_per_cpu} per CPU"
-        unmet["cpus"] = _Need(f"{job.asked(memory[0])} = {needed} CPUs {per_cpu}", f"{available}{limited}")
+        unmet["cpus"] = _Need(f"{job.describe_option(memory[0])} = {needed} CPUs {per_cpu}", f"{available}{limited}")
     if memory is not None and group.mem_bytes is not None and memory[1] > group.mem_bytes:
         times = {"mem": "", "mem_per_cpu": f" x {cpus} CPUs", "mem_per_gpu": f" x {job.gpus_per_node} GPUs"}
-        unmet["mem"] = _Need(job.asked(memory[0]) + times[memory[0]], str(group.mem))
+        unmet["mem"] = _Need(job.describe_option(memory[0]) + times[memory[0]], str(group.mem))
     model = job.gpu_model if job.gpus_per_node else None
     if job.gpus_per_node > group.gpus:
         unmet["gpus"] = _Need(_gpus(job), str(group.gpus))
+    elif model and group.gpu_models:
+        most = next((count for name, count in group.gpu_counts.items() if name.lower() == model.lower()), 0)
+        if job.gpus_per_node > most:
+            unmet["gpus"] = _Need(_gpus(job), ", ".join(group.gpu_models))
     elif model and group.gpu_model and model.lower() != group.gpu_model.lower():
         unmet["gpus"] = _Need(_gpus(job), f"{group.gpus} x {group.gpu_model}")
-    if asked.constraint and group.features is not None and not _satisfies(asked.constraint, group.features):
-        unmet["constraint"] = _Need(job.asked("constraint"), ",".join(group.features) or "no features")
+    if requested.constraint and group.features is not None and not _satisfies(requested.constraint, group.features):
+        unmet["constraint"] = _Need(job.describe_option("constraint"), ",".join(group.features) or "no features")
     return unmet
 
 
@@ -124,11 +128,11 @@ def _satisfies(constraint: str, features: Sequence[str]) -> bool:
     if not _SIMPLE_CONSTRAINT.match(constraint):
         return True
     result, operator = True, "&"
-    for word in re.split(r"([&|,])", constraint):
-        if word in ("&", "|", ","):
-            operator = word
+    for token in re.split(r"([&|,])", constraint):
+        if token in ("&", "|", ","):
+            operator = token
         else:
-            result = result or word in features if operator == "|" else result and word in features
+            result = result or token in features if operator == "|" else result and token in features
     return result
 
 
@@ -149,6 +153,7 @@ def _nodes(partition: Partition) -> str:
 
 def _shape(group: NodeGroup) -> str:
     memory = f", {human_bytes(group.mem_bytes)}" if group.mem_bytes else ""
-    gpus = f", {group.gpus} GPUs{f' {group.gpu_model}' if group.gpu_model else ''}" if group.gpus else ""
+    models = ",".join(group.gpu_models) or group.gpu_model
+    gpus = f", {group.gpus} GPUs{f' {models}' if models else ''}" if group.gpus else ""
     features = f", {','.join(group.features)}" if group.features else ""
     return f"({group.cpus} CPUs{memory}{gpus}{features})"

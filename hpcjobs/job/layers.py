@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -10,6 +10,7 @@ from msgspec import UNSET
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import Layer
 from hpcjobs.site.models import Partition, Resources, Site
+from hpcjobs.site.resources import GPU_FIELDS
 
 ALTERNATIVES = (
     ("gpus", "gpus_per_node", "gpus_per_task"),
@@ -17,6 +18,7 @@ ALTERNATIVES = (
     ("mem", "mem_per_cpu", "mem_per_gpu"),
 )
 """Several ways to ask for one thing: a layer that uses one of them takes the place of what lower layers say."""
+_PER_GPU = ("cpus_per_gpu", "mem_per_gpu", "ntasks_per_gpu")
 _TOTALS = ("ntasks", "gpus")
 _PER_NODE = ("nodes", "ntasks_per_node")
 
@@ -48,12 +50,12 @@ class Values:
         self.sources[field] = source
 
     def default(self, field: str, value: object, source: str) -> None:
-        """Set a field that nobody has a value for."""
+        """Set a field that has no value yet."""
         if self[field] is None:
             self.set(field, value, source)
 
     def clear(self, *fields: str) -> None:
-        """Forget these fields, as if nobody had named them."""
+        """Forget these fields, as if no layer had named them."""
         for field in fields:
             self.values[field] = None
             self.sources.pop(field, None)
@@ -67,7 +69,7 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
     """Every resource of site defaults < partition defaults < ``layers``, of which later ones win.
 
     A batch script has no defaults of the site: it asks for what it says. For other programs a total of tasks or GPUs
-    that a layer names replaces nodes and tasks per node of the site's defaults.
+    that a layer names replaces nodes and tasks per node of the site's defaults, and a list of nodes their number.
 
     Raises:
         RequestError: a partition that the site does not have.
@@ -93,9 +95,19 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
     named = {field for request in requests for field in _TOTALS if isinstance(getattr(request, field), int | str)}
     if named:
         values.clear(*(field for field in _PER_NODE if field == "nodes" or "ntasks" in named))
+    if site.scheduler == "slurm" and any(isinstance(request.nodelist, str) for request in requests):
+        values.clear("nodes")
     for source, resources in stated[1:]:
         values.add(resources, source)
+    _drop_shares_of_gpus(values, {source for source, _ in of_site})
     return values
+
+
+def _drop_shares_of_gpus(values: Values, of_site: Collection[str]) -> None:
+    """Leave out what the site's defaults give per GPU where a job has none."""
+    if any(values[field] not in (None, 0, "0") for field in GPU_FIELDS):
+        return
+    values.clear(*(field for field in _PER_GPU if values.sources.get(field) in of_site))
 
 
 def named_partitions(values: Values, site: Site) -> dict[str, Partition]:

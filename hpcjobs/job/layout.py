@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcjobs.errors import RequestError
+from hpcjobs.job.avoid import named_nodes
 from hpcjobs.job.layers import Values
 from hpcjobs.site.models import Partition
 from hpcjobs.site.resources import gpus_and_model, node_range
@@ -11,24 +12,33 @@ _NO_LIMIT = 1 << 30
 _GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")
 
 
-def lay_out(values: Values, partition: Partition | None, *, one_machine: bool) -> None:
+def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, spare: int = 0) -> None:
     """Settle ``nodes``, ``ntasks_per_node``, ``gpus_per_node`` and ``cpus_per_task``.
 
     ``ntasks``, ``gpus``, ``gpus_per_task``, ``ntasks_per_gpu`` and ``cpus_per_gpu`` are used up by it. Where the number
-    of nodes is left open, it is the fewest nodes of ``partition`` that share tasks and GPUs evenly.
+    of nodes is left open, it is the fewest nodes of ``partition`` that share tasks and GPUs evenly, and at least
+    those of ``nodelist``: sbatch gives a job all of them, of which ``spare`` so many take no part.
 
     Raises:
-        RequestError: the nodes cannot share them evenly, or two numbers contradict each other.
+        RequestError: the nodes cannot share them evenly, or numbers or named nodes contradict each other.
     """
     for field in _GPU_FIELDS:
         read_gpu_model(values, field)
     _count_tasks_by_gpus(values)
     totals = [field for field in ("ntasks", "gpus") if values[field]]
+    named = 0 if one_machine else max(0, len(named_nodes(values["nodelist"])) - spare)
     if values["nodes"] is None and totals:
-        reason = " and ".join(values.text(field) for field in totals)
-        values.set("nodes", 1 if one_machine else _fewest_nodes(values, partition), reason)
+        reason = " and ".join(values.text(field) for field in [*totals, *(["nodelist"] if named else [])])
+        values.set("nodes", 1 if one_machine else _fewest_nodes(values, partition, at_least=named or 1), reason)
+    if named:
+        values.default("nodes", named, values.text("nodelist"))
     values.default("nodes", 1, "default")
     least, most = node_range(values["nodes"])
+    if most < named:
+        raise RequestError(
+            f"{values.text('nodelist')} names {named + spare} nodes: {values.text('nodes')} contradicts it",
+            hint=f"--nodes {named}, or fewer names: a job has all nodes of the list",
+        )
     if totals and least != most:
         raise RequestError(
             f"{values.text('nodes')}: {values.text(totals[0])} is shared by a number of nodes, not by a range",
@@ -61,8 +71,8 @@ def _count_tasks_by_gpus(values: Values) -> None:
             values.set("ntasks", values["gpus"] * values["ntasks_per_gpu"], values.text("gpus"))
 
 
-def _fewest_nodes(values: Values, partition: Partition | None) -> int:
-    """The least number of nodes of ``partition`` that tasks and GPUs fit and divide evenly."""
+def _fewest_nodes(values: Values, partition: Partition | None, *, at_least: int) -> int:
+    """The least number of nodes of ``partition``, ``at_least`` so many, that tasks and GPUs fit and divide evenly."""
     shapes = () if partition is None else partition.groups
     gpus = max((group.gpus for group in shapes), default=0) or _NO_LIMIT
     cpus = max((group.cpus for group in shapes), default=_NO_LIMIT)
@@ -73,15 +83,15 @@ def _fewest_nodes(values: Values, partition: Partition | None) -> int:
             most_tasks = min(most_tasks, most_gpus // values["gpus_per_task"] or 1)
         elif values["gpus_per_node"]:
             most_tasks = values["gpus_per_node"] * (values["ntasks_per_gpu"] or 1)
-    wanted = [(values["ntasks"] or 0, most_tasks), (values["gpus"] or 0, most_gpus)]
-    largest = max(total for total, _ in wanted)
+    totals = [(values["ntasks"] or 0, most_tasks), (values["gpus"] or 0, most_gpus)]
+    largest = max(total for total, _ in totals)
     return next(
         (
             n
-            for n in range(1, min(largest, 100_000) + 1)
-            if all(total % n == 0 and total // n <= most for total, most in wanted)
+            for n in range(at_least, min(largest, 100_000) + 1)
+            if all(total % n == 0 and total // n <= most for total, most in totals)
         ),
-        1,  # the limits of the partition explain what does not fit
+        at_least,  # the limits of the partition explain what does not fit
     )
 
 

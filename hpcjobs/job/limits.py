@@ -1,10 +1,11 @@
-"""Does the job fit the site? Asked before Slurm is, so that the answer is immediate and complete."""
+"""Whether the job fits the site: checked before Slurm is asked, so the answer is immediate and complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.array import check_array
 from hpcjobs.job.fit import partition_problems
 from hpcjobs.job.models import Job
@@ -16,12 +17,18 @@ def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> N
     """Compare ``job`` with ``partitions``, of which one is enough, and with its QOS.
 
     Raises:
-        RequestError: one line per limit exceeded, each with what was asked, where that was said,
+        RequestError: one line per limit exceeded, each with the option, where it was read,
             what is allowed, and the file that says so.
     """
-    problems = list(_request_problems(job))
+    problems = [*_request_problems(job), *_license_problems(job, site)]
+    if job.scheduler == "slurm":
+        problems += _missing(job, site.required, f"site {site.name}")
     unfit = [
-        [*_qos_problems(job, site, name, partition), *partition_problems(job, name, partition)]
+        [
+            *_qos_problems(job, site, name, partition),
+            *_missing(job, partition.required, f"partition {name}"),
+            *partition_problems(job, name, partition),
+        ]
         for name, partition in partitions.items()
     ]
     if not unfit:
@@ -39,35 +46,55 @@ def _request_problems(job: Job) -> Iterator[str]:
     limit_s = job.time_limit_s
     if job.signal_before_s and limit_s is not None and job.signal_before_s >= limit_s:
         source = job.sources.get("signal_before", "site")
-        yield f"signal_before={job.signal_before_s} s ({source}): no shorter than {job.asked('time')}"
+        yield f"signal_before={job.signal_before_s} s ({source}): no shorter than {job.describe_option('time')}"
     if job.retries is not None and job.launcher == "horovodrun":
-        said = f"retries={job.retries} ({job.sources.get('retries', 'site')})"
-        yield f"{said}: launcher horovodrun cannot tell its ranks to save; horovod-gloo and mpirun can"
+        option = f"retries={job.retries} ({job.sources.get('retries', 'site')})"
+        yield f"{option}: launcher horovodrun cannot tell its ranks to save; horovod-gloo and mpirun can"
     if job.resources.array:
         try:
             check_array(job.resources.array)
         except ValueError as error:
-            yield f"{job.asked('array')}: {error}"
+            yield f"{job.describe_option('array')}: {error}"
     if len([m for m in (job.resources.mem, job.resources.mem_per_cpu, job.resources.mem_per_gpu) if m]) > 1:
         yield "mem, mem_per_cpu and mem_per_gpu exclude each other; null clears one set by the site"
     if job.resources.clusters:
         yield (
-            f"{job.asked('clusters')}: ps, wait and cancel would ask another cluster about the job;"
+            f"{job.describe_option('clusters')}: ps, wait and cancel would ask another cluster about the job;"
             " give that cluster a site with its slurm_conf, or set SLURM_CLUSTERS for every command"
         )
     if job.spare and job.max_nodes is not None:
-        yield f"{job.asked('nodes')}: spare={job.spare} is chosen from a number of nodes, not from a range"
+        yield f"{job.describe_option('nodes')}: spare={job.spare} is chosen from a number of nodes, not from a range"
     if job.gpu_request == "none" and job.gpus_per_node:
-        yield f"{job.asked('gpus_per_node')}: this site takes no GPU request (gpu_request: none)"
+        yield f"{job.describe_option('gpus_per_node')}: this site takes no GPU request (gpu_request: none)"
+
+
+def _missing(job: Job, required: Sequence[str], where: str) -> Iterator[str]:
+    for field in required:
+        if getattr(job.resources, field) is None:
+            option = field.replace("_", "-")
+            yield f"{field}: {where} needs one: say --{option}, or name it in defaults of the site file"
+
+
+def _license_problems(job: Job, site: Site) -> Iterator[str]:
+    """Licences as ``a:2,b`` or ``a:2|b`` asks for them; each of several alternatives must exist."""
+    if not site.licenses or not job.resources.licenses or job.scheduler == "local":
+        return
+    for part in re.split(r"[,;|]", job.resources.licenses):
+        name, count = re.fullmatch(r"(.*?)(?:[:*](\d+))?", part.strip(), re.S).groups()  # type: ignore[union-attr]
+        if name not in site.licenses:
+            yield f"{job.describe_option('licenses')}: no licence {name!r}; {nearest(name, site.licenses)}"
+        elif int(count or 1) > site.licenses[name]:
+            yield f"{job.describe_option('licenses')}: there are {site.licenses[name]} of {name}"
 
 
 def _host_problems(job: Job) -> Iterator[str]:
     """Without a scheduler there is this machine, and the hosts named, which mpirun and horovodrun reach by ssh."""
     if job.nodes > max(1, len(job.hosts)):
         named = f"names {len(job.hosts)} hosts" if job.hosts else "is one machine; nodelist can name more hosts"
-        yield f"{job.asked('nodes')}: this site {named}"
+        yield f"{job.describe_option('nodes')}: this site {named}"
     if job.hosts and job.launcher not in ("mpirun", "horovodrun"):
-        yield f"{job.asked('nodelist')}: launcher {job.launcher} starts tasks on this machine only; say mpirun"
+        nodelist = job.describe_option("nodelist")
+        yield f"{nodelist}: launcher {job.launcher} starts tasks on this machine only; say mpirun"
 
 
 def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition | None) -> Iterator[str]:
@@ -75,13 +102,13 @@ def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition |
     qos = job.resources.qos or site.default_qos
     if not qos:
         return
-    source = job.asked("qos") if job.resources.qos else f"qos: none is named, and the default is {qos}"
+    source = job.describe_option("qos") if job.resources.qos else f"qos: none is named, and the default is {qos}"
     if site.qos and qos not in site.known_qos:
         yield f"{source}: known: {', '.join(sorted(site.known_qos))}"
         return
     if partition is not None and partition.qos is not None and qos not in partition.qos:
         yield f"{source}: partition {name} accepts {', '.join(partition.qos)}"
         return
-    longest, asked = time_limit_s(site.qos.get(qos) or None), job.time_limit_s
-    if job.resources.time and longest is not None and (asked is None or asked > longest):
-        yield f"{job.asked('time')}: qos {qos} allows {site.qos[qos]}"
+    longest, requested_s = time_limit_s(site.qos.get(qos) or None), job.time_limit_s
+    if job.resources.time and longest is not None and (requested_s is None or requested_s > longest):
+        yield f"{job.describe_option('time')}: qos {qos} allows {site.qos[qos]}"

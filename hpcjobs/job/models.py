@@ -1,4 +1,4 @@
-"""What is asked for (`JobSpec`), what it settles to (`Job`), and what will be sent (`Plan`)."""
+"""The request (`JobSpec`), the resolved job (`Job`), and what will be sent (`Plan`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.checks import check_duration
 from hpcjobs.site.containers import Runtime
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
 from hpcjobs.site.retries import Retries, parse_retries
-from hpcjobs.units import time_limit_s
 
 
 class Flag:
@@ -31,26 +31,39 @@ class JobSpec(Frozen, frozen=True):
     program: tuple[str, ...] = ()
     """A bundled trainer, a dotted module, a ``.py`` file or any executable; then its arguments."""
     resources: Resources = Resources()
-    name: Annotated[str | None, Flag("Job name.", short="-J", also="--job-name")] = None
-    launcher: Annotated[str | None, Flag("srun, torchrun, mpirun, spawn …")] = None
-    env: Annotated[dict[str, str], Flag("NAME=VALUE, or NAME to pass on.")] = {}
+    name: Annotated[str | None, Flag("Job name [the program's name].", short="-J", also="--job-name")] = None
+    launcher: Annotated[str | None, Flag("What starts the ranks: srun, torchrun, mpirun … [the site's first].")] = None
+    env: Annotated[
+        dict[str, str], Flag("Environment variable of the job: NAME=VALUE, or NAME with its value here.")
+    ] = {}
     template: Annotated[str | None, Flag("Template of the job script, by name.")] = None
-    chdir: Annotated[str | None, Flag("Folder the tasks start in.", short="-D")] = None
-    retries: Annotated[str | None, Flag("Start again after: timeout=∞,preempt=∞,node=3,error=0; on; off.")] = None
-    signal_before: Annotated[str | None, Flag("Signal the program this long before its time limit.")] = None
+    chdir: Annotated[str | None, Flag("Folder the tasks start in [current folder].", short="-D")] = None
+    retries: Annotated[
+        str | None,
+        Flag("Restarts allowed for each cause: on (timeout=∞,preempt=∞,node=3,error=0), node=10, off [the site's]."),
+    ] = None
+    signal_before: Annotated[str | None, Flag("Signal the program this long before its time limit: 10m.")] = None
     preflight: Annotated[bool | None, Flag("Check the nodes first; end the job and name the node if one is bad.")] = (
         None
     )
-    spare: Annotated[int | None, Flag("Extra nodes to request; the best ones are used.")] = None
+    spare: Annotated[int | None, Flag("Nodes to request beyond --nodes; the best ones are used [0].")] = None
     min_nodes: Annotated[
         int | None, Flag("Continue with at least this many nodes when others fail (torchrun, --retries).")
     ] = None
-    container: Annotated[str | None, Flag("Run it in this image: a name of the site's, or a file; none.")] = None
+    container: Annotated[
+        str | None, Flag("Image to run in: a name in the site file, a file, or none [the site's].")
+    ] = None
     stage_image: Annotated[bool | None, Flag("Copy the image to each node first.")] = None
     snapshot: Annotated[bool | None, Flag("Copy the code and run the copy.")] = None
-    sbatch: Annotated[tuple[str, ...], Flag("NAME=VALUE, or NAME: passed to sbatch unread.")] = ()
+    sbatch: Annotated[tuple[str, ...], Flag("Another option of sbatch, passed on unchecked: NAME=VALUE or NAME.")] = ()
     wrap: Annotated[str | None, Flag("Shell text, run as a batch script in place of PROGRAM.")] = None
-    srun: Annotated[tuple[str, ...], Flag("NAME=VALUE, or NAME: passed to the tasks' srun unread.")] = ()
+    srun: Annotated[tuple[str, ...], Flag("Another option of the srun that starts the tasks: NAME=VALUE or NAME.")] = ()
+    notify: Annotated[tuple[str, ...], Flag("Report the end by mail, mail:ADDRESS, command:TEXT or webhook:FILE.")] = ()
+    notify_on: Annotated[str | None, Flag("Events that --notify reports: end,fail,requeue [all three].")] = None
+    monitor: Annotated[
+        bool | None, Flag("Sample the load of each node beside the program, as hpcjobs monitor does.")
+    ] = None
+    no_check: Annotated[bool | None, Flag("Do not check the program and the trainer's flags before submission.")] = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -61,17 +74,17 @@ class JobSpec(Frozen, frozen=True):
             check_duration(self.signal_before, "signal_before")
         for field in ("spare", "min_nodes"):
             if (count := getattr(self, field)) is not None and count < 1:
-                raise ValueError(f"{field} must be positive, not {count}")
+                raise ValueError(f"{field} must be 1 or more, not {count}")
         for name, value in self.env.items():
             if not name.isidentifier() or not name.isascii():
                 raise ValueError(f"env {name!r} is no name of an environment variable")
             if "\0" in value:
                 raise ValueError(f"env {name}: a value cannot hold a NUL byte")
-        if any("\0" in word for word in self.program):
+        if any("\0" in arg for arg in self.program):
             raise ValueError("program: an argument cannot hold a NUL byte")
-        for word in (*self.program, *self.env.values(), self.chdir or ""):
-            if any("\ud800" <= char <= "\udfff" for char in word):
-                raise ValueError(f"{word!r} is not UTF-8 text")
+        for text in (*self.program, *self.env.values(), self.chdir or ""):
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise ValueError(f"{text!r} is not UTF-8 text")
 
 
 class Layer(NamedTuple):
@@ -94,7 +107,7 @@ class Bind(NamedTuple):
 
 
 class Inside(Frozen, frozen=True):
-    """The image that a job's program runs in, settled."""
+    """The image that a job's program runs in, with all paths absolute."""
 
     runtime: Runtime
     program: str
@@ -110,7 +123,7 @@ class Inside(Frozen, frozen=True):
     home: bool
     args: tuple[str, ...]
     stage: str | None
-    """Folder of each node's own copy; None: nobody copies."""
+    """Folder of each node's own copy; None: it is not copied."""
     scratch: str | None
     """The site's scratch as a word of shell, for the node to expand."""
     driver: str | None
@@ -120,7 +133,7 @@ class Inside(Frozen, frozen=True):
 
 
 class Job(Frozen, frozen=True):
-    """A job with everything settled and within the site's limits. Nothing downstream reads site or spec."""
+    """A job with everything resolved and within the site's limits. Nothing downstream reads site or spec."""
 
     name: str
     site: str
@@ -137,16 +150,18 @@ class Job(Frozen, frozen=True):
     launcher: str
     python: str
     resources: Resources
-    """Every field said or null; ``gpus_per_node`` is a number, its model in ``gpu_model``."""
+    """Every field has a value or null; ``gpus_per_node`` is a number, its model in ``gpu_model``."""
+    time_limit_s: int | None
+    """Seconds it may run; None: no limit."""
     nodes: int
-    """The fewest, where a range was asked for."""
+    """The fewest, where a range was requested."""
     max_nodes: int | None
     """The most nodes of a range; None: ``nodes`` is the number."""
     ntasks_per_node: int
     sources: dict[str, str]
-    """For every settled value: where it was read."""
+    """For every resolved value: where it was read."""
     gpu_model: str | None
-    """The model that was asked for, or that all GPUs of the partition are."""
+    """The requested model, or the one model that all GPUs of the partition have."""
     gpu_request: GpuRequest
     memory_request: MemoryRequest
     directives: dict[str, str | None]
@@ -157,6 +172,8 @@ class Job(Frozen, frozen=True):
     hosts: tuple[str, ...]
     """On a local site, the hosts that mpirun or horovodrun reach by ssh (``nodelist``); empty: this machine."""
     mpi: str | None
+    affinity: Affinity
+    """What binds the ranks to cores and GPUs."""
     interface: str | None
     address_suffix: str
     prologue: tuple[str, ...]
@@ -169,17 +186,25 @@ class Job(Frozen, frozen=True):
     node_python: str
     """The Python that decides about further attempts, on the job's first node."""
     signal_before_s: int | None
-    """Seconds ahead of the time limit at which the program is told; None: from what it measures."""
+    """Seconds before the time limit at which the program gets its signal; None: from what it measures."""
     left_out: dict[str, str]
     """Nodes excluded because a check found them bad, each with the reason."""
     preflight: tuple[str, ...]
-    """The command that looks at the nodes first; empty: nobody does."""
+    """The command that checks the nodes first; empty: no check."""
     spare: int
-    """Nodes asked for beyond ``nodes``; the preflight chooses."""
+    """Nodes requested beyond ``nodes``; the preflight chooses."""
     min_nodes: int | None
     """The fewest nodes that are a world; None: all of them."""
     container: Inside | None
     """None: the program runs on the node as it is."""
+    untrusted: tuple[str, ...] = ()
+    """What a repository's site file, which nobody has trusted, has put into it: it cannot be submitted."""
+    messages: tuple[str, ...] = ()
+    """What the centre wants its users to read."""
+    monitor: bool = False
+    """Whether a sampler runs beside the program on each node."""
+    notify: tuple[str, ...] = ()
+    """Options of ``notify.sh``, which reports the job's end; empty: nothing does."""
     layers: tuple[Layer, ...] = ()
     """What was requested, layer by layer, so that it can be requested again with changes."""
 
@@ -188,8 +213,8 @@ class Job(Frozen, frozen=True):
         """A script that starts its own tasks: it is run once, on the first node."""
         return next((layer.batch_script for layer in self.layers if layer.batch_script is not None), None)
 
-    def asked(self, field: str) -> str:
-        """An option for messages: its value, and where that was said."""
+    def describe_option(self, field: str) -> str:
+        """An option for messages: its value, and where it was read."""
         return f"{field}={getattr(self.resources, field)} ({self.sources.get(field, 'default')})"
 
     @property
@@ -198,14 +223,8 @@ class Job(Frozen, frozen=True):
         return (self.max_nodes or self.nodes) * self.ntasks_per_node
 
     @property
-    def time_limit_s(self) -> int | None:
-        """Seconds it may run; None: no limit was asked for, or none at all."""
-        limit = self.resources.time
-        return time_limit_s(limit) if isinstance(limit, str) else None
-
-    @property
     def gpus_per_node(self) -> int:
-        """GPUs of each node; 0: none was asked for."""
+        """GPUs of each node; 0: none requested."""
         gpus = self.resources.gpus_per_node
         return gpus if isinstance(gpus, int) else 0
 
@@ -220,4 +239,4 @@ class Plan(NamedTuple):
     command: tuple[str, ...]
     """What hands the script to the scheduler."""
     made_by: str
-    """The command line that asked for it."""
+    """The command line that made the request."""

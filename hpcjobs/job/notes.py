@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
+from hpcjobs.job.check import options_of_submit
 from hpcjobs.job.models import Job
 from hpcjobs.job.program import misspelt_trainer
 from hpcjobs.job.script import SUFFIX, template_folders
@@ -17,18 +19,22 @@ _CLUSTER_ONLY = (
 )
 """Options that choose among the nodes and queues of a cluster, or that only a cluster can act on."""
 
-_LAUNCHERS = frozenset(("srun", "salloc", "sbatch", "mpirun", "mpiexec", "torchrun"))
-_SLURM_ONLY = frozenset(
-    ("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--partition", "--qos")
+_LAUNCHERS = frozenset(("srun", "salloc", "sbatch", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed"))
+_OF_SLURM = frozenset(("-N", "-G", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--qos", "--partition"))
+_OF_MANY = frozenset(
+    (
+        *("--name", "--env", "--time", "--json", "--output", "--comment", "--profile", "--wait", "--follow", "--site"),
+        *("--exclude", "--exclusive", "--network", "--power", "--priority", "--signal", "--prefer", "--spec"),
+    )
 )
-_IN_PYTHON = frozenset(("-N", "-G", "--gres", "--mem", "--time", "--account"))
-"""Also refused by nearly every training script."""
+"""Options of submit that many a program has too, which may be written in any language."""
 
 
 def notes(job: Job) -> Iterator[str]:
     """One line each: options without effect, nodes left out, a template in a shipped one's place, a missing command."""
-    if job.scheduler == "local" and (without_effect := [job.asked(field) for field in _unused_locally(job)]):
+    if job.scheduler == "local" and (without_effect := [job.describe_option(field) for field in _unused_locally(job)]):
         yield f"{', '.join(without_effect)}: no effect on site {job.site}, which is this machine alone"
+    yield from job.messages
     for node, why in job.left_out.items():
         yield f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it"
     yield from _options_of_script(job)
@@ -57,19 +63,51 @@ def _options_of_script(job: Job) -> Iterator[str]:
 
 
 def _options_after_program(job: Job) -> Iterator[str]:
-    """Options of Slurm among the arguments of a program that has no use for them, as far as anybody can tell."""
-    if job.batch_script is not None or job.argv[0] in _LAUNCHERS:
+    """Options of submit among the arguments of a program that does not seem to have them."""
+    if job.argv[0] in _LAUNCHERS:
         return
-    names = _SLURM_ONLY | (_IN_PYTHON if job.argv[0] == job.python else frozenset())
-    for word in job.argv[1:]:
-        if word.partition("=")[0] in names:
-            yield f"{word} stands after the program and is an argument of it; options of submit stand before it"
+    arguments = job.argv[1:]
+    of_submit = options_of_submit() | _OF_SLURM
+    typed = [arg for arg in arguments if arg.startswith("-") and arg.partition("=")[0] in of_submit]
+    if not typed or any(arg.startswith("hpcjobs.trainers.") for arg in arguments[:3]):  # those were checked
+        return
+    text = _source(job) if job.batch_script is None else _source_of_batch(job.batch_script)
+    for arg in typed:
+        name = arg.partition("=")[0]
+        common = _OF_MANY if job.argv[0] == job.python and job.batch_script is None else _OF_MANY | {"-N", "-G"}
+        unknown = name not in common if text is None else not _mentions(text, name)
+        if unknown:
+            yield f"{arg} stands after the program and is an argument of it; options of submit stand before it"
+
+
+def _source(job: Job) -> str | None:
+    """The text of a program that is one file of Python; None: another kind of program."""
+    python, *words = job.argv
+    file = Path(job.chdir, words[1]) if python == job.python and len(words) > 1 else None
+    if file is None or file.suffix != ".py" or not file.is_file():
+        return None
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _source_of_batch(script: bytes) -> str | None:
+    """The text of a batch script without its #SBATCH lines; None: it hands its arguments on to another program."""
+    text = script.decode(errors="replace")
+    if "$@" in text or "$*" in text:
+        return None
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH"))
+
+
+def _mentions(text: str, option: str) -> bool:
+    """Whether a program seems to have the option: by its text, or, as Fire does it, by a parameter's name."""
+    if not option.startswith("--"):
+        return f'"{option}"' in text or f"'{option}'" in text
+    return option in text or re.search(rf"\b{option[2:].replace('-', '_')}\s*[:=]", text) is not None
 
 
 def _shadowing_template(name: str) -> Path | None:
     """The user's own template of a name that hpcjobs ships too; a checkout of hpcjobs has the shipped ones itself."""
     files = [folder / f"{name}{SUFFIX}" for folder in template_folders()]
-    if not (shipped("templates") / f"{name}{SUFFIX}").is_file():
+    if not (data_folder("templates") / f"{name}{SUFFIX}").is_file():
         return None
     used = next(path for path in files if path.is_file())
     return None if used.samefile(files[-1]) else used

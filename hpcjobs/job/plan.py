@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
@@ -17,6 +21,7 @@ from hpcjobs.job.script import render
 from hpcjobs.job.settings import user_settings
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
+from hpcjobs.site.trust import refusal_of_file
 from hpcjobs.site.yaml_file import read_yaml
 
 
@@ -26,6 +31,7 @@ def plan(
     *,
     spec: Layer | str | Path | None = None,
     made_by: str | None = None,
+    allow_untrusted: bool = False,
     **options: object,
 ) -> Plan:
     """What submitting ``request`` to ``site`` would write and run.
@@ -39,15 +45,20 @@ def plan(
         site: a site, its name, or the path of its file; default HPCJOBS_SITE, then the user's config, then ``local``.
         spec: a `JobSpec` in a YAML file, or as a layer; ``request`` and ``options`` win over it.
         made_by: the command named in the script's header.
+        allow_untrusted: also by a site file or template of a repository that is not trusted; such a plan cannot be
+            submitted.
         options: fields of `JobSpec` (``retries="on"``) and of `Resources`, which are sbatch's long options with
             underscores (``nodes=4``, ``time="2h"``); they win over ``request``.
 
     Raises:
         ConfigError: a file is wrong. RequestError: an option is wrong, or the job does not fit the site.
     """
+    if not isinstance(site, Site):
+        site = load_site(site or default_site(), allow_untrusted=allow_untrusted)
     job = resolve_request(request, site, spec=spec, **options)
     words = request.program if isinstance(request, JobSpec) else make_spec(request, {}).program
-    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by or shlex.join(["hpcjobs.plan:", *words]))
+    made_by = made_by or shlex.join(["hpcjobs.plan:", *words])
+    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by, allow_untrusted=allow_untrusted)
 
 
 def resolve_request(
@@ -73,14 +84,22 @@ def _layer(spec: Layer | str | Path) -> Layer:
     return spec if isinstance(spec, Layer) else Layer(str(spec), read_yaml(Path(spec), JobSpec))
 
 
-def plan_of(job: Job, run_dir: Path, *, made_by: str) -> Plan:
-    """What submitting ``job`` with this run folder would write and run."""
-    return Plan(job, render(job, run_dir, made_by=made_by), run_dir, _command(job, run_dir), made_by)
+def plan_of(job: Job, run_dir: Path, *, made_by: str, allow_untrusted: bool = False) -> Plan:
+    """What submitting ``job`` with this run folder would write and run; ``allow_untrusted`` as in `plan`."""
+    untrusted: list[Path] = []
+    script = render(job, run_dir, made_by=made_by, untrusted=untrusted if allow_untrusted else None)
+    for path in (templates := dict.fromkeys(untrusted)):
+        warnings.warn(
+            f"{refusal_of_file('template', path).message}\nnothing of it is run", HpcJobsWarning, stacklevel=2
+        )
+    if templates:
+        job = replace(job, untrusted=(*job.untrusted, *map(str, templates)))
+    return Plan(job, script, run_dir, _command(job, run_dir), made_by)
 
 
 def script_by_hand(plan: Plan) -> str:
     """The plan's script as a user can give it to sbatch without hpcjobs; on a local site the plan's own."""
-    return render(plan.job, plan.run_dir, made_by=plan.made_by, by_hand=True)
+    return render(plan.job, plan.run_dir, made_by=plan.made_by, by_hand=True, untrusted=[])
 
 
 def run_name(job: Job) -> str:

@@ -24,7 +24,7 @@ def preflight_words(
 ) -> tuple[str, ...]:
     """The command in the job's own script; with ``nodes``, it chooses so many of the allocation's.
 
-    mpirun takes the node that it is started on for the first of those it is told to use.
+    mpirun takes the node that it is started on for the first of those it is to use.
     """
     chosen: tuple[str, ...] = () if nodes is None else ("--choose", str(nodes))
     chosen += ("--keep-first",) if chosen and launcher == "mpirun" else ()

@@ -14,6 +14,7 @@ _OURS = frozenset(
         *("HPCJOBS_IMAGE", "HPCJOBS_JOB_ID", "HPCJOBS_LANES", "HPCJOBS_LAUNCHED_BY", "HPCJOBS_NNODES"),
         *("HPCJOBS_NTASKS", "HPCJOBS_NTASKS_PER_NODE", "HPCJOBS_PACK", "HPCJOBS_RUN_DIR", "HPCJOBS_SCHEDULER"),
         "HPCJOBS_SWEEP",
+        *("HPCJOBS_EVENT", "HPCJOBS_EXIT_CODE", "HPCJOBS_STATE", "HPCJOBS_TEXT"),  # for the command of --notify
     )
 )
 """Variables that job.sh exports. Those that it keeps for itself begin with ``_hj_``."""
@@ -29,7 +30,7 @@ _BASH = frozenset(
     )
 )
 
-# What Slurm and MPI tell each task about its job: tasks that were told otherwise would not meet. SLURM_* that
+# What Slurm and MPI tell each task about its job: tasks with other values would not meet. SLURM_* that
 # set srun's behaviour (SLURM_CPU_BIND, SLURM_HINT) are the user's.
 _LAUNCHERS = re.compile(
     r"SLURMD_|SLURM_(JOB|STEP|ARRAY|TASK|NODE|NNODES|NTASKS|NPROCS|PROCID|LOCALID|GTIDS|CPUS_|MEM_PER|HET|SUBMIT"
@@ -39,15 +40,15 @@ _LAUNCHERS = re.compile(
 
 
 def check_env(env: Mapping[str, str], sources: Mapping[str, str]) -> None:
-    """Refuse names that would not reach the program as they were said.
+    """Refuse names whose values would not reach the program unchanged.
 
     Raises:
-        RequestError: names the variable, who said it and who sets it.
+        RequestError: names the variable, where it was read and what sets it.
     """
     for name in env:
         if owner := _owner(name):
-            said = sources.get(f"env.{name}", "the site file")
-            raise RequestError(f"env {name} ({said}): {owner} sets it", hint="give it another name")
+            source = sources.get(f"env.{name}", "the site file")
+            raise RequestError(f"env {name} ({source}): {owner} sets it", hint="give it another name")
 
 
 def _owner(name: str) -> str | None:

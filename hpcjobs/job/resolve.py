@@ -11,23 +11,27 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.affinity import choose_affinity
 from hpcjobs.job.avoid import still_left_out
 from hpcjobs.job.batch import BATCH, batch_argv, batch_name, check_batch, site_of_batch
+from hpcjobs.job.check import check_program
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import lay_out, read_gpu_model
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
+from hpcjobs.job.notify import complete_address, mail_options, notify_words
 from hpcjobs.job.passed_through import PASSED_THROUGH, check_passed_through, check_srun
+from hpcjobs.job.policy import add_mandatory, check_policies
 from hpcjobs.job.preflight import preflight_words
-from hpcjobs.job.program import default_name, program_argv
+from hpcjobs.job.program import default_name, program_argv, trainers
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
 from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import node_range
 from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
-from hpcjobs.units import walltime_s
+from hpcjobs.units import time_limit_s, walltime_s
 
 
 def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | None = None) -> Job:
@@ -40,39 +44,49 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         RequestError: nothing to run, an unknown partition or launcher, or a limit exceeded; every
             limit that is exceeded is named at once.
     """
-    spec, said = _merged(layers)
+    spec, sources = _merge_layers(layers)
     batch = next((layer for layer in layers if layer.batch_script is not None), None)
     script = None if batch is None else batch.batch_script
     if batch is not None:
-        check_batch(spec, said, site)
+        check_batch(spec, sources, site)
         site = site_of_batch(site, batch)
-    values, partitions = _resolve_values(layers, site, batch=script is not None)
+    values, partitions = _resolve_values(layers, site, spec, batch=script is not None)
+    add_mandatory(values, site)
     launcher = _launcher(spec.launcher, site) if script is None else BATCH
-    said.setdefault("launcher", f"site {site.name}" if script is None else "batch script")
+    sources.setdefault("launcher", f"site {site.name}" if script is None else "batch script")
     chdir = Path(spec.chdir or ".").expanduser().absolute()
     if not os.path.isdir(chdir):
-        raise RequestError(f"chdir {chdir} ({said.get('chdir', 'here')}): no such folder")
+        raise RequestError(f"chdir {chdir} ({sources.get('chdir', 'here')}): no such folder")
     run_root = locate_run_root(site, chdir)
     for folder in (chdir, run_root):
         if any("\ud800" <= char <= "\udfff" for char in str(folder)):
             raise RequestError(
                 f"the name of folder {str(folder)!r} is not UTF-8 text", hint="choose or make another one"
             )
-    inside = _container(spec, said, site, values, launcher=launcher, folders=(chdir, run_root))
+    inside = _container(spec, sources, site, values, launcher=launcher, folders=(chdir, run_root))
     on_node = _python(site)
     python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir) if script is None else batch_argv(spec)
+    if script is None and not spec.no_check and "{" not in "".join(spec.program):  # a sweep checks what it fills in
+        check_program(spec.program, site, python=python, chdir=chdir, in_image=inside is not None)
     hosts = _hosts(values, site)
     retries, signal_before_s = _fault_tolerance(spec, site, values)
+    for field, value in mail_options(spec, site).items():
+        values.default(field, value, "notify")
+    complete_address(values, site)
     _elastic(spec, values, launcher=launcher, retries=retries)
     least, most = node_range(values["nodes"] or 1)
     left_out = _leave_out(avoid or {}, values, partitions, nodes=least + (spec.spare or 0))
     gpu_model = _gpu_model(values, partitions)
     name = spec.name or (default_name(spec.program) if script is None else batch_name(spec))
+    resources = msgspec.convert({f: values[f] for f in Resources.__struct_fields__}, Resources)
+    affinity, affinity_sources = choose_affinity(site, values, launcher=launcher)
     job = Job(
         name=name,
         site=site.name,
         site_file=site.path,
+        untrusted=site.untrusted,
+        messages=tuple(message for applied in site.policies for message in applied.policy.messages),
         rehearsal=site.rehearsal,
         scheduler=site.scheduler,
         slurm_conf=site.slurm_conf,
@@ -82,11 +96,12 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         template=spec.template or ("job" if script is None else "batch"),
         launcher=launcher,
         python=python,
-        resources=msgspec.convert({f: values[f] for f in Resources.__struct_fields__}, Resources),
+        resources=resources,
+        time_limit_s=time_limit_s(resources.time if isinstance(resources.time, str) else None),
         nodes=least,
         max_nodes=most if most > least else None,
         ntasks_per_node=values["ntasks_per_node"] if script is None else 1,
-        sources={**(batch.sources if batch else {}), **values.sources, **said},
+        sources={**(batch.sources if batch else {}), **values.sources, **affinity_sources, **sources},
         gpu_model=gpu_model,
         gpu_request=site.gpu_request,
         memory_request=site.memory_request,
@@ -94,6 +109,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         sbatch=(*site.sbatch, *spec.sbatch),
         srun=(*site.srun, *spec.srun),
         mpi=site.mpi,
+        affinity=affinity,
         hosts=hosts,
         interface=site.interface or ("lo" if site.scheduler == "local" and not hosts else None),
         address_suffix=site.address_suffix,
@@ -101,22 +117,32 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         env=site.env | spec.env,
         run_root=str(run_root),
         retries=retries,
-        node_python=_node_python(site),
+        node_python=choose_node_python(site),
         signal_before_s=signal_before_s,
         left_out=left_out,
         preflight=_preflight(spec, site, values, python=on_node, launcher=launcher),
         spare=spec.spare or 0,
         min_nodes=spec.min_nodes,
         container=inside,
+        monitor=_monitor(spec),
+        notify=notify_words(spec, site, name),
         layers=tuple(layer for layer in layers if layer.spec != JobSpec() or layer.batch_script is not None),
     )
     check_env(job.env, job.sources)
     check_srun(job)
     check_limits(job, site, partitions)
+    check_policies(job, site.policies)
     return job
 
 
-def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
+def _monitor(spec: JobSpec) -> bool:
+    """Whether the job has a sampler; a trainer's own would write to the same files."""
+    if spec.monitor and "--monitor" in spec.program[1:] and spec.program[0] in trainers():
+        raise RequestError(f"{spec.program[0]} --monitor samples already", hint="leave one of the two --monitor out")
+    return bool(spec.monitor)
+
+
+def _merge_layers(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     """Everything but the resources, the last word winning (``env`` by variable), with sources."""
     fields: dict[str, Any] = {"env": {}}
     sources: dict[str, str] = {}
@@ -135,7 +161,9 @@ def _merged(layers: Sequence[Layer]) -> tuple[JobSpec, dict[str, str]]:
     return JobSpec(**fields), sources
 
 
-def _resolve_values(layers: Sequence[Layer], site: Site, *, batch: bool) -> tuple[Values, dict[str, Partition]]:
+def _resolve_values(
+    layers: Sequence[Layer], site: Site, spec: JobSpec, *, batch: bool
+) -> tuple[Values, dict[str, Partition]]:
     """Every resource resolved, tasks and GPUs by the node, and the partitions named.
 
     Of a batch script everything stays as it is: the layout of its tasks is its own, and Slurm alone knows its limits.
@@ -147,30 +175,31 @@ def _resolve_values(layers: Sequence[Layer], site: Site, *, batch: bool) -> tupl
     if batch:
         read_gpu_model(values, "gpus_per_node")
         return values, partitions
-    lay_out(values, next(iter(partitions.values()), None), one_machine=site.scheduler == "local")
+    one_machine = site.scheduler == "local"
+    lay_out(values, next(iter(partitions.values()), None), one_machine=one_machine, spare=spec.spare or 0)
     return values, partitions
 
 
 def _gpu_model(values: Values, partitions: Mapping[str, Partition]) -> str | None:
-    """The model that was asked for, or that all GPUs of the partitions are."""
+    """The requested model, or the one model that all GPUs of the partitions have."""
     models = {partition.gpu_model for partition in partitions.values()}
     named: str | None = values["gpu_model"]
     return named or (models.pop() if len(models) == 1 else None)
 
 
-def _launcher(asked: str | None, site: Site) -> str:
+def _launcher(requested: str | None, site: Site) -> str:
     known = [name for name, launcher in LAUNCHERS.items() if site.scheduler in launcher.schedulers]
     allowed = [name for name in (site.launchers or known) if name in known]
-    if asked is not None and asked not in allowed:
+    if requested is not None and requested not in allowed:
         raise RequestError(
-            f"launcher {asked!r} does not work on site {site.name} ({site.path})",
-            hint=nearest("" if asked in LAUNCHERS else asked, allowed),
+            f"launcher {requested!r} does not work on site {site.name} ({site.path})",
+            hint=nearest("" if requested in LAUNCHERS else requested, allowed),
         )
-    return asked or allowed[0]
+    return requested or allowed[0]
 
 
 def _fault_tolerance(spec: JobSpec, site: Site, values: Values) -> tuple[Retries | None, int | None]:
-    """Whether the job is started again, how long ahead of its limit it is told, and what Slurm must know of both."""
+    """Whether the job is started again, when it gets a signal before its limit, and Slurm's options of both."""
     retries = parse_retries(spec.retries or site.retries or "off")
     signal_before = spec.signal_before or site.signal_before
     signal_before_s = None if signal_before is None else walltime_s(signal_before)
@@ -181,7 +210,7 @@ def _fault_tolerance(spec: JobSpec, site: Site, values: Values) -> tuple[Retries
 
 
 def _elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Retries | None) -> None:
-    """Whether the job can lose nodes and go on; then Slurm is asked to let it."""
+    """Whether the job can lose nodes and continue; then Slurm needs ``--no-kill``."""
     if spec.min_nodes is None:
         return
     if launcher != "torchrun":
@@ -196,7 +225,7 @@ def _elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Retries |
 
 
 def _preflight(spec: JobSpec, site: Site, values: Values, *, python: str, launcher: str) -> tuple[str, ...]:
-    """The command of a look at the nodes, where one is asked for."""
+    """The command that checks the nodes, where a preflight is requested."""
     if not (spec.preflight or spec.spare):
         return ()
     if site.scheduler == "local":
@@ -208,39 +237,41 @@ def _preflight(spec: JobSpec, site: Site, values: Values, *, python: str, launch
 
 def _container(
     spec: JobSpec,
-    said: Mapping[str, str],
+    sources: Mapping[str, str],
     site: Site,
     values: Values,
     *,
     launcher: str,
     folders: tuple[Path, ...],
 ) -> Inside | None:
-    """The image that was asked for, or that is the site's default; loaded only where there is one."""
-    word = spec.container or site.containers.default
-    if word is None or word == "none":
+    """The requested image, or the site's default; the module is imported only where there is one."""
+    image = spec.container or site.containers.default
+    if image is None or image == "none":
         if spec.stage_image:
             raise RequestError("--stage-image: the job has no container", hint="say --container NAME too")
         return None
     from hpcjobs.job import container
 
-    asked = container.Asked(word, said.get("container", f"default of site {site.name}"), bool(spec.stage_image))
+    request = container.ImageRequest(
+        image, sources.get("container", f"default of site {site.name}"), bool(spec.stage_image)
+    )
     gpus = bool(values["gpus_per_node"])
-    return container.settled(asked, site, launcher=launcher, gpus=gpus, folders=folders)
+    return container.resolve_container(request, site, launcher=launcher, gpus=gpus, folders=folders)
 
 
 def _leave_out(
     avoid: Mapping[str, str], values: Values, partitions: Mapping[str, Partition], *, nodes: int
 ) -> dict[str, str]:
     """Exclude what can be done without, beside what the user excludes; the nodes, with the reasons."""
-    said, source = values["exclude"], values.sources.get("exclude")
-    if said is None and source is not None:
+    excluded, source = values["exclude"], values.sources.get("exclude")
+    if excluded is None and source is not None:
         return {}
     available = sum(partition.node_count for partition in partitions.values()) if partitions else None
-    found = still_left_out(avoid, nodes=nodes, nodelist=values["nodelist"], available=available)
-    if found:
+    avoided = still_left_out(avoid, nodes=nodes, nodelist=values["nodelist"], available=available)
+    if avoided:
         sources = ", ".join(filter(None, (source, "record of nodes")))
-        values.set("exclude", ",".join(filter(None, (said, *found))), sources)
-    return found
+        values.set("exclude", ",".join(filter(None, (excluded, *avoided))), sources)
+    return avoided
 
 
 def _hosts(values: Values, site: Site) -> tuple[str, ...]:
@@ -255,7 +286,7 @@ def _python(site: Site) -> str:
     return "python" if site.environment.conda or site.environment.venv else sys.executable
 
 
-def _node_python(site: Site) -> str:
+def choose_node_python(site: Site) -> str:
     """The Python of a node that needs neither modules nor an activated environment."""
     if site.node_python is not None:
         return site.node_python

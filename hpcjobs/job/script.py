@@ -1,11 +1,11 @@
-"""A settled job rendered to ``job.sh`` by a Jinja template."""
+"""A resolved job rendered to ``job.sh`` by a Jinja template."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,8 @@ import jinja2
 from msgspec.structs import replace
 
 from hpcjobs import __version__
-from hpcjobs.data import shipped
-from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest
+from hpcjobs.data import data_folder
+from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
 from hpcjobs.files import cache_dir, config_dir
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.enter import enter_options
@@ -24,29 +24,77 @@ from hpcjobs.job.models import Job
 from hpcjobs.job.shell import shell_files
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.retries import WARNING_S
+from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 from hpcjobs.templating import plain_text
 
 SUFFIX = ".sh.j2"
+MONITOR_PROGRAM = "monitor.pyz"
+"""The sampler, in the run folder."""
 
 
 def template_folders() -> tuple[Path, ...]:
     """Folders searched for ``NAME.sh.j2``; a template extends the shipped one as ``shipped/job.sh.j2``."""
-    return (Path.cwd() / "templates", config_dir() / "templates", shipped("templates"))
+    return (Path.cwd() / "templates", config_dir() / "templates", data_folder("templates"))
 
 
-def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False) -> str:
+def project_templates() -> tuple[Path, ...]:
+    """The templates of the current folder, which act only where they are trusted; none in a folder of the user's."""
+    folder, *others = template_folders()
+    return tuple(sorted(folder.glob(f"**/*{SUFFIX}"))) if is_project_folder(folder, *others) else ()
+
+
+def is_template(path: Path) -> bool:
+    """Whether ``path`` is a template by its name, or a file that one may include."""
+    return path.name.endswith(SUFFIX) or "templates" in path.parts[:-1]
+
+
+def read_template(path: Path) -> str:
+    """The text of a template, as it is rendered.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"template {path}: cannot be read: {reason_of(error)}") from error
+
+
+class _ProjectLoader(jinja2.FileSystemLoader):
+    """Templates of the current folder, which may be anybody's.
+
+    One that is not trusted is an error, or, where ``untrusted`` is a list, is added to it.
+    """
+
+    def __init__(self, folder: Path, untrusted: list[Path] | None) -> None:
+        super().__init__(str(folder))
+        self._untrusted = untrusted
+
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
+        text, file, is_current = super().get_source(environment, template)
+        path = Path(file)
+        if not is_trusted(path, text):
+            if self._untrusted is None:
+                raise refusal_of_file("template", path)
+            self._untrusted.append(path)
+        return text, file, is_current
+
+
+def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untrusted: list[Path] | None = None) -> str:
     """The text of ``job.sh``: what sbatch gets and what an admin reads.
 
     ``made_by`` is the command the header names. ``by_hand`` is the text that a user can give to sbatch without hpcjobs:
     it makes its run folder with the shell files, and its log is a file of the folder where sbatch is called, since
     Slurm starts no job whose log has no folder.
 
+    A template of the current folder that is not trusted is added to ``untrusted``, where that is a list.
+
     Raises:
-        ConfigError: no such template, or it uses a name nobody defined.
+        ConfigError: no such template, it uses an undefined name, or is not trusted.
         RequestError: a value that no ``#SBATCH`` line can hold.
     """
-    with _explained(job):
-        template = _environment().get_template(f"{job.template}{SUFFIX}")
+    with _explain_errors(job):
+        template = _environment(untrusted).get_template(f"{job.template}{SUFFIX}")
         origin = template.filename or job.template
         context = _context(job, run_dir)
         lines = {"header": _header(job, made_by, origin), "directives": _directive_lines(job, run_dir)}
@@ -63,12 +111,12 @@ def setup_text(job: Job, run_dir: Path, *, launched_by: str) -> str:
 
     It reads HPCJOBS_JOB_ID, HPCJOBS_RUN_DIR and HPCJOBS_SCHEDULER.
     """
-    with _explained(job):
+    with _explain_errors(job):
         template = _environment().get_template(f"{job.template}{SUFFIX}")
         context = _context(job, run_dir) | {"exports": list(export_lines(job, launched_by=launched_by))}
         blocks = [
             text
-            for name in ("steps", "prologue", "told")
+            for name in ("steps", "prologue", "variables")
             for text in template.blocks[name](template.new_context(context))
         ]
     return shell_files("")["common.bash"] + "".join(blocks)
@@ -88,7 +136,9 @@ def _context(job: Job, run_dir: Path) -> dict[str, object]:
         "exports": list(export_lines(job, launched_by=launched_by(job))),
         "omp_threads": omp_threads(job),
         "step_tasks": job.nodes if job.launcher == "torchrun" else job.ntasks,
+        "monitor_words": command_line((job.node_python, "-I", str(run_dir / MONITOR_PROGRAM))),
         "attempts_options": command_line(_attempts_options(job)) if job.retries else "",
+        "notify_options": command_line(job.notify),
         "requeue_code": int(ExitCode.REQUEUE),
         "container_code": int(ExitCode.CONTAINER),
         "inside": inside,
@@ -143,7 +193,7 @@ def _first_words(job: Job) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(job: Job) -> Iterator[None]:
+def _explain_errors(job: Job) -> Iterator[None]:
     """Turn what jinja2 raises into errors that name the template and its line."""
     try:
         yield
@@ -174,11 +224,13 @@ def _where(error: Exception) -> str | None:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
-def _environment() -> jinja2.Environment:
+def _environment(untrusted: list[Path] | None = None) -> jinja2.Environment:
     """The compiled templates are kept between runs: compiling costs more than everything else here."""
-    folders = jinja2.FileSystemLoader([str(folder) for folder in template_folders()])
-    only_shipped = jinja2.PrefixLoader({"shipped": jinja2.FileSystemLoader(str(shipped("templates")))})
-    return plain_text(jinja2.ChoiceLoader([only_shipped, folders]), bytecode_cache=_bytecode_cache())
+    here, *others = template_folders()
+    only_shipped = jinja2.PrefixLoader({"shipped": jinja2.FileSystemLoader(str(data_folder("templates")))})
+    of_project = [_ProjectLoader(here, untrusted)] if is_project_folder(here, *others) else []
+    folders = jinja2.FileSystemLoader([str(folder) for folder in others])
+    return plain_text(jinja2.ChoiceLoader([only_shipped, *of_project, folders]), bytecode_cache=_bytecode_cache())
 
 
 def _bytecode_cache() -> jinja2.BytecodeCache | None:
@@ -203,6 +255,7 @@ def files_of_submit(job: Job) -> tuple[str, ...]:
     """What ``hpcjobs submit`` puts into the run folder and the script needs there, by name."""
     return (
         *(("node.pyz",) if job.retries else ()),
+        *((MONITOR_PROGRAM,) if job.monitor else ()),
         *(("code",) if job.snapshot else ()),
         *(("batch_script",) if job.batch_script is not None else ()),
     )

@@ -14,6 +14,15 @@ from hpcjobs.site.type_errors import in_plain_words
 VARIABLES = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_CPUS_PER_GPU": "cpus_per_gpu",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus_per_node",
+    "SBATCH_GPUS_PER_TASK": "gpus_per_task",
+    "SBATCH_GRES": "gres",
+    "SBATCH_HINT": "hint",
+    "SBATCH_MEM_PER_CPU": "mem_per_cpu",
+    "SBATCH_MEM_PER_GPU": "mem_per_gpu",
+    "SBATCH_MEM_PER_NODE": "mem",
     "SBATCH_PARTITION": "partition",
     "SBATCH_QOS": "qos",
     "SBATCH_RESERVATION": "reservation",
@@ -38,8 +47,8 @@ def user_settings(environ: Mapping[str, str], *, rehearsal: bool) -> Iterator[La
         if not value or (rehearsal and field in _OF_REAL_CLUSTER):
             continue
         try:
-            resources = msgspec.convert({field: value}, Resources)
+            resources = msgspec.convert({field: value}, Resources, strict=False)
         except msgspec.ValidationError as error:
-            problem = in_plain_words(str(error))
+            problem = in_plain_words(str(error).partition(" - at `$.")[0])
             raise RequestError(f"{variable}={value!r} (environment): {problem}", hint=f"unset {variable}") from error
         yield Layer(variable, JobSpec(resources=resources))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 
 FOLDER = "shell"
 """In the run folder."""
@@ -11,7 +11,7 @@ _ALWAYS = ("common.bash", "job.bash")
 
 def shell_files(script: str) -> dict[str, str]:
     """Name and text of each file that ``script`` uses."""
-    folder = shipped("templates") / FOLDER
+    folder = data_folder("templates") / FOLDER
     names = sorted(path.name for path in folder.iterdir())
     used = [name for name in names if name in _ALWAYS or f"/{name}" in script]
     return {name: (folder / name).read_text(encoding="utf-8") for name in used}

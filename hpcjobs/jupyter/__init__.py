@@ -1,1 +1,1 @@
-"""Jupyter on a worker node: asked for, waited for, reached and ended; `hpcjobs.node.session` is the node's side."""
+"""Jupyter on a worker node: request, wait, connect and stop; `hpcjobs.node.session` is the node's side."""

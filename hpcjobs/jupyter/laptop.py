@@ -15,26 +15,39 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
+from subprocess import Popen
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.jupyter.remote import KEEP_ALIVE, NoConnectionError, Remote
+from hpcjobs.jupyter.remote import Remote
 from hpcjobs.node.session.files import Connection
 from hpcjobs.node.session.tunnel import Tunnel, page
 from hpcjobs.ports import find_free_port, is_free
-from hpcjobs.processes.start import start
-from hpcjobs.site.library import default_site, load_site
+from hpcjobs.remote.connection import NoConnectionError
+from hpcjobs.site.models import Site
 
-_ANSWER_S, _LOOK_S, _STOP_S = 60.0, 0.2, 5.0
+_ANSWER_S, _LOOK_S = 60.0, 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, an end of the laptop's own, and a closed terminal: each ends the session."""
 Say = Callable[[str], None]
 
 
-def connect(site: str | None, words: Sequence[str], *, token: str | None, say: Say) -> int:
+def remote_of(site: Site) -> Remote:
+    """The site's login node.
+
+    Raises:
+        RequestError: the site has none.
+    """
+    if site.login_host is None:
+        raise RequestError(
+            f"site {site.name} ({site.path}) has no login host", hint="name it in the site file: login: user@host"
+        )
+    return Remote(site.login_host.destination, site.jupyter.hpcjobs)
+
+
+def connect(remote: Remote, words: Sequence[str], *, token: str | None, say: Say) -> int:
     """Run ``hpcjobs WORDS`` (``jupyter ...``) on the site's login node, and stay until Ctrl-C or the session's end.
 
     A link that is lost is made anew for as long as it takes: only Ctrl-C, `hpcjobs jupyter stop` and the time limit
@@ -42,32 +55,41 @@ def connect(site: str | None, words: Sequence[str], *, token: str | None, say: S
     could not be ended.
 
     Raises:
-        RequestError: the site has no login node. HpcJobsError: it could not be asked, or the session does not answer.
+        HpcJobsError: it could not be reached, or the session does not answer.
     """
-    where = load_site(site or default_site())
-    if where.login is None:
-        raise RequestError(
-            f"site {where.name} ({where.path}) has no login host", hint="name it in the site file: login: user@host"
-        )
-    remote = Remote(where.login, where.jupyter.hpcjobs)
-    named = [] if site else ["--site", where.name]  # the default there may be another one
     if "--dry-run" in words:
-        return remote.show([*words, *named])
+        return remote.show(words)
     for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt_once)
-    job_id = None
+    job_id, site = None, ""
     stopped = False
     try:
         with _delay_signals():
-            job_id = str(remote.ask([*words, *named, "--no-wait", "--json"], given=token)["job_id"])
-        _Link(remote, job_id, where.name, say).follow()
+            answer = remote.submit([*words, "--no-wait", "--json"], given=token)
+            job_id, site = str(answer["job_id"]), str(answer["site"])
+        _Link(remote, job_id, site, say, at_end="which ends the session too").follow()
     except KeyboardInterrupt:
         if job_id is None:
             raise
     finally:
         if job_id is not None:
-            stopped = _stop_session(remote, job_id, where.name, say)
+            stopped = _stop_session(remote, job_id, site, say)
     return 0 if stopped else HpcJobsError.exit_code
+
+
+def follow(remote: Remote, words: Sequence[str], *, say: Say) -> int:
+    """Keep a tunnel to the session of ``hpcjobs WORDS`` (``jupyter open ...``) until Ctrl-C; the session runs on.
+
+    Raises:
+        HpcJobsError: there is no such session, or it does not answer.
+    """
+    answer = remote.ask([*words, "--json"])
+    job_id = str(answer["job_id"])
+    try:
+        _Link(remote, job_id, str(answer["site"]), say, at_end="after which the session runs on").follow()
+    except KeyboardInterrupt:
+        say(f"job {job_id} runs on")
+    return 0
 
 
 def _stop_session(remote: Remote, job_id: str, site: str, say: Say) -> bool:
@@ -107,8 +129,8 @@ def _delay_signals() -> Iterator[None]:
 class _Link:
     """The tunnel to a session: opened, watched, and opened again when it is lost."""
 
-    def __init__(self, remote: Remote, job_id: str, site: str, say: Say) -> None:
-        self._remote, self._job_id, self._site, self._say = remote, job_id, site, say
+    def __init__(self, remote: Remote, job_id: str, site: str, say: Say, *, at_end: str) -> None:
+        self._remote, self._job_id, self._site, self._say, self._at_end = remote, job_id, site, say, at_end
         self._port = 0
         self._port_taken = False
         self._shown = False
@@ -129,7 +151,7 @@ class _Link:
                 except NoConnectionError:
                     if not self._shown:
                         raise
-                except HpcJobsError:  # it was asked, and its message is on the terminal
+                except HpcJobsError:  # it ran, and its message is on the terminal
                     if not self._shown:
                         raise
                     self._say(f"the session of job {self._job_id} has ended")
@@ -146,8 +168,8 @@ class _Link:
             return False
         answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
         connection = Connection(**answer["connection"])
-        ssh, *command = Tunnel(**answer["way"]).command(self._port)
-        tunnel = start([ssh, *KEEP_ALIVE, *command])
+        way = Tunnel(**answer["way"])
+        tunnel = self._remote.start_tunnel(way, self._port)
         try:
             if not self._await_page(tunnel, "http" if connection.fingerprint is None else "https"):
                 return False
@@ -155,7 +177,7 @@ class _Link:
             tunnel.wait()
             return True
         finally:
-            _end(tunnel)
+            self._remote.end_tunnel(tunnel, way, self._port)
 
     def _has_port(self) -> bool:
         """Whether the tunnel may listen at its port, which remains the same once the browser knows it.
@@ -200,7 +222,7 @@ class _Link:
             return
         self._shown = True
         address = page(connection, self._port)
-        self._say(f"job {self._job_id} on {connection.host}, until Ctrl-C, which ends the session too")
+        self._say(f"job {self._job_id} on {connection.host}, until Ctrl-C, {self._at_end}")
         self._say(f"open: {address}")
         if connection.kind == "code":
             self._say(f"password: {connection.token}")
@@ -210,7 +232,7 @@ class _Link:
 
 
 def answers(port: int, scheme: str = "http") -> bool:
-    """Whether something at this ``port`` of this machine speaks HTTP; no proxy is asked."""
+    """Whether something at this ``port`` of this machine speaks HTTP; proxies are not used."""
     # The certificate is the session's own: its fingerprint is printed, and compared by whoever opens the page.
     secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
@@ -231,12 +253,3 @@ def show(address: str, folder: Path) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     webbrowser.open(path.as_uri())
-
-
-def _end(process: Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_S)
-    except TimeoutExpired:
-        process.kill()
-        process.wait()

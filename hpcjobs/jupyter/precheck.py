@@ -36,7 +36,7 @@ _PATIENCE_S = 20.0
 def check(job: Job, kind: str) -> None:
     """Refuse a session that its Python cannot run.
 
-    Only a Python named by its path can be asked here, and one that does not start here may do so on a node with its
+    Only a Python named by its path can be checked here, and one that does not start here may do so on a node with its
     modules: then the node says what is missing, seconds after the start.
 
     Raises:
@@ -55,8 +55,8 @@ def check(job: Job, kind: str) -> None:
         return
     if lacking == "old":
         raise RequestError(f"{python} is older than Python 3.9", hint="jupyter.python of the site file names another")
-    wanted = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
+    requirements = " ".join(f"'{name}>={LEAST[name]}'" if name in LEAST else name for name in PACKAGES[kind])
     raise RequestError(
         f"{python}, which site {job.site} ({job.site_file}) would run the session with, has {lacking}",
-        hint=f"{python} -m pip install {wanted}, or name another in the site file (jupyter.python)",
+        hint=f"{python} -m pip install {requirements}, or name another in the site file (jupyter.python)",
     )

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from subprocess import DEVNULL
+from collections.abc import Mapping, Sequence
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.node.session.tunnel import Tunnel
+from hpcjobs.processes import start as starting
 from hpcjobs.processes.programs import run_in_terminal
 from hpcjobs.processes.start import run
+from hpcjobs.remote.connection import KEEP_ALIVE, LOST, NoConnectionError
+from hpcjobs.remote.laptop import Laptop
 
-_NO_CONNECTION = 255
-"""Exit code of an ssh that did not reach the other side, or lost it."""
-KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
-"""A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s."""
-
-
-class NoConnectionError(HpcJobsError):
-    """The login node is out of reach, for now."""
+_STOP_S = 5.0
 
 
 class Remote:
-    """hpcjobs on the login node."""
+    """hpcjobs on the login node, each question an ssh of its own."""
 
     def __init__(self, login: str, hpcjobs: str) -> None:
         self.login, self._hpcjobs = login, hpcjobs
+
+    def start_tunnel(self, way: Tunnel, port: int) -> Popen[bytes]:
+        """The ssh that leads from ``port`` of this machine to a session."""
+        ssh, *command = way.command(port)
+        return starting.start([ssh, *KEEP_ALIVE, *command])
+
+    def end_tunnel(self, process: Popen[bytes], way: Tunnel, port: int) -> None:
+        """End that ssh."""
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def ask(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
         """The JSON it answers with; its messages go to the terminal. ``given`` is its standard input.
@@ -34,9 +45,15 @@ class Remote:
         Raises:
             HpcJobsError: it failed there, or answered with something else.
         """
-        command = self._command(words)
+        return self._ask(self._command(words), given)
+
+    def submit(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
+        """As `ask`, of ``words`` that submit a session."""
+        return self.ask(words, given=given)
+
+    def _ask(self, command: Sequence[str], given: str | None) -> dict[str, Any]:
         result = run(command, given=given or "", show_errors=True)
-        if result.code == _NO_CONNECTION:
+        if result.code == LOST:
             raise NoConnectionError(f"{self.login} cannot be reached by ssh", hint=f"does `ssh {self.login}` work?")
         if result.code != 0:
             raise HpcJobsError(
@@ -53,6 +70,45 @@ class Remote:
 
     def _command(self, words: Sequence[str]) -> list[str]:
         return ["ssh", *KEEP_ALIVE, self.login, f"{self._hpcjobs} {shlex.join(words)}"]
+
+
+class SharedRemote(Remote):
+    """hpcjobs on the login host of ``--remote``: questions and tunnels go through its one connection."""
+
+    def __init__(self, laptop: Laptop) -> None:
+        super().__init__(laptop.connection.destination, "")
+        self._laptop = laptop
+
+    def start_tunnel(self, way: Tunnel, port: int) -> Popen[bytes]:
+        connection = self._laptop.connection
+        connection.open()
+        shared = shlex.join(["ssh", *connection.options, "-W", "%h:%p", self.login])
+        forwarding = ("-o", "ExitOnForwardFailure=yes", "-L", f"{port}:{way.to}")
+        if _is_to_node(way):
+            return starting.start(["ssh", "-N", *KEEP_ALIVE, "-o", f"ProxyCommand={shared}", *forwarding, *way.host])
+        # Not -N: an ssh that has nothing to do would leave the forwarding to the shared connection, and end.
+        command = way.host[1:] or ("exec cat",)
+        return starting.start(["ssh", *connection.options, "-T", *forwarding, self.login, *command], stdin=PIPE)
+
+    def end_tunnel(self, process: Popen[bytes], way: Tunnel, port: int) -> None:
+        if process.stdin is not None:
+            process.stdin.close()
+        super().end_tunnel(process, way, port)
+        if not _is_to_node(way):
+            self._laptop.connection.cancel_forwarding(f"{port}:{way.to}")
+
+    def submit(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
+        """As `ask`, once, however often the connection breaks before the answer or the command is typed again."""
+        return self._laptop.submit(words, lambda environment: self._ask(self._command(words, environment), given))
+
+    def _command(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
+        self._laptop.connect(with_code=False)
+        return self._laptop.connection.command(self._laptop.script(words, environment=environment))
+
+
+def _is_to_node(way: Tunnel) -> bool:
+    """Whether the ssh ends at the node itself, behind the login host."""
+    return "-J" in way.options
 
 
 def find_json(output: str) -> dict[str, Any]:

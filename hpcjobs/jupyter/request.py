@@ -19,7 +19,7 @@ from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session.files import PRIVATE, Kernel, Settings
-from hpcjobs.processes.programs import KEPT, LEAKING, LEAKING_NAMES
+from hpcjobs.processes.programs import LEAKING, LEAKING_NAMES, NOT_LEAKING
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import walltime_s
@@ -27,7 +27,7 @@ from hpcjobs.user import user_name
 
 Kind = Literal["lab", "notebook", "code"]
 WARN_S = 300
-"""Ahead of the time limit, at most a quarter of it: the page is told, and saves."""
+"""Before the time limit, at most a quarter of it: the page gets a notice, and saves."""
 _PROGRAM = ("hpcjobs.node.session",)
 _ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
 """What an srun typed into a cell needs to find its allocation."""
@@ -67,14 +67,14 @@ def session_request(
     where = site if isinstance(site, Site) else load_site(site or default_site())
     if where.jupyter.python is not None:
         where = replace(where, python=where.jupyter.python)
-    asked = replace(
+    spec = replace(
         request,
         program=_PROGRAM,
         name="jupyter",
         template="jupyter",
         resources=replace(request.resources, ntasks_per_node=1),
     )
-    made = plan(asked, where, made_by=made_by, chdir=folder)
+    made = plan(spec, where, made_by=made_by, chdir=folder)
     if made.job.container is not None and made.job.container.runtime == "pyxis":
         raise RequestError(
             f"container {made.job.container.name}: a session does not start in an image of pyxis (site {where.path})",
@@ -83,7 +83,7 @@ def session_request(
     limit_s = made.job.time_limit_s
     warn_s = WARN_S if limit_s is None else min(WARN_S, limit_s // 4)
     if where.scheduler == "slurm" and not made.job.resources.signal:
-        made = plan(asked, where, made_by=made_by, chdir=folder, signal=f"B:USR1@{max(warn_s, 1)}")
+        made = plan(spec, where, made_by=made_by, chdir=folder, signal=f"B:USR1@{max(warn_s, 1)}")
     settings = _settings(where, made.job, kind=kind, idle=idle, token=token)
     return Request(made, settings._replace(limit_s=limit_s, warn_s=warn_s))
 
@@ -113,27 +113,27 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
         hidden={
             "prefixes": list(LEAKING),
             "names": [*sorted(LEAKING_NAMES), *(f"HPCJOBS_{name}" for name in _OF_THE_SCRIPT)],
-            "kept": [*sorted(KEPT), *_ALLOCATION],
+            "exceptions": [*sorted(NOT_LEAKING), *_ALLOCATION],
         },
     )
 
 
 def _kernels(site: Site, job: Job) -> list[Kernel]:
     """The site's Pythons and, unless the server is itself in an image, its images."""
-    found = [Kernel(name, _python(said)) for name, said in site.jupyter.kernels.items()]
+    kernels = [Kernel(name, _python(python)) for name, python in site.jupyter.kernels.items()]
     if site.containers.runtime not in ("apptainer", "singularity") or job.container is not None:
-        return found
+        return kernels
     enter = [program_there(site), "exec", "--bind", f"{job.chdir},{PRIVATE}"]
     enter += ["--nv"] if job.resources.gpus_per_node else []
-    return found + [
+    return kernels + [
         Kernel(f"{name} (image)", [*enter, path, site.containers.python]) for name, path in known(site).items()
     ]
 
 
-def _python(said: str) -> list[str]:
+def _python(text: str) -> list[str]:
     """The words that start a kernel's Python on the node."""
-    kind, _, name = said.partition(":")
-    return ["conda", "run", "--no-capture-output", "--name", name, "python"] if kind == "conda" else [said]
+    kind, _, name = text.partition(":")
+    return ["conda", "run", "--no-capture-output", "--name", name, "python"] if kind == "conda" else [text]
 
 
 def private_token(path: Path) -> str:
@@ -164,8 +164,10 @@ def _idle_s(text: str) -> int:
 
 def _login(site: Site, user: str) -> str | None:
     """Where a laptop's ssh goes: the site's login host, or this one; a local site is reached by ssh only from afar."""
-    if site.login is not None:
-        return site.login if "@" in site.login else f"{user}@{site.login}"
+    login = site.login_host
+    if login is not None:
+        named = login.user is not None or "@" in login.host
+        return (login if named else replace(login, user=user)).destination
     if site.scheduler == "local" and "SSH_CONNECTION" not in os.environ:
         return None
     return f"{user}@{socket.getfqdn()}"

@@ -62,18 +62,18 @@ class Session(NamedTuple):
         return None if self.connection is None else page(self.connection, local_port(self.connection))
 
 
-def start(asked: Request) -> Entry:
+def start(request: Request) -> Entry:
     """Submit the session.
 
     Raises:
         RequestError: its Python has no Jupyter, as far as that can be known here. SchedulerError: refused.
     """
-    check(asked.plan.job, asked.settings.kind)
+    check(request.plan.job, request.settings.kind)
 
     def prepare(plan: Plan) -> None:
-        fill(plan.run_dir, asked.settings)
+        fill(plan.run_dir, request.settings)
 
-    return submit(asked.plan, prepare=prepare).entry
+    return submit(request.plan, prepare=prepare).entry
 
 
 def look(entry: Entry, *, connect: Connect = connect) -> Session:
@@ -107,7 +107,7 @@ def await_answer(
     while True:
         own = own_record(entry, entry.job_id)
         if own is not None and own.state.ended:
-            raise _ended(entry, own)
+            raise _end_error(entry, own)
         if files.read_connection(Path(entry.run_dir)) is not None:
             return _session(entry, own or look(entry, connect=connect).record)
         if clock() >= due:
@@ -115,7 +115,7 @@ def await_answer(
             known = outage.ask(lambda: statuses([entry], connect=connect))
             record = known[0].records[0] if known else None
             if record is not None and record.state.ended:
-                raise _ended(entry, record)
+                raise _end_error(entry, record)
             if record is not None:
                 progress(record)
         pause(_LOOK_S)
@@ -126,7 +126,7 @@ def await_end(entry: Entry) -> State:
     return wait([entry])[0].records[0].state
 
 
-def _ended(entry: Entry, record: JobRecord) -> HpcJobsError:
+def _end_error(entry: Entry, record: JobRecord) -> HpcJobsError:
     last = list(logs.lines(entry))[-_LAST_LINES:]
     return HpcJobsError(
         f"the session's job {entry.job_id} ended ({record.state.value}) before its server answered\n"
@@ -139,22 +139,22 @@ def sessions(*, site: str | None = None, connect: Connect = connect) -> list[Ses
     """My sessions that have not ended, oldest first."""
     entries = [entry for entry in entries_of(site) if _is_session(entry)]
     known = statuses(entries, connect=connect)
-    found = [_session(job.entry, job.records[0]) for job in known]
-    return [session for session in found if not _over(session.record.state)]
+    running = [_session(job.entry, job.records[0]) for job in known]
+    return [session for session in running if not _over(session.record.state)]
 
 
-def find(word: str | None, *, site: str | None = None) -> Entry:
-    """The session that ``word`` names as of `select`; None: the newest one.
+def find(job: str | None, *, site: str | None = None) -> Entry:
+    """The session that ``job`` names as of `select`; None: the newest one.
 
     Raises:
         UnknownJobError: there is none, or the job is no session.
     """
-    if word is None:
+    if job is None:
         known = [entry for entry in entries_of(site) if _is_session(entry)]
         if not known:
             raise UnknownJobError("no session was submitted from here", hint="hpcjobs jupyter starts one")
         return known[-1]
-    entry = select([word], site=site)[0]
+    entry = select([job], site=site)[0]
     if not _is_session(entry):
         raise UnknownJobError(f"job {entry.job_id} is no session", hint="hpcjobs jupyter list shows those there are")
     return entry

@@ -2,6 +2,7 @@
 
 import json
 import os
+from subprocess import TimeoutExpired
 from typing import Dict, Iterable, Optional
 
 from hpcjobs.files import write_beside
@@ -12,7 +13,9 @@ from hpcjobs.node.job_log import JobLog
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Scheduler
 from hpcjobs.node.slurm import report
+from hpcjobs.processes import start
 
+NOTIFY_S = 120.0
 CANCELLED_CODE = 143
 """128 + SIGTERM: of a job that its scheduler takes away."""
 
@@ -24,6 +27,7 @@ class Job:
         self.options, self.scheduler, self.control = options, scheduler, ControlDir(options.run_dir)
         self.job_id, self.nodes, self.started = job_id, nodes, started
         self.log = JobLog()
+        self._reported = ""
         self.is_over = False
         """Whether its end is the job's end, of which the scheduler learns by the exit code alone."""
 
@@ -49,6 +53,20 @@ class Job:
             )
         except OSError as error:
             report(f"state.json cannot be written: {error.strerror}")
+        if ended is not None and self.options.notify and state != self._reported:
+            self._reported = state
+            self._notify(state, code)
+
+    def _notify(self, state: str, code: Optional[int]) -> None:
+        """Report the end to the user; that this cannot be done must not end a job."""
+        argv = [*self.options.notify, state, "null" if code is None else str(code)]
+        environ = dict(os.environ, HPCJOBS_JOB_ID=self.job_id, HPCJOBS_RUN_DIR=self.options.run_dir)
+        try:
+            start.run(argv, env=environ, timeout_s=NOTIFY_S, show_errors=True, errors="replace")
+        except OSError as error:
+            report(f"notify: {argv[0]}: {error.strerror}")
+        except TimeoutExpired:
+            report(f"notify: not done within {NOTIFY_S:.0f} s")
 
     def judge_earlier(self, running: Running) -> str:
         """Record the attempt before this one, if it left no line; its decision."""
@@ -118,7 +136,7 @@ class Job:
         """Suspect nodes on which Slurm could not launch the step: those that srun names, else those that are silent.
 
         A node is silent if no task began there although others began. Where no task began at all, the first node is
-        not the reason: it runs this process. Of several others nobody knows which one it is.
+        not the reason: it runs this process. Of several others it is not known which one it is.
         """
         if self.options.tasks == 0 or self.options.agents:
             return

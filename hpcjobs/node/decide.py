@@ -84,7 +84,7 @@ def decide(
 
     Args:
         saved: steps that a next attempt would resume from.
-        unrecorded: earlier attempts that the history lacks. They count for every budget: nobody knows their cause,
+        unrecorded: earlier attempts that the history lacks. They count for every budget: their cause is not known,
             and a budget must not count as unspent because its record is lost.
     """
     if cause == COMPLETED:

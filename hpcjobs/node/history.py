@@ -10,7 +10,7 @@ NAME = "attempts.jsonl"
 
 
 class Attempt(NamedTuple):
-    """One start of a job and its end. Times are seconds since 1970; None: nobody could tell."""
+    """One start of a job and its end. Times are seconds since 1970; None: not known."""
 
     job_id: str
     started: Optional[int]

@@ -26,6 +26,8 @@ class Options(NamedTuple):
     """Hosts of a job without a scheduler that names them; empty: it says, or this host."""
     held: bool
     """The user submitted the job held, and released it once."""
+    notify: List[str]
+    """The command that reports the end, before STATE and EXIT_CODE; empty: nobody wants to know."""
     command: List[str]
     words: List[str]
     """The options as they were given."""
@@ -44,6 +46,7 @@ def parse(words: List[str]) -> Options:
     parser.add_argument("--may-shrink", action="store_true")
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--nodes", default="")
+    parser.add_argument("--notify", action="append", default=[], metavar="WORD")
     parser.add_argument("command", nargs="*")
     arguments = parser.parse_args(words)
     return Options(
@@ -57,6 +60,7 @@ def parse(words: List[str]) -> Options:
         may_shrink=arguments.may_shrink,
         nodes=arguments.nodes,
         held=arguments.held,
+        notify=arguments.notify,
         command=arguments.command,
         words=words,
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_ANSWERED = (
+_FORWARDED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
 )
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent: int, number: int) -> None:
     """In a fresh child: have the kernel send ``number`` to this process when ``parent`` dies.
 
-    The parent may have died before the kernel was asked; then the child ends here.
+    The parent may have died before the kernel was told to signal us; then the child ends here.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -48,11 +48,11 @@ def fork() -> int:
     One that arrives in between is delivered afterwards: the child would otherwise answer it with a
     copy of this process's handler, that is, not at all.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     pid = os.fork()
     if pid == 0:
         signal.set_wakeup_fd(-1)
-        for number in _ANSWERED:
+        for number in _FORWARDED:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
@@ -106,7 +106,7 @@ class Guard:
     def __init__(self, action: "Callable[[], None]") -> None:
         read, self._write = os.pipe()
         # Signals meant for the whole group must not end the one who is to outlive it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._write)

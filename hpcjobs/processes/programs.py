@@ -20,6 +20,7 @@ LEAKING_NAMES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+        *("HPCJOBS_SUBMISSION", "HPCJOBS_OUTPUTS"),  # of the command that a laptop sent, and of no job
     )
 )
 _SETTINGS = ("OMPI_MCA_", "PMIX_MCA_")
@@ -28,8 +29,8 @@ _OF_MPIRUN = (
     *("OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir", "OMPI_MCA_mpi_oversubscribe"),
     *("OMPI_MCA_shmem_RUNTIME_QUERY_hint", "PMIX_MCA_mca_base_component_show_load_errors"),
 )
-KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
-"""Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `KEPT`."""
+NOT_LEAKING = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
+"""Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `NOT_LEAKING`."""
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
 # Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
@@ -55,7 +56,7 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     of_launchers = _OF_MPIRUN if "OMPI_COMM_WORLD_RANK" in source else ()
 
     def leaks(name: str) -> bool:
-        if name in KEPT:
+        if name in NOT_LEAKING:
             return False
         if name.startswith(_SETTINGS):
             return name.startswith(of_launchers)

@@ -35,7 +35,7 @@ class Process:
 
 
 def identity(pid: int) -> "Leader | None":
-    """Who ``pid`` is now; None: nobody."""
+    """The process that has the number ``pid`` now; None: there is none."""
     process = _read(pid)
     return None if process is None else (pid, process.start_ticks, boot_id())
 
@@ -71,7 +71,7 @@ def parent(pid: int) -> "int | None":
 
 
 def is_alive(pid: int) -> bool:
-    """Whether ``pid`` runs; one that has ended and that nobody waits for does not."""
+    """Whether ``pid`` runs; a zombie, whose exit status no parent reads, does not."""
     return _read(pid) is not None
 
 
@@ -151,7 +151,7 @@ def send(pids: "Iterable[int]", number: int) -> None:
 
 
 def end(living: "Callable[[], list[int]]", *, grace_s: float) -> None:
-    """SIGTERM to all who are ``living``, and after ``grace_s`` SIGKILL until nobody is."""
+    """SIGTERM to all that are ``living``, and after ``grace_s`` SIGKILL until none is."""
     if grace_s > 0:
         pids = living()
         send(pids, signal.SIGTERM)

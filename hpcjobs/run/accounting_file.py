@@ -1,4 +1,4 @@
-"""``accounting.json``: the scheduler's last records of a job, in its run folder, so that nobody need ask again."""
+"""``accounting.json``: the scheduler's last records of a job, in its run folder: no second sacct."""
 
 from __future__ import annotations
 

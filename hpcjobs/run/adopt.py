@@ -37,7 +37,7 @@ def queued_as(plan: Plan, scheduler: Scheduler) -> str | None:
 def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:
     """The job that was given this folder's script, recorded now if it was not; None: there is none.
 
-    Asked are what the submitter wrote, what the job wrote when it started, then the queue.
+    In order: what the submitter wrote, what the job wrote when it started, then the queue.
     """
     if (entry := read_json(run_dir / SUBMITTED, Entry)) is not None:
         return entry

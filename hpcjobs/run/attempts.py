@@ -15,7 +15,7 @@ HISTORY, CONTINUED = "attempts.jsonl", Path("control", "continued")
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One start of a job and its end. Times are seconds since 1970; None: nobody could tell."""
+    """One start of a job and its end. Times are seconds since 1970; None: not known."""
 
     job_id: str
     started: float

@@ -50,13 +50,17 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
     """Change ``name=value`` settings of a job; scontrol's words for them.
 
-    A name is that of the job's option (``time``), or scontrol's own (``TimeLimit``), which is passed on unread.
+    A name is that of the job's option (``time``), or scontrol's own (``TimeLimit``), which is passed on as it is.
 
     Raises:
-        RequestError: no setting that Slurm can change, or not its value; else as `control`.
+        RequestError: no setting that Slurm can change, not its value, or a policy of the centre refuses it; else as
+            `control`.
     """
+    from hpcjobs.run.change import check_settings
+
     words = [_setting(setting) for setting in settings]
     for slurm, known in _by_cluster([entry], "update", connect):
+        check_settings(words, known[0].entry, slurm)
         slurm.control(["update", f"JobId={_id(known[0].entry)}", *words])
     return words
 

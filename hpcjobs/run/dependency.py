@@ -30,11 +30,11 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
     parts: list[str] = []
     for kind, words in jobs.items():
         plain: list[str] = []
-        for word in words:
-            match = _DELAY.match(word)
-            ids = _ids(match["job"] if match else word, site)
+        for text in words:
+            match = _DELAY.match(text)
+            ids = _ids(match["job"] if match else text, site)
             if match:
-                parts += [f"after:{job_id}+{_minutes(word, match['delay'])}" for job_id in ids]
+                parts += [f"after:{job_id}+{_minutes(text, match['delay'])}" for job_id in ids]
             else:
                 plain += ids
         if plain:
@@ -42,8 +42,8 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
     return ",".join(parts) or None
 
 
-def _ids(word: str, site: str | None) -> list[str]:
-    entries = select([word], site=site)
+def _ids(text: str, site: str | None) -> list[str]:
+    entries = select([text], site=site)
     require_reachable(entries)
     return [_current(entry) for entry in entries]
 
@@ -52,13 +52,13 @@ def _current(entry: Entry) -> str:
     return current_id(entry) if entry.task is None else own_ids(entry)[0]
 
 
-def _minutes(word: str, delay: str) -> int:
+def _minutes(text: str, delay: str) -> int:
     try:
         seconds = int(delay) * 60 if delay.isdecimal() else walltime_s(delay)
     except ValueError as error:
-        raise RequestError(f"--after {word}: {error}", hint="10m, 2h, or a number of minutes") from error
+        raise RequestError(f"--after {text}: {error}", hint="10m, 2h, or a number of minutes") from error
     if seconds % 60:
-        raise RequestError(f"--after {word}: Slurm counts the delay in minutes")
+        raise RequestError(f"--after {text}: Slurm counts the delay in minutes")
     return seconds // 60
 
 

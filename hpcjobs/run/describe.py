@@ -27,7 +27,7 @@ class Description(NamedTuple):
     settings: dict[str, tuple[str, str]]
     """Resource -> value, and where it was read."""
     code: str | None
-    results: dict[str, Any]
+    results: dict[str, str | int | float]
     """summary.json, nested keys joined by dots; configuration, lists and what was not measured left out."""
     step: Step | None
     """The newest line of metrics.jsonl, while the job runs."""
@@ -36,7 +36,7 @@ class Description(NamedTuple):
 
 
 def describe(entry: Entry) -> Description:
-    """What the run folder and the scheduler know about ``entry``; a folder that is gone leaves blanks."""
+    """What the run folder and the scheduler know about ``entry``; a removed folder leaves blanks."""
     first_id = own_ids(entry)[0]
     manifest = _read(Path(entry.run_dir) / MANIFEST)
     job = manifest.get("job", {})

@@ -23,6 +23,7 @@ from hpcjobs.runtime.hostlist import hosts_of
 # Of a resolved job: where it lies, and what its other fields say already.
 _LEFT_OUT = (
     *("sources", "layers", "run_root", "rehearsal", "slurm_conf"),
+    "time_limit_s",  # resources has it as `time`
     *("nodes", "max_nodes", "ntasks_per_node"),
 )
 _OF_TIME = ("created", "started", "ended", "elapsed", "time", "host", "pid", "port")
@@ -151,7 +152,7 @@ def _without_header(text: str) -> list[str]:
 def _is_rendered(manifest: Manifest, run_dir: Path) -> bool:
     """Whether today's template makes this script of the job: then its settings say all about it."""
     try:
-        text = render(manifest.job, run_dir, made_by="")
+        text = render(manifest.job, run_dir, made_by="", untrusted=[])
     except HpcJobsError:
         return False  # a template that is not there any more
     return _without_header(text.replace(str(run_dir), "RUN_DIR")) == _neutral(run_dir / "job.sh", run_dir)

@@ -45,6 +45,20 @@ class NodeReport(Frozen, frozen=True):
     latency_s: float | None
 
 
+class GpuReport(Frozen, frozen=True):
+    """One GPU; rates are per second. `peers`: bytes to the other GPUs of its node, by index."""
+
+    host: str
+    index: int
+    bus_id: str | None
+    name: str
+    flops: float
+    memory_bytes_per_s: float
+    wrong: str | None
+    """What came out wrong."""
+    peers: dict[str, float]
+
+
 class Point(Frozen, frozen=True):
     """One all-reduce: its size, and seconds on the slowest rank."""
 
@@ -52,7 +66,7 @@ class Point(Frozen, frozen=True):
     seconds: float
 
 
-class Report(Frozen, frozen=True):
+class FabricReport(Frozen, frozen=True):
     """``fabric.json`` of a run folder."""
 
     schema: int
@@ -63,6 +77,7 @@ class Report(Frozen, frozen=True):
     chosen: tuple[str, ...] | None
     allreduce: dict[str, tuple[Point, ...]]
     notes: tuple[str, ...]
+    gpus: tuple[GpuReport, ...] = ()
 
 
 def check_plan(
@@ -74,9 +89,9 @@ def check_plan(
     words = ["hpcjobs.fabric.check", *check_words(where, cpus_per_task=cpus)]
     words += ["--quick"] if quick else []
     words += ["--tolerance", str(tolerance)] if tolerance is not None else []
-    # Nodes that are left out elsewhere are looked at here: it is how one is found to be well again.
-    settled: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
-    return plan(words, site=where, name="fabric", template="fabric", container="none", made_by=made_by, **settled)
+    # Nodes that are left out elsewhere are checked here: this is how a repaired node is recognised.
+    options: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
+    return plan(words, site=where, name="fabric", template="fabric", container="none", made_by=made_by, **options)
 
 
 def silent_first_node(
@@ -113,11 +128,11 @@ def give_up(entry: Entry, node: str) -> None:
     """Cancel the check, and remember why."""
     connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
     reason = f"did not start the job's script within {SILENT_S:g} s"
-    verdict = node_record.Verdict(node, node_record.BAD, time.time(), reason, entry.job_id)
+    verdict = node_record.NodeVerdict(node, node_record.BAD, time.time(), reason, entry.job_id)
     node_record.append(record_of(entry.site), [verdict])
 
 
-def read_report(run_dir: Path) -> Report:
+def read_report(run_dir: Path) -> FabricReport:
     """What the check of this run folder found.
 
     Raises:
@@ -125,7 +140,7 @@ def read_report(run_dir: Path) -> Report:
     """
     path = run_dir / REPORT
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return msgspec.json.decode(path.read_bytes(), type=FabricReport)
     except FileNotFoundError as error:
         raise HpcJobsError(f"the check wrote no {path}", hint=f"its log is in {run_dir / 'logs'}") from error
     except msgspec.MsgspecError as error:

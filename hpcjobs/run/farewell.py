@@ -13,7 +13,7 @@ from hpcjobs.scheduler.connect import connect
 
 
 def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
-    """Ask the cluster, while it is there, about my jobs of which it has not yet told the end; one query of each kind.
+    """Ask the cluster, while it is there, about my jobs whose end is not yet recorded; one query of each kind.
 
     Raises:
         SchedulerError: it does not answer.
@@ -24,7 +24,7 @@ def keep_accounts(slurm_conf: str, *, connect: Connect = connect) -> None:
 
 
 def end_all(slurm_conf: str) -> None:
-    """The cluster is gone: my jobs that were still open there have ended, as they themselves wrote or with it."""
+    """Close my jobs of a removed cluster: they have ended as they themselves wrote, or with the cluster."""
     for entry in _open(slurm_conf):
         written = {record.job_id: record for record in own_records(entry)}
         keep_accounting(entry, [_end(entry, task, written.get(task)) for task in own_ids(entry)])

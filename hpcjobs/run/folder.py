@@ -5,14 +5,15 @@
       shell/            what job.sh uses on the node, in bash
       batch_script      the user's own, which job.sh runs, where the job is one
       node.pyz          what decides about further attempts on the node, with --retries
+      monitor.pyz       what samples the nodes, with --monitor or hpcjobs monitor; monitor.log
       attempts.jsonl, control/   how its attempts ended; where program and node.pyz meet
-      manifest.json     everything settled, with its source; versions; git commit
+      manifest.json     every resolved value with its source; versions; git commit
       code.patch        what differed from that commit
       code/             the code itself, with --snapshot
       submitted.json    job id and cluster, once the scheduler took it
       logs/             NAME_ID.out
       state.json        written by the job: where it stands, how it ended
-      accounting.json   the scheduler's last word, kept once it has been asked for
+      accounting.json   the scheduler's last record of the job, once it has been read
       metrics.jsonl, summary.json, checkpoints/   from the trainer
 
 Tasks of a job array have the part below ``logs/`` in a folder of their own, named by the index.
@@ -32,6 +33,7 @@ from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
+from hpcjobs.job.script import MONITOR_PROGRAM
 from hpcjobs.job.shell import FOLDER, shell_files
 from hpcjobs.pyz import pack
 from hpcjobs.run.provenance import CodeState
@@ -129,6 +131,8 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
     write_beside(plan.run_dir / MANIFEST, encoded)
     if job.retries is not None:
         write_beside(plan.run_dir / NODE_PROGRAM, pack("hpcjobs.node"))
+    if job.monitor:
+        write_beside(plan.run_dir / MONITOR_PROGRAM, pack("hpcjobs.node.monitor"))
     write_shell_files(plan.run_dir, plan.script)
     if job.batch_script is not None:
         write_beside(plan.run_dir / BATCH_SCRIPT, job.batch_script, mode=0o700)

@@ -1,8 +1,8 @@
-"""Which jobs are ours: whom an entry may be asked of, and which records are about it.
+"""Which jobs are ours: which scheduler knows an entry, and which records are about it.
 
 A job id alone says little. Two clusters or two hosts with one home give out the same ids, and a controller that lost
 its state begins again at 1. So a job is its scheduler, cluster or host, id, submit time, user and run folder; a record
-that does not fit is a stranger's: it is never shown, believed, or cancelled.
+that does not fit belongs to another job: it is never shown, used, or cancelled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import pwd
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.array import task_ids
@@ -41,12 +40,12 @@ def own_cluster(scheduler: str, slurm_conf: str | None) -> str | None:
 
 
 def is_reachable(entry: Entry) -> bool:
-    """Whether the scheduler that can be asked from here, as this user, is the one that was given the job."""
+    """Whether the scheduler reached from here, as this user, is the one that was given the job."""
     return owner_elsewhere(entry) is None
 
 
 def owner_elsewhere(entry: Entry) -> str | None:
-    """``host b``, ``cluster b`` or ``user eve``: where alone the job can be asked about; None: here."""
+    """``host b``, ``cluster b`` or ``user eve``: the only place that knows the job; None: here."""
     if entry.user is not None and entry.user != user_name():
         return f"user {entry.user}"
     if entry.cluster is None:
@@ -82,10 +81,10 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     """Whether ``record``, which has the entry's id, is about the entry's job.
 
     The script decides where the record has it: its path holds the run folder. Else name, user and submit time must
-    fit. A requeue moves the submit time: a later one is believed when our job's own start or end goes with it.
+    fit. A requeue moves the submit time: a later one is accepted when our job's own start or end agrees with it.
     """
-    if record.command is not None and Path(record.command).name == SCRIPT:
-        return record.command == str(Path(entry.run_dir, SCRIPT))
+    if record.command is not None and os.path.basename(record.command) == SCRIPT:
+        return record.command == os.path.join(entry.run_dir, SCRIPT)
     if record.name is not None and record.name != entry.name:
         return False
     if None not in (record.user, entry.user) and record.user != entry.user:

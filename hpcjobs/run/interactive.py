@@ -69,8 +69,7 @@ def attach(
         nodes = nodes[:1]
     state = read_state(entry, record.job_id)
     job_id = state.job_id if state is not None and entry.task is not None else current_id(entry)
-    argv = ["srun", f"--jobid={job_id}", "--overlap", "--mpi=none", f"--nodelist={','.join(nodes)}"]
-    argv += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
+    argv = overlapping_step(job_id, nodes)
     if terminal and len(nodes) == 1:
         argv.append("--pty")
     elif len(nodes) > 1:
@@ -78,6 +77,12 @@ def attach(
     shell = _shell(job, folder.task_dir(run_dir, record.job_id), job_id, run_dir)
     env = {"SLURM_CONF": entry.slurm_conf} if entry.slurm_conf else {}
     return Command((*argv, *(words or shell)), job.chdir if os.path.isdir(job.chdir) else "/", env)
+
+
+def overlapping_step(job_id: str, nodes: Sequence[str]) -> list[str]:
+    """The srun that starts one task on each of ``nodes`` within a running job, beside its other steps."""
+    argv = ["srun", f"--jobid={job_id}", "--overlap", "--mpi=none", f"--nodelist={','.join(nodes)}"]
+    return [*argv, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
 
 
 def _running(entry: Entry, records: Sequence[JobRecord]) -> JobRecord:

@@ -17,6 +17,7 @@ from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import find_default_site, load_site
+from hpcjobs.site.models import Site
 
 FORGOTTEN_S = 30 * 86_400.0
 """A job that its scheduler does not know is not asked about any more after this long."""
@@ -32,14 +33,22 @@ class Row(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The rows, and what kept a scheduler from answering."""
+    """The rows, and why a scheduler did not answer."""
 
     rows: list[Row]
     errors: list[SchedulerError]
 
 
+class Survey(NamedTuple):
+    """Jobs with their entries, jobs submitted by other means, and what kept a scheduler from answering."""
+
+    known: list[Known]
+    others: list[JobRecord]
+    errors: list[SchedulerError]
+
+
 class _AskedOnce:
-    """A scheduler that is asked for its queue once, also when it does not answer."""
+    """A scheduler whose queue is read once, also when it does not answer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -57,10 +66,10 @@ class _AskedOnce:
         return self._queue
 
 
-def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
+def survey(*, since: float, site: str | None = None, connect: Connect = connect) -> Survey:
     """My jobs submitted since ``since`` (seconds since 1970) and older ones that have not ended.
 
-    A job nobody knows any more, whose run folder is gone too, is left out.
+    A job that no scheduler knows any more, and whose run folder was removed, is left out.
     One queue query per scheduler, and one accounting query for those whose end is news. A scheduler
     that does not answer does not hide the jobs of the others.
     """
@@ -71,10 +80,8 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
             schedulers[kind, conf] = _AskedOnce(connect(kind, conf))
         return schedulers[kind, conf]
 
-    name = site or find_default_site()
-    where = load_site(name) if name is not None else None
-    # Without a site: the Slurm that this login node belongs to.
-    kind, conf = ("slurm", None) if where is None else (where.scheduler, where.slurm_conf)
+    where = site_asked(site)
+    kind, conf = scheduler_of(where)
     errors: list[SchedulerError] = []
     try:
         queue = once(kind, conf).queue()
@@ -86,14 +93,34 @@ def listing(*, since: float, site: str | None = None, connect: Connect = connect
         [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors
     )
     index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
-    rows = [
-        Row(record, job.entry.name, job.entry.site, job.entry.run_dir)
-        for job in known
-        for record in job.records
-        if record.state is not State.UNKNOWN or os.path.lexists(job.entry.run_dir)
-    ]
-    rows += [Row(record, record.name, None, None) for record in _others(queue, mine)]
-    return Listing(rows, list(dict.fromkeys(errors)))
+    listed = [Known(job.entry, records) for job in known if (records := _select_records(job))]
+    return Survey(listed, _others(queue, mine), list(dict.fromkeys(errors)))
+
+
+def site_asked(site: str | None) -> Site | None:
+    """The site whose queue is read for jobs submitted by other means; None: there is no default site."""
+    name = site or find_default_site()
+    return load_site(name) if name is not None else None
+
+
+def scheduler_of(site: Site | None) -> tuple[str, str | None]:
+    """Kind and slurm.conf of its scheduler; without a site, the Slurm that this login node belongs to."""
+    return ("slurm", None) if site is None else (site.scheduler, site.slurm_conf)
+
+
+def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
+    """The rows of a `survey`."""
+    known, others, errors = survey(since=since, site=site, connect=connect)
+    rows = [Row(record, job.entry.name, job.entry.site, job.entry.run_dir) for job in known for record in job.records]
+    rows += [Row(record, record.name, None, None) for record in others]
+    return Listing(rows, errors)
+
+
+def _select_records(job: Known) -> list[JobRecord]:
+    """The records to list: nothing is left of a job that nobody knows and whose run folder is gone."""
+    if os.path.lexists(job.entry.run_dir):
+        return job.records
+    return [record for record in job.records if record.state is not State.UNKNOWN]
 
 
 def _open_or_recent(jobs: index.Index, queue: Iterable[JobRecord], since: float) -> list[Entry]:

@@ -21,6 +21,8 @@ class Tail:
 
     def __init__(self, path: Path, *, start: int = 0) -> None:
         self._path, self._read_bytes = path, start
+        self._seen_bytes = start
+        """The file's size at the last look: what stands behind the last line's end was read then."""
 
     def news(self, *, last: bool) -> Iterator[str]:
         """The lines that have come, read block by block; with ``last``, what stands behind them too."""
@@ -30,19 +32,23 @@ class Tail:
             return
         if size < self._read_bytes:  # begun anew
             self._read_bytes = 0
-        if size == self._read_bytes:
+        if size == self._read_bytes or (size == self._seen_bytes and not last):
             return
         with self._path.open("rb") as file:
             file.seek(self._read_bytes)
-            rest = b""
+            begun: list[bytes] = []  # pieces of a line whose end is not read yet
             while block := file.read(_BLOCK):
-                *lines, rest = (rest + block).split(b"\n") if b"\n" in block else [rest + block]
-                for line in lines:
+                *ends, rest = block.split(b"\n")
+                for end in ends:
+                    line, begun = b"".join([*begun, end]), []
                     self._read_bytes += len(line) + 1
                     yield line.decode("utf-8", "replace") + "\n"
-        if last and rest:
-            self._read_bytes += len(rest)
-            yield rest.decode("utf-8", "replace") + "\n"
+                begun.append(rest)
+        self._seen_bytes = size
+        if last and any(begun):
+            line = b"".join(begun)
+            self._read_bytes += len(line)
+            yield line.decode("utf-8", "replace") + "\n"
 
 
 def find_start(

@@ -1,18 +1,22 @@
-"""What a job printed: all of it or what is asked for, now or as it comes."""
+"""What a job printed: all of it or a selection, now or as it comes."""
 
 from __future__ import annotations
 
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from hpcjobs.errors import HpcJobsWarning, RequestError
-from hpcjobs.run.folder import log_path
+from hpcjobs.run.folder import MANIFEST, log_path
 from hpcjobs.run.index import Entry
 from hpcjobs.run.log_file import Tail, find_start
+from hpcjobs.run.merged_lines import RANK_LABEL, merge_ranks
 from hpcjobs.run.state_file import own_ids, read_state
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
@@ -20,7 +24,6 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report, discard
 
-_LABEL = re.compile(r" *0*(\d+): ?")
 _POLL_S = 0.2
 
 
@@ -37,6 +40,8 @@ class Selection(NamedTuple):
     """So many at the end, of each task of an array."""
     since: float | None = None
     """Those behind the last line with an older time, in seconds since 1970."""
+    merges: bool = False
+    """A line that several ranks printed comes once, behind all their numbers: ``0-7: ``."""
 
 
 ALL = Selection()
@@ -50,9 +55,14 @@ class _Log(NamedTuple):
     selection: Selection
     ranks: range | None
 
+    def choose_lines(self, lines: Iterable[str]) -> Iterator[str]:
+        """Those of ``lines`` to print, as they are printed."""
+        printed = (chosen for line in lines if (chosen := self.choose(line)) is not None)
+        return merge_ranks(printed) if self.selection.merges and self.selection.rank is None else printed
+
     def choose(self, line: str) -> str | None:
         """The line as it is printed; None where it is not."""
-        label = None if self.ranks is None and self.selection.pattern is None else _LABEL.match(line)
+        label = None if self.ranks is None and self.selection.pattern is None else RANK_LABEL.match(line)
         if self.ranks is not None and (label is None or int(label[1]) not in self.ranks):
             return None
         text = line[label.end() :] if label else line
@@ -93,9 +103,7 @@ def lines(entry: Entry, *, rank: int | None = None, selection: Selection = ALL) 
 
 def _written(log: _Log) -> Iterator[str]:
     try:
-        for line in log.tail().news(last=True):
-            if (chosen := log.choose(line)) is not None:
-                yield chosen
+        yield from log.choose_lines(log.tail().news(last=True))
     except OSError as error:
         warnings.warn(f"{log.path} cannot be read: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
@@ -105,6 +113,7 @@ def follow(
     *,
     rank: int | None = None,
     selection: Selection = ALL,
+    timestamps: bool = False,
     connect: Connect = connect,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
@@ -112,7 +121,8 @@ def follow(
 ) -> Iterator[str]:
     """Lines as they come, until the job has ended for good; of an array each line behind its task's number.
 
-    A job that was requeued is followed on.
+    A job that was requeued is followed on. With ``timestamps`` a line begins with the time at which it was read; before
+    lines that were there already are as many blanks.
 
     Raises:
         RequestError: as of `lines`.
@@ -121,22 +131,23 @@ def follow(
     logs = _logs(entry, selection._replace(rank=rank) if rank is not None else selection)
     labels = [f"[{log.job_id.partition('_')[2]}] " if len(logs) > 1 else "" for log in logs]
     tails = [log.tail() for log in logs]
+    stamp = _timestamp if timestamps else str
+    moment = " " * len(stamp())
 
-    def news(*, last: bool) -> Iterator[str]:
+    def news(moment: str, *, last: bool) -> Iterator[str]:
         for label, log, tail in zip(labels, logs, tails, strict=True):
-            for line in tail.news(last=last):
-                if (chosen := log.choose(line)) is not None:
-                    yield label + chosen
+            for line in log.choose_lines(tail.news(last=last)):
+                yield moment + label + line
 
     while True:
         is_over, is_quiet = not watch.look(), True
-        for line in news(last=False):
+        for line in news(moment, last=False):
             yield line
             is_quiet = False
         if is_over:
             known = watch.final(pause=pause)
             if known is not None and watch.is_over(known):
-                yield from news(last=True)
+                yield from news(moment, last=True)
                 return
             if known is None:
                 pause(OUTAGE_S)
@@ -144,6 +155,34 @@ def follow(
                 watch.again(known)
         elif is_quiet:
             pause(max(_POLL_S, PER_FILE_S * len(tails)))
+        moment = stamp()
+
+
+def has_labels(entry: Entry) -> bool:
+    """Whether each line of the log begins with its rank."""
+    try:
+        job = msgspec.json.decode((Path(entry.run_dir) / MANIFEST).read_bytes(), type=_Manifest).job
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # a damaged run folder: its log is still of use
+        return False
+    return (job.max_nodes or job.nodes) * job.ntasks_per_node > 1 and job.batch_script is None
+
+
+class _JobTasks(msgspec.Struct, frozen=True):
+    nodes: int
+    max_nodes: int | None
+    ntasks_per_node: int
+    batch_script: object = None
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    """What is read of manifest.json here; `rerun` reads all of it, which takes longer to import."""
+
+    job: _JobTasks
+
+
+def _timestamp() -> str:
+    """The local time with its zone."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds") + " "
 
 
 def _logs(entry: Entry, selection: Selection) -> list[_Log]:

@@ -13,10 +13,13 @@ from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_name
+from hpcjobs.job.policy import check_policies
 from hpcjobs.job.resolve import resolve
 from hpcjobs.run.folder import MANIFEST
+from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
+from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Resources
 
@@ -75,7 +78,8 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     they name have ended.
 
     Raises:
-        RequestError: the manifest cannot be used, the job is part of a sweep or session, or it does not fit the site.
+        RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, or a
+            policy of the centre refuses it.
     """
     run_dir = Path(entry.run_dir)
     manifest = read_manifest(run_dir)
@@ -90,6 +94,8 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
         notes.append(f"left out: dependency={job.resources.dependency}")
     if changes == JobSpec():
         again = replace(job, resources=replace(job.resources, dependency=None))
+        clusters = filter(None, (entry.cluster, own_cluster(job.scheduler, job.slurm_conf)))
+        check_policies(again, policies_of_job(job.site, clusters))
     else:
         again = resolve_again(job, entry, changes)
     if job.snapshot and changes.chdir is None:

@@ -73,7 +73,7 @@ def entries_of(site: str | None) -> list[Entry]:
 
 
 def _here_first(entries: list[Entry]) -> list[Entry]:
-    """Those that can be asked about from here, if there are any: one home can serve several hosts and clusters."""
+    """Those whose scheduler can be reached from here, if any: one home can serve several hosts and clusters."""
     return [entry for entry in entries if is_reachable(entry)] or entries
 
 

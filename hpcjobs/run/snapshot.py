@@ -26,7 +26,7 @@ def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
     if _is_snapshot(source):  # it has been chosen already, and git ignores run folders
         files = list(_walk(source))
     else:
-        files = [path for path in _code_files(source) if not (source / path).is_relative_to(leave_out)]
+        files = [path for path in code_files(source) if not (source / path).is_relative_to(leave_out)]
     size = sum((source / path).lstat().st_size for path in files)
     if size > LARGEST:
         raise RequestError(
@@ -44,20 +44,33 @@ def _is_snapshot(source: Path) -> bool:
     return source.name == "code" and (source.parent / "manifest.json").is_file()
 
 
-def _code_files(source: Path) -> list[Path]:
-    """Files below ``source``, relative to it."""
+def code_files(source: Path) -> list[Path]:
+    """Files below ``source``, relative to it: what git tracks or would track, in submodules and nested repositories
+    too; outside git all but the usual caches, and folders that ignore themselves, as run folders do."""
     try:
         listed = run(["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
     except CommandMissingError:
         return list(_walk(source))
     if listed.code != 0:
         return list(_walk(source))
-    names = (Path(name) for name in listed.out.split("\0") if name)
-    return [name for name in names if (source / name).is_file() or (source / name).is_symlink()]
+    files = []
+    for name in (Path(name) for name in listed.out.split("\0") if name):
+        if (source / name).is_file() or (source / name).is_symlink():
+            files.append(name)
+        elif (source / name / ".git").exists():
+            files += [name / inner for inner in code_files(source / name)]
+    return files
 
 
 def _walk(source: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if name not in _NOT_CODE]
+        folders[:] = [name for name in folders if name not in _NOT_CODE and not _ignores_itself(Path(folder, name))]
         for name in names:
             yield (Path(folder) / name).relative_to(source)
+
+
+def _ignores_itself(folder: Path) -> bool:
+    try:
+        return (folder / ".gitignore").read_text(encoding="utf-8").strip() == "*"
+    except (OSError, ValueError):  # there is none, or none of ours
+        return False

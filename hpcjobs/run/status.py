@@ -2,7 +2,7 @@
 
 The job's own state file is read first. One squeue covers every job that is still alive, one sacct every job that has
 ended and was never accounted for; the accounted records are kept in the run folder. A record counts only where it is
-surely about the entry's job (`identity`), and an entry of another host, cluster or user is asked of nobody here.
+surely about the entry's job (`identity`), and for an entry of another host, cluster or user no scheduler is asked here.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def _where(member: _Open) -> tuple[str, str]:
 
 
 def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
-    """The job's own files, where its scheduler cannot be asked."""
+    """The job's own files, where its scheduler cannot be reached."""
     records = own_records(entry) or [_unknown(entry)]
     return [msgspec.structs.replace(record, reason=reason) for record in records]
 
 
 def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
-    """One question about the living, one about those that are gone from the queue."""
+    """One question about the jobs in the queue, one about those that have left it."""
     by_parent = _by_parent(scheduler.queue())
     queued = [_ours(member.entry, by_parent) for member in members]
     ended_ids = [

@@ -123,7 +123,9 @@ def wait(
 
     def check_timeout(waiting: Iterable[str]) -> None:
         if timeout_s is not None and clock() - begun >= timeout_s:
-            raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(waiting)}")
+            ids = list(waiting)
+            have = f"job {ids[0]} has" if len(ids) == 1 else f"jobs {', '.join(ids)} have"
+            raise TimeoutError(f"{have} not ended after {timeout_s:g} s")
 
     while True:
         while waiting := watch.look():

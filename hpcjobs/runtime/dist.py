@@ -54,7 +54,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class DistEnv:
-    """One process's place. `master_port` is None in a world of one: there is nobody to meet."""
+    """One process's place. `master_port` is None in a world of one: there is no other rank to meet."""
 
     rank: int
     local_rank: int
@@ -252,4 +252,15 @@ def _refuse_lonely_slurm_task(env: Mapping[str, str]) -> None:
         raise WorldMismatch(
             f"SLURM_NTASKS={tasks}, but this process was started outside srun and would train alone",
             hint="start it with `srun` (or torchrun) inside the allocation",
+        )
+
+
+def refuse_other_world(position: DistEnv, env: Mapping[str, str]) -> None:
+    """Raises WorldMismatch where the world that started is not the one that the job requested."""
+    requested = env.get("HPCJOBS_NTASKS")
+    if requested is not None and requested != str(position.world_size):
+        raise WorldMismatch(
+            f"the job asked for {requested} ranks (HPCJOBS_NTASKS), but the world that started has "
+            f"{position.world_size}",
+            hint="start all tasks in one srun or torchrun, without an -n of its own",
         )

@@ -15,7 +15,7 @@
     ├── StorageFault       20   the run folder can't be written any more
     ├── GpuFault           22   a GPU of this node has a hardware fault
     ├── BadConfiguration   23   GPUs, ranks, network interface or versions of NCCL don't fit together
-    ├── Requeue            85   saved and stopped as it was asked to; no failure
+    ├── Requeue            85   saved and stopped on request; no failure
     └── AlreadyReported     *   another rank has reported it; the code is that rank's
 
 Anything else is a bug and ends with a traceback and code 1.
@@ -48,7 +48,7 @@ class ExitCode(IntEnum):
 
 
 class TrainerError(Exception):
-    """One line for the user: what was asked, what is wrong, and (the hint) what to change."""
+    """One line for the user: the request, what is wrong, and (the hint) what to change."""
 
     code: int = ExitCode.CRASH
     elected = False  # True: the ranks have agreed that this one tells the user

@@ -6,6 +6,8 @@ import re
 
 _PART = re.compile(r"((?:[^,\[]|\[[^\]]*\])+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_LONGEST_RANGE = 64 * 1024
+"""Slurm's own limit (MAX_RANGE of its hostlist.c)."""
 
 
 def hosts_of(nodelist: str) -> list[str]:
@@ -28,5 +30,7 @@ def _numbers(inside: str) -> list[str]:
         if match is None:
             raise ValueError(f"{piece!r} in a host list is no number and no range")
         first, last = match[1], match[2] or match[1]
+        if int(last) - int(first) >= _LONGEST_RANGE:
+            raise ValueError(f"{piece!r} in a host list is a range of more than {_LONGEST_RANGE} hosts")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers

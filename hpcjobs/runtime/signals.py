@@ -1,4 +1,4 @@
-"""Stop when asked, and be started again: how a program outlives its time limit.
+"""Stop on request and be started again: how a program continues after its time limit.
 
 A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the time limit) or SIGTERM
 (ahead of a preemption) to save and leave. This is all a program needs, and it needs only the standard library:
@@ -57,18 +57,23 @@ class Stop:
 def listen(*numbers: int) -> Stop:
     """From now on SIGUSR1 and SIGTERM (or ``numbers``) only set ``requested``. From the main thread."""
     stop = Stop()
-    for number in numbers or (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, stop.note)
+    listen_with(stop, *numbers)
     return stop
 
 
+def listen_with(stop: Stop, *numbers: int) -> None:
+    """As `listen`, for one that is there already: where another library has put its own handlers in place."""
+    for number in numbers or (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, stop.note)
+
+
 def control_dir() -> Path | None:
-    """Where job script and program meet; None: nobody would start this program again."""
+    """Where job script and program meet; None: this program would not be started again."""
     return Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None
 
 
 def read_deadline() -> float | None:
-    """When the time limit ends the job, in seconds since 1970, as known last; None: there is none, or nobody knows."""
+    """When the time limit ends the job, in seconds since 1970, as known last; None: none, or not known."""
     place, known = control_dir(), os.environ.get(DEADLINE) or None
     if place is not None:
         with contextlib.suppress(OSError):  # the variable is what is known without the file

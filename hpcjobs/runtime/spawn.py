@@ -37,7 +37,7 @@ class Tasks:
     def update(self) -> int | None:
         """Note which copies have ended; the exit code of one that failed since the last call, if any.
 
-        The dead are not waited for yet: as long as they are zombies, nobody else gets their number,
+        The dead are not waited for yet: as long as they are zombies, no other process gets their number,
         and a signal to their group reaches what they left running and nothing else.
         """
         failed = None

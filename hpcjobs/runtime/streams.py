@@ -22,7 +22,7 @@ def print_error(text: str) -> None:
 
 
 def flush() -> None:
-    """Write out what was printed, before the interpreter tries to; what nobody reads is discarded."""
+    """Write out what was printed, before the interpreter tries to; what no process reads is discarded."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue

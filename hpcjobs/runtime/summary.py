@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class ByRank:
 
     step_time_s: tuple[float, ...] | None = None  # alike on all: each step waits for the slowest
     data_wait_s: tuple[float, ...] | None = None
-    compute_s: tuple[float, ...] | None = None  # of a pass without communication, which waits for nobody
+    compute_s: tuple[float, ...] | None = None  # of a pass without communication, which waits for no other rank
 
     @property
     def imbalance(self) -> float | None:
@@ -158,6 +158,8 @@ class RunSummary:
     loss: float | None = None
     evaluation: Evaluation | None = None
     monitor: Monitored | None = None
+    results: Mapping[str, Any] = field(default_factory=dict)
+    """Of a script of the user's own."""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
@@ -200,12 +202,13 @@ def write_json(path: Path, value: Any) -> Path:
 class MetricsLog:
     """Appends one JSON object per line, and flushes each, so that a killed run keeps its lines."""
 
-    def __init__(self, path: Path, *, keep_bytes: int = 0) -> None:
-        """`keep_bytes` of an existing file stay: those written before the resumed checkpoint.
+    def __init__(self, path: Path, *, keep_bytes: int = 0, copy_to: Callable[[str], None] | None = None) -> None:
+        """`keep_bytes` of an existing file stay: those written before the resumed checkpoint. `copy_to` gets new lines.
 
         A file that a crash cut short keeps its complete lines: to grow it would fill the hole with zero bytes.
         """
         self._file = path.open("ab", buffering=0)
+        self._copy_to = copy_to
         size = os.fstat(self._file.fileno()).st_size
         if size < keep_bytes:
             print_error(
@@ -214,16 +217,21 @@ class MetricsLog:
             )
             keep_bytes = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(keep_bytes)
-        self._kept = b""
+        self._unwritten = b""
         self.failure: OSError | None = None
 
     def write(self, kind: str, **values: object) -> None:
-        """Append a line. What the storage does not take is kept, and tried again with the next line."""
-        line = json.dumps({"kind": kind, **values}, ensure_ascii=False)
-        self._kept += line.encode() + b"\n"
+        """Append a line."""
+        self.append(json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n")
+
+    def append(self, lines: str) -> None:
+        """Append lines. What the storage does not take is kept, and tried again with the next ones."""
+        self._unwritten += lines.encode()
+        if self._copy_to is not None:
+            self._copy_to(lines)
         try:
-            while self._kept:
-                self._kept = self._kept[self._file.write(self._kept) :]
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
             self.failure = None
         except OSError as error:
             if self.failure is None:
@@ -232,10 +240,10 @@ class MetricsLog:
 
     def tell(self) -> int:
         """Bytes of the file once everything is in it."""
-        return os.fstat(self._file.fileno()).st_size + len(self._kept)
+        return os.fstat(self._file.fileno()).st_size + len(self._unwritten)
 
     def close(self) -> None:
         """Raises the OSError that keeps lines from the file."""
         self._file.close()
-        if self._kept and self.failure is not None:
+        if self._unwritten and self.failure is not None:
             raise self.failure

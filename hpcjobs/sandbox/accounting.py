@@ -18,13 +18,13 @@ _PEOPLE = range(1000, 60_000)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*\Z", re.ASCII)
 
 
-def _pointed(folder: Folder, argv: Sequence[str]) -> list[str]:
+def _with_slurm_conf(folder: Folder, argv: Sequence[str]) -> list[str]:
     return ["env", f"SLURM_CONF={folder.slurm_conf}", program(argv[0]), *argv[1:]]
 
 
 def slurm(folder: Folder, argv: Sequence[str]) -> Result:
     """Run a Slurm command against this sandbox, whatever SLURM_CONF says."""
-    return run(_pointed(folder, argv))
+    return run(_with_slurm_conf(folder, argv))
 
 
 def node_states(folder: Folder) -> dict[str, str]:
@@ -44,7 +44,7 @@ def fill_accounting(folder: Folder, layout: Layout) -> None:
             # DenyOnLimit: too long a job is refused when it is submitted, instead of pending for ever.
             _manage(folder, "modify", "qos", name, "set", wall, "Flags=DenyOnLimit")
     accounts = ",".join(layout.accounts)
-    _manage(folder, "add", "account", accounts, *_owned(layout))
+    _manage(folder, "add", "account", accounts, *_account_options(layout))
     add_users(folder, layout, users_of_the_machine())
 
 
@@ -56,14 +56,14 @@ def users_of_the_machine() -> list[str]:
 
 def add_users(folder: Folder, layout: Layout, users: Sequence[str]) -> None:
     """Let these users submit under every account of the sandbox; those who may already stay as they are."""
-    owned = _owned(layout)
+    options = _account_options(layout)
     accounts = f"account={','.join(layout.accounts)}"
-    _manage(folder, "add", "user", ",".join(users), accounts, f"defaultaccount={layout.accounts[0]}", *owned)
+    _manage(folder, "add", "user", ",".join(users), accounts, f"defaultaccount={layout.accounts[0]}", *options)
 
 
-def _owned(layout: Layout) -> tuple[str, ...]:
+def _account_options(layout: Layout) -> tuple[str, ...]:
     return (f"cluster={layout.cluster}", f"qos={','.join(layout.qos)}", "defaultqos=normal")
 
 
 def _manage(folder: Folder, *words: str) -> None:
-    must(_pointed(folder, ["sacctmgr", "--immediate", "--quiet", *words]))
+    must(_with_slurm_conf(folder, ["sacctmgr", "--immediate", "--quiet", *words]))

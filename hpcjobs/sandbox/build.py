@@ -11,7 +11,7 @@ import msgspec
 
 from hpcjobs.sandbox import cgroups, modules, network, services, slurm_files
 from hpcjobs.sandbox.accounting import fill_accounting, node_states
-from hpcjobs.sandbox.daemons import Daemon, recorded, until
+from hpcjobs.sandbox.daemons import Daemon, recorded_daemons, until
 from hpcjobs.sandbox.folder import Folder, write
 from hpcjobs.sandbox.models import Layout, Sandbox, Shape
 from hpcjobs.site.rehearsal import Rehearsal
@@ -114,7 +114,7 @@ def repair(folder: Folder, sandbox: Sandbox) -> None:
         HpcJobsError: a daemon did not come back.
     """
     services.restart_dead(folder)
-    daemons = recorded(folder)
+    daemons = recorded_daemons(folder)
     _await_nodes(folder, len(sandbox.hosts), watch=daemons)
     before = msgspec.json.decode(folder.record.read_bytes(), type=Rehearsal)
     controller = next(daemon for daemon in daemons if daemon.name == "slurmctld")

@@ -35,10 +35,10 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
 def program(name: str) -> str:
     """Path of a program, looked for in the system folders too: root's PATH may lack /usr/sbin."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
-    if found is None:
+    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
+    if path is None:
         raise CommandMissingError(f"{name}: not found on PATH", hint="hpcjobs sandbox up --install")
-    return found
+    return path
 
 
 def must(argv: Sequence[str]) -> str:
@@ -49,10 +49,10 @@ def must(argv: Sequence[str]) -> str:
     """
     done = run([program(argv[0]), *argv[1:]])
     if done.code != 0:
-        said = (done.err or done.out).strip()
-        refused = "not permitted" in said or "denied" in said
+        output = (done.err or done.out).strip()
+        refused = "not permitted" in output or "denied" in output
         hint = "in a container: it needs --privileged, or at least CAP_SYS_ADMIN and CAP_NET_ADMIN" if refused else None
-        raise HpcJobsError(f"{' '.join(argv)}: exit code {done.code}\n{said}", hint=hint)
+        raise HpcJobsError(f"{' '.join(argv)}: exit code {done.code}\n{output}", hint=hint)
     return done.out
 
 
@@ -67,14 +67,14 @@ def spawn(folder: Folder, name: str, argv: Sequence[str]) -> Daemon:
 
 def _environment(folder: Folder) -> dict[str, str]:
     """Little: what stands in slurmd's environment is seen by every job."""
-    kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return {"PATH": _PATH, "HOME": "/root", "SLURM_CONF": str(folder.slurm_conf), **kept}
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {"PATH": _PATH, "HOME": "/root", "SLURM_CONF": str(folder.slurm_conf), **passed_on}
 
 
-def recorded(folder: Folder) -> list[Daemon]:
+def recorded_daemons(folder: Folder) -> list[Daemon]:
     """Every daemon that was started, alive or not. A record that cannot be read is passed over."""
-    found = (_read(file) for file in sorted(folder.daemons.glob("*.json")))
-    return [daemon for daemon in found if daemon is not None]
+    daemons = (_read(file) for file in sorted(folder.daemons.glob("*.json")))
+    return [daemon for daemon in daemons if daemon is not None]
 
 
 def _read(file: Path) -> Daemon | None:

@@ -148,7 +148,7 @@ def write(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def locked(folder: Folder) -> Iterator[None]:
+def lock(folder: Folder) -> Iterator[None]:
     """Hold the folder (made if need be, and marked as a sandbox's) against a second ``up`` or ``down``.
 
     What is made meanwhile can be read by all users, whatever the caller's umask: their jobs need it.

@@ -13,7 +13,7 @@ HOSTS_FILE = Path("/etc/hosts")
 def host_lines(names: dict[str, str]) -> str:
     """Lines for ``names`` (name -> address), each address in both spellings.
 
-    A socket that speaks IPv6 looks up the mapped address, and waits long when nobody knows it.
+    A socket that speaks IPv6 looks up the mapped address, and waits long when no name is known for it.
     """
     return "".join(f"{address} {name}\n::ffff:{address} {name}\n" for name, address in names.items())
 

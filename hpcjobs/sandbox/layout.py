@@ -38,11 +38,11 @@ def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, 
         RequestError: the shape does not fit the site, or the site has no Slurm.
     """
     _check(shape, site)
-    partitions = site.partitions if shape.like is not None else _reshaped(shape, site)
-    counts = _hosts_per_shape(partitions, wanted=shape.nodes)
+    partitions = site.partitions if shape.like is not None else _reshape(shape, site)
+    counts = _hosts_per_shape(partitions, requested=shape.nodes)
     hosts = _hosts(_prefix(site.name), counts)
     members = {name: _members(partition, hosts) for name, partition in partitions.items()}
-    scaled = {name: _scaled(partition, counts) for name, partition in partitions.items()}
+    scaled = {name: _scale(partition, counts) for name, partition in partitions.items()}
     mpi = next((kind for kind in (site.mpi, *MPI_TYPES) if kind in MPI_TYPES and kind in mpi_types), "none")
     modules = loadable_modules(site) if has_modules else ()
     return Layout(
@@ -58,7 +58,7 @@ def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, 
         mpi=mpi,
         modules=modules,
         proctrack=shape.proctrack or PROCTRACK[0],
-        settings=shape.settings,
+        settings=_licenses(site) | shape.settings,
         partition_settings=shape.partition_settings,
         files=shape.files,
         overlay=_overlay(scaled, site=site, mpi=mpi, modules=modules),
@@ -87,21 +87,22 @@ def _check(shape: Shape, site: Site) -> None:
             raise RequestError(f"{name} {value}: a sandbox has {least} to {most}")
 
 
-def _reshaped(shape: Shape, site: Site) -> dict[str, Partition]:
-    """The base site's default partition, with the nodes that were asked for."""
+def _reshape(shape: Shape, site: Site) -> dict[str, Partition]:
+    """The base site's default partition, with the requested nodes."""
     name = site.default_partition or "cpu"
     base = site.partitions[name]
     node = msgspec.structs.replace(
         base.shape,
         cpus=base.shape.cpus if shape.cpus_per_node is None else shape.cpus_per_node,
         gpus=base.shape.gpus if shape.gpus_per_node is None else shape.gpus_per_node,
+        gpu_models=base.shape.gpu_models if shape.gpus_per_node is None else (),
     )
     nodes = base.node_count if shape.nodes is None else shape.nodes
     return {name: msgspec.structs.replace(base, node=node, nodes=nodes, max_nodes=None)}
 
 
 def _shape(group: NodeGroup) -> NodeShape:
-    """The node with its memory said: Slurm needs a number for what the site leaves open."""
+    """The node with a number for its memory: Slurm needs one where the site gives none."""
     node = group.shape
     return node if node.mem_bytes is not None else msgspec.structs.replace(node, mem=f"{node.cpus}G")
 
@@ -115,15 +116,15 @@ def _members(partition: Partition, hosts: tuple[Host, ...]) -> tuple[str, ...]:
     )
 
 
-def _hosts_per_shape(partitions: dict[str, Partition], *, wanted: int | None) -> dict[NodeShape, int]:
-    """Hosts of each node shape. Partitions of one shape share hosts; ``wanted`` scales the total down."""
+def _hosts_per_shape(partitions: dict[str, Partition], *, requested: int | None) -> dict[NodeShape, int]:
+    """Hosts of each node shape. Partitions of one shape share hosts; ``requested`` scales the total down."""
     full: dict[NodeShape, int] = {}
     for group in (group for partition in partitions.values() for group in partition.groups):
         full[_shape(group)] = max(full.get(_shape(group), 0), group.count)
-    whole = sum(full.values())
-    total = min(whole, max(DEFAULT_NODES, len(full))) if wanted is None else wanted
-    if total > whole:
-        raise RequestError(f"--nodes {total}: the site has {whole}", hint="a site is scaled down, never up")
+    all_hosts = sum(full.values())
+    total = min(all_hosts, max(DEFAULT_NODES, len(full))) if requested is None else requested
+    if total > all_hosts:
+        raise RequestError(f"--nodes {total}: the site has {all_hosts}", hint="a site is scaled down, never up")
     if total < len(full):
         raise RequestError(f"--nodes {total}: the site has {len(full)} kinds of node, each needs one")
     counts = dict.fromkeys(full, 1)
@@ -148,7 +149,7 @@ def _prefix(site: str) -> str:
     return first if first[-1].isalpha() else f"{first}n"
 
 
-def _scaled(partition: Partition, counts: dict[NodeShape, int]) -> Partition:
+def _scale(partition: Partition, counts: dict[NodeShape, int]) -> Partition:
     groups = [
         msgspec.structs.replace(group, count=min(group.count, counts[_shape(group)])) for group in partition.groups
     ]
@@ -158,11 +159,11 @@ def _scaled(partition: Partition, counts: dict[NodeShape, int]) -> Partition:
         nodes=total if isinstance(partition.nodes, int) else tuple(groups),
         min_nodes=None if partition.min_nodes is None else min(partition.min_nodes, total),
         max_nodes=None if partition.max_nodes is None else min(partition.max_nodes, total),
-        defaults=_clipped(partition.defaults, total),
+        defaults=_limit_nodes(partition.defaults, total),
     )
 
 
-def _clipped(defaults: Resources, nodes: int) -> Resources:
+def _limit_nodes(defaults: Resources, nodes: int) -> Resources:
     """A default of more nodes than there are would refuse every job that does not say otherwise."""
     if not isinstance(defaults.nodes, int | str):
         return defaults
@@ -188,8 +189,14 @@ def _qos(site: Site) -> dict[str, str]:
 
 def _features(site: Site) -> tuple[str, ...]:
     """Every feature the site's defaults ask for: a constraint no node meets would refuse every job."""
-    asked = [r.constraint for r in _all_defaults(site) if isinstance(r.constraint, str)]
-    return tuple(sorted({word for text in asked for word in re.findall(r"[A-Za-z_][\w.-]*", text)}))
+    constraints = [r.constraint for r in _all_defaults(site) if isinstance(r.constraint, str)]
+    return tuple(sorted({feature for text in constraints for feature in re.findall(r"[A-Za-z_][\w.-]*", text)}))
+
+
+def _licenses(site: Site) -> dict[str, str]:
+    """The setting for the site's licences; those of a licence server (``NAME@SERVER``) are the database's."""
+    own = [f"{name}:{count}" for name, count in site.licenses.items() if re.fullmatch(r"[\w.-]+", name)]
+    return {"Licenses": ",".join(own)} if own else {}
 
 
 def loadable_modules(site: Site) -> tuple[str, ...]:
@@ -201,15 +208,15 @@ def loadable_modules(site: Site) -> tuple[str, ...]:
 def _containers(site: Site) -> dict[str, Any]:
     """The site's way to run images, with this machine's: where they are, and no folder of the site's to bind."""
     base = Containers(runtime="none" if site.containers.runtime == "none" else "apptainer")
-    kept = {name: getattr(site.containers, name) for name in ("clean_env", "home", "python")}
-    return {**msgspec.to_builtins(base), **kept}
+    of_site = {name: getattr(site.containers, name) for name in ("clean_env", "home", "python")}
+    return {**msgspec.to_builtins(base), **of_site}
 
 
 def _overlay(partitions: dict[str, Partition], *, site: Site, mpi: str, modules: tuple[str, ...]) -> dict[str, Any]:
     """What a job here must not take from the site: its size, and software that is not on this machine."""
     return {
         "partitions": msgspec.to_builtins(partitions),
-        "defaults": msgspec.to_builtins(_clipped(site.defaults, max(p.node_count for p in partitions.values()))),
+        "defaults": msgspec.to_builtins(_limit_nodes(site.defaults, max(p.node_count for p in partitions.values()))),
         "qos": _qos(site),
         "default_qos": "normal",
         "mpi": mpi,

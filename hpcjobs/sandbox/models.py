@@ -1,4 +1,4 @@
-"""What is asked of a sandbox, and what it is once it is up. Every value is frozen."""
+"""The request for a sandbox, and the sandbox once it is up. Every value is frozen."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PROCTRACK = ("linuxproc", "cgroup")
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``sandbox up`` was asked for; ``None`` means "not said"."""
+    """The options of ``sandbox up``; ``None`` means "not given"."""
 
     like: str | None = None
-    """Name of the site to be shaped like, or the path of its file."""
+    """Name of the site to be shaped like, or the path of its file; or that of a cluster's slurm.conf (``*.conf``)."""
     nodes: int | None = None
     cpus_per_node: int | None = None
     gpus_per_node: int | None = None
     proctrack: str | None = None
-    """How slurmd knows a job's processes: one of `PROCTRACK`, the first if nothing is said."""
+    """How slurmd knows a job's processes: one of `PROCTRACK`, by default the first."""
     settings: dict[str, str] = {}
     """Settings of slurm.conf as another site has them, by name; an empty text leaves one out. From Python only."""
     partition_settings: dict[str, str] = {}
@@ -39,7 +39,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster to build, settled from a shape and a site."""
+    """The cluster to build, resolved from a shape and a site."""
 
     site: str
     cluster: str

@@ -56,7 +56,7 @@ def missing_packages() -> list[str]:
     """Those of ``PACKAGES`` that dpkg does not have installed (or that a later release renamed)."""
     done = run(["dpkg-query", "--show", "--showformat=${Package} ${Provides} ${db:Status-Status}\n"])
     installed = [line for line in done.out.splitlines() if line.endswith(" installed")]
-    have = {word.strip(",") for line in installed for word in line.split()}
+    have = {name.strip(",") for line in installed for name in line.split()}
     return [name for name in PACKAGES if name not in have]
 
 

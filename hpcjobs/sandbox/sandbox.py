@@ -13,10 +13,11 @@ from hpcjobs.errors import RequestError
 from hpcjobs.sandbox import accounting, cgroups, modules, network, packages, services, slurm_files
 from hpcjobs.sandbox.accounting import node_states
 from hpcjobs.sandbox.build import build, repair, repairable
-from hpcjobs.sandbox.daemons import alive, recorded
-from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, locked
+from hpcjobs.sandbox.daemons import alive, recorded_daemons
+from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, lock
 from hpcjobs.sandbox.layout import settle
 from hpcjobs.sandbox.models import PROCTRACK, Sandbox, Shape, Status
+from hpcjobs.sandbox.slurm_conf import SUFFIX, ForeignCluster, read_slurm_conf
 from hpcjobs.sandbox.teardown import leftovers, take_down
 from hpcjobs.site.library import load_site
 
@@ -25,7 +26,7 @@ BASE_SITE = "sandbox"
 
 
 def _silent(line: str) -> None:
-    """Progress that nobody asked for."""
+    """Ignore the progress."""
 
 
 def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Say = _silent) -> Sandbox:
@@ -42,18 +43,18 @@ def up(shape: Shape, *, root: Path | None = None, install: bool = False, say: Sa
     packages.check(install=install, say=say)
     folder = folder_at(root)
     check_usable(folder)
-    with locked(folder):
-        found = status(root=root)
-        if found.sandbox is not None and repairable(folder):
-            _check_same_shape(shape, found.sandbox)
-            if found.state == "up":
+    with lock(folder):
+        current = status(root=root)
+        if current.sandbox is not None and repairable(folder):
+            _check_same_shape(shape, current.sandbox)
+            if current.state == "up":
                 say(f"already up: {folder.root}")
             else:
-                say(f"starting again: {', '.join(found.problems)}")
-                repair(folder, found.sandbox)
-            return found.sandbox
-        if found.problems:
-            say(f"removing an earlier sandbox: {', '.join(found.problems)}")
+                say(f"starting again: {', '.join(current.problems)}")
+                repair(folder, current.sandbox)
+            return current.sandbox
+        if current.problems:
+            say(f"removing an earlier sandbox: {', '.join(current.problems)}")
         return _build_anew(folder, shape, say=say)
 
 
@@ -62,8 +63,11 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         network.check_free(folder, ports=slurm_files.PORTS)
         take_down(folder)
         folder.clear()
-        site = load_site(shape.like or BASE_SITE)
-        layout = settle(shape, site, mpi_types=services.mpi_types(folder), has_modules=modules.available())
+        foreign = _foreign_cluster(shape)
+        site, settings = foreign or (load_site(shape.like or BASE_SITE), {})
+        layout = settle(
+            _with_settings(shape, settings), site, mpi_types=services.mpi_types(folder), has_modules=modules.available()
+        )
         for name in site.modules:
             if name not in layout.modules:
                 say(f"module load {name} is left out of jobs: {modules.reason_for_none()}")
@@ -83,8 +87,18 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         raise
 
 
-def _check_same_shape(asked: Shape, sandbox: Sandbox) -> None:
-    """What was not said now is no difference."""
+def _foreign_cluster(shape: Shape) -> ForeignCluster | None:
+    """The cluster of the slurm.conf that ``--like`` names; None: it names a site."""
+    return read_slurm_conf(Path(shape.like)) if shape.like is not None and shape.like.endswith(SUFFIX) else None
+
+
+def _with_settings(shape: Shape, settings: dict[str, str]) -> Shape:
+    """``shape`` on top of the settings of a slurm.conf."""
+    return msgspec.structs.replace(shape, settings={**settings, **shape.settings})
+
+
+def _check_same_shape(requested: Shape, sandbox: Sandbox) -> None:
+    """Options that are not given now make no difference."""
     node = sandbox.hosts[0].shape
     actual = {
         "nodes": len(sandbox.hosts),
@@ -93,12 +107,12 @@ def _check_same_shape(asked: Shape, sandbox: Sandbox) -> None:
         "proctrack": sandbox.shape.proctrack or PROCTRACK[0],
     }
     actual_settings = (sandbox.shape.settings, sandbox.shape.partition_settings, sandbox.shape.files)
-    if (asked.settings, asked.partition_settings, asked.files) not in (({}, {}, {}), actual_settings):
+    if (requested.settings, requested.partition_settings, requested.files) not in (({}, {}, {}), actual_settings):
         raise RequestError(
             "a sandbox with other settings of slurm.conf is up", hint="hpcjobs sandbox down, then up again"
         )
-    said = {name: getattr(asked, name) for name in actual if getattr(asked, name) is not None}
-    if asked.like != sandbox.shape.like or any(actual[name] != value for name, value in said.items()):
+    given = {name: getattr(requested, name) for name in actual if getattr(requested, name) is not None}
+    if requested.like != sandbox.shape.like or any(actual[name] != value for name, value in given.items()):
         like = f"--like {sandbox.shape.like} " if sandbox.shape.like else ""
         each = "" if like else f" --cpus-per-node {node.cpus} --gpus-per-node {node.gpus}"
         raise RequestError(
@@ -120,8 +134,8 @@ def status(*, root: Path | None = None) -> Status:
     """Whether the sandbox is up and whole. Changes nothing."""
     folder = folder_at(root)
     sandbox = _recorded_sandbox(folder)
-    dead = tuple(f"{daemon.name} is dead" for daemon in recorded(folder) if not alive(daemon))
-    if sandbox is not None and not dead and recorded(folder):
+    dead = tuple(f"{daemon.name} is dead" for daemon in recorded_daemons(folder) if not alive(daemon))
+    if sandbox is not None and not dead and recorded_daemons(folder):
         return Status(state="up", root=str(folder.root), sandbox=sandbox, nodes=node_states(folder))
     problems = dead if sandbox is not None and dead else (*dead, *leftovers(folder))
     if sandbox is None and not problems:
@@ -141,7 +155,9 @@ def add_users(users: Sequence[str], *, root: Path | None = None) -> None:
         raise RequestError(f"no sandbox is up in {folder.root}", hint="hpcjobs sandbox up")
     for user in users:
         _check_user(user)
-    accounting.add_users(folder, settle(sandbox.shape, load_site(sandbox.shape.like or BASE_SITE)), users)
+    foreign = _foreign_cluster(sandbox.shape)
+    site = foreign.site if foreign is not None else load_site(sandbox.shape.like or BASE_SITE)
+    accounting.add_users(folder, settle(sandbox.shape, site), users)
 
 
 def _check_user(user: str) -> None:
@@ -173,7 +189,7 @@ def down(*, root: Path | None = None, say: Say = _silent) -> None:
     Harmless when there is none, and after a crash.
 
     Raises:
-        RequestError: not root, or asked for from inside the sandbox.
+        RequestError: not root, or called from inside the sandbox.
         HpcJobsError: a process did not end.
     """
     folder = folder_at(root)
@@ -182,7 +198,7 @@ def down(*, root: Path | None = None, say: Say = _silent) -> None:
     if not folder.root.exists() and not leftovers(folder):
         say(f"nothing is up in {folder.root}")
         return
-    with locked(folder):
+    with lock(folder):
         take_down(folder)
         folder.remove()
         say(f"down: {folder.root}")

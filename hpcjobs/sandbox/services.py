@@ -14,7 +14,7 @@ import hpcjobs
 from hpcjobs.processes.programs import run
 from hpcjobs.sandbox import modules
 from hpcjobs.sandbox import slurm_files as files
-from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded, spawn, until
+from hpcjobs.sandbox.daemons import Daemon, alive, must, program, recorded_daemons, spawn, until
 from hpcjobs.sandbox.folder import Folder, write
 from hpcjobs.sandbox.models import Host
 from hpcjobs.sandbox.network import CONTROLLER, enter, listening
@@ -137,7 +137,7 @@ def restart_dead(folder: Folder) -> list[Daemon]:
 
     Slurm takes its jobs up again from what it saved; a slurmd finds the job steps that outlived it.
     """
-    dead = [daemon for daemon in recorded(folder) if not alive(daemon)]
+    dead = [daemon for daemon in recorded_daemons(folder) if not alive(daemon)]
     dead.sort(key=lambda daemon: _ORDER.index(daemon.name) if daemon.name in _ORDER else len(_ORDER))
     return [_start(folder, daemon.name, daemon.argv) for daemon in dead]
 

@@ -8,6 +8,7 @@ from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.models import Host, Layout
 from hpcjobs.sandbox.network import CONTROLLER
 from hpcjobs.site.models import NodeShape, Partition
+from hpcjobs.site.resources import gpus_and_model
 from hpcjobs.units import memory_bytes, walltime_s
 
 CONTROLLER_PORT, NODE_PORT, ACCOUNTING_PORT, DATABASE_PORT = 17817, 17818, 17819, 17306
@@ -31,9 +32,9 @@ StateSaveLocation={root}/ctld
 SlurmdSpoolDir={root}/nodes/%n/spool
 SlurmctldTimeout=30
 SlurmdTimeout=60
-# Seconds between SIGTERM and SIGKILL for a job at its end (30 where nobody changed it).
+# Seconds between SIGTERM and SIGKILL for a job at its end (30 by default).
 KillWait=10
-# Longer than that: a step's end that is not answered in time is asked for again a minute later, and would then
+# Longer than that: a step's end that is not answered in time is requested again a minute later, and would then
 # hit the next attempt of a requeued job.
 MessageTimeout=30
 MinJobAge=300
@@ -73,7 +74,7 @@ TASK_PROLOG = """\
 """
 
 CGROUPS_ARE_ASKED_FOR = (24, 5)
-"""From this version on slurmd can do without the machine's cgroups, and has to be told so."""
+"""From this version on slurmd can do without the machine's cgroups, and needs a setting for it."""
 
 
 def slurm_conf(layout: Layout, folder: Folder) -> str:
@@ -89,7 +90,7 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
         slurmd=NODE_PORT,
         dbd=ACCOUNTING_PORT,
     )
-    settings = _changed(settings, layout.settings)
+    settings = _change(settings, layout.settings)
     lines = [f"ClusterName={layout.cluster}", f"SlurmctldHost={layout.login}({CONTROLLER})"]
     if any(host.shape.gpus for host in layout.hosts):
         lines += ["GresTypes=gpu", *(["AccountingStorageTRES=gres/gpu"] if layout.has_accounting else [])]
@@ -106,10 +107,10 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     return settings + "\n".join(lines) + "\n"
 
 
-def _changed(settings: str, changes: Mapping[str, str]) -> str:
+def _change(settings: str, changes: Mapping[str, str]) -> str:
     """``settings`` with the lines of ``changes`` in place of their own; an empty value leaves the setting out."""
-    kept = [line for line in settings.splitlines() if line.partition("=")[0] not in changes]
-    return "\n".join([*kept, *(f"{name}={value}" for name, value in changes.items() if value)]) + "\n"
+    unchanged = [line for line in settings.splitlines() if line.partition("=")[0] not in changes]
+    return "\n".join([*unchanged, *(f"{name}={value}" for name, value in changes.items() if value)]) + "\n"
 
 
 def cgroup_conf(layout: Layout, folder: Folder, *, version: tuple[int, int]) -> str | None:
@@ -136,10 +137,15 @@ def node_line(host: Host, features: tuple[str, ...]) -> str:
         f"RealMemory={_megabytes(shape)} TmpDisk=20480 State=UNKNOWN",
     ]
     if shape.gpus:
-        words.append("Gres=gpu:" + (f"{shape.gpu_model}:" if shape.gpu_model else "") + str(shape.gpus))
+        words.append("Gres=" + ",".join(f"gpu:{text}" for text in _gpus_by_type(shape)))
     if own := dict.fromkeys((*(shape.features or ()), *features)):
         words.append("Feature=" + ",".join(own))
     return " ".join(words)
+
+
+def _gpus_by_type(shape: NodeShape) -> tuple[str, ...]:
+    """``TYPE:COUNT`` of each type of GPU, ``COUNT`` where they have none."""
+    return shape.gpu_models or ((f"{shape.gpu_model}:" if shape.gpu_model else "") + str(shape.gpus),)
 
 
 def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], default: bool) -> str:
@@ -172,10 +178,13 @@ def gres_conf(layout: Layout, folder: Folder) -> str:
     """gres.conf: each host's GPUs are the same device files, which stand for nothing."""
     lines = []
     for host in layout.hosts:
-        if host.shape.gpus:
-            kind = f" Type={host.shape.gpu_model}" if host.shape.gpu_model else ""
-            which = f"[0-{host.shape.gpus - 1}]" if host.shape.gpus > 1 else "0"
+        first = 0
+        for text in _gpus_by_type(host.shape) if host.shape.gpus else ():
+            count, model = gpus_and_model(text)
+            kind = f" Type={model}" if model else ""
+            which = f"[{first}-{first + count - 1}]" if count > 1 else str(first)
             lines.append(f"NodeName={host.name} Name=gpu{kind} File={folder.devices}/gpu{which}")
+            first += count
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Takes a sandbox apart, whole or in pieces: what is already gone is no obstacle.
+"""Removes a sandbox, complete or partly removed before.
 
 Processes are found by pid and start time as recorded, and by the namespaces they are in, with all
 their descendants: a job's processes, slurmstepd, and daemons whose record was not written.
@@ -18,7 +18,7 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import run
 from hpcjobs.processes.tree import start_ticks
 from hpcjobs.sandbox import cgroups, network
-from hpcjobs.sandbox.daemons import alive, must, program, recorded
+from hpcjobs.sandbox.daemons import alive, must, program, recorded_daemons
 from hpcjobs.sandbox.folder import Folder
 from hpcjobs.sandbox.hosts_file import has_block, remove_block
 
@@ -30,7 +30,7 @@ def take_down(folder: Folder) -> None:
     """End every process, then remove namespaces, network, names and mounts. The folder's files stay.
 
     Raises:
-        RequestError: asked for from inside the sandbox.
+        RequestError: called from inside the sandbox.
         HpcJobsError: a process did not end.
     """
     if os.getpid() in processes(folder):
@@ -59,31 +59,31 @@ def leftovers(folder: Folder) -> tuple[str, ...]:
 
 
 def _end_processes(folder: Folder) -> None:
-    found = processes(folder)
+    alive = processes(folder)
     for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
         deadline = time.monotonic() + patience
-        told: dict[int, int] = {}
-        while found and time.monotonic() < deadline:
-            for pid, ticks in found.items():
-                if told.get(pid) != ticks:
+        signalled: dict[int, int] = {}
+        while alive and time.monotonic() < deadline:
+            for pid, ticks in alive.items():
+                if signalled.get(pid) != ticks:
                     _signal(pid, ticks, number)
-                    told[pid] = ticks
+                    signalled[pid] = ticks
             time.sleep(_POLL_S)
-            found = processes(folder)
-        if not found:
-            for daemon in recorded(folder):
+            alive = processes(folder)
+        if not alive:
+            for daemon in recorded_daemons(folder):
                 _reap(daemon.pid)
             return
-    raise HpcJobsError(f"these processes of the sandbox do not end: {', '.join(map(str, sorted(found)))}")
+    raise HpcJobsError(f"these processes of the sandbox do not end: {', '.join(map(str, sorted(alive)))}")
 
 
 def processes(folder: Folder) -> dict[int, int]:
     """Every live process of the sandbox: pid -> start time in ticks."""
-    pids = {daemon.pid for daemon in recorded(folder) if alive(daemon)}
+    pids = {daemon.pid for daemon in recorded_daemons(folder) if alive(daemon)}
     pids |= set(_inside(folder))
     pids |= _descendants(pids)
-    found = {pid: start_ticks(pid) for pid in pids}
-    return {pid: ticks for pid, ticks in found.items() if ticks is not None}
+    ticks_of = {pid: start_ticks(pid) for pid in pids}
+    return {pid: ticks for pid, ticks in ticks_of.items() if ticks is not None}
 
 
 def _inside(folder: Folder) -> Iterator[int]:
@@ -110,13 +110,13 @@ def _descendants(roots: Iterable[int]) -> set[int]:
         except OSError:
             continue
         children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = list(roots)
     while waiting:
-        new = set(children.get(waiting.pop(), ())) - found
-        found |= new
+        new = set(children.get(waiting.pop(), ())) - descendants
+        descendants |= new
         waiting += new
-    return found
+    return descendants
 
 
 def _pids() -> Iterator[int]:
@@ -144,7 +144,7 @@ def _signal(pid: int, ticks: int, number: signal.Signals) -> None:
 
 
 def _reap(pid: int) -> None:
-    """A daemon that this process started itself stays a zombie until it is asked for."""
+    """A daemon that this process started itself stays a zombie until its exit status is read."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except OSError:

@@ -49,8 +49,8 @@ def choose(fits: Sequence[Fit], throughputs: Sequence[float], *, per: str) -> tu
 
 
 def find_rival(fits: Sequence[Fit], chosen: Fit | None) -> Fit | None:
-    """Another law that the runs do not contradict, where the one chosen does not contain it: of the two nobody can tell
-    which holds beyond what was measured."""
+    """Another law that the runs do not contradict, where the one chosen does not contain it: the runs do not show which
+    of the two holds beyond what was measured."""
     if chosen is None or chosen.law is USL:
         return None
     rivals = [fitted for fitted in fits if fitted is not chosen and fitted.lack is not None]

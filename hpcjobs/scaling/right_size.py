@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from hpcjobs.accounting.advice import Advice, advise
+from hpcjobs.accounting.advice import Advice, JobUsage, advise
 from hpcjobs.accounting.sources import JobFilter, gather
-from hpcjobs.accounting.start_times import StartEstimates, estimate_starts
+from hpcjobs.processes.programs import Runner, run
+from hpcjobs.run.adopt import plan_in
+from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.select import select
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import Analysis, analyse
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.runs import read_runs
 from hpcjobs.scaling.study import Study
+from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
+from hpcjobs.units import human_duration
+
+_AT_ONCE_S: Final = 60
+
+
+class StartEstimates(NamedTuple):
+    """When the job would start now, in seconds since 1970."""
+
+    as_requested: float
+    as_advised: float
+
+    def __str__(self) -> str:
+        now = time.time()
+        before, after = (_describe_wait(moment - now) for moment in self)
+        if abs(self.as_requested - self.as_advised) < _AT_ONCE_S:
+            return f"submitted now it would start {before} either way, as Slurm's queue stands"
+        return f"submitted now it would start {after} instead of {before}, as Slurm's queue stands"
 
 
 class RightSize(NamedTuple):
@@ -42,7 +64,7 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
             continue
         for entry in select([name], site=site):
             for row in gather(JobFilter(since=0, job_ids=(entry.job_id,)), site=entry.site).jobs.to_dicts():
-                advice = advise(row)
+                advice = advise(JobUsage.from_row(row))
                 options = [f"{one.option}={one.value}" for one in advice]
                 results[row["job_id"]] = RightSize(advice, estimate_starts(Path(entry.run_dir), options))
     return results
@@ -70,3 +92,24 @@ def _estimate_study_starts(measured_study: Study, analysis: Analysis) -> StartEs
         return None
     job_dir = next(run.job_dir for run in list_runs(measured_study) if run.job_dir and run.size.ranks == largest.ranks)
     return estimate_starts(Path(job_dir), [f"--nodes={at.nodes}", f"--ntasks-per-node={at.ranks // at.nodes}"])
+
+
+def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = run) -> StartEstimates | None:
+    """What ``options`` of sbatch would change for the job whose run folder this is; None where Slurm cannot tell."""
+    if not options or not (run_dir / MANIFEST).exists():
+        return None
+    moments = [_estimate_start(run_dir, more, runner) for more in ((), options)]
+    return None if moments[0] is None or moments[1] is None else StartEstimates(moments[0], moments[1])
+
+
+def _estimate_start(run_dir: Path, options: Sequence[str], runner: Runner) -> float | None:
+    job = plan_in(run_dir).job
+    if job.scheduler != "slurm":
+        return None
+    cwd = job.chdir if Path(job.chdir).is_dir() else None
+    args = [*options, str(run_dir / "job.sh")]
+    return ask_sbatch(args, slurm_conf=job.slurm_conf, cwd=cwd, runner=runner).start
+
+
+def _describe_wait(seconds: float) -> str:
+    return "at once" if seconds < _AT_ONCE_S else f"in {human_duration(seconds)}"

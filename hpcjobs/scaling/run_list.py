@@ -11,7 +11,7 @@ from hpcjobs.sweeps.folder import SweepFolder
 
 
 def list_runs(study: Study) -> list[StudyRun]:
-    """Every run, in the order of submission; no scheduler is asked.
+    """Every run, in the order of submission, without a question to the scheduler.
 
     Raises:
         ConfigError: their folder is not there.

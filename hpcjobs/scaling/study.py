@@ -1,6 +1,6 @@
 """A scaling study: one program at several sizes, each measured several times.
 
-``NAME.study.json`` holds what was asked for, and the folder of the sweep whose cells are the runs. Its ``points`` are a
+``NAME.study.json`` holds the request, and the folder of the sweep whose cells are the runs. Its ``points`` are a
 copy for people and scripts, as the last call of ``hpcjobs scale`` left them; reports read the folder (`run_list`).
 """
 

@@ -12,8 +12,9 @@ from hpcjobs.job.plan import resolve_request
 from hpcjobs.scaling.study import Size, Study
 from hpcjobs.site.library import load_site
 from hpcjobs.sweeps.cells import Cell
+from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition, SweepFolder
-from hpcjobs.sweeps.spec import TEMPLATE
+from hpcjobs.sweeps.spec import TEMPLATE, check_cells
 
 _BATCH, _BATCH_PARAM = "--batch-size", "batch_size"
 _GPU_OPTIONS = {"gpus_per_node", "gpus_per_task", "gpus", "gres"}
@@ -40,11 +41,14 @@ def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> D
     earlier = folder.definition.sizes if folder is not None and known else {}
     jobs = earlier | {str(size): _job(study, size) for size in study.sizes}
     first = jobs[str(study.sizes[0])]
-    return Definition(
+    definition = Definition(
         name=f"study-{study.name}", job=first, sizes=jobs, cells=list(cells.values()), made_by=_made_by(study),
         passing="env", max_parallel=1 if study.one_at_a_time else None,
         max_submit_jobs=load_site(study.site).max_submit_jobs,
     )  # fmt: skip
+    if not study.options.get("no_check"):
+        check_cells(resolve_program(definition), definition.cells)
+    return definition
 
 
 def key(cell: Cell) -> tuple[Size, int]:

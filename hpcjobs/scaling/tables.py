@@ -28,7 +28,7 @@ RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", 
 
 
 def sizes(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
-    """Headers, and the cells of each size; without columns that nobody measured."""
+    """Headers, and the cells of each size; without columns that were not measured."""
     table = [_cells(group, analysis.unit) for group in analysis.groups]
     known = [header for header in table[0] if any(row[header] != "-" for row in table)]
     return known, [[row[header] for header in known] for row in table]

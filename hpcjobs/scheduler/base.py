@@ -108,6 +108,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     command: str | None = None
     """The script that runs: the job.sh of the run folder."""
     user: str | None = None
+    time_limit_s: float | None = None
+    """As it is now: it can be changed while the job waits or runs."""
 
     @property
     def signal_name(self) -> str | None:
@@ -133,6 +135,8 @@ class Submitted(Frozen, frozen=True):
 
     job_id: str
     cluster: str | None = None
+    messages: tuple[str, ...] = ()
+    """What it printed for the user beside the id, such as what a centre's job_submit.lua says of the job."""
 
 
 class Scheduler(Protocol):

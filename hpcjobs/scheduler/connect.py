@@ -6,7 +6,7 @@ from hpcjobs.scheduler.base import Scheduler
 
 
 def connect(kind: str, slurm_conf: str | None = None) -> Scheduler:
-    """``slurm`` or ``local``; nothing is started or asked yet."""
+    """``slurm`` or ``local``; no command is started yet."""
     if kind == "local":
         from hpcjobs.scheduler.local.client import Local
 

@@ -23,7 +23,7 @@ class Outage:
 
     def __init__(self, report: Report = discard) -> None:
         self._report = report
-        self._answered = self.lasts = False
+        self._has_answered = self.lasts = False
 
     def ask(self, question: Callable[[], _T]) -> _T | None:
         """The answer; None during an outage.
@@ -34,7 +34,7 @@ class Outage:
         try:
             answer = question()
         except SchedulerError as error:
-            if not self._answered:
+            if not self._has_answered:
                 raise
             if not self.lasts:
                 self._report(f"the scheduler does not answer; waiting goes on: {error.message}")
@@ -42,5 +42,5 @@ class Outage:
             return None
         if self.lasts:
             self._report("the scheduler answers again")
-        self._answered, self.lasts = True, False
+        self._has_answered, self.lasts = True, False
         return answer

@@ -44,8 +44,8 @@ def _cache_key(slurm_conf: str | None) -> str:
 
 def _cached_name(path: Path, slurm_conf: str | None) -> str | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if time.time() - path.stat().st_mtime < _CACHE_S and (kept := path.read_text(encoding="utf-8").strip()):
-            return kept
+        if time.time() - path.stat().st_mtime < _CACHE_S and (cached := path.read_text(encoding="utf-8").strip()):
+            return cached
     name = _ask_name(slurm_conf)
     if name is not None:
         with contextlib.suppress(OSError):  # the cache saves a question; without it the next command asks again

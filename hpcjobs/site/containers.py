@@ -17,6 +17,7 @@ class Containers(Frozen, frozen=True):
     """How a job's program runs inside an image here."""
 
     runtime: Runtime = "none"
+    """What runs images on the nodes."""
     program: str | None = None
     """The runtime's program, where it is not in the PATH of the nodes."""
     images: dict[str, str] = {}
@@ -49,11 +50,11 @@ class Containers(Frozen, frozen=True):
                 raise ValueError(f"images {name!r}: a name of letters, digits, '_', '.', '-', and not none")
         for bind in self.binds:
             check_bind(bind)
-        for word in self.args:
-            if any(ord(char) < 32 for char in word):
-                raise ValueError(f"args {word!r}: no option holds control characters")
-            if word in _REFUSED or word.startswith("--writable="):
-                raise ValueError(f"args {word!r}: an image is shared and stays as it is; --writable-tmpfs is allowed")
+        for arg in self.args:
+            if any(ord(char) < 32 for char in arg):
+                raise ValueError(f"args {arg!r}: no option holds control characters")
+            if arg in _REFUSED or arg.startswith("--writable="):
+                raise ValueError(f"args {arg!r}: an image is shared and stays as it is; --writable-tmpfs is allowed")
 
 
 def check_bind(bind: str) -> None:

@@ -25,7 +25,7 @@ class Jupyter(Frozen, frozen=True):
     """Name -> Python on the node (``$VARIABLES`` and ``~`` are expanded there), or ``conda:NAME``: environments to
     choose from."""
     idle: str | None = "2h"
-    """A session in which nobody and no kernel does anything for so long ends; null: it does not."""
+    """A session ends after this time without any user or kernel activity; null: never."""
     hpcjobs: str = "hpcjobs"
     """What a laptop runs on the login node (``--connect``): words of a shell."""
 

@@ -1,25 +1,24 @@
-"""Where site files are found, and the user's own settings."""
+"""Sites by name, the site of a command that names none, and the user's own settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import msgspec
 
-from hpcjobs.data import shipped
-from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.errors import ConfigError, HpcJobsWarning
 from hpcjobs.files import config_dir
 from hpcjobs.site import rehearsal
+from hpcjobs.site.centre import find_policies
 from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site.inheritance import merge_trees, read_chain
 from hpcjobs.site.login_node import slurm_is_here
-from hpcjobs.site.models import Frozen, Site
-from hpcjobs.site.yaml_file import read_yaml
-
-Layer = Literal["project", "user", "centre", "example"]
-"""Whose site file it is; examples are those that hpcjobs ships."""
+from hpcjobs.site.models import OF_THE_LOADER, Frozen, Site
+from hpcjobs.site.search import SHIPPED, Layer, find_file, layer_of, list_sites
+from hpcjobs.site.trust import list_untrusted, refusal
+from hpcjobs.site.yaml_file import YamlFile, convert_tree, read_yaml
 
 
 class UserConfig(Frozen, frozen=True):
@@ -29,57 +28,15 @@ class UserConfig(Frozen, frozen=True):
     """Site used when neither ``--site`` nor HPCJOBS_SITE says one."""
 
 
-class SiteEntry(NamedTuple):
-    """A site file on the search path; ``shadowed`` when an earlier folder has one of the same name."""
-
-    name: str
-    path: Path
-    shadowed: bool
-    layer: Layer
-
-
-def search_path() -> tuple[Path, ...]:
-    """Folders searched for ``NAME.yaml``, first match wins: here, the user's, the centre's, shipped."""
-    return tuple(folder for folder, _ in _layers())
-
-
-def _layers() -> list[tuple[Path, Layer]]:
-    """The folders with their layers; a path in HPCJOBS_SITE_PATH or XDG_CONFIG_DIRS that is not absolute is ignored."""
-    named = os.environ.get("HPCJOBS_SITE_PATH", "").split(os.pathsep)
-    system = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
-    centre = [Path(text) for text in named] + [Path(text) / "hpcjobs" / "site_configs" for text in system]
-    return [
-        (Path.cwd() / "site_configs", "project"),
-        (config_dir() / "site_configs", "user"),
-        *((folder, "centre") for folder in centre if folder.is_absolute()),
-        (shipped("site_configs"), "example"),
-    ]
-
-
-def list_sites() -> list[SiteEntry]:
-    """Every site file on the search path, in search order."""
-    seen: set[str] = set()
-    entries = []
-    for path, layer in _site_files():
-        entries.append(SiteEntry(path.stem, path, path.stem in seen, layer))
-        seen.add(path.stem)
-    return entries
-
-
-def _site_files() -> Iterator[tuple[Path, Layer]]:
-    folders: dict[Path, Layer] = {}
-    for folder, layer in _layers():
-        folders.setdefault(folder.resolve(), layer)
-    folders |= {folder: "example" for folder in folders if folder == shipped("site_configs").resolve()}
-    for folder, layer in folders.items():
-        yield from ((path, layer) for path in sorted(folder.glob("*.yaml")))
+_PREFERENCE: tuple[Layer, ...] = ("user", "centre", "project")
+"""Whose site is chosen where none is named: a cloned repository's comes last."""
 
 
 def default_site() -> str:
     """The site of a command that names none: see `find_default_site`.
 
     Raises:
-        ConfigError: this is a login node, and nobody says of which site: a training has no place here.
+        ConfigError: this is a login node of an unknown site: training is not allowed here.
     """
     if (name := find_default_site()) is not None:
         return name
@@ -96,8 +53,9 @@ def default_site() -> str:
 def find_default_site() -> str | None:
     """HPCJOBS_SITE, else the user's config; else ``local``, or on a machine with a Slurm the site it must be.
 
-    That is the sandbox's while SLURM_CONF names the sandbox. Of the Slurm sites that the user has files for it is the
-    one whose `cluster` is this machine's, else the only one that states no `cluster`; None: there is none, or several.
+    That is the sandbox's while SLURM_CONF names the sandbox, if the sandbox is like a site. Else it is the Slurm site
+    whose `cluster` is this machine's, or the only one that states no `cluster`, among the files of the user, then of
+    the centre, then of the project; None: there is none, or the first of these layers that has one has several.
     """
     if name := os.environ.get("HPCJOBS_SITE"):
         return _existing(name, "HPCJOBS_SITE")
@@ -106,56 +64,83 @@ def find_default_site() -> str | None:
         return _existing(name, str(config))
     if not slurm_is_here():
         return "local"
-    if os.environ.get("SLURM_CONF") and (sandbox := rehearsal.current()) is not None:
+    known = list_sites()
+    sandbox = rehearsal.current() if os.environ.get("SLURM_CONF") else None
+    if sandbox is not None and sandbox.site in {entry.name for entry in known}:
         return sandbox.site
-    own = [
-        entry for entry in list_sites() if not entry.shadowed and entry.path.parent != shipped("site_configs").resolve()
-    ]
-    sites = {str(entry.path): read_yaml(entry.path, Site) for entry in own}
-    stated = {path: site.cluster for path, site in sites.items() if site.scheduler == "slurm"}
-    here = cluster_name(os.environ.get("SLURM_CONF")) if any(stated.values()) else None
-    matching = [path for path, cluster in stated.items() if cluster is not None and cluster.lower() == here]
-    candidates = matching or [path for path, cluster in stated.items() if cluster is None]
-    return candidates[0] if len(candidates) == 1 else None
+    entries = [entry for entry in known if not entry.shadowed and entry.layer not in SHIPPED]
+    sites = [(entry, site) for entry in entries if (site := read_site(entry.path)).scheduler == "slurm"]
+    here = cluster_name(os.environ.get("SLURM_CONF")) if any(site.cluster for _, site in sites) else None
+    matching = [entry for entry, site in sites if site.cluster is not None and site.cluster.lower() == here]
+    candidates = matching or [entry for entry, site in sites if site.cluster is None]
+    for layer in _PREFERENCE:
+        if of_layer := [str(entry.path) for entry in candidates if entry.layer == layer]:
+            return of_layer[0] if len(of_layer) == 1 else None
+    return None
 
 
 def _existing(name: str, where: str) -> str:
     """``name``, which was read at ``where``, if there is such a site."""
     try:
-        _path_of(name)
+        find_file(name)
     except ConfigError as error:
         raise ConfigError(f"{error.message} (named by {where})", hint=error.hint) from error
     return name
 
 
-def load_site(name: str) -> Site:
+def load_site(name: str, *, allow_untrusted: bool = False) -> Site:
     """The site called ``name``, or the site file at that path (anything with a ``/`` or ``.yaml``).
 
     While a sandbox shaped like the site is up, the site is the rehearsal of it: the same partitions
     and limits, run by the sandbox's Slurm with this machine's software.
 
+    Args:
+        allow_untrusted: also a site whose file comes with a repository and is not trusted: with a warning, for verbs
+            that only print it or what follows from it.
+
     Raises:
-        ConfigError: no such site, or its file is wrong.
+        ConfigError: no such site, its file is wrong, or is not trusted and sets what acts under the user's name.
     """
-    path = _path_of(name)
-    site = read_yaml(path, Site)
-    if site.name not in ("", path.stem) or site.path or site.rehearsal:
-        raise ConfigError(f"{path}: the file's stem is the site's name; leave name, path and rehearsal out")
-    site = msgspec.structs.replace(site, name=path.stem, path=str(path))
+    path = find_file(name)
+    _warn_of_shadows(path)
+    files = read_chain(path)
+    site = _convert(files)
+    if site.untrusted and not allow_untrusted:
+        raise refusal(path, site.untrusted)
+    if site.untrusted:
+        warnings.warn(f"{refusal(path, site.untrusted).message}\nnothing of it is run", HpcJobsWarning, stacklevel=1)
+    site = msgspec.structs.replace(site, policies=find_policies(site, files))
     return rehearsal.apply_overlay(site)
 
 
-def _path_of(name: str) -> Path:
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        path = Path(name).expanduser().absolute()
-        if not os.path.isfile(path):
-            what = "is a folder, not a file" if path.is_dir() else "does not exist"
-            raise ConfigError(f"site file {path} {what}")
-        return path
-    for folder in search_path():
-        path = folder / f"{name}.yaml"
-        if os.path.isfile(path):
-            return path
-    known = {entry.name for entry in list_sites()}
-    looked = ", ".join(str(folder) for folder in search_path())
-    raise ConfigError(f"no site {name!r} in {looked}", hint=nearest(name, known))
+def read_site(path: Path) -> Site:
+    """The site of the file ``path`` and of those that it extends, as they are written: to be described, not used.
+
+    Raises:
+        ConfigError: a file is wrong or missing.
+    """
+    return _convert(read_chain(path))
+
+
+def _convert(files: tuple[YamlFile, ...]) -> Site:
+    path = files[0].path
+    site = convert_tree(merge_trees(files), Site, files)
+    if site.name not in ("", path.stem) or any(field in file.tree for file in files for field in OF_THE_LOADER[1:]):
+        left_out = ", ".join(OF_THE_LOADER)
+        raise ConfigError(f"{path}: the file's stem is the site's name; leave out what hpcjobs sets itself: {left_out}")
+    return msgspec.structs.replace(
+        site,
+        name=path.stem,
+        path=str(path),
+        extended=tuple(str(file.path) for file in files[1:]),
+        untrusted=list_untrusted(files),
+    )
+
+
+def _warn_of_shadows(path: Path) -> None:
+    """Say that a site file of the current folder takes the place of another: it may come with somebody's repository."""
+    if layer_of(path) != "project":
+        return
+    hidden = [str(entry.path) for entry in list_sites() if entry.name == path.stem and not entry.path.samefile(path)]
+    if hidden:
+        warnings.warn(f"site {path.stem} is {path}, which shadows {', '.join(hidden)}", HpcJobsWarning, stacklevel=1)

@@ -1,4 +1,4 @@
-"""What a site file may say. Every value is frozen; ``None`` means "not said"."""
+"""The keys of a site file. Every value is frozen; ``None`` means "not given"."""
 
 from __future__ import annotations
 
@@ -6,21 +6,30 @@ import re
 from typing import Any, Literal
 
 from hpcjobs.errors import nearest
+from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.checks import check_amount, check_count, check_duration, check_line
 from hpcjobs.site.checks import check_name as check_name
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.frozen import Frozen as Frozen
 from hpcjobs.site.jupyter import Jupyter
+from hpcjobs.site.login import Login
 from hpcjobs.site.partition import NodeGroup as NodeGroup
 from hpcjobs.site.partition import NodeShape as NodeShape
 from hpcjobs.site.partition import Partition as Partition
+from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import Resources as Resources
+from hpcjobs.site.resources import check_fields
 from hpcjobs.site.retries import parse_retries
 from hpcjobs.units import time_limit
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
 MemoryRequest = Literal["mem", "mem-per-cpu", "none"]
 LauncherName = Literal["srun", "torchrun", "spawn", "mpirun", "horovod-gloo", "horovodrun"]
+_OPTION = re.compile(r"[a-z][a-z0-9-]*\Z", re.ASCII)
+
+
+OF_THE_LOADER = ("name", "path", "rehearsal", "extended", "untrusted", "policies")
+"""Fields of `Site` that no file has."""
 
 
 class Environment(Frozen, frozen=True):
@@ -31,19 +40,24 @@ class Environment(Frozen, frozen=True):
     conda_init: str | None = None
     """Script that defines ``conda`` (default: found through ``conda info --base``)."""
     venv: str | None = None
+    """Folder of a virtual environment."""
 
     def __post_init__(self) -> None:
         if self.conda is not None and self.venv is not None:
-            raise ValueError("environment: say conda or venv, not both")
+            raise ValueError("say conda or venv, not both; null clears that of an extended file")
 
 
 class Prices(Frozen, frozen=True):
     """Money per hour, in ``currency``; used by reports, never by submission."""
 
     cpu_hour: float | None = None
+    """One CPU."""
     gpu_hour: float | None = None
+    """One GPU."""
     node_hour: float | None = None
+    """One node."""
     currency: str = "EUR"
+    """What the prices are in."""
 
     def __post_init__(self) -> None:
         for field in ("cpu_hour", "gpu_hour", "node_hour"):
@@ -59,6 +73,7 @@ class Watts(Frozen, frozen=True):
     gpu: float | None = None
     """Per allocated GPU."""
     node_idle: float | None = None
+    """Of a node that does nothing."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -74,14 +89,29 @@ class Site(Frozen, frozen=True):
     """Set by the loader: the file it was read from."""
     rehearsal: bool = False
     """Set by the loader: a sandbox plays this site."""
+    extended: tuple[str, ...] = ()
+    """Set by the loader: the files that ``extends`` leads to, the nearest first."""
+    untrusted: tuple[str, ...] = ()
+    """Set by the loader: ``file:line: key`` of what a project's file sets and may not, as nobody has trusted it."""
+    policies: tuple[AppliedPolicy, ...] = ()
+    """Set by the loader: the centre's policies that hold here."""
+    extends: str | None = None
+    """Name of the site file that this one changes, looked for beside it and in the layers below (user, centre,
+    examples, gallery).
+    Mappings are merged key by key, at every depth; any other value, a list or null too, replaces the
+    parent's."""
     slurm_conf: str | None = None
     """SLURM_CONF for every Slurm command, where the default is not the right one."""
     cluster: str | None = None
     """Slurm's ClusterName: where no site is named, the machine's own cluster chooses the site by it."""
     description: str = ""
+    """One line for the list of sites."""
     scheduler: Literal["slurm", "local"] = "slurm"
+    """``local``: this machine, without Slurm."""
     partitions: dict[str, Partition] = {}
+    """Name -> partition; a slurm site needs at least one."""
     defaults: Resources = Resources()
+    """What jobs request that say nothing else."""
     qos: dict[str, str] = {}
     """QOS name -> longest time it allows (``""``: no limit of its own)."""
     default_qos: str | None = None
@@ -90,13 +120,23 @@ class Site(Frozen, frozen=True):
     """Launchers that work here, the default one first; ``None``: all of the scheduler's."""
 
     gpu_request: GpuRequest = "gpus-per-node"
+    """The option of sbatch by which GPUs are requested here; ``none``: jobs get no GPUs."""
     memory_request: MemoryRequest = "mem"
+    """The option by which memory is requested here; ``none``: never requested."""
     directives: dict[str, str | None] = {}
     """Slurm option -> null (never send it) or a replacement in which ``{value}`` stands for the value."""
     sbatch: tuple[str, ...] = ()
     """Options of sbatch, sent as they are: ``name=value`` or ``name``."""
     srun: tuple[str, ...] = ()
     """Options of the ``srun`` that starts the tasks, added as they are."""
+
+    required: tuple[str, ...] = ()
+    """Options that each job names here (``account``, ``qos``, ``time``), whatever its partition."""
+    licenses: dict[str, int] = {}
+    """Licences that Slurm counts here, ``NAME: TOTAL``; with any, a job that asks for another one, or for more of it,
+    is refused."""
+    mail_domain: str | None = None
+    """Slurm's mails go to ``USER@MAIL_DOMAIN``; to a ``mail_user`` that has no domain, at this one."""
 
     max_submit_jobs: int | None = None
     """Jobs you may have in the queue (MaxSubmitJobs of account or QOS), array tasks counted one by one; a sweep
@@ -108,20 +148,28 @@ class Site(Frozen, frozen=True):
     """Network interface of the fast network, for gloo and NCCL."""
     address_suffix: str = ""
     """Appended to a host name to reach it over the fast network (``-ib``)."""
+    affinity: Affinity = Affinity()
+    """What binds the ranks of jobs to cores and GPUs."""
 
     module_init: str | None = None
+    """Script that defines ``module`` on the nodes; ``None``: the usual places are tried."""
     modules: tuple[str, ...] = ()
+    """Modules that each job loads, in this order."""
     env: dict[str, str] = {}
+    """Environment variables of each job; NAME: value."""
     setup: tuple[str, ...] = ()
     """Shell lines run by the batch script after modules and environment, before ``env`` is set."""
     environment: Environment = Environment()
+    """The conda environment or venv of jobs."""
     python: str | None = None
     """Python on the node; ``None``: the one that runs hpcjobs, or ``python`` of the environment."""
     node_python: str | None = None
     """Python 3.6 or newer on the nodes, without modules, for jobs with retries; ``None``: ``python`` or that of the
     environment where it is an absolute path, else /usr/bin/python3."""
     containers: Containers = Containers()
+    """How programs run in images."""
     jupyter: Jupyter = Jupyter()
+    """Sessions of ``hpcjobs jupyter``."""
 
     run_root: str = "runs"
     """Where run folders are made; ``$VARIABLES`` and ``~`` are expanded at submission."""
@@ -129,13 +177,18 @@ class Site(Frozen, frozen=True):
     """Node-local scratch, expanded on the node."""
     node_local: tuple[str, ...] = ()
     """Folders that each node has for itself: no run folder may lie in one."""
-    login: str | None = None
+    login: str | Login | None = None
+    """The host that laptops reach by ssh: ``user@host``, or a section; `hpcjobs` runs there what a laptop asks for."""
     retries: str | None = None
     """How often jobs are started again here unless they say otherwise (``on``, ``node=5,error=1``)."""
     signal_before: str | None = None
-    """How long before its time limit a job is told to save (``5m``); ``None``: from what it measures."""
+    """How long before its time limit a job is signalled to save (``5m``); ``None``: from what the trainer measures."""
     prices: Prices = Prices()
+    """What an hour costs, for reports."""
     watts: Watts = Watts()
+    """Power, for the modelled energy of reports."""
+    policy: Policy | None = None
+    """What jobs of every site file of this cluster must keep to; only in the centre's files."""
     cloud: dict[str, Any] | None = None
     """Where and how the cluster is rented: read by `hpcjobs.cloud` alone, whose types no submission has to load."""
 
@@ -152,6 +205,12 @@ class Site(Frozen, frozen=True):
         if self.launchers is not None and not self.launchers:
             raise ValueError("launchers: at least one is needed; leave the key out for all")
         self._check_qos()
+        check_fields(self.required, "required")
+        for name, count in self.licenses.items():
+            check_line(name, "licenses")
+            check_count(count, f"licenses.{name}", least=0)
+        if self.mail_domain is not None:
+            check_name(self.mail_domain, "mail_domain")
         self._check_directives()
         self._check_lines()
         check_duration(self.signal_before, "signal_before")
@@ -179,18 +238,28 @@ class Site(Frozen, frozen=True):
             check_line(template, f"directives.{name}:")
             if set("{}") & set(template.replace("{value}", "")):
                 raise ValueError(f"directives.{name}: {template!r}: only {{value}} can stand in braces")
+            _check_option(template, f"directives.{name}:")
         for field in ("sbatch", "srun"):
             for option in getattr(self, field):
                 check_line(option, f"{field}:")
+        for option in self.sbatch:
+            _check_option(option, "sbatch:")
 
     def _check_lines(self) -> None:
         """Each of these becomes part of one line of a script."""
-        for field in ("mpi", "interface", "address_suffix", "module_init", "python", "run_root", "scratch", "login"):
+        for field in ("mpi", "interface", "address_suffix", "module_init", "python", "run_root", "scratch"):
             if value := getattr(self, field):
                 check_line(value, field)
+        if isinstance(self.login, str):
+            Login(host=self.login)
         for field in ("modules", "node_local"):
             for value in getattr(self, field):
                 check_line(value, field)
+
+    @property
+    def login_host(self) -> Login | None:
+        """``login`` as a section, however it is written."""
+        return Login(host=self.login) if isinstance(self.login, str) else self.login
 
     @property
     def known_qos(self) -> frozenset[str]:
@@ -202,3 +271,10 @@ class Site(Frozen, frozen=True):
         """The partition marked ``default: true``, else the first one named."""
         marked = [name for name, partition in self.partitions.items() if partition.default]
         return next(iter(marked or self.partitions), None)
+
+
+def _check_option(text: str, what: str) -> None:
+    """Refuse a ``text`` that does not begin with the name of one option: a further option would hide behind it."""
+    name = text.removeprefix("--").partition("=")[0]
+    if not _OPTION.match(name):
+        raise ValueError(f"{what} {text!r}: expected NAME=VALUE or NAME, with one long option of sbatch")

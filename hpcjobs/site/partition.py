@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import force_setattr
+
 from hpcjobs.site.checks import check_count, check_duration, check_memory, check_name, check_time_limit
 from hpcjobs.site.frozen import Frozen
-from hpcjobs.site.resources import Resources
+from hpcjobs.site.resources import Resources, check_fields, gpus_and_model
 from hpcjobs.units import memory_bytes
 
 
@@ -14,22 +16,55 @@ class NodeShape(Frozen, frozen=True):
     """One node: CPUs and memory as Slurm counts them (what specialized cores and MemSpecLimit leave), GPUs."""
 
     cpus: int
+    """CPUs that jobs can have."""
     mem: str | int | None = None
     """With a unit, or the megabytes that ``sinfo -o %m`` prints."""
     gpus: int = 0
+    """GPUs that jobs can have."""
     gpu_model: str | None = None
     """The GRES type Slurm knows the GPUs by (``a100``)."""
+    gpu_models: tuple[str, ...] = ()
+    """``TYPE:COUNT`` of each GRES type, in place of ``gpus`` and ``gpu_model``, where a node has several (MIG slices):
+    ``[a100:2, 1g.5gb:14]``."""
     features: tuple[str, ...] | None = None
     """What ``constraint`` can name; ``None``: not known."""
 
     def __post_init__(self) -> None:
         check_count(self.cpus, "cpus")
         check_count(self.gpus, "gpus", least=0)
+        self._count_models()
         check_memory(self, "mem")
         for name in filter(None, (self.gpu_model,)):
             check_name(name, "gpu_model")
         for name in self.features or ():
             check_name(name, "features")
+
+    def _count_models(self) -> None:
+        """Set ``gpus`` to the GPUs of all types."""
+        counts = self.gpu_counts
+        if not counts:
+            return
+        if len(counts) < len(self.gpu_models):
+            raise ValueError(f"gpu_models: a type is named twice in {', '.join(self.gpu_models)}")
+        total = sum(counts.values())
+        if self.gpu_model is not None or self.gpus not in (0, total):
+            raise ValueError(f"gpu_models: {total} GPUs of several types; leave gpus and gpu_model out")
+        force_setattr(self, "gpus", total)
+
+    @property
+    def gpu_counts(self) -> dict[str, int]:
+        """Type -> count of ``gpu_models``.
+
+        Raises:
+            ValueError: one of them is no ``TYPE:COUNT``.
+        """
+        counts = {}
+        for text in self.gpu_models:
+            count, model = gpus_and_model(text, "gpu_models")
+            if model is None:
+                raise ValueError(f"gpu_models {text!r}: say TYPE:COUNT, such as 1g.5gb:7")
+            counts[model] = count
+        return counts
 
     @property
     def mem_bytes(self) -> int | None:
@@ -65,21 +100,27 @@ class Partition(Frozen, frozen=True):
     max_nodes: int | None = None
     """Nodes one job may have; ``None``: all of them."""
     max_time: str | None = None
+    """Longest time limit of a job; ``None``: no limit here."""
     max_mem_per_node: str | int | None = None
+    """Memory that one job may have on a node, with a unit or in megabytes."""
     max_mem_per_cpu: str | int | None = None
     """Slurm gives a job that asks for more memory the CPUs that belong to it."""
     max_cpus_per_node: int | None = None
     """CPUs that jobs of this partition may have on a node."""
     default: bool = False
+    """The partition of jobs that name none; without such a mark, the first one."""
     qos: tuple[str, ...] | None = None
     """QOS accepted here; ``None``: not restricted."""
     accounts: tuple[str, ...] | None = None
     """Accounts accepted here; ``None``: not restricted."""
+    required: tuple[str, ...] = ()
+    """Options that each job names here (``account``, ``qos``, ``time``): without one it is refused."""
     preemptible: Literal["requeue", "cancel", "suspend"] | None = None
     """What happens to a job here whose nodes another partition wants; ``None``: nothing does."""
     grace: str | None = None
     """How long such a job has after SIGTERM before that happens."""
     defaults: Resources = Resources()
+    """What jobs of this partition request that say nothing else; over the site's ``defaults``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.nodes, int):
@@ -97,6 +138,7 @@ class Partition(Frozen, frozen=True):
             raise ValueError(f"min_nodes {self.min_nodes} is more than max_nodes {self.max_nodes}")
         for field in ("max_mem_per_node", "max_mem_per_cpu"):
             check_memory(self, field)
+        check_fields(self.required, "required")
         check_time_limit(self, "max_time")
         check_duration(self.grace, "grace")
 

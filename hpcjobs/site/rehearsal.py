@@ -45,20 +45,23 @@ def current() -> Rehearsal | None:
     except OSError:
         return None
     try:
-        found = msgspec.json.decode(text, type=Rehearsal)
+        rehearsal = msgspec.json.decode(text, type=Rehearsal)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{record}: {error}", hint="hpcjobs sandbox down, then up again") from error
     elsewhere = os.environ.get("SLURM_CONF")
-    started = start_ticks(found.controller_pid)
-    if elsewhere not in (None, "", found.slurm_conf) or started is None:
+    started = start_ticks(rehearsal.controller_pid)
+    if elsewhere not in (None, "", rehearsal.slurm_conf) or started is None:
         return None
-    return found if found.controller_start in (None, started) else None
+    return rehearsal if rehearsal.controller_start in (None, started) else None
 
 
 def apply_overlay(site: Site) -> Site:
-    """``site`` as the sandbox plays it, or unchanged when no sandbox of its shape is up."""
-    found = current()
-    if found is None or found.site != site.name:
+    """``site`` as the sandbox plays it, or unchanged when no sandbox of its shape is up.
+
+    A file that names the sandbox's own slurm.conf, as `sites init` writes it, describes the sandbox, not what it plays.
+    """
+    rehearsal = current()
+    if rehearsal is None or rehearsal.site != site.name or site.slurm_conf == rehearsal.slurm_conf:
         return site
-    fields = msgspec.to_builtins(site) | found.overlay | {"slurm_conf": found.slurm_conf, "rehearsal": True}
+    fields = msgspec.to_builtins(site) | rehearsal.overlay | {"slurm_conf": rehearsal.slurm_conf, "rehearsal": True}
     return msgspec.convert(fields, Site)

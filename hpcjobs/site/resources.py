@@ -9,14 +9,16 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from hpcjobs.errors import nearest
 from hpcjobs.site.checks import check_count, check_line
 from hpcjobs.site.frozen import Frozen
-from hpcjobs.units import requested_time, slurm_memory
+from hpcjobs.units import requested_memory, requested_time
 
 _NODES = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?\Z", re.ASCII)
 _GPUS = re.compile(r"(?:(?P<model>[A-Za-z0-9][\w.-]*):)?(?P<count>\d{1,8})\Z", re.ASCII)
 _GPU_GRES = re.compile(
-    r"(?:gres[:/])?gpu(?::(?P<model>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d{1,8}))?(?:\(.*\))?\Z", re.ASCII
+    r"(?:gres[:/])?gpu(?::(?P<model>(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]*|\d+(?=:)))?(?:[:=](?P<count>\d{1,8}))?(?:\(.*\))?\Z",
+    re.ASCII,
 )
 
 
@@ -32,7 +34,7 @@ def node_range(nodes: int | str) -> tuple[int, int]:
     match = _NODES.match(str(nodes))
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if match is not None and match[2] is None and least < 1:
-        raise ValueError(f"nodes must be positive, not {nodes}")
+        raise ValueError(f"nodes must be 1 or more, not {nodes}")
     if not 1 <= least <= most:
         raise ValueError(f"nodes {nodes!r} is not understood; say 4, or 2-4 for a range")
     return least, most
@@ -71,79 +73,138 @@ class Resources(Frozen, frozen=True):
     """
 
     partition: str | None | UnsetType = UNSET
+    """Partition, or several, ``a,b``: one that fits is enough."""
     nodes: int | str | None | UnsetType = UNSET
     """Or a range: ``2-4``."""
     ntasks: int | None | UnsetType = UNSET
     """Tasks over all nodes."""
     ntasks_per_node: int | None | UnsetType = UNSET
+    """Tasks on each node; one per GPU by default."""
     cpus_per_task: int | None | UnsetType = UNSET
+    """CPUs of each task."""
     cpus_per_gpu: int | None | UnsetType = UNSET
+    """CPUs for each GPU; an alternative to ``cpus_per_task``."""
     gpus: int | str | None | UnsetType = UNSET
     """GPUs over all nodes."""
     gpus_per_node: int | str | None | UnsetType = UNSET
     """Or with a model: ``v100:4``; so ``gpus`` and ``gpus_per_task``."""
     gpus_per_task: int | str | None | UnsetType = UNSET
+    """GPUs of each task; Slurm lets a task see its own alone."""
     ntasks_per_gpu: int | None | UnsetType = UNSET
-    mem: str | None | UnsetType = UNSET
-    mem_per_cpu: str | None | UnsetType = UNSET
-    mem_per_gpu: str | None | UnsetType = UNSET
+    """Tasks that share each GPU."""
+    mem: int | str | None | UnsetType = UNSET
+    """Memory of each node, with a unit (``64G``), or megabytes, as sbatch reads a number; ``0``: all of it."""
+    mem_per_cpu: int | str | None | UnsetType = UNSET
+    """Memory for each CPU."""
+    mem_per_gpu: int | str | None | UnsetType = UNSET
+    """Memory for each GPU."""
     time: str | None | UnsetType = UNSET
+    """Time limit, with a unit (``2h``) or as Slurm writes it (``1-12:00:00``, ``UNLIMITED``)."""
     time_min: str | None | UnsetType = UNSET
+    """The least time limit that will do: Slurm may lower ``time`` to it to start the job sooner."""
     account: str | None | UnsetType = UNSET
+    """Account that is charged."""
     qos: str | None | UnsetType = UNSET
+    """Quality of service."""
     constraint: str | None | UnsetType = UNSET
+    """Features that the nodes must have."""
     exclusive: bool | str | None | UnsetType = UNSET
+    """true: no other job on the nodes; or ``user``, ``mcs``, ``topo``."""
     array: str | None | UnsetType = UNSET
+    """Indices of a job array (``0-9%2``)."""
     dependency: str | None | UnsetType = UNSET
+    """Jobs that this one waits for (``afterok:42``)."""
     begin: str | None | UnsetType = UNSET
+    """Earliest start."""
     deadline: str | None | UnsetType = UNSET
+    """The job is removed if it cannot end by then."""
     nodelist: str | None | UnsetType = UNSET
+    """Nodes that the job must have; on a local site, the hosts that mpirun reaches by ssh."""
     exclude: str | None | UnsetType = UNSET
+    """Nodes that the job must not have; null also forgets the recorded bad nodes."""
     reservation: str | None | UnsetType = UNSET
+    """Reservation that the job runs in."""
     licenses: str | None | UnsetType = UNSET
+    """Licences, ``NAME:COUNT``."""
     gres: str | None | UnsetType = UNSET
+    """Generic resources of each node; GPUs among them count as ``gpus_per_node``."""
     tmp: str | None | UnsetType = UNSET
+    """Least disk space of a node's temporary folder."""
     clusters: str | None | UnsetType = UNSET
+    """Refused in a job: give another cluster a site of its own."""
     comment: str | None | UnsetType = UNSET
+    """Text that the accounting keeps."""
     wckey: str | None | UnsetType = UNSET
+    """Workload characterization key."""
     mail_type: str | None | UnsetType = UNSET
+    """Events that Slurm sends a mail for (``END,FAIL``)."""
     mail_user: str | None | UnsetType = UNSET
+    """Who gets the mail."""
     nice: int | None | UnsetType = UNSET
+    """Lowers the priority by so much."""
     priority: int | None | UnsetType = UNSET
+    """Priority, where you may set one."""
     hold: bool | None | UnsetType = UNSET
+    """Submitted, but not started before it is released."""
     requeue: bool | None | UnsetType = UNSET
+    """Whether Slurm may start the job again after a node has failed or it was preempted."""
     open_mode: Literal["append", "truncate"] | None | UnsetType = UNSET
+    """What a job that is started again does with its log."""
     signal: str | None | UnsetType = UNSET
+    """Signal ahead of the time limit, ``B:USR1@300``; ``signal_before`` is usually the better way."""
     switches: str | None | UnsetType = UNSET
+    """Most leaf switches, and how long to wait for them (``1@2h``)."""
     contiguous: bool | None | UnsetType = UNSET
+    """Only nodes that are neighbours."""
     oversubscribe: bool | None | UnsetType = UNSET
+    """Nodes and CPUs may be shared with other jobs."""
     overcommit: bool | None | UnsetType = UNSET
+    """More tasks than CPUs."""
     spread_job: bool | None | UnsetType = UNSET
+    """Over as many nodes as possible."""
     core_spec: int | None | UnsetType = UNSET
+    """Cores of each node that are left to the system."""
     sockets_per_node: int | None | UnsetType = UNSET
+    """Only nodes with at least so many sockets."""
     cores_per_socket: int | None | UnsetType = UNSET
+    """Only nodes with at least so many cores per socket."""
     threads_per_core: int | None | UnsetType = UNSET
+    """Threads of each core that are used."""
     ntasks_per_socket: int | None | UnsetType = UNSET
+    """Most tasks on each socket."""
     ntasks_per_core: int | None | UnsetType = UNSET
+    """Most tasks on each core."""
     hint: str | None | UnsetType = UNSET
+    """How tasks are bound (``nomultithread``, ``compute_bound``, ``memory_bound``)."""
     distribution: str | None | UnsetType = UNSET
+    """How tasks are spread over nodes and sockets (``block:cyclic``)."""
     cpu_freq: str | None | UnsetType = UNSET
+    """Frequency of the CPUs."""
     gpu_freq: str | None | UnsetType = UNSET
+    """Frequency of the GPUs."""
     network: str | None | UnsetType = UNSET
+    """Options of the network, of the switch or Slingshot plugin."""
     power: str | None | UnsetType = UNSET
+    """Power management; not in newer versions of Slurm."""
     prefer: str | None | UnsetType = UNSET
+    """Features that the nodes should have, if some are free."""
     no_kill: bool | None | UnsetType = UNSET
+    """The job continues when one of its nodes fails; set by ``min_nodes``."""
     profile: str | None | UnsetType = UNSET
+    """What acct_gather_profile records."""
     acctg_freq: str | None | UnsetType = UNSET
+    """How often usage is sampled."""
     bb: str | None | UnsetType = UNSET
+    """Burst buffer."""
     bbf: str | None | UnsetType = UNSET
+    """File that describes a burst buffer."""
 
     def __post_init__(self) -> None:
         for field, normalize in _SPELLING.items():
             value = getattr(self, field)
-            if isinstance(value, str):
+            if isinstance(value, int | str):
                 try:
-                    self._set(field, normalize(value))
+                    self._set(field, normalize(str(value)))
                 except ValueError as error:
                     raise ValueError(f"{field}: {error}") from error
         for field in _COUNTS:
@@ -174,7 +235,7 @@ class Resources(Frozen, frozen=True):
         beside = [f"{f}={value}" for f in GPU_FIELDS if isinstance(value := getattr(self, f), int | str)]
         if len(gpus) > 1 or beside:
             also = "" if len(gpus) > 1 else f" beside {', '.join(beside)}"
-            raise ValueError(f"gres {gres!r}{also}: GPUs are asked for twice; say gpus_per_node alone (4, or v100:4)")
+            raise ValueError(f"gres {gres!r}{also}: GPUs are requested twice; say gpus_per_node alone (4, or v100:4)")
         self._set("gpus_per_node", gpus[0])
         self._set("gres", ",".join(others) if others else UNSET)
 
@@ -182,9 +243,20 @@ class Resources(Frozen, frozen=True):
         msgspec.structs.force_setattr(self, field, value)
 
 
+def check_fields(names: tuple[str, ...], what: str) -> None:
+    """Refuse a name in ``what`` that is no option of a job.
+
+    Raises:
+        ValueError: names it.
+    """
+    for name in names:
+        if name not in Resources.__struct_fields__:
+            raise ValueError(f"{what} {name!r}: no option of a job; {nearest(name, Resources.__struct_fields__)}")
+
+
 _SPELLING: dict[str, Callable[[str], str]] = {
     **dict.fromkeys(("time", "time_min"), requested_time),
-    **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), slurm_memory),
+    **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), requested_memory),
 }
 _COUNTS = (
     *("ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "ntasks_per_gpu"),

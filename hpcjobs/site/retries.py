@@ -37,11 +37,12 @@ def parse_retries(text: str) -> Retries | None:
     if text in ("on", "off"):
         return Retries() if text == "on" else None
     counts = {}
-    for word in text.split(","):
-        name, _, count = (part.strip() for part in word.partition("="))
+    for pair in text.split(","):
+        name, _, count = (part.strip() for part in pair.partition("="))
         if name not in Retries.__struct_fields__:
             raise ValueError(
-                f"retries {text!r}: no budget {name!r}; {nearest(name, [*Retries.__struct_fields__, 'on', 'off'])}"
+                f"retries {text!r}: {name!r} is neither on, off nor a cause;"
+                f" {nearest(name, Retries.__struct_fields__)}; say on, off, or counts such as timeout=∞,node=3"
             )
         if count not in _WORDS and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
             raise ValueError(f"retries {text!r}: {name}={count!r} is neither a number nor ∞ (inf)")

@@ -9,17 +9,29 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.jupyter import Jupyter
-from hpcjobs.site.models import Environment, NodeGroup, NodeShape, Partition, Prices, Resources, Site, Watts
+from hpcjobs.site.login import Login
+from hpcjobs.site.models import (
+    OF_THE_LOADER,
+    Environment,
+    NodeGroup,
+    NodeShape,
+    Partition,
+    Prices,
+    Resources,
+    Site,
+    Watts,
+)
+from hpcjobs.site.policy import Policy
 
 SECTIONS: tuple[type[msgspec.Struct], ...] = (
-    *(Site, Partition, NodeShape, NodeGroup, Resources, Environment, Containers, Jupyter, Prices, Watts),
+    *(Site, Partition, NodeShape, NodeGroup, Resources, Environment, Affinity, Containers, Jupyter, Login),
+    *(Prices, Watts, Policy),
 )
 """Every type of a site file, in the order of the reference page."""
 FILE_NAME = "hpcjobs-site.schema.json"
-_OF_THE_LOADER = ("name", "path", "rehearsal")
-"""Fields of `Site` that no file may have."""
 
 
 class Key(NamedTuple):
@@ -44,17 +56,18 @@ def list_keys(section: type[msgspec.Struct]) -> tuple[Key, ...]:
         for statement, following in zip(body, [*body[1:], None], strict=True):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 keys[statement.target.id] = _read_key(statement, statement.target.id, following)
-    return tuple(key for key in keys.values() if section is not Site or key.name not in _OF_THE_LOADER)
+    return tuple(key for key in keys.values() if section is not Site or key.name not in OF_THE_LOADER)
 
 
 def site_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a site file."""
     schema = msgspec.json.schema(Site)
-    definitions = schema["$defs"]
+    names = {section.__name__ for section in SECTIONS}
+    definitions = schema["$defs"] = {name: part for name, part in schema["$defs"].items() if name in names}
     for section in SECTIONS:
         definition = definitions[section.__name__]
         definition["description"] = inspect.getdoc(section)
-        for name in _OF_THE_LOADER if section is Site else ():
+        for name in OF_THE_LOADER if section is Site else ():
             del definition["properties"][name]
         for key in list_keys(section):
             if key.text:

@@ -8,6 +8,7 @@ from typing import get_args
 
 import msgspec
 
+from hpcjobs.site.affinity import BindTo, NumaBinding
 from hpcjobs.site.containers import Runtime
 from hpcjobs.site.models import GpuRequest, LauncherName, MemoryRequest, Site
 from hpcjobs.site.schema import SECTIONS, Key, list_keys
@@ -20,6 +21,7 @@ This page is made from the types in `hpcjobs/site/`, as is the JSON Schema that 
 marked as required.
 """
 _ALIASES = {"GpuRequest": GpuRequest, "MemoryRequest": MemoryRequest, "LauncherName": LauncherName, "Runtime": Runtime}
+_ALIASES |= {"NumaBinding": NumaBinding, "BindTo": BindTo}
 _YAML = {"()": "[]", "True": "true", "False": "false"}
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
 _TITLES = {"Site": "The file itself", "Resources": "`defaults` of the file and of a partition (`Resources`)"}
@@ -55,6 +57,6 @@ def _type(annotation: str) -> str:
 
 def _default(code: str | None) -> str:
     """The default as YAML has it; sections that are empty by default have none."""
-    if code is None or code.endswith("s()") or code in ("Environment()", "Jupyter()"):
+    if code is None or code.endswith("s()") or code in ("Environment()", "Jupyter()", "Affinity()"):
         return ""
     return f"`{_YAML.get(code, code)}`"

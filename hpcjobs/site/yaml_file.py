@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,20 +15,61 @@ T = TypeVar("T", bound=msgspec.Struct)
 MOST_BYTES = 1 << 20
 
 
+class YamlFile(NamedTuple):
+    """A file, and the tree that its text stands for; an empty file is an empty mapping."""
+
+    path: Path
+    text: str
+    tree: Any
+
+
 def read_yaml(path: Path, kind: type[T]) -> T:
     """The ``kind`` written in the YAML file ``path``.
 
     Raises:
         ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
     """
+    file = read_file(path)
+    return convert_tree(file.tree, kind, [file])
+
+
+def read_file(path: Path) -> YamlFile:
+    """The file ``path``.
+
+    Raises:
+        ConfigError: unreadable, or no YAML; names file and line.
+    """
     text = _text(path)
     tree = read_tree(path, text)
+    return YamlFile(path, text, {} if tree is None else tree)
+
+
+def convert_tree(tree: Any, kind: type[T], files: Sequence[YamlFile]) -> T:
+    """``tree``, merged from ``files``, of which the first wins, as a ``kind``.
+
+    Raises:
+        ConfigError: it is none; names the file, the line and the key.
+    """
     try:
-        return msgspec.convert(tree if tree is not None else {}, kind)
+        return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         from hpcjobs.site.yaml_text import locate_error
 
-        raise locate_error(path, text, tree, kind, error) from error
+        raise locate_error(files, tree, kind, error) from error
+
+
+def find_source(files: Sequence[YamlFile], steps: Sequence[str | int]) -> YamlFile:
+    """The file whose value at ``steps`` counts: of those that lead furthest along them, the first."""
+    return max(files, key=lambda file: _depth(file.tree, steps))
+
+
+def _depth(tree: Any, steps: Sequence[str | int]) -> int:
+    for depth, step in enumerate(steps):
+        is_there = step in tree if isinstance(tree, dict) else isinstance(tree, list) and step in range(len(tree))
+        if not is_there:
+            return depth
+        tree = tree[step]
+    return len(steps)
 
 
 def _text(path: Path) -> str:

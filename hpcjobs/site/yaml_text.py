@@ -13,6 +13,7 @@ import yaml
 
 from hpcjobs.errors import ConfigError, nearest
 from hpcjobs.site.type_errors import in_plain_words, is_unquoted_text
+from hpcjobs.site.yaml_file import YamlFile, find_source
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
@@ -119,16 +120,16 @@ def _line_at(text: str, position: int | None) -> int:
 
 
 def locate_error(
-    path: Path, text: str, tree: Any, kind: type[msgspec.Struct], error: msgspec.ValidationError
+    files: Sequence[YamlFile], tree: Any, kind: type[msgspec.Struct], error: msgspec.ValidationError
 ) -> ConfigError:
-    """``error`` with the file, the line and the key it is about."""
+    """``error`` of ``tree``, which ``files`` give, of which the first wins, with the file, line and key it is about."""
     match = _PATH.match(str(error))
     message, steps = (match["message"], _steps(match["path"])) if match else (str(error), [])
     steps = _without_wildcards(tree, kind, steps, str(error))
-    word, _, rest = message.partition(" ")
-    own = _own_steps(_dig(tree, steps), word.rstrip(":"))  # named by the value's own check
+    first, _, rest = message.partition(" ")
+    own = _own_steps(_dig(tree, steps), first.rstrip(":"))  # named by the value's own check
     if own:
-        steps, message = [*steps, *own], rest if word.endswith(":") else message
+        steps, message = [*steps, *own], rest if first.endswith(":") else message
     unknown = _UNKNOWN.match(message)
     hint = None
     if unknown:
@@ -144,9 +145,10 @@ def locate_error(
         hint = f"write the value in quotes: '{_dig(tree, steps)}'"
     elif message.startswith("Invalid enum value") and (words := _words_at(kind, steps)):
         hint = nearest(message.split("'")[1] if "'" in message else "", words)
-    line = line_of(text, steps)
+    file = find_source(files, steps)
+    line = line_of(file.text, steps)
     key = ".".join(str(step) for step in steps) or "the file"
-    return ConfigError(f"{path}:{line}: {key}: {_cut(in_plain_words(message))}", hint=hint)
+    return ConfigError(f"{file.path}:{line}: {key}: {_cut(in_plain_words(message))}", hint=hint)
 
 
 def _cut(message: str) -> str:
@@ -154,10 +156,10 @@ def _cut(message: str) -> str:
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE // 2]} … {message[-200:]}"
 
 
-def _own_steps(value: Any, word: str) -> list[str | int]:
-    """The keys below ``value`` that ``word`` (``qos.normal``) names; none if there are none such."""
+def _own_steps(value: Any, keys: str) -> list[str | int]:
+    """The keys below ``value`` that ``keys`` (``qos.normal``) names; none if there are none such."""
     steps: list[str | int] = []
-    for key in word.split("."):
+    for key in keys.split("."):
         if not isinstance(value, dict) or key not in value:
             break
         steps.append(key)
@@ -167,8 +169,8 @@ def _own_steps(value: Any, word: str) -> list[str | int]:
 
 def _steps(path: str) -> list[str | int]:
     """``$.partitions[...].node`` -> ``['partitions', '...', 'node']``."""
-    found = re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path)
-    return [name if name else (int(index) if index.isdigit() else index) for name, index in found]
+    parts = re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path)
+    return [name if name else (int(index) if index.isdigit() else index) for name, index in parts]
 
 
 def _without_wildcards(tree: Any, kind: type[msgspec.Struct], steps: list[str | int], error: str) -> list[str | int]:
@@ -219,7 +221,7 @@ def _words_at(kind: type[msgspec.Struct], steps: list[str | int]) -> list[str]:
     """The words that the value at ``steps`` is one of."""
     current = _type_at(kind, steps)
     literals = [part for part in (current, *typing.get_args(current)) if typing.get_origin(part) is typing.Literal]
-    return [str(word) for part in literals for word in typing.get_args(part)]
+    return [str(literal) for part in literals for literal in typing.get_args(part)]
 
 
 def _struct_at(kind: type[msgspec.Struct], steps: list[str | int]) -> type[msgspec.Struct] | None:
@@ -240,6 +242,19 @@ def line_of(text: str, steps: Sequence[str | int]) -> int:
         else:
             return line
     return line
+
+
+def list_lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """The line of each key that stands in ``text``, by the keys that lead to it; that of the file itself is 1."""
+    lines: dict[tuple[str | int, ...], int] = {(): 1}
+    nodes: list[tuple[tuple[str | int, ...], yaml.Node | None]] = [((), yaml.compose(text, Loader=_Loader))]
+    while nodes:
+        steps, node = nodes.pop()
+        for key, value, line in _children(node):
+            path = (*steps, key)
+            lines[path] = line
+            nodes.append((path, value))
+    return lines
 
 
 def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, yaml.Node, int]]:

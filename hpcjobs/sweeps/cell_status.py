@@ -1,6 +1,6 @@
 """Status of each cell of a sweep, with as few commands of the scheduler as possible.
 
-A cell's own state file is read first; where every cell has written its end, no scheduler is asked. Else
+A cell's own state file is read first; where every cell has written its end, that is enough. Else
 one squeue covers all arrays, and one sacct those that have ended and were never accounted for.
 """
 
@@ -76,7 +76,7 @@ def cell_statuses(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = 
     (a requeued task does, until it starts again)."""
     scheduler = scheduler if isinstance(scheduler, CachedQueue) else CachedQueue(scheduler)
     cells = folder.definition.cells
-    attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is asked after it is known
+    attempts = _attempts(folder, scheduler, folder.tail())  # the tail first: the queue is read after it is known
     states = read_states(folder)
     own = {cell.id: _own_state(states.get(cell.id), attempts.get(cell.id)) for cell in cells}
     open_entries = {
@@ -105,7 +105,7 @@ def _is_final(own: StateFile | None, *, certain: bool) -> bool:
 
 
 def _attempts(folder: SweepFolder, scheduler: Scheduler, tail: Entry | None) -> dict[str, _Attempt]:
-    """The latest attempt of every cell that was ever put into a chunk; chunks that nobody will submit are left out."""
+    """The latest attempt of every cell that was ever put into a chunk; chunks that are never submitted are left out."""
     latest: dict[str, _Attempt] = {}
     for chunk in folder.chunks():
         entry = folder.entry(chunk) or adopt_chunk(folder, chunk, scheduler)

@@ -20,7 +20,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.points import Point, variable
 
-Passing = Literal["flags", "env"]
+Passing = Literal["flags", "env", "overrides"]
 _TRAINER = "hpcjobs.trainers."
 _ID_DIGITS = 12
 
@@ -120,15 +120,29 @@ def command(program: Program, cell: Cell) -> tuple[str, ...]:
         placed.add(name)
         return cell.params[name] or ""
 
-    words = [_PLACE.sub(put, word) if "{" in word else word for word in program.words]
+    args = [_PLACE.sub(put, arg) if "{" in arg else arg for arg in program.words]
     if program.passing == "flags":
         for name, text in cell.params.items():
             if name not in placed and text is not None:
-                words.append(_flag(name, text, trainer=program.trainer))
-    return tuple(words)
+                args.append(_flag(name, text, trainer=program.trainer))
+    elif program.passing == "overrides":
+        left = [(name, text) for name, text in cell.params.items() if name not in placed and text is not None]
+        args += [f"{name}={_quote_override(text)}" for name, text in left]
+    return tuple(args)
 
 
 _PLACE = re.compile(r"\{\{(?P<literal>[A-Za-z_][\w.-]*)\}\}|\{(?P<name>[A-Za-z_][\w.-]*)\}", re.ASCII)
+
+
+def _quote_override(text: str) -> str:
+    """A value as Hydra and OmegaConf read it: quoted, where its characters would mean something to them."""
+    if _PLAIN_OVERRIDE.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+_PLAIN_OVERRIDE = re.compile(r"[\w.+/@%-]+", re.ASCII)
 
 
 def _flag(name: str, text: str, *, trainer: bool) -> str:

@@ -110,7 +110,7 @@ class SweepFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Nobody else submits for this sweep meanwhile; waits for whoever does. A crash lets go."""
+        """Lock the sweep for submission, and wait for a process that has the lock. A crash releases it."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)

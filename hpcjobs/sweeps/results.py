@@ -35,6 +35,17 @@ class Results(NamedTuple):
         """All columns, in the order of a table."""
         return [*self.params, "state", *self.measured, *_FACTS[1:]]
 
+    def as_documents(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows with parameters and measurements apart from the facts of the run."""
+        return [
+            {
+                "params": {name: row[name] for name in self.params if name in row},
+                "measured": {name: row[name] for name in self.measured if name in row},
+                **{fact: row[fact] for fact in _FACTS},
+            }
+            for row in rows
+        ]
+
     def best(self, metric: str, *, largest: bool = False) -> dict[str, Any] | None:
         """The completed cell with the smallest (or largest) value of ``metric``; None: none has one.
 
@@ -50,7 +61,8 @@ class Results(NamedTuple):
             RequestError: no cell measured that.
         """
         if metric not in self.measured and metric not in _FACTS:
-            raise RequestError(f"no cell has {metric!r}", hint=nearest(metric, self.measured))
+            hint = nearest(metric, self.measured) if self.measured else "no cell has written a summary.json yet"
+            raise RequestError(f"no cell has {metric!r}", hint=hint)
         compared = [row for row in self.rows if row["state"] == "COMPLETED" and _is_finite(row.get(metric))]
         return sorted(compared, key=lambda row: float(row[metric]), reverse=largest)
 

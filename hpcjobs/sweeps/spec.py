@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict, replace
 
 from hpcjobs.errors import RequestError
+from hpcjobs.job.check import check_trainer
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
-from hpcjobs.sweeps.cells import Passing, make_cell
+from hpcjobs.sweeps.cells import Cell, Passing, Program, command, make_cell
 from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition
 from hpcjobs.sweeps.points import Point, axis_of, check_count, check_points, from_csv, grid_of, sample, zip_
@@ -148,7 +149,25 @@ def define(
     )  # fmt: skip
     what = resolve_program(definition)
     cells = {cell.id: cell for cell in (make_cell(what, point) for point in check_points(points))}
+    if not (request.no_check or below.no_check):
+        check_cells(what, cells.values())
     return replace(definition, cells=list(cells.values()))
+
+
+def check_cells(program: Program, cells: Iterable[Cell]) -> None:
+    """Check the flags of a bundled trainer's cells: each value of each parameter once.
+
+    Raises:
+        RequestError: the trainer would refuse a cell.
+    """
+    if not program.trainer:
+        return
+    checked: set[tuple[str, str | None]] = set()
+    for cell in cells:
+        if not checked or not checked.issuperset(cell.params.items()):
+            checked.update(cell.params.items())
+            _, _, _, module, *arguments = command(program, cell)
+            check_trainer(module.rpartition(".")[2], arguments)
 
 
 def job_layer(path: Path, spec: SweepSpec) -> Layer:

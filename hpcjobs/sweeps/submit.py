@@ -65,6 +65,12 @@ def resume(folder: SweepFolder) -> Outcome:
         return _submit_missing(folder, definition, CachedQueue(connect_to(definition)))
 
 
+def look(folder: SweepFolder) -> Outcome:
+    """What was submitted before, with nothing new: every array of the sweep, and where its cells stand."""
+    chunks = [(chunk, entry) for chunk in folder.chunks() if (entry := folder.entry(chunk)) is not None]
+    return _outcome(chunks, folder, cell_statuses(folder, connect_to(folder.definition)))
+
+
 def submit_waiting(folder: SweepFolder) -> Outcome:
     """Submit the chunks that the queue had no room for. The sweep's own job calls this."""
     definition = folder.definition
@@ -216,7 +222,7 @@ def _plan(folder: SweepFolder, chunk: Chunk) -> Plan:
 
 
 def _room(limits: Limits, scheduler: Scheduler, to_submit: int) -> int | None:
-    """How many more jobs the queue takes; asked only when it could be too few."""
+    """How many more jobs the queue takes; looked up only when it could be too few."""
     if limits.jobs is None or to_submit < limits.jobs // 2:
         return None
     return limits.jobs - _queued_tasks(scheduler)

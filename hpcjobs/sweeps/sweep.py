@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hpcjobs.errors import UnknownJobError
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, UnknownJobError
 from hpcjobs.job.models import Layer
 from hpcjobs.job.request import make_spec
+from hpcjobs.run import submission
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.models import Site
 from hpcjobs.sweeps import submit, sweep_index
@@ -63,11 +65,33 @@ class Sweep:
         """
         definition = self.definition
         sweep_index.remember(definition.name, self.folder)  # first: what is killed half-way can be resumed by name
-        return submit.start(self.folder, definition, function=self.function)
+        return self._once(lambda: submit.start(self.folder, definition, function=self.function))
 
     def resume(self) -> Outcome:
         """Submit the cells that failed or are missing, with the identity they had."""
-        return submit.resume(self.folder)
+        return self._once(lambda: submit.resume(self.folder))
+
+    def _once(self, hand_over: Callable[[], Outcome]) -> Outcome:
+        """What a laptop sends twice is handed over once: a cell that has failed meanwhile is not submitted again."""
+        once = submission.next_submission()
+        if once is None:
+            return hand_over()
+        with submission.finish_without_terminal():
+            if (at := once.find_end()) is not None:
+                clock = time.strftime("%F %H:%M:%S", time.localtime(at))
+                text = (
+                    f"sweep {self.definition.name} was submitted at {clock} by the same command, whose answer got lost"
+                )
+                warnings.warn(f"{text}; not again", HpcJobsWarning, stacklevel=3)
+                return submit.look(self.folder)
+            once.begin(self.path)
+            try:
+                outcome = hand_over()
+            except HpcJobsError:  # what the scheduler took is in the sweep's folder
+                once.forget()
+                raise
+            once.finish(self.path)
+            return outcome
 
     def cancel(self) -> list[str]:
         """End every array of the sweep; the ids that were cancelled."""

@@ -14,7 +14,6 @@ from hpcjobs.trainers.commandline.launch import launch
 @dataclass(frozen=True)
 class FsdpScratchFlags:
     reshard_after_forward: bool = flag(True, "drop whole weights after the forward pass: less memory")
-    activation_checkpointing: bool = flag(False, "compute each block's forward pass again in the backward")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 #!/bin/bash
-# One elastic agent of torch per node: bash agent.sh [--address-suffix=TEXT] AGENT... --no-python COMMAND...
-# COMMAND is what the agent starts for each rank.
+# One elastic agent of torch per node: bash agent.sh [--address-suffix=TEXT] [--numa-binding=MODE] AGENT... --no-python
+# COMMAND...; COMMAND is what the agent starts for each rank.
 # shellcheck disable=SC2317,SC2329  # functions called by traps
 # shellcheck source-path=SCRIPTDIR source=common.bash
 . "${BASH_SOURCE[0]%/*}/common.bash" || exit
@@ -13,11 +13,28 @@ case $1 in
         shift
         ;;
 esac
-_hj_words=()
+_hj_numa=''
+case $1 in
+    --numa-binding=*)
+        _hj_numa=$1
+        shift
+        ;;
+esac
+_hj_words=() _hj_python=()
 while [ "$1" != --no-python ]; do
+    [ "$1" != -m ] || _hj_python=("${_hj_words[@]}")
     _hj_words+=("$1")
     shift
 done
+if [ -n "$_hj_numa" ]; then # an option of torch 2.9 and later, which starts numactl
+    if "${_hj_python[@]}" -c 'import importlib.util, os.path, shutil
+places: list = list(getattr(importlib.util.find_spec("torch"), "submodule_search_locations", ())) + ["/nowhere"]
+raise SystemExit(not (shutil.which("numactl") and os.path.exists(places[0] + "/numa/binding.py")))'; then
+        _hj_words+=("$_hj_numa")
+    else
+        echo "hpcjobs: no $_hj_numa: it needs numactl and torch 2.9 or later" >&2
+    fi
+fi
 _hj_words+=(--rdzv-conf="is_host=$((${SLURM_NODEID:-0} == 0))" --local-addr="$_hj_address")
 _hj_words+=("${@//\$/\$\$}") # the agent takes these for templates, in which two dollars are one
 

@@ -16,6 +16,7 @@ _hj_state_id=$HPCJOBS_JOB_ID # of the state file; a cell of a sweep has one of i
 _hj_caught='' _hj_early='' _hj_step='' _hj_recorder=''
 _hj_marker='' # file that shows that a cell of a sweep is completed
 _hj_helpers=() # processes that end with the job
+declare -a _hj_notify # of job.sh, with --notify
 
 _hj_write_state() { # STATE EXIT_CODE FIRST_FAILURE
     local ended=null # no `date`: a signal to all processes of the job would end it
@@ -41,8 +42,13 @@ _hj_finish() {
     # With --retries node.pyz writes the job's state; a cell of a sweep writes its own.
     [ -n "${HPCJOBS_CONTROL_DIR:-}" ] && [ "$BASHPID" = $$ ] || _hj_write_state "$state" "$code" "$failure"
     [ -z "$_hj_marker" ] || [ "$state" != COMPLETED ] || : >"$_hj_marker"
+    [ -n "${HPCJOBS_CONTROL_DIR:-}" ] || [ "$BASHPID" != $$ ] || _hj_report "$state" "$code"
     trap - EXIT
     exit "$code"
+}
+
+_hj_report() { # STATE EXIT_CODE: by --notify; a second signal does not keep it from its work
+    [ ${#_hj_notify[@]} -eq 0 ] || (trap '' TERM INT HUP && "${_hj_notify[@]}" "$1" "$2")
 }
 
 _hj_record_before_kill() { # KillWait after TERM Slurm kills this script; srun may wait longer for a step that has just begun

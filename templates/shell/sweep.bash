@@ -44,6 +44,24 @@ _hj_run_cell() ( # CHUNK LINE
     exit "$_hj_code"
 )
 
+_hj_share_gpus() { # LANE: of the GPUs that this task may use, those of one lane; lanes share them where they are fewer
+    local name all=() first count
+    # The list of the program's own library counts within that of ROCm's runtime, so it alone is cut where both are set.
+    if [ -n "${CUDA_VISIBLE_DEVICES:-}${HIP_VISIBLE_DEVICES:-}" ]; then
+        set -- "$1" CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+    else
+        set -- "$1" ROCR_VISIBLE_DEVICES
+    fi
+    for name in "${@:2}"; do
+        [ -n "${!name:-}" ] || continue
+        IFS=, read -ra all <<<"${!name}"
+        count=$((${#all[@]} / HPCJOBS_LANES))
+        if [ "$count" -eq 0 ]; then count=1 first=$(($1 % ${#all[@]})); else first=$(($1 * count)); fi
+        printf -v "$name" '%s,' "${all[@]:first:count}"
+        export "$name=${!name%,}"
+    done
+}
+
 _hj_run_lane() ( # CHUNK LANE: every HPCJOBS_LANES'th cell of this task, one after the other; the last code that is not 0
     trap '_hj_caught=TERM' TERM
     [ -z "${HPCJOBS_CONTROL_DIR:-}" ] || trap : USR1
@@ -51,7 +69,8 @@ _hj_run_lane() ( # CHUNK LANE: every HPCJOBS_LANES'th cell of this task, one aft
     _hj_last=$(wc -l <"$1/cells.sh")
     _hj_end=$(((SLURM_ARRAY_TASK_ID + 1) * HPCJOBS_PACK))
     [ "$_hj_last" -gt "$_hj_end" ] || _hj_end=$_hj_last
-    # A port and a share of the threads of its own.
+    # A port, a share of the threads and GPUs of its own.
+    _hj_share_gpus "$2"
     MASTER_PORT=$(free_port $((MASTER_PORT + 97 * $2)))
     OMP_NUM_THREADS=$((OMP_NUM_THREADS > HPCJOBS_LANES ? OMP_NUM_THREADS / HPCJOBS_LANES : 1))
     for ((_hj_line = SLURM_ARRAY_TASK_ID * HPCJOBS_PACK + 1 + $2; _hj_line <= _hj_end; _hj_line += HPCJOBS_LANES)); do

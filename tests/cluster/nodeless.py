@@ -13,9 +13,12 @@ from pathlib import Path
 
 from waiting import eventually
 
-from hpcjobs.sandbox import Sandbox
+from hpcjobs.sandbox import Sandbox, Shape
+from hpcjobs.sandbox.folder import Folder
+from hpcjobs.sandbox.layout import settle
 from hpcjobs.sandbox.network import CONTROLLER
-from hpcjobs.sandbox.slurm_files import ACCOUNTING_PORT
+from hpcjobs.sandbox.slurm_files import ACCOUNTING_PORT, gres_conf, slurm_conf
+from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 from hpcjobs.units import slurm_time, time_limit_s
 
@@ -48,6 +51,7 @@ AccountingStoragePort={dbd}
 AccountingStoragePass={munge}
 AccountingStorageEnforce=associations,limits,qos
 AccountingStorageTRES=gres/gpu
+PrivateData=cloud
 EnforcePartLimits=ALL
 GresTypes=gpu
 SuspendProgram=/bin/true
@@ -58,7 +62,7 @@ ResumeTimeout=3600
 
 
 class Nodeless:
-    """One of tests/data/clusters, as its own slurmctld has it."""
+    """A cluster as its own slurmctld has it."""
 
     def __init__(self, conf: Path) -> None:
         self.env = {**os.environ, "SLURM_CONF": str(conf)}
@@ -77,7 +81,7 @@ class Nodeless:
     def job(self, job_id: str) -> dict[str, str]:
         """What scontrol shows of a job, by name."""
         shown = self.run("scontrol", "--oneliner", "show", "job", job_id).stdout
-        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+        return dict(part.split("=", 1) for part in shown.split() if "=" in part)
 
 
 def _node_lines(name: str) -> list[str]:
@@ -134,15 +138,47 @@ def nodeless(sandbox: Sandbox, name: str, site: Site, home: Path) -> Iterator[No
     conf.write_text("\n".join([*settings, *lines]) + "\n", encoding="utf-8")
     (home / "gres.conf").write_text("\n".join(_gres_lines(lines)) + "\n", encoding="utf-8")
     _fill_accounting(sandbox, cluster, site)
-    controller = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
-    with (home / "out").open("wb") as out:
-        daemon = subprocess.Popen([controller, "-D", "-f", str(conf)], stdout=out, stderr=out)
-    asked = Nodeless(conf)
     try:
-        eventually(lambda: asked.run("scontrol", "ping").returncode == 0, what="an answer of slurmctld")
-        yield asked
+        with controller(conf) as running:
+            yield running
     finally:
-        asked.run("scancel", "--user=root")
+        _empty_accounting(sandbox, cluster, site)
+
+
+@contextmanager
+def like_site(sandbox: Sandbox, name: str, home: Path) -> Iterator[Nodeless]:
+    """A slurmctld with the files that ``sandbox up --like NAME`` writes, beside the sandbox and without accounting."""
+    munge = Path(sandbox.root) / "munge/munge.socket"
+    places = {"SlurmctldPort": str(_PORT), "SlurmdPort": str(_PORT + 1), "AuthInfo": f"socket={munge}"}
+    accounting = {"AccountingStorageType": "accounting_storage/none"}
+    left_out = ("Host", "Port", "Pass", "Enforce")
+    cloud = {"SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": "600", "PrivateData": "cloud"}
+    # NoCtldInAddrAny would have it listen on the address of this host's name alone, which may be 127.0.0.1.
+    listening = {"CommunicationParameters": ""}
+    settings = {**places, **accounting, **cloud, **listening, **{f"AccountingStorage{key}": "" for key in left_out}}
+    layout = settle(Shape(like=name, settings=settings), load_site(name))
+    folder = Folder(home)
+    (home / "ctld").mkdir()
+    conf = home / "slurm.conf"
+    here = f"SlurmctldHost={socket.gethostname()}({CONTROLLER})"
+    text = slurm_conf(layout, folder).replace(" State=UNKNOWN", " State=CLOUD")
+    conf.write_text(re.sub(r"SlurmctldHost=.*", here, text), encoding="utf-8")
+    (home / "gres.conf").write_text(gres_conf(layout, folder), encoding="utf-8")
+    with controller(conf) as running:
+        yield running
+
+
+@contextmanager
+def controller(conf: Path) -> Iterator[Nodeless]:
+    """A slurmctld of ``conf``, which answers."""
+    program = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
+    with (conf.parent / "out").open("wb") as out:
+        daemon = subprocess.Popen([program, "-D", "-f", str(conf)], stdout=out, stderr=out)
+    running = Nodeless(conf)
+    try:
+        eventually(lambda: running.run("scontrol", "ping").returncode == 0, what="an answer of slurmctld")
+        yield running
+    finally:
+        running.run("scancel", "--user=root")
         daemon.terminate()
         daemon.wait(timeout=240)
-        _empty_accounting(sandbox, cluster, site)

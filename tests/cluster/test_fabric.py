@@ -40,13 +40,13 @@ def on(sandbox: Sandbox, host: str, worse: str, better: str) -> Iterator[None]:
 
 
 def run_dir(name: str) -> Path:
-    (found,) = Path("runs").glob(f"{name}-2*")
-    return found
+    (path,) = Path("runs").glob(f"{name}-2*")
+    return path
 
 
 def report(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir(name) / "fabric.json").read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads((run_dir(name) / "fabric.json").read_text(encoding="utf-8"))
+    return document
 
 
 def log(name: str) -> str:

@@ -54,8 +54,12 @@ def test_every_way_to_start_gives_one_world_with_the_losses_of_ddp(tasks: str, f
         name = f"{trainer[0]}-{launcher}"
         ended = submit(*TWO_NODES, tasks, "--launcher", launcher, "--name", name, "--wait", *trainer, *lm)
         assert ended.code == 0, (ended, log(name))
-        found = summary(name)
-        assert (found["world_size"], found["nnodes"], found["backend"]) == (2 * int(tasks), 2, backend)
+        run_summary = summary(name)
+        assert (run_summary["world_size"], run_summary["nnodes"], run_summary["backend"]) == (
+            2 * int(tasks),
+            2,
+            backend,
+        )
         assert losses(name) == pytest.approx(losses("ddp"), rel=2e-4)
 
 
@@ -65,9 +69,9 @@ def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> 
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     ended = submit(*TWO_NODES, "2", "--launcher", launcher, "--name", "own", "--wait", "train.py")
     assert ended.code == 0, (ended, log("own"))
-    told = sorted(line for line in log("own").splitlines() if " sum " in line)
-    hosts = [line.rpartition(" ")[2] for line in told]
-    assert told == [f"{n}: rank {n} of 4 local {n % 2} of 2 sum 10 on {hosts[n]}" for n in range(4)]
+    printed_lines = sorted(line for line in log("own").splitlines() if " sum " in line)
+    hosts = [line.rpartition(" ")[2] for line in printed_lines]
+    assert printed_lines == [f"{n}: rank {n} of 4 local {n % 2} of 2 sum 10 on {hosts[n]}" for n in range(4)]
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Answer, hpcjobs
+from commandline import Answer, hpcjobs, moment
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.accounting.start_times import estimate_starts
 from hpcjobs.errors import UnknownJobError
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
+from hpcjobs.scaling.right_size import estimate_starts
 
 SITE = ("--site", "tu-hpc")
 REQUEUED = """
@@ -95,10 +95,10 @@ def test_a_job_over_two_nodes_is_told_as_slurm_and_arithmetic_have_it(slurm: Cal
     Path("hungry.py").write_text(HUNGRY)
     job_id = submit("-N", "2", "--ntasks-per-node", "2", "--mem", "2G", "hungry.py")
     ok("wait", job_id)
-    row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["mem_used_bytes"])
+    row = accounted(job_id, lambda values: values["state"] == "COMPLETED" and values["mem_used_bytes"])
     raw = slurm("sacct", "-nPXj", job_id, "-o", "ElapsedRaw,NCPUS,NNodes,Start,End,NodeList,CPUTimeRAW")
     elapsed, cpus, nodes, start, end, node_list, cpu_time = raw.strip().split("|")
-    assert [row["elapsed_s"], row["cpus"], row["nodes"], row["started"], row["ended"]] == list(
+    assert [row["elapsed_s"], row["cpus"], row["nodes"], moment(row["started"]), moment(row["ended"])] == list(
         map(int, (elapsed, cpus, nodes, start, end))
     )
     assert row["node_list"] == node_list
@@ -119,25 +119,27 @@ def test_a_running_job_has_the_cpu_time_and_memory_that_sstat_measures(slurm: Ca
     job_id = submit("-N", "1", "--ntasks-per-node", "2", "--mem", "2G", "busy.py")
     seen: list[dict[str, Any]] = []
 
-    def measured(told: dict[str, Any]) -> bool:
-        seen.append(told)
-        return told["state"] == "RUNNING" and (told["mem_used_bytes"] or 0) > 2 * (256 << 20) and told["cpu_s"] > 1
+    def measured(values: dict[str, Any]) -> bool:
+        seen.append(values)
+        return (
+            values["state"] == "RUNNING" and (values["mem_used_bytes"] or 0) > 2 * (256 << 20) and values["cpu_s"] > 1
+        )
 
     try:
         row = accounted(job_id, measured)
     finally:
         ok("cancel", job_id)
     assert row["cpu_efficiency"] == pytest.approx(row["cpu_s"] / (row["elapsed_s"] * row["cpus"]))
-    assert row["cpu_s"] <= row["cpus"] * (time.time() - row["started"] + 1)
+    assert row["cpu_s"] <= row["cpus"] * (time.time() - moment(row["started"]) + 1)
     assert row["max_rss_bytes"] > 256 << 20
-    assert all(told["cpu_s"] is None for told in seen if told["state"] == "PENDING")
+    assert all(values["cpu_s"] is None for values in seen if values["state"] == "PENDING")
 
 
 def test_a_requeued_job_has_its_attempts_and_what_was_really_lost(slurm: Callable[..., str]) -> None:
     """What the first attempt had done when it saved lasts; the rest of it, and its start-up, are lost."""
     Path("drill.py").write_text(REQUEUED)
     job_id = submit("-N", "1", "-o", "requeue", "drill.py")
-    row = accounted(job_id, lambda told: told["state"] == "COMPLETED" and told["attempts"] == 2)
+    row = accounted(job_id, lambda values: values["state"] == "COMPLETED" and values["attempts"] == 2)
     spans = slurm("sacct", "-nPXDj", job_id, "-o", "ElapsedRaw").split()
     first, last = map(int, spans)
     assert (row["elapsed_all_s"], row["elapsed_s"]) == (first + last, last)
@@ -173,19 +175,19 @@ def test_a_local_job_has_the_same_columns(workdir: Path) -> None:
 
 def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable[..., str]) -> None:
     """One node once; then one and two nodes twice, the two larger ones as one array; numbers as in the run folders."""
-    asked = ("scale", *SITE, "--name", "lm", "-t", "10m", "--json")
-    first = ok(*asked, "--nodes", "1", "--repeats", "1", *LM).json["points"]
-    again = ok(*asked, "--nodes", "1,2", "--repeats", "2", "--wait", *LM)
+    command = ("scale", *SITE, "--name", "lm", "-t", "10m", "--json")
+    first = ok(*command, "--nodes", "1", "--repeats", "1", *LM).json["points"]
+    again = ok(*command, "--nodes", "1,2", "--repeats", "2", "--wait", *LM)
     points = json.loads(Path("lm.study.json").read_text())["points"]
     assert points[0] == first[0]
     assert [point["job_id"].partition("_")[2] for point in points] == ["0", "0", "0", "1"], again
-    accounted(points[-1]["job_id"], lambda told: told["state"] == "COMPLETED")
+    accounted(points[-1]["job_id"], lambda values: values["state"] == "COMPLETED")
 
     answer = ok("report", "scaling", "lm", "--json", "--target", "0.5")
     summaries = [json.loads((Path(point["run_dir"]) / "summary.json").read_text()) for point in points]
     for group in answer.json["groups"]:
         mine = sorted(s["throughput"]["value"] for s in summaries if s["nnodes"] == group["nodes"])
-        assert group["throughput"][0] == pytest.approx((mine[0] * mine[1]) ** 0.5)
+        assert group["throughput"]["value"] == pytest.approx((mine[0] * mine[1]) ** 0.5)
     assert {s["global_batch_size"] for s in summaries} == {4}
     assert "too few to choose a law" in answer.json["summary"][0]
     page = Path("lm-report/index.html").read_text(encoding="utf-8")
@@ -235,16 +237,16 @@ def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandb
     On a busy machine two hosts that share its cores wait for each other on any network: figures are compared with
     those of the fast one, and with the time that the gradients must take.
     """
-    asked = ("scale", *SITE, "--nodes", "1,2", "--repeats", "1", "-t", "10m", "--wait")
-    ok(*asked, "--name", "fast", *LM)
+    command = ("scale", *SITE, "--nodes", "1,2", "--repeats", "1", "-t", "10m", "--wait")
+    ok(*command, "--name", "fast", *LM)
     copy_smallest_run("fast", "slow")
     with slow_network(sandbox):
-        ok(*asked, "--name", "slow", *LM)
+        ok(*command, "--name", "slow", *LM)
     fast, slow = (ok("report", "scaling", name, "--json").json for name in ("fast", "slow"))
     before, after = fast["groups"][1], slow["groups"][1]
     waited_s, waits_s = (group["communication"] * group["step_s"] for group in (before, after))
     assert waits_s > max(waited_s, 0.9 * GRADIENT_S)
-    assert after["efficiency"][0] < before["efficiency"][0]
-    serial = [told["fits"][0]["parameters"]["serial"][0] for told in (fast, slow)]
+    assert after["efficiency"]["value"] < before["efficiency"]["value"]
+    serial = [values["fits"][0]["parameters"]["serial"]["value"] for values in (fast, slow)]
     assert serial[0] < serial[1] or serial[1] == 1.0  # a fraction ends at one
     ok("report", "scaling", "slow", "--baseline", "fast")

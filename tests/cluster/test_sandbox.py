@@ -79,23 +79,27 @@ def lines(result: Result) -> list[str]:
 
 def test_every_host_has_its_own_name_and_address(slurm: Slurm) -> None:
     """Four hosts, four names, four addresses on eth0."""
-    found = lines(slurm("srun", "-N4", "sh", "-c", "echo $(hostname) $(ip -4 -o address show eth0 | cut -d' ' -f7)"))
-    assert found == [f"tu0{n} 10.78.0.1{n}/24" for n in (1, 2, 3, 4)]
+    printed_lines = lines(
+        slurm("srun", "-N4", "sh", "-c", "echo $(hostname) $(ip -4 -o address show eth0 | cut -d' ' -f7)")
+    )
+    assert printed_lines == [f"tu0{n} 10.78.0.1{n}/24" for n in (1, 2, 3, 4)]
 
 
 def test_a_user_who_is_added_may_submit_and_one_whom_the_machine_does_not_know_is_refused(slurm: Slurm) -> None:
-    """`daemon` is on every Debian, and not one of the people who may submit from the start."""
-    as_daemon = ("runuser", "-u", "daemon", "--", "srun", "--chdir=/", "-N1", "id", "-un")
-    assert "Invalid account" in slurm(*as_daemon).err
-    assert hpcjobs("sandbox", "add-user", "daemon").code == 0
-    assert lines(slurm(*as_daemon)) == ["daemon"]
+    """`uucp` is on every Debian, and no other test gives it an account."""
+    as_uucp = ("runuser", "-u", "uucp", "--", "srun", "--chdir=/", "-N1", "id", "-un")
+    assert "Invalid account" in slurm(*as_uucp).err
+    assert hpcjobs("sandbox", "add-user", "uucp").code == 0
+    assert lines(slurm(*as_uucp)) == ["uucp"]
     unknown = hpcjobs("sandbox", "add-user", "nobody-of-that-name")
     assert (unknown.code, "has no user" in unknown.err) == (5, True)
 
 
 def test_hosts_know_each_others_link_address_so_that_many_do_not_fill_the_kernels_table(slurm: Slurm) -> None:
-    found = lines(slurm("srun", "-N1", "-w", "tu02", "ip", "neighbour", "show", "dev", "eth0", "nud", "permanent"))
-    assert [line.split()[0] for line in found] == ["10.78.0.1", "10.78.0.11", "10.78.0.13", "10.78.0.14"]
+    printed_lines = lines(
+        slurm("srun", "-N1", "-w", "tu02", "ip", "neighbour", "show", "dev", "eth0", "nud", "permanent")
+    )
+    assert [line.split()[0] for line in printed_lines] == ["10.78.0.1", "10.78.0.11", "10.78.0.13", "10.78.0.14"]
 
 
 @pytest.mark.skipif(not cgroups.available(), reason="no cgroup freezer of version 1 on this machine")
@@ -122,17 +126,17 @@ def test_every_host_has_its_own_tmp_and_shared_memory(slurm: Slurm, workdir: Pat
     """What one host writes there no other sees, nor this machine; the work folder all see."""
     script = 'for d in /tmp /var/tmp /dev/shm "$PWD"; do touch "$d/mark-$(hostname)"; done; sleep 0.5; '
     script += "echo $(ls -d /tmp/mark-* /var/tmp/mark-* /dev/shm/mark-*)"
-    found = lines(slurm("srun", "-N3", "sh", "-c", script))
+    printed_lines = lines(slurm("srun", "-N3", "sh", "-c", script))
     marks = sorted(path.name for path in workdir.glob("mark-tu0*"))
     assert len(marks) == 3
-    assert found == [f"/dev/shm/{mark} /tmp/{mark} /var/tmp/{mark}" for mark in marks]
+    assert printed_lines == [f"/dev/shm/{mark} /tmp/{mark} /var/tmp/{mark}" for mark in marks]
     assert not [mark for mark in marks if Path("/tmp", mark).exists()]
 
 
 def test_addresses_resolve_both_ways_and_at_once(slurm: Slurm) -> None:
     """In both spellings: torch.distributed looks up the mapped one, for ten seconds if nobody answers."""
-    (found,) = lines(slurm("srun", "-N1", sys.executable, "-c", LOOK_UP))
-    *names, elapsed_s = found.split()
+    (printed_lines,) = lines(slurm("srun", "-N1", sys.executable, "-c", LOOK_UP))
+    *names, elapsed_s = printed_lines.split()
     assert names == [f"tu0{n}" for n in (1, 2, 3, 4) for _ in range(2)]
     assert float(elapsed_s) < 9
     assert socket.gethostbyname("tu03") == "10.78.0.13"
@@ -151,8 +155,13 @@ def test_a_program_on_one_host_reaches_another_by_name(slurm: Slurm) -> None:
         "print(socket.gethostname(), 'heard', c.recv(9).decode())"
     )
     both = f'if [ "$(hostname)" = tu01 ]; then exec {sys.executable} -c "$1"; else exec {sys.executable} -c "$2"; fi'
-    found = lines(slurm("srun", "-N2", "-w", "tu01,tu02", "sh", "-c", both, "sh", server, client))
-    assert found == ["tu02 heard tu01"]
+    printed_lines = lines(slurm("srun", "-N2", "-w", "tu01,tu02", "sh", "-c", both, "sh", server, client))
+    assert printed_lines == ["tu02 heard tu01"]
+
+
+# On a busy machine a rank of Open MPI may get a message before MPI_Init has made its communicator
+# (open-mpi/ompi, issues 11438 and 12495). No other end is forgiven.
+CRASH_OF_OPEN_MPI = "Segmentation fault"
 
 
 @pytest.mark.skipif(shutil.which("mpicc") is None, reason="mpicc is missing: apt-get install libopenmpi-dev")
@@ -165,14 +174,19 @@ def test_an_mpi_program_runs_over_four_hosts_by_pmix(
     (workdir / "ring.c").write_text(MPI_PROGRAM)
     assert run(["mpicc", "-o", "ring", "ring.c"]).code == 0
     monkeypatch.setenv("SLURM_MPI_TYPE", "none")  # must not be what decides
-    found = lines(slurm("srun", "-N4", "--ntasks-per-node=2", "--mpi=pmix", "./ring"))
-    assert found == [f"{rank} 8 28 tu0{rank // 2 + 1}" for rank in range(8)]
+    for _ in range(3):
+        result = slurm("srun", "-N4", "--ntasks-per-node=2", "--mpi=pmix", "./ring")
+        if CRASH_OF_OPEN_MPI not in result.err:
+            break
+    assert lines(result) == [f"{rank} 8 28 tu0{rank // 2 + 1}" for rank in range(8)]
 
 
 def test_pmi2_tells_eight_tasks_who_they_are(slurm: Slurm) -> None:
     """What MPICH's programs read."""
-    found = lines(slurm("srun", "-N4", "-n8", "--mpi=pmi2", "sh", "-c", "echo $PMI_RANK $PMI_SIZE ${PMI_FD:+fd}"))
-    assert found == [f"{rank} 8 fd" for rank in range(8)]
+    printed_lines = lines(
+        slurm("srun", "-N4", "-n8", "--mpi=pmi2", "sh", "-c", "echo $PMI_RANK $PMI_SIZE ${PMI_FD:+fd}")
+    )
+    assert printed_lines == [f"{rank} 8 fd" for rank in range(8)]
 
 
 def test_tasks_that_wait_give_this_machines_cores_to_others_unless_told_otherwise(
@@ -262,10 +276,10 @@ def test_the_site_is_played_by_the_sandbox(sandbox: Sandbox, workdir: Path) -> N
 
 def test_status_and_env_say_what_is_up(sandbox: Sandbox, workdir: Path) -> None:
     """For people and for programs."""
-    said = CliRunner().invoke(app, ["status", "--json"])
-    found = json.loads(said.stdout)
-    assert (said.exit_code, found["state"]) == (0, "up")
-    assert sorted(found["nodes"]) == ["tu01", "tu02", "tu03", "tu04"]
+    answer = CliRunner().invoke(app, ["status", "--json"])
+    document = json.loads(answer.stdout)
+    assert (answer.exit_code, document["state"]) == (0, "up")
+    assert sorted(document["nodes"]) == ["tu01", "tu02", "tu03", "tu04"]
     assert f"export SLURM_CONF={sandbox.slurm_conf}\n" in CliRunner().invoke(app, ["env"]).stdout
 
 
@@ -369,9 +383,9 @@ def test_an_up_that_is_killed_half_way_leaves_nothing_after_down(nothing_up: Fol
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as half:
         eventually((nothing_up.database / "mysql").exists)
         half.kill()
-    found = sandboxes.status()
-    assert found.state == "damaged"
-    assert any("processes" in problem for problem in found.problems)
+    result = sandboxes.status()
+    assert result.state == "damaged"
+    assert any("processes" in problem for problem in result.problems)
     sandboxes.down()
     assert_nothing_is_left(nothing_up, hosts_before)
 
@@ -382,10 +396,10 @@ def test_an_up_that_fails_shows_the_log_and_cleans_up(
     """slurmctld cannot write its state: its last words are in the error."""
     broken = slurm_files._SETTINGS.replace("StateSaveLocation={root}/ctld", "StateSaveLocation=/proc/none")
     monkeypatch.setattr(slurm_files, "_SETTINGS", broken)
-    said: list[str] = []
+    answer: list[str] = []
     with pytest.raises(HpcJobsError, match=r"slurmctld ended while waiting(.*\n)+.*slurmctld: .*/proc/none"):
-        sandboxes.up(SHAPE, say=said.append)
-    assert said[-1] == "failed; removing what was started"
+        sandboxes.up(SHAPE, say=answer.append)
+    assert answer[-1] == "failed; removing what was started"
     assert_nothing_is_left(nothing_up, hosts_before)
 
 
@@ -403,8 +417,8 @@ def test_a_gpu_site_gives_gpus_and_its_jobs_end_with_it(
     nothing_up: Folder, hosts_before: bytes, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA_VISIBLE_DEVICES is set; ``down`` goes well with slurmctld killed and a job that ignores SIGTERM."""
-    said = CliRunner().invoke(app, ["up", "--like", "gcp-t4", "--json"])
-    assert msgspec.json.decode(said.stdout, type=Sandbox).partitions == {"t4": ("gcp01", "gcp02")}
+    answer = CliRunner().invoke(app, ["up", "--like", "gcp-t4", "--json"])
+    assert msgspec.json.decode(answer.stdout, type=Sandbox).partitions == {"t4": ("gcp01", "gcp02")}
     for name, value in sandboxes.environment().items():
         monkeypatch.setenv(name, value)
     seen = run(["srun", "-N2", "--gres=gpu:t4:1", "sh", "-c", "echo $(hostname) $CUDA_VISIBLE_DEVICES"])

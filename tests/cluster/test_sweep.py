@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import submitit
-from commandline import Answer, hpcjobs, start
+from commandline import Answer, hpcjobs, ok, start
 from waiting import eventually
 
 import hpcjobs as api
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import Daemon, alive, recorded, spawn
+from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons, spawn
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.site.rehearsal import current
 
@@ -51,13 +51,13 @@ def sweep(*words: str, code: int = 0) -> Answer:
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = sweep("results", name, "--json").json
-    return found
+    cells: list[dict[str, Any]] = sweep("results", name, "--json").json
+    return [{**cell, **cell["params"], **cell["measured"]} for cell in cells]
 
 
 def states(name: str) -> dict[str, int]:
-    found: dict[str, int] = sweep("status", name, "--json").json["states"]
-    return found
+    document: dict[str, int] = sweep("status", name, "--json").json["states"]
+    return document
 
 
 def slurm(*argv: str) -> str:
@@ -66,7 +66,7 @@ def slurm(*argv: str) -> str:
 
 def end(name: str) -> Daemon:
     """A daemon of the sandbox, ended as an administrator would."""
-    daemon = next(daemon for daemon in recorded(folder_at(None)) if daemon.name == name)
+    daemon = next(daemon for daemon in recorded_daemons(folder_at(None)) if daemon.name == name)
     os.kill(daemon.pid, signal.SIGTERM)
     eventually(lambda: not alive(daemon))
     return daemon
@@ -78,7 +78,7 @@ def test_a_real_trainer_with_killed_and_failing_cells_is_resumed_where_it_must_b
     (folder / "sweep.yaml").write_text(
         json.dumps({"program": ["ddp", "--steps", "3"], "cells": cells, "name": "digits"})
     )
-    begun = sweep(*SITE, "--sweep", "sweep.yaml", "--json").json
+    begun = sweep(*SITE, "--sweep", "sweep.yaml", "--no-check", "--json").json
     (array,) = begun["arrays"]
     eventually(lambda: states("digits").get("RUNNING", 0) >= 2)
     slurm("scancel", "--full", "--signal=KILL", f"{array}_0", f"{array}_1")
@@ -87,11 +87,11 @@ def test_a_real_trainer_with_killed_and_failing_cells_is_resumed_where_it_must_b
     # What a SIGKILL of a task is called depends on Slurm's version, and on whether its script saw the step's end.
     assert (ended["COMPLETED"], sum(ended.values())) == (1, 4), ended
     assert sweep("resume", "digits", "--wait", "--json", code=1).json["cells"] == 3
-    found = rows("digits")
-    assert [row["state"] for row in found] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
-    assert all(row["loss"] > 0 for row in found if row["state"] == "COMPLETED")
+    result = rows("digits")
+    assert [row["state"] for row in result] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
+    assert all(row["loss"] > 0 for row in result if row["state"] == "COMPLETED")
     best = sweep("results", "digits", "--min", "loss", "--json").json
-    assert best["loss"] == min(row["loss"] for row in found if "loss" in row)
+    assert best["measured"]["loss"] == min(row["loss"] for row in result if "loss" in row)
 
 
 def test_a_changed_grid_keeps_what_is_done_and_resume_runs_only_what_failed(folder: Path) -> None:
@@ -126,8 +126,8 @@ def most_at_once(name: str, *, tasks: int) -> int:
 
     eventually(lambda: len(spans()) == tasks)
     # An end and the start it makes room for fall into the same second: only whole seconds within count.
-    whole = [(begun + 1, end) for begun, end in spans() if end > begun]
-    moves = sorted([(begun, 1) for begun, _ in whole] + [(end, -1) for _, end in whole])
+    complete = [(begun + 1, end) for begun, end in spans() if end > begun]
+    moves = sorted([(begun, 1) for begun, _ in complete] + [(end, -1) for _, end in complete])
     return max(itertools.accumulate(step for _, step in moves))
 
 
@@ -150,7 +150,7 @@ def test_two_hundred_trainings_with_killed_and_failing_ones_are_resumed_where_th
     (folder / "sweep.yaml").write_text(
         json.dumps({"program": ["ddp", "--workload", "mnist", "--steps", "10"], "cells": cells, "name": "digits"})
     )
-    (array,) = sweep(*SITE, "--sweep", "sweep.yaml", "--max-parallel", "2", "--json").json["arrays"]
+    (array,) = sweep(*SITE, "--sweep", "sweep.yaml", "--no-check", "--max-parallel", "2", "--json").json["arrays"]
     killed: set[str] = set()
     while len(killed) < 2:
         eventually(lambda: states("digits").get("RUNNING", 0) > 0)
@@ -177,6 +177,7 @@ def test_a_hundred_cells_finish_once_while_the_controller_is_started_anew_and_ac
     (folder / "site_configs").mkdir()
     shipped = (Path(api.__file__).parent.parent / "site_configs" / "tu-hpc.yaml").read_text()
     (folder / "site_configs" / "tu-hpc.yaml").write_text(shipped + "max_submit_jobs: 40\n")
+    ok("sites", "trust", str(folder / "site_configs" / "tu-hpc.yaml"))
     (folder / "slow.sh").write_text(COUNT + "sleep 3\n")
     (folder / "slow.sh").chmod(0o755)
     words = (*SITE, "--name", "hundred", "--set", "i=0..99", "--max-parallel", "4")
@@ -205,9 +206,9 @@ def test_more_cells_than_an_index_goes_become_several_arrays_under_one_throttle(
         *SITE, "-o", "hold", "--name", "wide", "--set", "i=0..1999", "--max-parallel", "4", "--json", "true"
     ).json
     first, second = begun["arrays"]
-    told = slurm("squeue", "-h", "-o", "%i %r %E", "-j", f"{first},{second}").splitlines()
-    assert any(line.startswith(f"{first}_[0-999%4]") for line in told)
-    assert any(f"{second}_[0-999%4]" in line and f"afterany:{first}" in line for line in told)
+    row = slurm("squeue", "-h", "-o", "%i %r %E", "-j", f"{first},{second}").splitlines()
+    assert any(line.startswith(f"{first}_[0-999%4]") for line in row)
+    assert any(f"{second}_[0-999%4]" in line and f"afterany:{first}" in line for line in row)
     assert states("wide") == {"PENDING": 2000}
     assert sorted(sweep("cancel", "wide", "--json").json["cancelled"]) == [first, second]
     eventually(lambda: not slurm("squeue", "-h", "-j", f"{first},{second}").strip())
@@ -219,6 +220,7 @@ def test_what_the_queue_has_no_room_for_is_submitted_by_the_sweep_itself(folder:
     (folder / "site_configs").mkdir()
     shipped = (Path(api.__file__).parent.parent / "site_configs" / "tu-hpc.yaml").read_text()
     (folder / "site_configs" / "tu-hpc.yaml").write_text(shipped + "max_submit_jobs: 6\n")
+    ok("sites", "trust", str(folder / "site_configs" / "tu-hpc.yaml"))
     begun = sweep(*SITE, "--name", "tail", "--set", "i=0..9", "--json", "./count.sh").json
     assert begun["cells"] < 10
     assert begun["cells"] + begun["waiting"] == 10
@@ -314,10 +316,10 @@ def test_a_cell_told_to_save_is_requeued_and_goes_on_while_others_are_left_alone
         "env",
         "count.py",
     )
-    told = rows("again")[1]
-    second = Path(told["folder"])
+    printed_lines = rows("again")[1]
+    second = Path(printed_lines["folder"])
     eventually((second / "listening").exists)
-    slurm("scancel", "--batch", "--signal=USR1", told["job_id"])
+    slurm("scancel", "--batch", "--signal=USR1", printed_lines["job_id"])
     eventually((second / "kept").exists)
     eventually(lambda: states("again") == {"COMPLETED": 2})
     assert [row["begun"] for row in rows("again")] == [0, 7]

@@ -7,16 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 ELSEWHERE = HERE.parents[1] / "tools" / "elsewhere"
 
 
 def test_jobs_of_an_ordinary_user_live_where_much_is_hidden_forbidden_or_missing(machine: None) -> None:
     """The tests of unlike/hidden.py, on their own sandbox."""
+    run_elsewhere("hidden.py")
+
+
+@pytest.mark.timeout(900)
+def test_site_files_are_written_from_clusters_of_five_kinds_and_checked_after_changes(machine: None) -> None:
+    """The tests of unlike/changing.py, on sandboxes of their own."""
+    run_elsewhere("changing.py")
+
+
+def run_elsewhere(tests: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     command = ["env", "HPCJOBS_SANDBOX_ROOT=/var/lib/hpcjobs-sandbox-unlike", sys.executable, "-m", "pytest"]
     done = subprocess.run(
-        [str(ELSEWHERE), *command, "-q", "-p", "no:cacheprovider", str(HERE / "unlike" / "hidden.py")],
+        [str(ELSEWHERE), *command, "-q", "-p", "no:cacheprovider", str(HERE / "unlike" / tests)],
         env=environment,
         capture_output=True,
         text=True,

@@ -131,28 +131,32 @@ def verdict(cluster: Nodeless, site: Site, request: Request) -> tuple[Verdict, l
 
 def missing(job: Job, shown: dict[str, str]) -> Iterator[str]:
     """What was asked for and is not part of the job that Slurm has."""
-    asked = job.resources
-    wanted: dict[str, object] = {"Partition": asked.partition}
-    if asked.time:
-        wanted["TimeLimit"] = asked.time
-    if asked.qos:
-        wanted["QOS"] = asked.qos
-    if asked.account:
-        wanted["Account"] = asked.account
-    if asked.constraint:
-        wanted["Features"] = asked.constraint
+    request = job.resources
+    expected: dict[str, object] = {"Partition": request.partition}
+    if request.time:
+        expected["TimeLimit"] = request.time
+    if request.qos:
+        expected["QOS"] = request.qos
+    if request.account:
+        expected["Account"] = request.account
+    if request.constraint:
+        expected["Features"] = request.constraint
     if job.gpus_per_node:
         model = f"{job.gpu_model}:" if job.gpu_model else ""
-        wanted["TresPerNode"] = f"gres:gpu:{model}{job.gpus_per_node}"
-    for name, value in wanted.items():
+        expected["TresPerNode"] = f"gres:gpu:{model}{job.gpus_per_node}"
+    for name, value in expected.items():
         if str(shown.get(name)).replace("gres/gpu:", "gres:gpu:") != str(value):  # newer Slurm: gres/gpu
             yield f"{name} is {shown.get(name)}, not {value}"
     if int(shown["NumNodes"].split("-")[0]) < job.nodes:
         yield f"NumNodes is {shown['NumNodes']}"
-    if int(shown["NumCPUs"].split("-")[0]) < job.nodes * job.ntasks_per_node * (asked.cpus_per_task or 1):
+    if int(shown["NumCPUs"].split("-")[0]) < job.nodes * job.ntasks_per_node * (request.cpus_per_task or 1):
         yield f"NumCPUs is {shown['NumCPUs']}"
-    if asked.mem and asked.mem != "0" and memory_bytes(shown.get("MinMemoryNode", "0")) < memory_bytes(str(asked.mem)):
-        yield f"MinMemoryNode is {shown.get('MinMemoryNode')}, not {asked.mem}"
+    if (
+        request.mem
+        and request.mem != "0"
+        and memory_bytes(shown.get("MinMemoryNode", "0")) < memory_bytes(str(request.mem))
+    ):
+        yield f"MinMemoryNode is {shown.get('MinMemoryNode')}, not {request.mem}"
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.long]) for n in NAMES])

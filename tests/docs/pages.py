@@ -46,18 +46,18 @@ class Block(NamedTuple):
 def blocks(page: Path) -> Iterator[Block]:
     """The blocks of ``page`` that hold commands."""
     text = page.read_text(encoding="utf-8")
-    for found in _FENCE.finditer(text):
-        mark = _MARK.search(text[: found.start()])
+    for match in _FENCE.finditer(text):
+        mark = _MARK.search(text[: match.start()])
         where: Where | None = None
         if mark:
             where = "not run" if mark[1].startswith("not run") else "run: sandbox" if "sandbox" in mark[1] else "run"
-        read = _console if found[1] == "console" else _script
-        yield Block(text.count("\n", 0, found.start()) + 1, where, tuple(read(found[2].splitlines())))
+        read = _console if match[1] == "console" else _script
+        yield Block(text.count("\n", 0, match.start()) + 1, where, tuple(read(match[2].splitlines())))
 
 
 def indented_commands(page: Path) -> list[str]:
     """Commands in indented blocks, which have no place for a mark."""
-    return [found.strip() for found in _INDENTED.findall(page.read_text(encoding="utf-8"))]
+    return [match.strip() for match in _INDENTED.findall(page.read_text(encoding="utf-8"))]
 
 
 def tabled_submissions(page: Path) -> list[str]:

@@ -26,9 +26,9 @@ def test_every_command_says_where_it_runs(page: Path) -> None:
 @pytest.mark.parametrize("command", tabled_submissions(REPOSITORY / "README.md"))
 def test_a_command_in_a_table_makes_its_script(command: str) -> None:
     """A site on the other side of the world: what would be sent is as far as a test can go here."""
-    told = command.replace("hpcjobs submit", "hpcjobs submit --dry-run", 1)
+    dry_run = command.replace("hpcjobs submit", "hpcjobs submit --dry-run", 1)
     env = {**os.environ, "USER": "you", "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", told], cwd="/", env=env, capture_output=True, text=True)  # writes nothing
+    done = subprocess.run(["bash", "-c", dry_run], cwd="/", env=env, capture_output=True, text=True)  # writes nothing
     assert done.returncode == 0, done.stderr
     assert re.search(r"hpcjobs\.(trainers|fabric)\.", done.stdout)
 

@@ -76,17 +76,19 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _answers(python: Path, workplace: Path) -> list[str]:
     """What the commands print, with the places of the installation and the moment taken out."""
     home = {"HOME": str(workplace), "XDG_CONFIG_HOME": str(workplace), "XDG_STATE_HOME": str(workplace)}
-    place = _run([python, "-c", "import hpcjobs.data; print(hpcjobs.data.shipped('templates').parent)"], cwd=workplace)
+    place = _run(
+        [python, "-c", "import hpcjobs.data; print(hpcjobs.data.data_folder('templates').parent)"], cwd=workplace
+    )
     package = _run([python, "-c", "import hpcjobs; print(hpcjobs.__path__[0])"], cwd=workplace)
     places = [(place.strip(), "SHIPPED"), (package.strip(), "PACKAGE"), (str(python), "PYTHON")]
-    found = []
+    result = []
     for words in COMMANDS:
         text = _run([python, "-m", "hpcjobs", *words], cwd=workplace, USER="tester", COLUMNS="400", **home)
         for path, name in sorted(places, reverse=True):  # what lies inside another place comes before it
             text = text.replace(path, name)
         text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4,8}", "MOMENT", text)
-        found.append(re.sub(r"[ ─]+(\n?)", r" \1", text))
-    return found
+        result.append(re.sub(r"[ ─]+(\n?)", r" \1", text))
+    return result
 
 
 def test_an_installed_wheel_answers_as_the_checkout_does(clean_venv: Path, workplace: Path) -> None:
@@ -128,9 +130,10 @@ def test_the_wheel_ships_data_types_and_licence_and_nothing_else(wheel: Path) ->
     assert {"hpcjobs/_data/templates/shell/rank.sh", "hpcjobs/_data/templates/shell/job.bash"} <= names
     assert "hpcjobs/_data/containers/README.md" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {name.split("/")[0] for name in names} == {"hpcjobs", f"hpcjobs-{hpcjobs.__version__}.dist-info"}
+    top_level = {name.split("/")[0] for name in names}
+    assert top_level == {"hpcjobs", "hydra_plugins", f"hpcjobs-{hpcjobs.__version__}.dist-info"}
     shipped = {name.rsplit(".", 1)[-1] for name in names if name.startswith("hpcjobs/_data/")}
-    assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh", "bash", "tf"}
+    assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh", "bash", "py", "tf", "lua", "tcl", "config"}
 
 
 def test_an_ignored_file_beside_the_recipes_is_not_packed(tmp_path: Path) -> None:
@@ -150,8 +153,8 @@ def test_the_version_stands_in_one_place(wheel: Path) -> None:
     """The package's ``__version__``, which the wheel's metadata repeats."""
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        told = HeaderParser().parsestr(archive.read(metadata).decode())
-    assert told["Version"] == hpcjobs.__version__
+        headers = HeaderParser().parsestr(archive.read(metadata).decode())
+    assert headers["Version"] == hpcjobs.__version__
     assert "0.1.0" not in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
 
@@ -163,5 +166,5 @@ def test_every_extra_is_pinned() -> None:
         if line and not line.startswith("#")
     }
     metadata = _run([sys.executable, "-c", "import importlib.metadata as m; print(*m.requires('hpcjobs'), sep='\\n')"])
-    asked = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in metadata.splitlines()}
-    assert asked <= pinned, f"make lock: {sorted(asked - pinned)}"
+    requirements = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in metadata.splitlines()}
+    assert requirements <= pinned, f"make lock: {sorted(requirements - pinned)}"

@@ -83,6 +83,6 @@ def test_what_reads_gpus_is_installed_where_there_are_some_and_when_they_come(ch
     stand_in(checkout / "bin/nvidia-smi", "echo 'GPU 0: NVIDIA A10G (UUID: GPU-0)'")
     assert venv(checkout).returncode == 0
     assert "--editable .[train,digits,gpu]\n" in (checkout / "asked").read_text()
-    asked = (checkout / "asked").read_text().count("--editable")
+    installs = (checkout / "asked").read_text().count("--editable")
     assert venv(checkout).returncode == 0
-    assert (checkout / "asked").read_text().count("--editable") == asked, "installed twice"
+    assert (checkout / "asked").read_text().count("--editable") == installs, "installed twice"

@@ -15,42 +15,50 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "gpu_errors", "ports", "processes", "data", "pyz", "templating", "user"}
+GROUND = {"errors", "units", "files", "gpu_errors", "ports", "processes", "data", "pyz", "templating", "user", "wheel"}
 ALLOWED = {
+    "torch_state": set[str](),
+    "trackers": set[str](),
     "errors": set[str](),
-    "units": set[str](),
+    "units": {"errors"},
     "data": set[str](),
     "templating": set[str](),
     "user": set[str](),
     "pyz": {"hpcjobs"},
+    "wheel": {"data", "hpcjobs"},
     "files": set[str](),
     "gpu_errors": set[str](),
     "ports": set[str](),
     "processes": {"errors"},
     "node": {"files", "gpu_errors", "processes"},
-    "runtime": {"files", "processes"},
-    "trainers": {"gpu_errors", "runtime"},
+    "runtime": {"files", "processes", "torch_state", "trackers"},
+    "trainers": {"files", "gpu_errors", "runtime", "torch_state", "trackers"},
+    "callbacks": {"runtime"},
     "fabric": {"files", "processes", "runtime"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
-    "job": GROUND | {"site", "containers", "runtime", "fabric", "hpcjobs"},
+    "job": GROUND | {"site", "containers", "runtime", "fabric", "trainers", "hpcjobs"},
     "scheduler": GROUND | {"site", "job", "runtime", "hpcjobs"},
     "run": GROUND | {"site", "job", "scheduler", "runtime", "fabric", "hpcjobs"},
     "pages": {"hpcjobs"},
-    "accounting": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
+    "accounting": GROUND | {"site", "job", "scheduler", "run", "pages", "runtime", "hpcjobs"},
     "sweeps": GROUND | {"site", "job", "scheduler", "run", "pages", "hpcjobs"},
     "scaling": GROUND | {"site", "job", "scheduler", "run", "sweeps", "accounting", "pages", "runtime", "hpcjobs"},
-    "jupyter": GROUND | {"site", "containers", "job", "scheduler", "run", "node", "hpcjobs"},
+    "jupyter": GROUND | {"site", "containers", "job", "scheduler", "run", "node", "remote", "hpcjobs"},
     "diagnosis": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
-    "discovery": GROUND | {"site", "scheduler", "hpcjobs"},
+    "top": GROUND | {"site", "job", "scheduler", "run", "diagnosis", "hpcjobs"},
+    "discovery": GROUND | {"site", "job", "scheduler", "run", "hpcjobs"},
     "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
-    "sandbox": GROUND | {"site", "hpcjobs"},
+    "sandbox": GROUND | {"site", "runtime", "hpcjobs"},
+    "remote": GROUND | {"site", "run", "hpcjobs"},
     "cloud": GROUND | {"site", "sandbox", "hpcjobs"},
     "cli": GROUND
     | {
         "site",
         "containers",
+        "fabric",
         "job",
+        "node",
         "scheduler",
         "run",
         "accounting",
@@ -62,6 +70,9 @@ ALLOWED = {
         "drills",
         "cloud",
         "jupyter",
+        "top",
+        "trainers",
+        "remote",
         "hpcjobs",
     },
     "hpcjobs": {"site", "job", "run", "sweeps"},
@@ -196,10 +207,10 @@ def test_programs_are_started_in_one_package() -> None:
     assert not started, "call hpcjobs.processes instead"
 
 
-def test_nobody_outside_the_trainers_imports_torch() -> None:
-    heavy = {"torch", "horovod", "lightning", "mlxtend"}
+def test_nobody_outside_trainers_and_callbacks_imports_torch_but_for_states_that_hold_tensors() -> None:
+    heavy = {"torch", "horovod", "lightning", "mlxtend", "transformers"}
     users = {room(path) for path in modules() if heavy & {name.split(".")[0] for name in imported(path)}}
-    assert users <= {"trainers"}
+    assert users <= {"trainers", "callbacks", "torch_state"}
 
 
 def python(code: str) -> str:

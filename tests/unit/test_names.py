@@ -1,19 +1,15 @@
-"""Names of functions are verbs, names of classes and modules are nouns: a few old words are refused in new code.
-
-tests/data/old_names.txt lists the names that stand today. The list can only shrink.
-"""
+"""Names of functions are verbs, names of classes, modules and values are nouns: a few old words are refused."""
 
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-OLD_NAMES = Path(__file__).parents[1] / "data" / "old_names.txt"
+FOLDERS = ("hpcjobs", "benchmarks", "tests")
 REFUSED = {
     "asked", "crowded", "found", "gone", "joined", "kept", "opened", "said", "settled", "spoken", "told", "wanted",
     "whole", "word",
@@ -22,7 +18,7 @@ VERBS = {"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"} 
 
 
 def is_refused(name: str, is_function: bool = False) -> bool:
-    """Whether the name is one of the old words, or, for a function, one participle and nothing else."""
+    """Whether the name is one of the old words, or, for a function of the package, one participle and nothing else."""
     bare = name.strip("_").lower()
     participle = is_function and bare.isalpha() and bare.endswith("ed") and bare not in VERBS
     return bare in REFUSED or participle
@@ -33,41 +29,40 @@ def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def refused_names(source: str, module: str) -> Iterator[str]:
-    """Names in one module that new code must not use."""
+def value_name(node: ast.AST) -> str | None:
+    """The name that the node gives to a value: a variable, a parameter, an attribute, an import under another name."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+        case ast.arg(arg=name) | ast.ExceptHandler(name=name) | ast.alias(asname=name):
+            return name
+    return None
+
+
+def refused_names(source: str, module: str, *, participles: bool = True) -> Iterator[str]:
+    """Names in one module that are not to be used; ``participles``: of functions, those as well."""
     stem = Path(module).stem
     if is_refused(stem):
         yield stem
     for node in ast.walk(ast.parse(source)):
+        value = value_name(node)
+        if value is not None and is_refused(value):
+            yield value
         if isinstance(node, ast.ClassDef) and is_refused(node.name):
             yield node.name
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_refused(node.name, not is_property(node)):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and is_refused(node.name, participles and not is_property(node)):
             yield node.name
 
 
-@functools.cache
-def all_refused_names() -> set[str]:
-    """``path:name`` for the package and the benchmarks."""
-    return {
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_name_is_an_old_word(folder: str) -> None:
+    refused = sorted(
         f"{path.relative_to(REPOSITORY)}:{name}"
-        for folder in ("hpcjobs", "benchmarks")
         for path in (REPOSITORY / folder).rglob("*.py")
-        for name in refused_names(path.read_text(encoding="utf-8"), path.name)
-    }
-
-
-def listed_names() -> set[str]:
-    return {line for line in OLD_NAMES.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")}
-
-
-def test_no_new_name_is_an_old_word() -> None:
-    new = sorted(all_refused_names() - listed_names())
-    assert not new, f"functions are verbs, classes and modules nouns (docs/glossary.md); do not list these: {new}"
-
-
-def test_the_list_of_old_names_shrinks_with_the_code() -> None:
-    removed = sorted(listed_names() - all_refused_names())
-    assert not removed, f"these names are no longer there: remove their lines from {OLD_NAMES.name}: {removed}"
+        for name in set(refused_names(path.read_text(encoding="utf-8"), path.name, participles=folder != "tests"))
+    )
+    assert not refused, f"functions are verbs; classes, modules and values are nouns (docs/glossary.md): {refused}"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +71,20 @@ def test_the_list_of_old_names_shrinks_with_the_code() -> None:
         ("def told(): ...", ["told"]),
         ("class Box:\n    async def _sorted(self): ...", ["_sorted"]),
         ("class _Asked: ...", ["_Asked"]),
-        ("def read_state(): ...\ndef need(): ...\nclass Submitted: ...\nfound = 1", []),
+        ("def read_state(): ...\ndef need(): ...\nclass Submitted: ...\nfounder = found", []),
         ("class Job:\n    @property\n    def completed(self): ...", []),
         ("class Job:\n    @property\n    def told(self): ...", ["told"]),
         ("class Job:\n    @functools.cached_property\n    def started(self): ...", []),
+        ("found = 1", ["found"]),
+        ("class Split:\n    joined: list[str]", ["joined"]),
+        ("def read(*, said): ...", ["said"]),
+        ("unit._kept = [word for word in line]", ["_kept", "word"]),
+        ("import shutil as whole", ["whole"]),
+        ("try: ...\nexcept OSError as told: ...", ["told"]),
     ],
 )
 def test_which_names_are_refused(source: str, refused: list[str]) -> None:
-    assert list(refused_names(source, "state.py")) == refused
+    assert sorted(refused_names(source, "state.py")) == sorted(refused)
 
 
 def test_a_module_is_not_named_by_an_old_word() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.units import (
     human_bytes,
     human_duration,
     memory_bytes,
+    requested_memory,
     slurm_memory,
     slurm_time,
     time_limit,
@@ -75,6 +77,12 @@ def test_a_small_number_without_a_unit_is_answered_with_both_ways_to_write_it(te
     """Slurm would take 64 for 64 megabytes."""
     with pytest.raises(ValueError, match=f"has no unit; say {text}G or {text}M"):
         memory_bytes(text)
+
+
+def test_a_request_reads_memory_as_sbatch_does_and_names_what_is_surprising() -> None:
+    with pytest.warns(HpcJobsWarning, match="memory 64 is 64 megabytes, as sbatch reads it; 64G is gigabytes"):
+        assert requested_memory("64") == "64M"
+    assert (requested_memory(64000), requested_memory("64G"), requested_memory("0")) == ("64000M", "64G", "0")
 
 
 def test_memory_as_sinfo_and_scontrol_print_it_is_understood() -> None:

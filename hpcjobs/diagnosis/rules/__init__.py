@@ -66,4 +66,4 @@ WORDS: tuple[str, ...] = (
 def may_explain(text: str) -> bool:
     """Whether a rule may explain this line, by a search that costs a hundredth of trying them all."""
     small = text.lower()
-    return any(word in small for word in WORDS)
+    return any(sign in small for sign in WORDS)

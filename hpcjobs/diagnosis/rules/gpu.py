@@ -19,7 +19,7 @@ GPU: tuple[Rule, ...] = (
         r"|CUDA-capable device\(s\) is/are busy|No devices were found"
         r"|AssertionError: Torch not compiled with CUDA enabled"
         r"|Torch not compiled with CUDA enabled",
-        "The program wanted a GPU and has none: none was requested, or this torch is built without CUDA",
+        "The program needs a GPU and has none: none was requested, or this torch is built without CUDA",
         "{again} --gpus-per-node 1",
     ),
     rule(

@@ -171,7 +171,7 @@ SYSTEM: tuple[Rule, ...] = (
         "no-internet",
         r"(?i)urlopen error .*(?:name resolution|unreachable|timed out|not known|No route)|HTTPS?ConnectionPool\(host="
         r"|couldn't connect to 'https?:|(?:curl|wget|pip).*Could not resolve host|Could not fetch URL https?:",
-        "The program wanted something from the internet, which nodes of a cluster often cannot reach",
+        "The program needs something from the internet, which nodes of a cluster often cannot reach",
         "{again} --env HF_HUB_OFFLINE=1  # after the download has been done on the login node",
         certain=False,
         more_precise_than=("host-unknown", "network-unreachable"),

@@ -1,4 +1,4 @@
-"""Launchers: from a settled job to the command line that starts its tasks.
+"""Launchers: from a resolved job to the command line that starts its tasks.
 
 A launcher is one function ``Job -> Launch``. Every task runs ``rank.sh`` (`templates/shell`), which sets the rank from
 the launcher's variables, runs the program and records the first failure; the launcher says what starts it.

@@ -16,7 +16,7 @@ _BEFORE = (
         ' or install openmpi-bin (apt-get) or openmpi (dnf)" ;;'
     ),
     "esac",
-    'if [ "$UID" -eq 0 ]; then # Open MPI 4 and 5 want this said twice',
+    'if [ "$UID" -eq 0 ]; then # Open MPI 4 and 5 need both variables',
     "    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
     "    export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1",
     "fi",
@@ -24,13 +24,15 @@ _BEFORE = (
 
 
 def mpirun(job: Job) -> Launch:
-    """As many ranks on each node as were asked for, with the software and the variables of the job.
+    """As many ranks on each node as requested, with the software and the variables of the job.
 
-    Ranks are not bound to cores: on a shared node Open MPI would bind every job to the same ones.
+    Where ranks are bound to cores, each has as many as its task.
     """
+    bind_to = job.affinity.mpirun_bind_to or "none"
+    cores = f":PE={job.resources.cpus_per_task or 1}" if bind_to == "core" else ""
     tokens = [
         *("mpirun", "-np", Raw('"$HPCJOBS_NTASKS"')),
-        *("--map-by", f"ppr:{job.ntasks_per_node}:node", "--bind-to", "none"),
+        *("--map-by", f"ppr:{job.ntasks_per_node}:node{cores}", "--bind-to", bind_to),
         *_hosts(job),
         Raw('"${_hj_forward[@]}"'),
     ]

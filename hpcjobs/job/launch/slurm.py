@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcjobs.job.affinity import srun_options
 from hpcjobs.job.launch.base import Launch, Raw, entering, task
 from hpcjobs.job.launch.mpi import open_mpi_network
 from hpcjobs.job.models import Job
@@ -11,7 +12,7 @@ from hpcjobs.runtime.pmix import FENCES
 def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tuple[str, ...]:
     """Options of the ``srun`` that fills the allocation.
 
-    Said again although the allocation knows them: Slurm 22.05 to 23.02 does not pass
+    Repeated although the allocation knows them: Slurm 22.05 to 23.02 does not pass
     ``--cpus-per-task`` on, and a task count left to the environment would win over the layout.
     """
     tokens: list[str] = [
@@ -23,10 +24,11 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
     if cpus_per_task is not None:
         tokens.append(f"--cpus-per-task={cpus_per_task}")
     if (gpus := gpus_of_node(job)) is not None and tasks_per_node == job.ntasks_per_node:
-        # Without the model: Slurm 22.05 shows the tasks no GPU at all where it is said.
+        # Without the model: Slurm 22.05 shows the tasks no GPU at all where a model is given.
         tokens.append(f"--gpus-per-task={gpus // tasks_per_node}")
     if job.mpi is not None:
         tokens.append(f"--mpi={job.mpi}")
+    tokens += srun_options(job.affinity)
     tokens += ["--no-kill", "--kill-on-bad-exit=0"] if job.min_nodes else ["--kill-on-bad-exit=1"]
     return (*tokens, *pyxis_args(job), *(f"--{option.removeprefix('--')}" for option in job.srun))
 
@@ -34,7 +36,7 @@ def srun_args(job: Job, *, tasks_per_node: int, cpus_per_task: int | None) -> tu
 def gpus_of_node(job: Job) -> int | None:
     """A node's GPUs, where the site asks for them by the task; None: it does not, or the job has none.
 
-    A step takes over what its job asked by the task. The one task that torchrun and mpirun start on each node would
+    A step inherits the per-task options of its job. The one task that torchrun and mpirun start on each node would
     have the GPUs of one rank, so the script asks for all of them (SLURM_GPUS_PER_NODE).
     """
     return (job.gpus_per_node or None) if job.gpu_request == "gpus-per-task" else None
@@ -47,7 +49,7 @@ def one_task_per_rank(job: Job) -> tuple[str, ...]:
     return ("srun", *args, *label, *task(job), *entering(job), *job.argv)
 
 
-_TOLD = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_FORWARDED = ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def pyxis_args(job: Job) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ def pyxis_args(job: Job) -> tuple[str, ...]:
         f"--container-image={inside.image}",
         f"--container-mounts={','.join(mounts)}",
         Raw('--container-workdir="$PWD"'),
-        f"--container-env={','.join((*_TOLD, *job.env))}",  # where the image has a value of its own, the job's wins
+        f"--container-env={','.join((*_FORWARDED, *job.env))}",  # before values of the image
         "--container-mount-home" if inside.home else "--no-container-mount-home",
         *inside.args,
     )

@@ -28,6 +28,7 @@ def torchrun(job: Job) -> Launch:
     agent = (
         *("bash", Raw('"$_hj_shell/agent.sh"')),
         *((f"--address-suffix={job.address_suffix}",) if job.scheduler == "slurm" and job.address_suffix else ()),
+        *((f"--numa-binding={numa}",) if (numa := job.affinity.numa_binding or "none") != "none" else ()),
         *entering(job),
         *(job.python, "-m", "torch.distributed.run"),
         Raw(f'--nnodes="{least}$HPCJOBS_NNODES"'),

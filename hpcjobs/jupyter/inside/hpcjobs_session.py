@@ -47,12 +47,12 @@ def _noting_changes(settings: dict[str, Any]) -> Callable[[web.RequestHandler], 
     """The server's own logging of requests, which also notes when something was last changed."""
     log: Callable[[web.RequestHandler], None] = settings["log_function"]
 
-    def logged(handler: web.RequestHandler) -> None:
+    def log_request(handler: web.RequestHandler) -> None:
         if handler.request.method not in _READING and handler.get_status() < 400:
             settings["hpcjobs_changed"] = time.time()
         log(handler)
 
-    return logged
+    return log_request
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:

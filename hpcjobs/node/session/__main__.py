@@ -4,8 +4,8 @@ import sys
 
 OLDEST = (3, 9)
 if sys.version_info < OLDEST:
-    found = " ".join((sys.executable, "is", sys.version.split()[0]))
-    sys.exit("hpcjobs: a session needs Python 3.9, and " + found + ": name another in the site file (jupyter.python)")
+    problem = " ".join((sys.executable, "is", sys.version.split()[0]))
+    sys.exit("hpcjobs: a session needs Python 3.9, and " + problem + ": name another in the site file (jupyter.python)")
 
 
 def main():  # type: () -> int

@@ -22,7 +22,7 @@ from subprocess import Popen, TimeoutExpired
 from hpcjobs.files import write_beside
 from hpcjobs.node.session import files, servers, tunnel
 from hpcjobs.node.session.files import Connection, Settings
-from hpcjobs.node.session.servers import Place
+from hpcjobs.node.session.servers import ServerAddress
 from hpcjobs.processes.start import run, start
 
 MISSING = 20
@@ -67,21 +67,21 @@ def _private_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _place(settings: Settings, private: Path) -> Iterator[Place]:
-    """A place to listen at that nobody else gets.
+def _place(settings: Settings, private: Path) -> Iterator[ServerAddress]:
+    """An address to listen at that no other process gets.
 
     The port is kept bound, but not listened at, until the server has ended: the kernel gives a bound port to no one who
     asks for a free one, and lets the server, which names it, in.
     """
     if settings.bind == "socket":
-        yield Place(None, None, str(private / "session.socket"))
+        yield ServerAddress(None, None, str(private / "session.socket"))
         return
     address = "127.0.0.1" if settings.bind == "loopback" else _own_address(settings.address_suffix)
     certificate = _make_certificate(private, address) if settings.tls else None
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((address, 0))
-        yield Place(address, held.getsockname()[1], None, certificate)
+        yield ServerAddress(address, held.getsockname()[1], None, certificate)
 
 
 def _make_certificate(private: Path, address: str) -> servers.Certificate:
@@ -115,7 +115,7 @@ def _own_address(suffix: str) -> str:
 class _Session:
     """A server, its files, and the clock."""
 
-    def __init__(self, settings: Settings, run_dir: Path, private: Path, place: Place, token: str) -> None:
+    def __init__(self, settings: Settings, run_dir: Path, private: Path, place: ServerAddress, token: str) -> None:
         self._settings, self._run_dir, self._private, self._place = settings, run_dir, private, place
         self._token = token
         self._started = time.time()
@@ -210,14 +210,14 @@ class _Session:
             self._warn("")
 
     def _idle(self) -> bool:
-        """Whether nobody, and no kernel, has done anything for as long as was said."""
+        """Whether no user and no kernel has done anything for as long as the limit says."""
         idle = self._settings.idle_s
         if idle is None:
             return False
         active = servers.last_activity(self._settings.kind, self._place, self._token)
         if active is None or time.time() - max(active, self._started) < idle:
             return False
-        _say(f"nobody has done anything for {idle / 60:g} min: the session ends")
+        _say(f"idle for {idle / 60:g} min: the session ends")
         return True
 
     def _warn(self, why: str) -> None:
@@ -228,7 +228,7 @@ class _Session:
             self._run_dir / files.FOLDER / "notice.json",
             json.dumps({"number": time.time_ns() // 1_000_000, "text": text}),
         )
-        _say(f"{why}{until}Open documents are told to save.")
+        _say(f"{why}{until}Open documents are saved.")
 
     def _clear(self, home: Path) -> None:
         """What holds the token, or points at a server that is gone."""
@@ -239,7 +239,7 @@ class _Session:
 
 
 def _ends(settings: Settings, started: float) -> float | None:
-    """The time limit, as Slurm told the job's script, or from what was asked."""
+    """The time limit, as Slurm gave it to the job's script, or as requested."""
     ends = os.environ.get("HPCJOBS_ENDS", "")
     if ends.isdigit():
         return float(ends)
@@ -249,7 +249,7 @@ def _ends(settings: Settings, started: float) -> float | None:
 def _environment(settings: Settings) -> dict[str, str]:
     """What notebooks see: without the layout of the job's tasks, which an srun in a cell would take for its own, and a
     library for that of a training run."""
-    prefixes, names, exceptions = (settings.hidden[key] for key in ("prefixes", "names", "kept"))
+    prefixes, names, exceptions = (settings.hidden[key] for key in ("prefixes", "names", "exceptions"))
     return {
         name: value
         for name, value in os.environ.items()

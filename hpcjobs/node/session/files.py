@@ -1,10 +1,10 @@
 """The files of a session in its run folder, each readable by its owner alone.
 
-session.json              what was asked, for the node
+session.json              the request, for the node
 session.pyz               the code of this package
 connection.json           where the server answers, and its token; there only while it answers
 port_forwarding_command   the command that a laptop types; there as long
-session/                  what the server is told: configuration, kernels, extensions
+session/                  what the server reads: configuration, kernels, extensions
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Settings(NamedTuple):
     in_image: bool
     """The server runs in a container, whose Python is not that of the node."""
     hidden: dict[str, list[str]]
-    """What notebooks do not see of the job's environment: ``prefixes`` and ``names``, but for what is ``kept``."""
+    """What notebooks do not see of the job's environment: ``prefixes`` and ``names``, without the ``exceptions``."""
 
 
 class Connection(NamedTuple):
@@ -92,7 +92,7 @@ class Connection(NamedTuple):
 
 
 def read_settings(run_dir: Path) -> Settings:
-    """What was asked of the session of this run folder."""
+    """The request of this run folder's session."""
     values: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
     return Settings(**{**values, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
 

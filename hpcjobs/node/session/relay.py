@@ -1,4 +1,4 @@
-"""Connections carried over the input and output of one step of the job, for sites where nobody may ssh to a node.
+"""Connections carried over the input and output of one step of the job, for sites that allow no ssh to a node.
 
 On the login node ``relay`` listens at a socket that only its owner can open, and starts ``carry`` on the session's node
 through srun. Both speak frames: a header (stream, kind, length), the bytes, and a newline, since Slurm hands on whole
@@ -34,7 +34,7 @@ _CHUNK = 1 << 15
 _GREETING_S = 120.0
 _STOP_S = 5.0
 
-Opened = Callable[[], Awaitable["tuple[asyncio.StreamReader, asyncio.StreamWriter]"]]
+Connect = Callable[[], Awaitable["tuple[asyncio.StreamReader, asyncio.StreamWriter]"]]
 
 
 class _Stream:
@@ -55,8 +55,8 @@ class _Stream:
 class Mux:
     """Many connections over one pair of pipes; ``opened`` makes the connection that the other side asks for."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: Opened | None) -> None:
-        self._reader, self._writer, self._open_connection = reader, writer, opened
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connect: Connect | None) -> None:
+        self._reader, self._writer, self._open_connection = reader, writer, connect
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -105,7 +105,7 @@ class Mux:
             stream.arrived.put_nowait(data if kind == _DATA else b"")
 
     async def _answer(self, number: int) -> None:
-        assert self._open_connection is not None, "only the side that was given one is asked for a connection"
+        assert self._open_connection is not None, "only the side that has a way to connect opens connections"
         try:
             reader, writer = await self._open_connection()
         except OSError as error:
@@ -116,7 +116,7 @@ class Mux:
         await self._carry(number, reader, writer)
 
     async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Both directions, each to its own end: a client may have said all it has to say and still wait to hear."""
+        """Both directions, each to its own end: a client may have sent everything and still wait for the answer."""
         outward = asyncio.ensure_future(self._outward(number, reader))
         try:
             await self._inward(number, writer)
@@ -153,7 +153,7 @@ class Mux:
 
 
 def carry(run_dir: Path) -> int:
-    """The node's end: answers each connection that is asked for with one to the session's server."""
+    """The node's end: opens a connection to the session's server for each one that is requested."""
     connection = files.read_connection(run_dir)
     if connection is None:
         print("hpcjobs: the session does not answer", file=sys.stderr, flush=True)
@@ -230,7 +230,7 @@ def _own_folder(folder: Path) -> None:
 
 
 def _watch_peer() -> asyncio.Future[None]:
-    """Done when whoever started this has gone: by a signal, or by closing the other end of our output."""
+    """Done when the process that started this has ended: by a signal, or by closing the other end of our output."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -243,7 +243,7 @@ def _watch_peer() -> asyncio.Future[None]:
 
     def listen() -> None:
         poll = select.poll()
-        poll.register(1, 0)  # an error or a hang-up is told unasked
+        poll.register(1, 0)  # errors and hang-ups are always reported
         poll.poll()
         loop.call_soon_threadsafe(tell)
 
@@ -252,7 +252,7 @@ def _watch_peer() -> asyncio.Future[None]:
 
 
 async def _end(step: asyncio.subprocess.Process) -> None:
-    """Its input ends, so the node's end ends; one that does not is told, then killed."""
+    """Its input ends, so the node's end ends; one that does not is terminated, then killed."""
     assert step.stdin is not None
     step.stdin.close()
     over = asyncio.ensure_future(step.wait())

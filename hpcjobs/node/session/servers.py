@@ -1,4 +1,4 @@
-"""The servers a session can be: how each is started, what it must find, and how it is asked whether it lives."""
+"""The servers a session can be: how each is started, what it needs, and how to see that it answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Certificate(NamedTuple):
     """SHA-256, as browsers show it."""
 
 
-class Place(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where a server listens: an address and a port, or a socket's path."""
 
     address: str | None
@@ -48,11 +48,11 @@ class ServerRequest(NamedTuple):
     """What a server is made from."""
 
     settings: Settings
-    place: Place
+    place: ServerAddress
     token: str
     run_dir: Path
     private: Path
-    """A folder of the node's own that nobody else enters."""
+    """A folder of the node that no other user can enter."""
 
 
 class Server(NamedTuple):
@@ -64,7 +64,7 @@ class Server(NamedTuple):
 
 
 LEAST = {"jupyter_server": 2, "jupyterlab": 3, "notebook": 7}
-"""Major versions from which on a session works: older servers know other settings, and never answer as asked."""
+"""Major versions from which on a session works: older servers know other settings, and do not answer these requests."""
 PACKAGES = {
     "lab": ("jupyterlab", "jupyter_server", "ipykernel"),
     "notebook": ("notebook", "jupyter_server", "ipykernel"),
@@ -181,8 +181,8 @@ def build(request: ServerRequest) -> Server:
 def _write_kernels(kernels: list[Kernel], folder: Path, private: Path) -> None:
     """A kernelspec for each Python that has ipykernel; the others are left out with a word in the log."""
     for number, kernel in enumerate(kernels):
-        words = (word.replace(PRIVATE, str(private)) for word in kernel.python)
-        python = [os.path.expandvars(os.path.expanduser(word)) for word in words]
+        args = (arg.replace(PRIVATE, str(private)) for arg in kernel.python)
+        python = [os.path.expandvars(os.path.expanduser(arg)) for arg in args]
         if not _has_ipykernel(python):
             print(f"hpcjobs: no kernel {kernel.name}: {' '.join(python)} has no ipykernel", flush=True)
             continue
@@ -218,7 +218,7 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def ask(place: Place, path: str, token: str) -> dict[str, object] | None:
+def ask(place: ServerAddress, path: str, token: str) -> dict[str, object] | None:
     """What the server says at ``path``, as JSON; None: it does not answer, or does not know the token."""
     connection: http.client.HTTPConnection
     if place.socket:
@@ -243,7 +243,7 @@ def ask(place: Place, path: str, token: str) -> dict[str, object] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def last_activity(kind: str, place: Place, token: str) -> float | None:
+def last_activity(kind: str, place: ServerAddress, token: str) -> float | None:
     """When somebody or a kernel last did something, in seconds since 1970; None: no answer."""
     if kind == "code":
         answer = ask(place, "/healthz", token)
@@ -254,6 +254,6 @@ def last_activity(kind: str, place: Place, token: str) -> float | None:
     return float(moment) if isinstance(moment, (int, float)) else None
 
 
-def answers(kind: str, place: Place, token: str) -> bool:
+def answers(kind: str, place: ServerAddress, token: str) -> bool:
     """Whether the server is ready, and ours."""
     return last_activity(kind, place, token) is not None

@@ -12,7 +12,7 @@ _FAIL_EARLY = ("-o", "ExitOnForwardFailure=yes")
 
 
 class Tunnel(NamedTuple):
-    """What ssh is told: options, where the forwarded port leads, and the host (with what runs there)."""
+    """The arguments of ssh: options, where the forwarded port leads, and the host (with what runs there)."""
 
     options: tuple[str, ...]
     to: str
@@ -50,7 +50,7 @@ def relay_socket(user: str, job_id: str) -> str:
 
 
 def local_port(connection: Connection) -> int:
-    """A port to suggest for a laptop that nobody has asked: that of the node, or one derived from the job."""
+    """A port to suggest for a laptop whose free ports are not known: that of the node, or one derived from the job."""
     return connection.port or 20000 + sum(map(ord, connection.job_id)) * 131 % 12000
 
 

@@ -21,7 +21,7 @@ from hpcjobs.processes.programs import clean_env
 from hpcjobs.processes.start import start
 from hpcjobs.processes.tree import MARK
 from hpcjobs.scheduler.base import JobRecord, Submitted
-from hpcjobs.scheduler.local import job_folder, queue
+from hpcjobs.scheduler.local import gpus, job_folder, queue
 from hpcjobs.scheduler.local.job_folder import LocalJob, Lock
 from hpcjobs.scheduler.local.listing import records
 from hpcjobs.scheduler.local.records import Ended
@@ -128,7 +128,7 @@ class Local:
         """End these jobs: the waiting ones at once, the running ones as at their time limit.
 
         Raises:
-            UnknownJobError: one of the ids is nobody's; then none is cancelled.
+            UnknownJobError: one of the ids belongs to no job; then none is cancelled.
         """
         jobs = {job_id: self._known(job_id) for job_id in job_ids}
         unknown = [job_id for job_id, job in jobs.items() if job is None]
@@ -148,7 +148,8 @@ def _start_supervisor(job: LocalJob, alive: int) -> None:
     """
     environment = clean_env() | {MARK: ""}
     if os.environ.get(MARK):
-        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        for name in gpus.CHOICES:
+            environment.pop(name, None)
     with open(job.path("supervisor.log"), "xb") as log:
         command = [sys.executable, "-ESm", "hpcjobs.scheduler.local.supervisor", job.folder, str(alive)]
         code = start(

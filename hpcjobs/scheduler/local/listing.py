@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from hpcjobs.job.array import array_text
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.local import queue
 from hpcjobs.scheduler.local.job_folder import LocalJob
@@ -22,18 +23,7 @@ def records(job: LocalJob, request: Request, view: queue.View) -> Iterator[JobRe
     known = {task.element for task in job.tasks()}
     waiting = [index for index in request.array if index not in known]
     if waiting:
-        yield _record(job._replace(job_id=f"{job.job_id}_[{_ranges(waiting)}]"), job, request, view)
-
-
-def _ranges(indices: Iterable[int]) -> str:
-    """``[3, 4, 5, 9]`` -> ``3-5,9``."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(str(n) for n in run) for run in runs)
+        yield _record(job._replace(job_id=f"{job.job_id}_[{array_text(waiting)}]"), job, request, view)
 
 
 def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.View) -> JobRecord:
@@ -67,4 +57,5 @@ def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.View) 
         cpu_s=ended.cpu_s if ended is not None else None,
         max_rss_bytes=ended.max_rss_bytes if ended is not None else None,
         command=request.script,
+        time_limit_s=request.time_limit_s,
     )

@@ -9,7 +9,7 @@ from hpcjobs.scheduler.local.job_folder import LocalJob
 from hpcjobs.scheduler.local.records import Request, Started
 
 
-class Entry(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job that has not ended: waiting, running, or an array with tasks still to start."""
 
     job: LocalJob
@@ -42,7 +42,7 @@ class Never(NamedTuple):
     reason: str
 
 
-Verdict = Start | Wait | Never
+StartDecision = Start | Wait | Never
 Outcome = Callable[[str], str | None]
 """Final state of a job by its id; None: it has not ended."""
 
@@ -50,7 +50,7 @@ Outcome = Callable[[str], str | None]
 class _Machine:
     """CPUs and GPUs in use, while the jobs of the queue are considered one after the other."""
 
-    def __init__(self, running: Iterable[Entry]) -> None:
+    def __init__(self, running: Iterable[QueuedJob]) -> None:
         self.cpus = 0
         self.gpus: set[str] = set()
         for entry in running:
@@ -75,15 +75,15 @@ def _slots(request: Request) -> int:
     return min(request.cpus, request.machine_cpus)
 
 
-def decide(entries: Iterable[Entry], outcome: Outcome) -> dict[str, Verdict]:
+def decide(entries: Iterable[QueuedJob], outcome: Outcome) -> dict[str, StartDecision]:
     """A verdict for every waiting entry, by job id; ``entries`` are in the order of submission.
 
     Strictly in order: a job that does not fit holds back all behind it, so that a large one is not
-    starved by small ones. Jobs that wait for other jobs, or for their own array's limit, hold back nobody.
+    starved by small ones. Jobs that wait for other jobs, or for their own array's limit, hold back no other job.
     """
     entries = list(entries)
     machine = _Machine(entries)
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, StartDecision] = {}
     first: LocalJob | None = None  # the job nearest before that is held back by resources or order
     for entry in entries:
         if entry.done_starting:
@@ -104,7 +104,7 @@ def decide(entries: Iterable[Entry], outcome: Outcome) -> dict[str, Verdict]:
     return verdicts
 
 
-def _take_turn(entry: Entry, gpus: tuple[str, ...], machine: _Machine, entries: Iterable[Entry]) -> bool:
+def _take_turn(entry: QueuedJob, gpus: tuple[str, ...], machine: _Machine, entries: Iterable[QueuedJob]) -> bool:
     """Give an entry its slots, an array one for each task it may run; False: a task finds none left."""
     machine.take(entry.request, gpus)
     tasks = len(entry.waiting or (0,))
@@ -118,11 +118,11 @@ def _take_turn(entry: Entry, gpus: tuple[str, ...], machine: _Machine, entries: 
     return True
 
 
-def _running_tasks(entry: Entry, entries: Iterable[Entry]) -> tuple[LocalJob, ...]:
+def _running_tasks(entry: QueuedJob, entries: Iterable[QueuedJob]) -> tuple[LocalJob, ...]:
     return tuple(e.job for e in entries if e.started is not None and e.job.submitted_job == entry.job)
 
 
-def _own_verdict(entry: Entry, entries: Iterable[Entry], outcome: Outcome) -> Verdict | None:
+def _own_verdict(entry: QueuedJob, entries: Iterable[QueuedJob], outcome: Outcome) -> StartDecision | None:
     """What its own conditions say; None: only slots and order matter."""
     pending = []
     for kind, job_id in entry.request.dependency:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hpcjobs.processes import tree
 from hpcjobs.scheduler.local.job_folder import LocalJob, Lock, activate, is_alive, make, wake
-from hpcjobs.scheduler.local.policy import Entry, Never, Start, Verdict, Wait, decide
+from hpcjobs.scheduler.local.policy import Never, QueuedJob, Start, StartDecision, Wait, decide
 from hpcjobs.scheduler.local.records import Ended, Started
 
 KILLED = "supervisor was killed"
@@ -23,8 +23,8 @@ CANCELLED = "cancelled"
 class View(NamedTuple):
     """The queue at one moment, in the order of submission."""
 
-    entries: tuple[Entry, ...]
-    verdicts: dict[str, Verdict]
+    entries: tuple[QueuedJob, ...]
+    verdicts: dict[str, StartDecision]
 
 
 class Claim(NamedTuple):
@@ -50,7 +50,7 @@ def update(root: str, *, me: LocalJob | None = None) -> View:
     return View(entries, verdicts)
 
 
-def _scan(root: str) -> Iterator[Entry]:
+def _scan(root: str) -> Iterator[QueuedJob]:
     active = (LocalJob(root, name) for name in os.listdir(os.path.join(root, "active")))
     for job in sorted(active, key=lambda job: (job.number, -1 if job.element is None else job.element)):
         request = job.read_request()
@@ -60,7 +60,7 @@ def _scan(root: str) -> Iterator[Entry]:
             _mark_failed(job)
         else:
             waiting = _waiting(job, request.array) if job.element is None and request.array is not None else None
-            yield Entry(job, request, job.read_started(), waiting)
+            yield QueuedJob(job, request, job.read_started(), waiting)
 
 
 def _waiting(job: LocalJob, array: tuple[int, ...]) -> tuple[int, ...]:

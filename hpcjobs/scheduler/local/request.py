@@ -7,12 +7,10 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from itertools import takewhile
-from pathlib import Path
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.processes.tree import MARK
+from hpcjobs.scheduler.local import gpus
 from hpcjobs.scheduler.local.policy import DEPENDENCY_KINDS
 from hpcjobs.scheduler.local.records import Dependency, EarlySignal, Request
 from hpcjobs.units import human_bytes, memory_bytes
@@ -53,8 +51,8 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
     script = plan.run_dir / "job.sh"
     if not script.is_file():
         raise RequestError(f"no script to run at {script}")
-    cpus, gpus = machine_cpus(), visible_gpus()
-    _refuse_larger(job, cpus, gpus)
+    cpus, names = machine_cpus(), visible_gpus()
+    _refuse_larger(job, cpus, names)
     array, throttle = _array(resources.array) if resources.array else (None, None)
     return Request(
         job_id="",
@@ -66,8 +64,8 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         cpus=cpus if resources.exclusive else job.ntasks_per_node * (resources.cpus_per_task or 1),
         gpus=job.gpus_per_node,
         machine_cpus=cpus,
-        machine_gpus=len(gpus),
-        gpu_names=gpus,
+        machine_gpus=len(names),
+        gpu_names=names,
         grace_s=GRACE_S if (grace_s := _number("HPCJOBS_GRACE_S")) is None else float(grace_s),
         time_limit_s=job.time_limit_s,
         early_signal=_early_signal(resources.signal) if resources.signal else None,
@@ -103,39 +101,25 @@ def machine_memory() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs to share out: HPCJOBS_LOCAL_GPUS, or the NVIDIA devices there are.
-
-    CUDA_VISIBLE_DEVICES of the user chooses among them, and their order; that of an enclosing local job is no choice.
-    """
-    count = _number("HPCJOBS_LOCAL_GPUS")
-    devices = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
-    names = tuple(str(index) for index in (devices if count is None else range(count)))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None or os.environ.get(MARK):
-        return names
-    return tuple(dict.fromkeys(takewhile(lambda name: _names_gpu(name, names), map(str.strip, chosen.split(",")))))
+    """Names of the GPUs to share out: HPCJOBS_LOCAL_GPUS, or the devices there are; a user's choice among them."""
+    return gpus.visible_gpus(os.environ, count=_number("HPCJOBS_LOCAL_GPUS"))
 
 
-def _names_gpu(name: str, names: tuple[str, ...]) -> bool:
-    """As CUDA reads the list: by index or UUID, and the first name that is neither ends it."""
-    return name in names or (bool(names) and name.startswith(("GPU-", "MIG-")))
-
-
-def _refuse_larger(job: Job, cpus: int, gpus: tuple[str, ...]) -> None:
+def _refuse_larger(job: Job, cpus: int, names: tuple[str, ...]) -> None:
     """Refuse what this machine does not have. More tasks than CPUs are allowed: they share them."""
     resources, memory = job.resources, machine_memory()
-    if job.gpus_per_node > len(gpus):
-        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "" if chosen is None else f", chosen by CUDA_VISIBLE_DEVICES={chosen}"
-        raise RequestError(f"{job.asked('gpus_per_node')}: this machine has {len(gpus)}{why}")
+    if job.gpus_per_node > len(names):
+        choice = gpus.user_choice(os.environ)
+        why = "" if choice is None else f", chosen by {choice}"
+        raise RequestError(f"{job.describe_option('gpus_per_node')}: this machine has {len(names)}{why}")
     if (resources.cpus_per_task or 1) > cpus:
-        raise RequestError(f"{job.asked('cpus_per_task')}: this machine has {cpus}")
+        raise RequestError(f"{job.describe_option('cpus_per_task')}: this machine has {cpus}")
     per_cpu = job.ntasks_per_node * (resources.cpus_per_task or 1)
     for field, times in (("mem", 1), ("mem_per_cpu", per_cpu), ("mem_per_gpu", job.gpus_per_node)):
         value = getattr(resources, field)
         if value and memory_bytes(value) * times > memory:
             of_all = f" x {times}" if times > 1 else ""
-            raise RequestError(f"{job.asked(field)}{of_all}: this machine has {human_bytes(memory)}")
+            raise RequestError(f"{job.describe_option(field)}{of_all}: this machine has {human_bytes(memory)}")
 
 
 def _array(text: str) -> tuple[tuple[int, ...], int | None]:

@@ -11,6 +11,7 @@ from hpcjobs.processes import tree
 from hpcjobs.processes.events import SupervisorEvents
 from hpcjobs.processes.fork import Guard, adopt_orphans, die_with_parent, start_child
 from hpcjobs.scheduler.local import queue
+from hpcjobs.scheduler.local.gpus import assign_gpus, user_choice
 from hpcjobs.scheduler.local.job_folder import LocalJob
 from hpcjobs.scheduler.local.records import Ended, Request, Started
 
@@ -182,9 +183,9 @@ def _environment(job: LocalJob, request: Request, started: Started) -> dict[str,
     added = {"HPCJOBS_JOB_ID": job.job_id, tree.MARK: job.folder, "HPCJOBS_AGAIN": job.path(AGAIN)}
     if request.time_limit_s is not None:
         added["HPCJOBS_DEADLINE"] = str(int(time.time() + request.time_limit_s))
-    if request.gpus or (request.machine_gpus and "CUDA_VISIBLE_DEVICES" not in os.environ):
-        # Empty for a job without GPUs: it must not see those that others were given, unless its user says so.
-        added["CUDA_VISIBLE_DEVICES"] = ",".join(started.gpus)
+    if request.gpus or (request.machine_gpus and user_choice(os.environ) is None):
+        # None for a job without GPUs: it must not see those that others were given, unless its user says so.
+        added |= assign_gpus(started.gpus)
     if job.element is not None and request.array is not None:
         added["SLURM_ARRAY_TASK_ID"] = str(job.element)
         added["SLURM_ARRAY_JOB_ID"] = job.submitted_job.job_id

@@ -56,35 +56,42 @@ class Slurm:
 
         An sbatch whose answer was lost (a timeout, a wrapper that swallows the id) may have submitted all the
         same: before another try, and before giving up, the queue is searched for a job that runs this very
-        script; a second one is cancelled.
+        script; a second one is cancelled. A busy controller may take a request up after it has answered later
+        ones, so the queue is read again for some seconds while it has fewer jobs than requests were sent.
 
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
-        maybe_taken = False
+        maybe_taken = 0
         for pause in (*_PAUSES_S, None):
             # sbatch hands its environment on to the job.
             result = self._run(plan.command, cwd=plan.job.chdir, env=self._cluster_env)
             printed = parse_submitted(result.out)
             if result.code == 0 and printed is not None:
-                taken = Submitted(job_id=printed[0], cluster=printed[1])
-                return (self._only_one(plan.command[-1]) if maybe_taken else None) or taken
-            maybe_taken = maybe_taken or _maybe_taken(result)
+                messages = tuple(line for line in map(str.strip, result.err.splitlines()) if line)
+                taken = Submitted(job_id=printed[0], cluster=printed[1], messages=messages)
+                return (self._only_one(plan.command[-1], sent=maybe_taken + 1) if maybe_taken else None) or taken
+            maybe_taken += _maybe_taken(result)
             again = self._worth_another_try(result, pause)
             if again:
                 self._pause(pause or 0)
-            if maybe_taken and (submitted := self._only_one(plan.command[-1])):
+            if maybe_taken and (submitted := self._only_one(plan.command[-1], sent=maybe_taken)):
                 return submitted
             if not again:
-                raise self._error(plan.command, result, maybe_taken=maybe_taken)
+                raise self._error(plan.command, result, maybe_taken=maybe_taken > 0)
         raise AssertionError("unreachable: the last pause is None")
 
-    def _only_one(self, script: str) -> Submitted | None:
-        """My first job that runs ``script``, if there is one; later ones, asked for twice, are cancelled."""
-        try:
-            ids = {record.job_id.split("_")[0] for record in self.queue() if record.command == script}
-        except SchedulerError as error:
-            raise SchedulerDownError(error.message, hint=error.hint, maybe_taken=True) from error
+    def _only_one(self, script: str, *, sent: int) -> Submitted | None:
+        """My first job that runs ``script``, if one of the ``sent`` requests was taken; later jobs are cancelled."""
+        ids: set[str] = set()
+        for pause in (*_PAUSES_S, None):
+            try:
+                ids = {record.job_id.split("_")[0] for record in self.queue() if record.command == script}
+            except SchedulerError as error:
+                raise SchedulerDownError(error.message, hint=error.hint, maybe_taken=True) from error
+            if len(ids) >= sent or pause is None:
+                break
+            self._pause(pause)
         if not ids:
             return None
         first, *others = sorted(ids, key=int)
@@ -148,7 +155,7 @@ class Slurm:
         return self._ask(argv).out
 
     def _run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-        """Slurm's commands look for a configuration that is not there for a minute; nobody waits for that here."""
+        """Slurm's commands look for a minute for a configuration that is not there; that wait is avoided here."""
         conf = self._configuration()
         if conf is not None and not os.path.exists(conf):
             raise SchedulerDownError(

@@ -14,14 +14,14 @@ ACCOUNTED: Final = Table(
         *("Submit", "Start", "End", "ElapsedRaw", "ExitCode"),
     )
 )
-"""What sacct is asked for."""
+"""The columns of sacct."""
 QUEUED: Final = Table(
     (
         *("JobID", "JobName", "State", "Reason", "Partition", "NodeList", "NNodes"),
-        *("Submit", "Start", "Elapsed", "Command"),
+        *("Submit", "Start", "Elapsed", "TimeLimit", "Command"),
     )
 )
-"""What squeue is asked for."""
+"""The columns of squeue."""
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;(.*))?$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"^(?=JobId=)", re.MULTILINE)
 _SHOWN_FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)")
@@ -54,6 +54,7 @@ def _queued_job(row: Row) -> JobRecord:
         started=None if pending else row.time("Start"),
         start_estimate=row.time("Start") if pending else None,
         elapsed_s=None if pending else row.clock_s("Elapsed"),
+        time_limit_s=row.clock_s("TimeLimit"),
         command=row.text("Command"),
     )
 
@@ -113,6 +114,7 @@ def _shown_job(row: Row) -> JobRecord:
         exit_code=code if state.ended else None,
         signal=signal,
         restarts=row.count("Restarts"),
+        time_limit_s=row.clock_s("TimeLimit"),
         command=row.text("Command"),
         user=row.raw("UserId").partition("(")[0] or None,
     )

@@ -77,7 +77,7 @@ HINTS: tuple[tuple[str, str], ...] = (
         "invalid generic resource",
         "no node has this resource or GPU model: `sinfo -o '%G'` lists them; look at --gpus-per-node and -o gres",
     ),
-    ("duplicate generic resource", "the same resource is asked for twice in -o gres"),
+    ("duplicate generic resource", "the same resource is requested twice in -o gres"),
     (
         "invalid gres specification",
         "GPUs with and without a model cannot be mixed: name the model in all of them, or in none",
@@ -91,7 +91,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("more threads per core", "-o threads_per_core has more than the nodes have"),
     (
         "requested operation not supported",
-        "the cluster's Slurm was set up without what is asked for: leave the last option out",
+        "the cluster's Slurm was set up without what is requested: leave the last option out",
     ),
     (
         "requested operation is presently disabled",

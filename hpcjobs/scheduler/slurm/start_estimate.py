@@ -4,11 +4,50 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+
+import msgspec
+
+from hpcjobs.job.directives import sbatch_options
+from hpcjobs.job.models import Job
+from hpcjobs.processes.programs import Runner, run
 
 _EXPECTED_START = re.compile(r"\bstart(?:s|ing)?(?: ?time)?(?:[:=]| at| is)\s*(\S+?)[,.;]?(?:\s|$)", re.IGNORECASE)
+_NOT_ESTIMATED = ("hold", "dependency")
+"""Options for which Slurm has no estimate: the question leaves them out, as if the job waited for nodes only."""
+_PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?(?:allocation failure: )?")
 
 
-def parse_test_only(text: str) -> float | None:
+class Estimate(msgspec.Struct, frozen=True):
+    """Slurm's answer: when the job would start (seconds since 1970), or why it refuses it. None, None: no estimate."""
+
+    start: float | None = None
+    refusal: str | None = None
+
+
+def estimate_start(job: Job, *, runner: Runner = run) -> Estimate:
+    """Slurm's estimate for ``job`` if it were submitted now."""
+    options = [
+        f"--{name}" if value is None else f"--{name}={value}"
+        for name, value in sbatch_options(job)
+        if name not in _NOT_ESTIMATED
+    ]
+    return ask_sbatch([*options, "--wrap=true"], slurm_conf=job.slurm_conf, cwd=job.chdir, runner=runner)
+
+
+def ask_sbatch(
+    args: Sequence[str], *, slurm_conf: str | None = None, cwd: str | None = None, runner: Runner = run
+) -> Estimate:
+    """Slurm's estimate for these arguments of sbatch: options, and a script or ``--wrap``."""
+    env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    answer = runner(["sbatch", "--test-only", *args], cwd=cwd, env=env)
+    if answer.code == 0:
+        return Estimate(start=parse_start(f"{answer.err}\n{answer.out}"))
+    lines = [line for line in (answer.err or answer.out).splitlines() if line.strip()]
+    return Estimate(refusal=_PREFIX.sub("", lines[-1]) if lines else f"sbatch ended with exit code {answer.code}")
+
+
+def parse_start(text: str) -> float | None:
     """Seconds since 1970 from what ``sbatch --test-only`` printed; None: it has no estimate.
 
     The line is ``sbatch: Job 7 to start at TIME using ...`` on standard error. TIME is in seconds with

@@ -1,4 +1,4 @@
-"""Tables that sacct and squeue print: how they are asked for, and how their rows are read by the name of a column.
+"""Tables that sacct and squeue print: how they are requested, and how their rows are read by the name of a column.
 
 This module is for the scheduler client and for the accounting. ``table.sacct()`` and ``table.squeue()`` are the
 commands, and `QUESTION` is their environment. ``table.rows(out)`` gives a `Row` per job, whose values are read by
@@ -23,14 +23,15 @@ QUESTION: Final[Mapping[str, str]] = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_L
 characters."""
 _SQUEUE_LETTERS: Final = {
     "JobID": "i", "JobName": "j", "State": "T", "Reason": "r", "Partition": "P", "NodeList": "N", "NNodes": "D",
-    "Submit": "V", "Start": "S", "Elapsed": "M", "Command": "o", "User": "u", "Account": "a", "QOS": "q",
+    "Submit": "V", "Start": "S", "Elapsed": "M", "TimeLimit": "l", "Command": "o", "User": "u", "Account": "a",
+    "QOS": "q",
 }  # fmt: skip
 """sacct's names of what squeue prints. squeue's own long names (--Format) cut values to a width."""
 _JOB_ID = re.compile(r"\s*\d")
 
 
 def new_separator() -> str:
-    """A separator that nobody can have put into a job name beforehand: for rows of other people's jobs."""
+    """A random separator, which no job name can contain on purpose: for rows of other users' jobs."""
     return SEPARATOR + "".join(secrets.choice(CONTROL) for _ in range(3))
 
 
@@ -79,7 +80,7 @@ class Split(NamedTuple):
     """An answer, or a block of one, as records of one line each."""
 
     records: list[str]
-    joined: list[str]
+    merged: list[str]
     """Those of the records that were several lines: a name holds a newline."""
     refused: list[str]
     """What is no record: a banner, a line cut off."""
@@ -115,7 +116,7 @@ class Table(NamedTuple):
         A line that is a complete record by itself begins anew: whatever came before it was cut off.
         """
         records: list[str] = []
-        joined: list[str] = []
+        merged: list[str] = []
         refused: list[str] = []
         held: list[str] = []
         separators = 0
@@ -134,8 +135,8 @@ class Table(NamedTuple):
                 continue
             if separators == len(self.columns) - 1:
                 records.append(" ".join(held))
-                joined += records[-1:] if len(held) > 1 else []
+                merged += records[-1:] if len(held) > 1 else []
             else:
                 refused.append(" ".join(held))
             held, separators = [], 0
-        return Split(records, joined, refused, "".join(f"{line}\n" for line in held) + rest)
+        return Split(records, merged, refused, "".join(f"{line}\n" for line in held) + rest)

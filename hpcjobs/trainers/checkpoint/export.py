@@ -14,20 +14,26 @@ from typing import Any
 
 import torch
 
+from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.exits import BadCheckpoint, MissingData, TrainerError, UsageError
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, read_flags
+from hpcjobs.trainers.optimization.adapters import Adapters, merge, write_adapters
 from hpcjobs.trainers.optimization.averaging import KEY
-from hpcjobs.trainers.workloads.weights import load_safetensors, write_weights
+from hpcjobs.trainers.workloads.weights import load_safetensors, read_weights, write_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class ExportFlags:
-    out: str = flag("model.safetensors", "file to write", metavar="FILE")
+    out: str = flag("model.safetensors", "file to write; of adapters a folder, as peft reads it", metavar="PATH")
     average: bool = flag(False, "the average of the weights that --ema kept")
+    merge: bool = flag(False, "of a run with --lora: the complete model, with its adapters added to the weights")
+    base: str | None = flag(
+        None, "with --merge: the weights that were adapted [where the run read them]", metavar="PATH"
+    )
     dtype: str | None = flag(None, "of floating-point tensors [as they are]", choices=tuple(DTYPES))
 
 
@@ -57,6 +63,17 @@ def export(flags: ExportFlags, source: Path) -> str:
     place = find_checkpoint(source)
     meta, state = checkpoint.read(place)
     tensors = average_of(state, place) if flags.average else state["model"]
+    adapters = Adapters.read(state)
+    if flags.merge:
+        if adapters is None:
+            raise UsageError(f"--merge: {place} has no adapters, but the complete model", hint="leave it out")
+        base = flags.base or adapters.base
+        if base is None:
+            raise UsageError("--merge needs --base PATH: the run did not read its frozen weights from a file")
+        tensors = merge(read_weights(Path(base)), tensors, adapters)
+    elif adapters is not None:
+        write_adapters(Path(flags.out), tensors, adapters)
+        return f"{flags.out}: adapters of rank {adapters.rank}, of step {meta.step} ({place})"
     dtype = None if flags.dtype is None else DTYPES[flags.dtype]
     tensors = {
         name: tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
@@ -72,13 +89,13 @@ def export(flags: ExportFlags, source: Path) -> str:
 
 def find_checkpoint(source: Path) -> Path:
     """The checkpoint itself, or the newest sound one of a run folder."""
-    if (source / checkpoint.MANIFEST).is_file():
-        problem = checkpoint.damage(source)
+    if (source / checkpoints.MANIFEST).is_file():
+        problem = checkpoints.damage(source)
         if problem is not None:
             raise BadCheckpoint(f"{source}: {problem}")
         return source.resolve()
     problems = []
-    for place, problem in checkpoint.newest_valid(source / checkpoint.FOLDER):
+    for place, problem in checkpoints.newest_valid(source / checkpoints.FOLDER):
         if problem is None:
             return place
         problems.append(f"{place.name}: {problem}")

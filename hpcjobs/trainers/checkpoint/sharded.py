@@ -122,7 +122,7 @@ def write(parts: dict[str, DTensor], writer: Writer, together: dist.ProcessGroup
         for cause in causes:
             if isinstance(cause, OSError):
                 raise cause from None
-        if any("PytorchStreamWriter" in str(cause) for cause in causes):  # torch hides what its file said
+        if any("PytorchStreamWriter" in str(cause) for cause in causes):  # torch hides the error of its file
             raise OSError(errno.EIO, str(causes[0]).splitlines()[0]) from None
         raise RuntimeError(str(error)) from causes[0]
 

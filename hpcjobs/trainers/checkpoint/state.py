@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import BadCheckpoint, MissingData
-from hpcjobs.trainers.checkpoint import format as checkpoint
-from hpcjobs.trainers.checkpoint.format import CheckpointMeta
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
@@ -21,8 +21,11 @@ from hpcjobs.trainers.optimization.step import Stepper
 def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
     """The state to save; a collective call, and what it gives counts on rank 0 alone."""
     generators = group.gather(own_generators(group))
+    model, names = stepper.strategy.model_state(stepper.model), stepper.saved_names
+    adapters = {} if stepper.adapters is None else {"adapters": stepper.adapters.as_dict()}
     return {
-        "model": stepper.strategy.model_state(stepper.model),
+        **adapters,
+        "model": model if names is None else {name: value for name, value in model.items() if name in names},
         "optimizer": stepper.strategy.optimizer_state(stepper.model, stepper.optimizer),
         "scaler": stepper.scaler.state_dict(),
         "generators": generators,
@@ -31,7 +34,11 @@ def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
-    stepper.strategy.load_model_state(stepper.model, state["model"])
+    if stepper.saved_names is None:
+        stepper.strategy.load_model_state(stepper.model, state["model"])
+    else:  # frozen weights were read from their own file
+        complete = {**stepper.strategy.model_state(stepper.model), **state["model"]}
+        stepper.strategy.load_model_state(stepper.model, complete)
     stepper.strategy.load_optimizer_state(stepper.model, stepper.optimizer, state["optimizer"])
     stepper.scaler.load_state_dict(state["scaler"])
     if len(state["generators"]) == group.world_size:
@@ -76,9 +83,9 @@ def _as_text(chosen: Path | str | None) -> str:
 def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str | None:
     """A sound checkpoint, None where there is none yet, or words about why there is none."""
     if resume != "auto":
-        wrong = checkpoint.damage(Path(resume))
+        wrong = checkpoints.damage(Path(resume))
         return Path(resume).resolve() if wrong is None else f"--resume {resume}: {wrong}"
-    looked: Sequence[tuple[Path, str | None]] = list(checkpoint.newest_valid(run_dir / checkpoint.FOLDER))
+    looked: Sequence[tuple[Path, str | None]] = list(checkpoints.newest_valid(run_dir / checkpoints.FOLDER))
     for place, wrong in looked:
         if wrong is None:
             return place.resolve()

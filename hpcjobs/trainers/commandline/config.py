@@ -1,9 +1,10 @@
-"""What every trainer can be told. None means "not said": the workload's own default is used."""
+"""The flags of every trainer. None means "not given": the workload's own default is used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcjobs.runtime.tracking import TRACKERS
 from hpcjobs.trainers.commandline.flags import StepRange, flag, not_negative, parse_step_range, positive
 
 
@@ -30,7 +31,7 @@ class Config:
         parse=not_negative(int),
         metavar="N",
     )
-    optimizer: str | None = flag(None, "[the workload's own, adamw]", choices=("adamw", "sgd"))
+    optimizer: str | None = flag(None, "[the workload's own, adamw]", choices=("adafactor", "adamw", "sgd"))
     betas: tuple[float, ...] = flag((), "two, of adamw [0.9 0.999]", parse=not_negative(float), metavar="BETA")
     eps: float | None = flag(None, "of adamw [1e-08]", parse=positive(float))
     momentum: float | None = flag(None, "of sgd [0.9]", parse=not_negative(float))
@@ -47,9 +48,13 @@ class Config:
     deterministic: bool = flag(False, "refuse operations whose result may differ from run to run")
     device: str = flag("auto", "auto takes a GPU where torch sees one", choices=("auto", "cpu", "cuda"))
     compile: bool = flag(False, "torch.compile the model")
-    workers: int = flag(
-        0,
-        "loader processes per rank, for the whole run; as many again for evaluation",
+    compile_blocks: bool = flag(False, "torch.compile each block by itself: once for all that are alike")
+    activation_checkpointing: bool = flag(False, "compute each block's forward pass again in the backward: less memory")
+    sync_batchnorm: bool = flag(False, "BatchNorm's statistics are of the batches of all ranks")
+    workers: int | None = flag(
+        None,
+        "loader processes per rank, for the whole run; as many again for evaluation "
+        "[with a GPU the rank's cores less one, at most 8; else 0]",
         parse=not_negative(int),
         metavar="N",
     )
@@ -67,6 +72,15 @@ class Config:
     checkpoint_async: bool = flag(True, "write checkpoints while training goes on")
     init_from: str | None = flag(
         None, "begin with these weights: a .safetensors file, or a folder of such", metavar="PATH"
+    )
+    lora: int | None = flag(
+        None, "train low-rank adapters of this rank; all other weights are frozen", parse=positive(int), metavar="RANK"
+    )
+    lora_alpha: float | None = flag(
+        None, "scale of adapters, divided by their rank [twice the rank]", parse=positive(float)
+    )
+    lora_targets: tuple[str, ...] = flag(
+        (), "last parts of the names of layers to adapt [all linear ones of the blocks]", metavar="NAME"
     )
     resume: str = flag("auto", "auto: from the run folder's newest sound checkpoint; none; or a folder")
     probe_every: int = flag(
@@ -87,6 +101,9 @@ class Config:
         parse=positive(float),
         metavar="S",
     )
+    log_to: tuple[str, ...] = flag(
+        (), "copy metrics to these programs, without a network into the run folder", choices=TRACKERS, metavar="PROGRAM"
+    )
     run_dir: str | None = flag(None, "folder for metrics, summary, checkpoints", metavar="DIR")
     rendezvous_timeout_s: float = flag(60.0, "wait so long for all ranks", parse=positive(float))
     stage_to: str | None = flag(
@@ -94,7 +111,10 @@ class Config:
     )
     # for workloads
     data: str | None = flag(
-        None, "mnist: folder with the idx files; resnet50: with train/CLASS/* and val/CLASS/*", metavar="DIR"
+        None,
+        "mnist: folder with the idx files; resnet50: with train/CLASS/* and val/CLASS/*, with WebDataset's *.tar, "
+        "or saved by Hugging Face's datasets",
+        metavar="DIR",
     )
     text: tuple[str, ...] = flag((), "lm: train on these files, byte by byte, with 256 tokens", metavar="FILE")
     tokens: tuple[str, ...] = flag(
@@ -102,6 +122,9 @@ class Config:
     )
     vocabulary: int | None = flag(
         None, "lm: tokens that --tokens has [what its tokens.json says]", parse=positive(int), metavar="N"
+    )
+    model: str | None = flag(
+        None, "lm: train this model of Hugging Face's transformers, from a local folder", metavar="DIR"
     )
     preset: str = flag("tiny", "lm: size of the decoder", choices=("tiny", "small", "gpt2"))
     sequence_length: int | None = flag(None, "lm: tokens per sample", parse=positive(int), metavar="N")
@@ -112,6 +135,10 @@ class Config:
         metavar="N",
     )
     image_size: int = flag(224, "resnet50: side of an image in pixels", parse=positive(int), metavar="N")
+    augment: bool = flag(True, "resnet50: train on random parts of the images of --data, mirrored half the time")
+    label_smoothing: float = flag(
+        0.0, "resnet50: share of each target that is spread over all classes", parse=not_negative(float)
+    )
     channels_last: bool = flag(True, "resnet50: the channels of a pixel lie side by side in memory")
     matrix_size: int | None = flag(
         None, "matmul: rows and columns [2048, on a GPU 8192]", parse=positive(int), metavar="N"

@@ -143,12 +143,24 @@ def read_flags(owner: type[T], parsed: argparse.Namespace) -> T:
     return owner(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
+class UnknownFlagError(UsageError):
+    """An argument that no flag stands for."""
+
+    def __init__(self, trainer: str, argument: str, *, hint: str) -> None:
+        super().__init__(f"{trainer}: unknown argument {argument!r}", hint=hint)
+        self.argument = argument
+
+
 def parse_all(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse, and answer an unknown flag with the nearest known one."""
+    """Parse, and answer an unknown flag with the nearest known one.
+
+    Raises:
+        UnknownFlagError: there is no such flag. UsageError: a value that a flag cannot have.
+    """
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
         known = [name for action in parser._actions for name in action.option_strings]
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help"
-        raise UsageError(f"{parser.prog}: unknown argument {unknown[0]!r}", hint=hint)
+        raise UnknownFlagError(parser.prog, unknown[0], hint=hint)
     return parsed

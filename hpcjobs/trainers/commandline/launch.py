@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 import time
@@ -13,13 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError, WorldMismatch
+from hpcjobs.runtime.dist import DistEnv, refuse_other_world
+from hpcjobs.runtime.exits import AlreadyReported, ExitCode, Requeue, TrainerError, UsageError
 from hpcjobs.runtime.signals import Stop, control_dir, ignore, listen
 from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, parse_all, read_flags
+from hpcjobs.trainers.commandline.garbage import pause_collection
 from hpcjobs.trainers.commandline.own_workload import find_function
 
 F = TypeVar("F")
@@ -57,17 +56,15 @@ def launch(
     """Run `strategy` ("module:Class", made with the values of `flags`) in the loop `train`; the exit code."""
     config = Config()
     stop = listen() if control_dir() is not None else None  # at once: a signal kills who does not listen yet
-    collecting = gc.isenabled()
-    gc.disable()  # loading torch makes 300,000 objects and no garbage; open_run() turns it on again
-    atexit.register(gc.freeze)  # nor need they be looked through as the process ends
     try:
-        env = DistEnv.from_environ({} if asks_for_help(argv) else os.environ)
-        set_library_environment(env)
-        config, chosen, own = _parse(trainer, about, flags, argv)
-        _refuse_other_world(env)
-        call = Call(trainer, config, chosen, env, own, stop)
-        run = import_object(train)
-        run(call, import_object(strategy)(chosen))
+        with pause_collection():
+            env = DistEnv.from_environ({} if asks_for_help(argv) else os.environ)
+            set_library_environment(env)
+            config, chosen, own = _parse(trainer, about, flags, argv)
+            refuse_other_world(env, os.environ)
+            call = Call(trainer, config, chosen, env, own, stop)
+            run = import_object(train)
+            run(call, import_object(strategy)(chosen))
     except Requeue as left:
         ignore()
         return left.code
@@ -75,11 +72,8 @@ def launch(
         record_failure(trainer, config, error)
         return report(error)
     finally:
-        gc.unfreeze()
         if "hpcjobs.trainers.distributed.process_group" in sys.modules:
             import_object("hpcjobs.trainers.distributed.process_group:release_groups")()
-        if collecting:
-            gc.enable()
         flush()
     return ExitCode.OK
 
@@ -96,7 +90,7 @@ def own_rank() -> str:
 
 
 def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
-    """The summary of a run that failed: what was asked and why it ended; metrics.jsonl tells how far."""
+    """The summary of a run that failed: its flags and why it ended; metrics.jsonl tells how far it came."""
     run_dir = os.environ.get("HPCJOBS_RUN_DIR", config.run_dir)
     if own_rank() != "0" or run_dir is None or not Path(run_dir).is_dir():
         return
@@ -114,7 +108,7 @@ def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
     )
     try:
         summary.write(Path(run_dir))
-    except OSError as full:  # the error itself is still to be told
+    except OSError as full:  # the error itself is still to be reported
         print_error(f"warning: no summary in {run_dir}: {full}")
 
 
@@ -157,15 +151,6 @@ def _add_workload_flags(parser: Parser, argv: Sequence[str] | None) -> type[Any]
     if fields(own):
         add_flags(parser, own, title=name)
     return own
-
-
-def _refuse_other_world(env: DistEnv) -> None:
-    requested = os.environ.get("HPCJOBS_NTASKS")
-    if requested is not None and requested != str(env.world_size):
-        raise WorldMismatch(
-            f"the job asked for {requested} ranks (HPCJOBS_NTASKS), but the world that started has {env.world_size}",
-            hint="start all tasks in one srun or torchrun, without an -n of its own",
-        )
 
 
 def asks_for_help(argv: Sequence[str] | None) -> bool:

@@ -6,17 +6,25 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from hpcjobs.trainers.data.prefetch import prefetch
 from hpcjobs.trainers.workloads.base import Batch, BatchDataset
-from hpcjobs.trainers.workloads.batch import to_device
 
-Draw = tuple[int, list[int]]
-"""The seed of a batch, and the numbers of its samples."""
+
+class Draw(NamedTuple):
+    """A batch to read."""
+
+    seed: int
+    """Of this batch of this rank."""
+    samples: list[int]
+    """Their numbers."""
+    pass_seed: int
+    """Of this pass over the data, the same on all ranks."""
 
 
 class Order(Protocol):
@@ -50,10 +58,11 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[Draw]:
         mine = self._mine()
+        pass_seed = derive_seed(self.seed, "pass", self.epoch)
         for number in range(-(-len(mine) // self.samples_per_step)):
             step, start = self.first_step + number, number * self.samples_per_step
             seed = derive_seed(self.seed, "train", self.epoch, step, self.rank)
-            yield seed, mine[start : start + self.samples_per_step].tolist()
+            yield Draw(seed, mine[start : start + self.samples_per_step].tolist(), pass_seed)
 
     def __len__(self) -> int:
         per_rank = -(-max(0, self.count - self._used) // self.world_size)
@@ -89,7 +98,7 @@ class HeldOutOrder:
 
     def __iter__(self) -> Iterator[Draw]:
         for number in range(len(self)):
-            yield derive_seed(self.seed, "held out", number, self.rank), self.batch(number) or [0]
+            yield Draw(derive_seed(self.seed, "held out", number, self.rank), self.batch(number) or [0], self.seed)
 
     def __len__(self) -> int:
         per_rank = -(-self.count // self.world_size)
@@ -110,15 +119,21 @@ def derive_seed(*parts: object) -> int:
 
 class SeededDataset:
     """Sets the global generators before each batch: what a dataset draws depends on seed, rank, epoch and step alone,
-    neither on the number of workers nor on whether the run was interrupted."""
+    neither on the number of workers nor on whether the run was interrupted.
+
+    A dataset with `read_augmented(numbers, seed)` gets the seed of the pass: what it draws for a sample from that
+    and the sample's number is the same at every world size too.
+    """
 
     def __init__(self, dataset: BatchDataset) -> None:
         self.dataset = dataset
 
     def __getitem__(self, draw: Draw) -> Batch:
-        seed, indices = draw
-        seed_generators(seed)
-        return self.dataset.read_batch(indices)
+        seed_generators(draw.seed)
+        if hasattr(self.dataset, "read_augmented"):
+            batch: Batch = self.dataset.read_augmented(draw.samples, draw.pass_seed)
+            return batch
+        return self.dataset.read_batch(draw.samples)
 
 
 def seed_generators(seed: int) -> None:
@@ -172,9 +187,15 @@ class _CurrentOrder:
 
 
 class Loader:
-    """Batches on the device. Without workers it reads the dataset itself; worker processes live as long as the run."""
+    """Batches on the device. Without workers it reads the dataset itself; worker processes live as long as the run.
+
+    A dataset with `on_device`, such as synthetic data, makes its batches on a GPU: nothing is read or copied.
+    """
 
     def __init__(self, dataset: BatchDataset, *, device: torch.device, workers: int) -> None:
+        self._made_on_device = device.type != "cpu" and hasattr(dataset, "on_device")
+        if self._made_on_device:
+            dataset, workers = dataset.on_device(device), 0  # type: ignore[attr-defined]
         self._dataset, self._device = SeededDataset(dataset), device
         self._sampler = _CurrentOrder()
         self._fetched: DataLoader[Batch] | None = None
@@ -191,9 +212,8 @@ class Loader:
 
     def epoch(self, order: Order) -> Iterator[Batch]:
         self._sampler.order = order
-        batches = map(self._read, order) if self._fetched is None else self._fetched
-        for batch in batches:
-            yield to_device(batch, self._device)
+        batches = map(self._read, order) if self._fetched is None else iter(self._fetched)
+        yield from batches if self._made_on_device else prefetch(batches, self._device)
 
     def _read(self, draw: Draw) -> Batch:
         """In this process: the generators of the model go on as if nothing had been drawn."""

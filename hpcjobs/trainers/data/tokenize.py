@@ -21,6 +21,7 @@ import numpy as np
 from hpcjobs.runtime.exits import BadData, MissingData, TrainerError, UsageError
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, positive, read_flags
+from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, open_saved_dataset
 from hpcjobs.trainers.workloads.token_files import Tokens, TokensInfo, TokenWriter
 
 BYTES = "bytes"
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = Parser(prog="tokenize", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
         add_flags(parser, TokenizeFlags, title="tokenize")
-        parser.add_argument("files", nargs="+", metavar="FILE", help="text, or JSON lines (.jsonl)")
+        parser.add_argument(
+            "files", nargs="+", metavar="FILE", help="text, JSON lines (.jsonl), or a folder that datasets saved"
+        )
         parsed = parse_all(parser, argv)
         began = time.perf_counter()
         info = tokenize(read_flags(TokenizeFlags, parsed), [Path(name) for name in parsed.files])
@@ -78,7 +81,7 @@ def tokenize(flags: TokenizeFlags, files: Sequence[Path]) -> TokensInfo:
     if out.exists():
         raise UsageError(f"--out {out} is there already", hint="another name, or remove it first")
     for path in files:
-        if not path.is_file():
+        if not path.is_file() and not is_saved_dataset(path):
             raise MissingData(f"{path}: no such file")
     tokenizer = load_tokenizer(flags)
     dtype = np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.int32
@@ -172,13 +175,16 @@ def load_tokenizer(flags: TokenizeFlags) -> Tokenizer:
 
 
 def read_documents(files: Sequence[Path], text_field: str) -> Iterator[str]:
-    """The texts of JSON lines (.jsonl, .json), and of any other file as one document.
+    """The texts of JSON lines (.jsonl, .json), of the rows of a saved dataset, and of any other file as one document.
 
     Raises:
         BadData: names the file and line that can't be read.
     """
     for path in files:
         try:
+            if path.is_dir():
+                yield from _read_dataset(path, text_field)
+                continue
             if path.suffix not in (".jsonl", ".json"):
                 yield path.read_text(encoding="utf-8")
                 continue
@@ -188,6 +194,16 @@ def read_documents(files: Sequence[Path], text_field: str) -> Iterator[str]:
                         yield _text_of(line, f"{path}:{number}", text_field)
         except UnicodeDecodeError as error:
             raise BadData(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _read_dataset(folder: Path, text_field: str) -> Iterator[str]:
+    """All splits, one after the other."""
+    loaded = open_saved_dataset(folder, option="tokenize")
+    for split in loaded.values() if hasattr(loaded, "values") else [loaded]:
+        if text_field not in split.column_names:
+            columns = ", ".join(split.column_names)
+            raise BadData(f"{folder} has no text in {text_field!r}; it has {columns}", hint="--text-field NAME")
+        yield from (row[text_field] for row in split)
 
 
 def _text_of(line: str, where: str, text_field: str) -> str:

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.datasets import Stream
 from hpcjobs.trainers.data.loader import EpochOrder, Loader, derive_seed, preserve_generators, seed_generators
+from hpcjobs.trainers.data.prefetch import prefetch
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.workloads.base import Batch, BatchDataset
-from hpcjobs.trainers.workloads.batch import to_device
 
 
 class TrainingData:
@@ -31,7 +31,7 @@ class TrainingData:
         self.dataset, self.config, self.group, self.plan = dataset, config, group, plan
         self._loader: Loader | None = None
         if not isinstance(dataset, Stream):
-            self._loader = Loader(dataset, device=group.device, workers=config.workers)
+            self._loader = Loader(dataset, device=group.device, workers=config.workers or 0)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         if self._loader is not None:
@@ -59,7 +59,7 @@ class TrainingData:
 
     def _read_stream(self, epoch: int, first_sample: int) -> Iterator[Batch]:
         assert isinstance(self.dataset, Stream)
-        group, workers = self.group, self.config.workers
+        group, workers = self.group, self.config.workers or 0
         batches = StreamBatches(
             self.dataset,
             epoch=epoch,
@@ -73,9 +73,11 @@ class TrainingData:
             source = preserve_generators(iter(batches))
         else:
             generator = torch.Generator()  # the loader's draws must not move the generator of the model
-            source = iter(DataLoader(batches, batch_size=None, num_workers=workers, generator=generator))
-        for batch in source:
-            yield to_device(batch, group.device)
+            pin = group.device.type == "cuda"
+            source = iter(
+                DataLoader(batches, batch_size=None, num_workers=workers, generator=generator, pin_memory=pin)
+            )
+        yield from prefetch(source, group.device)
 
 
 class StreamBatches(IterableDataset[Batch]):

@@ -22,3 +22,11 @@ def describe_shared_cores(hosts: Sequence[str], ranks: Sequence[tuple[int, Set[i
                 f"warning: {len(here)} ranks on {host} share cores: {threads} threads on {len(cores)} "
                 f"({format_cores(cores)}); steps wait for each other. Hint: fewer ranks, or more --cpus-per-task"
             )
+
+
+def count_cores_per_rank(hosts: Sequence[str], allowed: Sequence[Set[int]]) -> int:
+    """The cores of the rank that has fewest: its allowed ones, divided among the ranks of the host that share some."""
+    return min(
+        len(mine) // sum(1 for name, others in zip(hosts, allowed, strict=True) if name == host and mine & others)
+        for host, mine in zip(hosts, allowed, strict=True)
+    )

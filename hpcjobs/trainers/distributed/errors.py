@@ -1,4 +1,4 @@
-"""Errors from below in the user's words, told by one rank."""
+"""Errors of torch, NCCL and MPI translated for the user, reported by one rank."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def translate_error(error: Exception, env: DistEnv) -> TrainerError | None:
     kind = gpu_errors.FULL if isinstance(error, torch.OutOfMemoryError) else gpu_errors.classify(text)
     if kind is not None and isinstance(error, RuntimeError | ImportError):
         return translate_gpu_error(kind, extract_facts(text), env)
-    if isinstance(error, MemoryError) or any(word in text for word in FULL):
+    if isinstance(error, MemoryError) or any(sign in text for sign in FULL):
         return OutOfMemory(
             f"rank {env.rank} ran out of memory",
             hint="a smaller --batch-size with a larger --accumulate keeps the result, or ask for more --mem",

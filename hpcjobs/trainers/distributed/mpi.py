@@ -20,7 +20,7 @@ SPEAKS = {"Open MPI": ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"), "MPICH": ("PMI_RANK
 
 
 def launcher_supports(library: str, rank: int) -> bool:
-    """Whether who launched this rank told it so in the words of ``library``.
+    """Whether the variables of ``library`` say which rank this is.
 
     A rank that an elastic agent started has the variables of the agent, which may be of another rank.
     """

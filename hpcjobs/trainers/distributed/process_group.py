@@ -7,12 +7,12 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadConfiguration
@@ -32,6 +32,8 @@ class RankGroup:
     hosts: tuple[str, ...]  # by rank
     device: torch.device
     backend: str
+    store: Store = field(default_factory=HashStore)
+    """Where ranks leave each other notes outside of collectives."""
 
     @property
     def rank(self) -> int:
@@ -92,7 +94,7 @@ class RankGroup:
 def join_world(
     env: DistEnv, *, device: str, timeout_s: float, stall_after_s: float | None = None
 ) -> Iterator[RankGroup]:
-    """Form the world, or say who is missing; inside, errors from below become ours, told by one rank.
+    """Form the world, or say who is missing; inside, errors from below are translated, and reported by one rank.
 
     Args:
         timeout_s: for all ranks to arrive.
@@ -129,7 +131,14 @@ def _form(env: DistEnv, store: Store, device_name: str, timeout_s: float, stall_
         torch.cuda.set_device(device)
     init_process_group(device, env, PrefixStore("group", store), stall_after_s=stall_after_s)
     _HELD.append(dist.group.WORLD)
-    return RankGroup(env, hosts, device, "nccl" if device.type == "cuda" else "gloo")
+    return RankGroup(env, hosts, device, name_backend(device), store)
+
+
+def name_backend(device: torch.device) -> str:
+    """What carries tensors of this device. AMD's RCCL stands behind torch's name nccl."""
+    if device.type != "cuda":
+        return "gloo"
+    return "nccl" if torch.version.hip is None else "rccl"
 
 
 def init_process_group(device: torch.device, env: DistEnv, store: Store, *, stall_after_s: float = 0.0) -> None:

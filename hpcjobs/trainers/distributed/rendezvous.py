@@ -68,12 +68,12 @@ def _unreachable(env: DistEnv, cause: Exception, timeout_s: float, *, hosting: b
             f"{who} did not reach rank 0 at {where} within {timeout_s:g} s ({cause})",
             hint="does that name resolve here, and may hosts connect to each other?",
         )
-    error.elected = True  # without a store there is nobody to agree with
+    error.elected = True  # without a store no other rank can be asked
     return error
 
 
 def roll_call(env: DistEnv, store: Store, timeout_s: float) -> tuple[str, ...]:
-    """The hosts by rank, once rank 0 has found this to be the world that was asked for."""
+    """The hosts by rank, once rank 0 has checked that this is the requested world."""
     _claim_rank(env, store)
     if env.rank != 0:
         return _await_verdict(env, store, timeout_s)
@@ -128,13 +128,13 @@ def _judge(env: DistEnv, store: Store, timeout_s: float) -> list[str]:
         raise WorldMismatch(
             f"the job asked for {requested} nodes (HPCJOBS_NNODES), but its {env.world_size} ranks run on "
             f"{len(set(hosts))}: {_tally(hosts)}",
-            hint="is --ntasks-per-node larger than asked, or has a node dropped out?",
+            hint="is --ntasks-per-node larger than requested, or has a node dropped out?",
         )
     return hosts
 
 
 def node_names(store: Store, keys: list[str]) -> list[str]:
-    """The hosts of the ranks that wrote ``keys``, by Slurm's names of its nodes where it has told them.
+    """The hosts of the ranks that wrote ``keys``, by Slurm's names of its nodes where they are known.
 
     Slurm knows a node by its NodeName alone, which need not be its hostname. A launcher that sends the environment
     of the first node to all others makes one name of several hosts: hostnames are used then.

@@ -6,9 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import state as resume
-from hpcjobs.trainers.checkpoint.format import CheckpointMeta, WriterGroup
+from hpcjobs.trainers.checkpoint.format import WriterGroup
 from hpcjobs.trainers.checkpoint.writer import CheckpointWriter
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
@@ -60,7 +62,7 @@ class Checkpoints:
         epochs = config.save_every_epochs
         self.every_epochs = None if epochs is None else epochs * plan.steps_per_epoch  # in steps
         self.stepper, self.recorder, self.fault_tolerance = stepper, recorder, fault_tolerance
-        folder = run_dir / checkpoint.FOLDER
+        folder = run_dir / checkpoints.FOLDER
         in_parts = stepper.strategy.in_parts
         self._writes = in_parts or group.rank == 0
         self._writer = CheckpointWriter(

@@ -35,7 +35,7 @@ class Evaluator:
         self._order = HeldOutOrder(
             len(held_out), group.rank, group.world_size, plan.batch_size, config.seed, config.eval_batches
         )
-        self._loader = Loader(held_out, device=group.device, workers=config.workers)
+        self._loader = Loader(held_out, device=group.device, workers=config.workers or 0)
 
     def due(self, step: int) -> bool:
         """After every so many steps, and after the last one."""

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import UnequalData, UsageError
 from hpcjobs.runtime.summary import Quantiles, RunSummary
-from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
+from hpcjobs.runtime.watchdog import Watchdog
+from hpcjobs.trackers import TrackedRun
 from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.commandline.garbage import collect_new_objects
 from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.datasets import adapt_datasets
 from hpcjobs.trainers.data.staging import stage_data
 from hpcjobs.trainers.data.training import TrainingData
+from hpcjobs.trainers.data.workers import resolve_workers
 from hpcjobs.trainers.distributed.cpu_affinity import describe_shared_cores, format_cores
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
-from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
 from hpcjobs.trainers.loop.checkpointing import Checkpoints, resume_run
 from hpcjobs.trainers.loop.evaluation import Evaluator
 from hpcjobs.trainers.metrics.monitor import Monitor
@@ -145,6 +148,7 @@ class Run:
 def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
     """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
     config = call.config
+    require_trackers(config.log_to)
     with (
         join_world(
             call.env,
@@ -157,6 +161,8 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
         log_topology(group)
         workload = adapt_datasets(load_workload(stage_data(config, group), call.workload_flags))
         workload = grow_synthetic(config, workload, group.world_size)
+        config = resolve_workers(config, workload.train, group)
+        call = replace(call, config=config)
         set_numerics(config, workload)
         refuse_unequal_data(group, workload)
         plan = plan_training(config, workload, group.world_size, fill=strategy.fills)
@@ -170,14 +176,15 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
             plan = plan.resume_at(resumed.epoch, resumed.epoch_samples)
         evaluator = Evaluator(config, workload, stepper, plan=plan, group=group)
         with (
-            Recorder(group, plan, workload, run_dir, resumed=resumed) as recorder,
+            Recorder(
+                group, plan, workload, run_dir, resumed=resumed, trackers=start_trackers(call, group, run_dir, resumed)
+            ) as recorder,
             closing(FaultTolerance(group, call.stop)) as fault_tolerance,
             Checkpoints(config, run_dir, stepper, recorder, fault_tolerance, plan=plan, group=group) as checkpoints,
             Monitor(group, run_dir, on=config.monitor) as monitor,
             closing(make_watchdog(call, group, run_dir, recorder)) as watchdog,
         ):
-            gc.freeze()  # what was loaded stays: the loop never looks through it for garbage
-            gc.enable()
+            collect_new_objects()
             yield Run(
                 call,
                 group,
@@ -194,6 +201,15 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
                 watchdog,
                 StepProfiler(config.profile, group, run_dir, first_step=0 if resumed is None else resumed.step),
             )
+
+
+def start_trackers(call: Call[Any], group: RankGroup, run_dir: Path, resumed: CheckpointMeta | None) -> Trackers | None:
+    """Those of --log-to, on rank 0."""
+    if group.rank != 0:
+        return None
+    config = {**asdict(call.config), **asdict(call.flags), **asdict(call.workload_flags)}
+    run = TrackedRun(run_dir, call.config.workload, 0 if resumed is None else resumed.step, config)
+    return open_trackers(call.config.log_to, run, report=group.log)
 
 
 def make_watchdog(call: Call[Any], group: RankGroup, run_dir: Path, recorder: Recorder) -> Watchdog:
@@ -240,11 +256,11 @@ def refuse_unequal_data(group: RankGroup, workload: Workload) -> None:
     """Ranks that count different samples would end an epoch at different steps, and hang there."""
     mine = (workload.train_length, 0 if workload.held_out is None else len(workload.held_out))
     everyone = group.gather(mine)
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
+    for rank, counts in enumerate(everyone):
+        if counts != everyone[0]:
             raise UnequalData(
                 f"rank 0 on {group.hosts[0]} has {everyone[0]} training and held-out samples, "
-                f"rank {rank} on {group.hosts[rank]} has {theirs}",
+                f"rank {rank} on {group.hosts[rank]} has {counts}",
                 hint="is the data on every host the same version, or on a shared file system?",
             )
 

@@ -4,13 +4,17 @@ A window is one forward and backward pass over the batch just trained on, from a
 Windows come in pairs, one that synchronises gradients and one that does not, in alternating order;
 exposed communication is the difference. What a pass leaves behind besides gradients, buffers such as
 BatchNorm's and the random generators, is put back, so training goes on as if nothing had been measured.
+Where weights are sharded, a pass without communication needs them complete: windows run only where all ranks have
+the memory.
 A negative value is noise, and is kept as such.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -20,6 +24,7 @@ from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.workloads.base import Batch
 
 FIRST_STEP = 10  # warmed up, and soon enough for short runs
+SPARE = 0.1  # of the free memory that stays free: allocators divide it into pieces
 
 
 class Probe:
@@ -29,13 +34,16 @@ class Probe:
         self.stepper, self.group = stepper, group
         self.exposed_s: list[float] = []
         self.compute_s: list[float] = []
-        """Of passes without communication, which wait for nobody: where ranks differ, it shows here."""
+        """Of passes without communication, which wait for no other rank: differences between ranks show here."""
 
     def due(self, step: int) -> bool:
         return self.every is not None and (step == FIRST_STEP or step % self.every == 0)
 
     def measure(self, batch: Batch) -> None:
-        """One pair of windows."""
+        """One pair of windows, where all ranks have the memory; a collective call."""
+        if not self.fits():
+            self.every = None
+            return
         generators = own_generators(self.group)
         buffers = [(buffer, buffer.clone()) for buffer in self.stepper.model.buffers()]
         order = (True, False) if len(self.exposed_s) % 2 else (False, True)
@@ -46,6 +54,21 @@ class Probe:
         self.stepper.take_metrics()  # of passes that do not count
         self.exposed_s.append(window_s[True] - window_s[False])
         self.compute_s.append(window_s[False])
+
+    def fits(self) -> bool:
+        """Whether every rank has the memory of a pass without communication; a collective call where one needs more."""
+        stepper, group = self.stepper, self.group
+        needed = stepper.strategy.quiet_pass_bytes(stepper.model)
+        if needed == 0:
+            return True
+        short = needed - (1 - SPARE) * measure_free_bytes(group.device, group.env.local_world_size)
+        most = float(group.max(torch.tensor(short, dtype=torch.float64, device=group.device)))
+        if most > 0:
+            group.log(
+                f"exposed communication is not measured: complete weights and gradients are {needed / 1e9:.1f} GB, "
+                f"{most / 1e9:.1f} GB more than a rank has free"
+            )
+        return most <= 0
 
     def _window(self, batch: Batch, *, sync: bool) -> float:
         stepper = self.stepper
@@ -67,3 +90,11 @@ class Probe:
     def _await_device(self) -> None:
         if self.group.device.type == "cuda":
             torch.cuda.synchronize(self.group.device)
+
+
+def measure_free_bytes(device: torch.device, local_world_size: int, *, cuda: Any = torch.cuda) -> float:
+    """What this rank could allocate beyond the most that a step so far has needed."""
+    if device.type == "cuda":
+        unused, _ = cuda.mem_get_info(device)
+        return float(unused + cuda.memory_reserved(device) - cuda.max_memory_allocated(device))
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / local_world_size

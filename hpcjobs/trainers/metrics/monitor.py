@@ -42,8 +42,9 @@ class Monitor:
             uuids = [uuid for host, _, uuid in ranks if host == self.host and uuid is not None]
             if self.group.rank == self.group.hosts.index(self.host):
                 sampler = Sampler(pids, Gpus(uuids))
-                if sampler.gpus.missing is not None:
-                    self.group.log(f"monitor: no GPU is watched: {sampler.gpus.missing}")
+                missing = sampler.gpus.missing if torch.version.hip is None else "NVML knows NVIDIA's alone"
+                if missing is not None:
+                    self.group.log(f"monitor: no GPU is watched: {missing}")
                 self._thread = threading.Thread(target=self._watch, args=(sampler,), name="monitor", daemon=True)
                 self._thread.start()
         return self
@@ -63,7 +64,7 @@ class Monitor:
 
     def _own(self) -> tuple[int, str | None]:
         """This rank's process and GPU."""
-        if self.group.device.type != "cuda":
+        if self.group.device.type != "cuda" or torch.version.hip is not None:
             return os.getpid(), None
         return os.getpid(), f"GPU-{torch.cuda.get_device_properties(self.group.device).uuid}"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite
 from hpcjobs.runtime.summary import (
     METRICS_FILE,
@@ -25,7 +26,7 @@ from hpcjobs.runtime.summary import (
     RunSummary,
     Throughput,
 )
-from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.runtime.tracking import Trackers
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.metrics.peak_flops import peak_flops_per_s
 from hpcjobs.trainers.metrics.step_timer import Meter
@@ -37,7 +38,14 @@ class Recorder:
     """Losses stay on the device until a line is due: then one small all-reduce averages them."""
 
     def __init__(
-        self, group: RankGroup, plan: TrainingPlan, workload: Workload, run_dir: Path, *, resumed: CheckpointMeta | None
+        self,
+        group: RankGroup,
+        plan: TrainingPlan,
+        workload: Workload,
+        run_dir: Path,
+        *,
+        resumed: CheckpointMeta | None,
+        trackers: Trackers | None = None,
     ) -> None:
         self.group, self.plan, self.workload, self.run_dir = group, plan, workload, run_dir
         self.meter = Meter(group.device)
@@ -48,15 +56,20 @@ class Recorder:
         self._pending_metrics: dict[str, list[torch.Tensor]] = {}
         self._started = time.time()
         keep_bytes = 0 if resumed is None else resumed.metrics_bytes
-        self._log = MetricsLog(run_dir / METRICS_FILE, keep_bytes=keep_bytes) if group.rank == 0 else None
+        self._trackers, copy_to = trackers, None if trackers is None else trackers.copy
+        path = run_dir / METRICS_FILE
+        self._log = MetricsLog(path, keep_bytes=keep_bytes, copy_to=copy_to) if group.rank == 0 else None
         self._first_step = 0 if resumed is None else resumed.step
         self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
-                    hosts=group.hosts, global_batch_size=plan.global_batch_size)  # fmt: skip
+                    hosts=group.hosts, global_batch_size=plan.global_batch_size,
+                    total_steps=plan.total_steps)  # fmt: skip
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._trackers is not None:
+            self._trackers.close()
         if self._log is not None:
             self._log.close()
 

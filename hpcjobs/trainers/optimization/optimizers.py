@@ -15,7 +15,7 @@ from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import ParameterGroup, Workload
 from hpcjobs.trainers.workloads.parameters import GroupedParameters
 
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adafactor", "adamw", "sgd")
 MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
 
 
@@ -73,6 +73,8 @@ def build_optimizer(
         return torch.optim.SGD(
             settings, lr=lr, momentum=momentum, fused=not sharded
         )  # torch has no fused SGD of shards
+    if workload.optimizer == "adafactor":
+        return torch.optim.Adafactor(settings, lr=lr)
     if workload.optimizer == "adamw":
         betas = config.betas or BETAS
         return torch.optim.AdamW(settings, lr=lr, betas=(betas[0], betas[1]), eps=config.eps or EPS, fused=True)

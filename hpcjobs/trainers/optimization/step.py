@@ -11,12 +11,17 @@ from typing import cast
 import torch
 from torch import nn
 
+from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.optimization.adapters import Adapters, add_adapters, list_saved
 from hpcjobs.trainers.optimization.averaging import averaged_weights, update_average
 from hpcjobs.trainers.optimization.optimizers import apply_optimizer_flags, build_optimizer, set_learning_rate
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
+from hpcjobs.trainers.strategies.batch_norm import synchronize_batch_norms
+from hpcjobs.trainers.strategies.blocks import change_blocks
+from hpcjobs.trainers.strategies.meta import Skeleton, build_skeleton, is_meta
 from hpcjobs.trainers.workloads.base import Batch, Workload
 from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
 from hpcjobs.trainers.workloads.parameters import order_names
@@ -36,14 +41,37 @@ class Stepper:
         self.device, self.ema = group.device, config.ema
         self.clip_norm = math.inf if config.clip_norm is None and config.gradient_norm else config.clip_norm
         self.dtype = DTYPES.get(config.precision)
-        torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
-        bare = workload.build_model()
-        if config.init_from is not None:
-            load_weights(bare, Path(config.init_from))
-        bare.to(group.device)
+
+        self.adapters: Adapters | None = None
+
+        def build() -> nn.Module:
+            torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
+            model = workload.build_model()
+            if config.init_from is not None and not is_meta(model):
+                load_weights(model, Path(config.init_from))
+            if config.lora is not None:
+                self.adapters = add_adapters(model, workload, config, group)
+            return model
+
+        skeleton = build_skeleton(build, group) if strategy.builds_skeleton else None
+        if isinstance(skeleton, str):
+            group.log(f"each rank builds the complete model, which the meta device cannot have: {skeleton}")
+        bare = skeleton.model if isinstance(skeleton, Skeleton) else build().to(group.device)
+        if config.sync_batchnorm:
+            synchronize_batch_norms(bare, strategy)
+        if config.activation_checkpointing or config.compile_blocks:
+            workload = change_blocks(bare, workload, config, group)
+        if workload.optimizer == "adafactor" and strategy.holds_shards:
+            raise UsageError(
+                f"--optimizer adafactor needs complete weights, of which a rank of {strategy.name} has parts"
+            )
+        self.saved_names: frozenset[str] | None = None if self.adapters is None else list_saved(bare)
         self.parameter_names = order_names(bare, workload)
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
         self.model = strategy.wrap(bare, group=group, workload=workload, dtype=self.dtype)
+        if isinstance(skeleton, Skeleton):
+            strategy.materialize(self.model, skeleton.weights, group)
+            del skeleton  # with rank 0's copy of all weights
         if not strategy.autocasts:
             self.dtype = None
         self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -15,18 +15,21 @@ from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.workloads.base import Workload
 from hpcjobs.trainers.workloads.parameters import GroupedParameters, group_parameters
 
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
 
 class Traffic(NamedTuple):
     """Of one optimizer step and one rank: gradient bytes handed to collectives, and their number."""
 
     bytes: int
-    calls: int | None  # None: settled anew in each step
+    calls: int | None  # None: differs from step to step
 
 
 class Strategy:
     name = "single"
     backend: str | None = None  # what carries gradients, where it is not the process group
     quiet_passes = False  # a pass inside quiet() differs from another by its communication alone
+    builds_skeleton = False  # `wrap` takes a model on the meta device, and `materialize` brings its weights
     fills = True  # ranks repeat a sample where the last batches of an epoch would not be equally many
     in_parts = False  # the states below are of DTensors, and each rank saves its own parts
     holds_shards = False  # a rank has a part of each gradient: it does not see where those of others overflow
@@ -38,6 +41,14 @@ class Strategy:
         `dtype` is the lower precision to compute in, for a strategy that does not autocast.
         """
         return model
+
+    def materialize(self, model: nn.Module, weights: Mapping[str, torch.Tensor] | None, group: RankGroup) -> None:
+        """Give a skeleton that `wrap` has sharded its weights, which rank 0 has; a collective call."""
+        raise NotImplementedError
+
+    def quiet_pass_bytes(self, model: nn.Module) -> int:
+        """Memory that a pass inside quiet() takes beyond that of a step."""
+        return 0
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """What the optimizer steps: here the model's own."""
@@ -68,7 +79,7 @@ class Strategy:
         return nullcontext()
 
     def quiet(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, a pass talks to nobody; its gradients are not to be used."""
+        """Inside, a pass does not communicate; its gradients are not to be used."""
         return self.no_sync(model)
 
     def after_backward(self, model: nn.Module) -> None:
@@ -122,17 +133,39 @@ class Strategy:
         return None
 
 
-def blocks_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Parent, name and module of each of the workload's blocks."""
+def blocks_of(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
+    """Each of the workload's blocks."""
+    yield from (module for module in model.modules() if module is not model and isinstance(module, kinds))
+
+
+def find_blocks(model: nn.Module) -> tuple[type[nn.Module], ...]:
+    """The repeated module: of the classes that stand at least twice side by side, the one that holds the most weights.
+
+    None where no such class holds half of the weights: the model is one unit then.
+    """
+    named = getattr(model, "_no_split_modules", None)  # models of transformers say it themselves
+    kinds = {type(module) for module in model.modules() if type(module).__name__ in (named or ())}
+    if kinds:
+        return tuple(sorted(kinds, key=lambda kind: kind.__name__))
+    weights: dict[type[nn.Module], dict[nn.Parameter, int]] = {}
+    counts: Counter[type[nn.Module]] = Counter()
     for parent in model.modules():
-        for name, child in parent.named_children():
-            if kinds and isinstance(child, kinds):
-                yield parent, name, child
+        for child in parent.children() if isinstance(parent, CONTAINERS) else ():
+            if next(child.children(), None) is not None and not isinstance(child, CONTAINERS):
+                counts[type(child)] += 1
+                weights.setdefault(type(child), {}).update({p: p.numel() for p in child.parameters()})
+    sizes = {kind: sum(held.values()) for kind, held in weights.items() if counts[kind] > 1}
+    best = max(sizes, key=lambda kind: (sizes[kind], counts[kind]), default=None)
+    if best is None or 2 * sizes[best] < sum(parameter.numel() for parameter in model.parameters()):
+        return ()
+    return (best,)
 
 
-def fits_unsharded(model: nn.Module, group: RankGroup) -> bool:
-    """Whether every rank here could hold whole weights and gradients for a moment."""
-    needed_bytes = 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    if group.device.type == "cuda":
-        return needed_bytes < torch.cuda.mem_get_info(group.device)[0]
-    return needed_bytes * group.env.local_world_size < os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def choose_blocks(model: nn.Module, workload: Workload, group: RankGroup) -> tuple[type[nn.Module], ...]:
+    """The workload's blocks; where it says none, those that are found, which the log names."""
+    if workload.blocks:
+        return workload.blocks
+    kinds = find_blocks(model)
+    names = " and ".join(kind.__name__ for kind in kinds)
+    group.log(f"blocks: {names}, which repeats" if kinds else "blocks: none, the model is one unit")
+    return kinds

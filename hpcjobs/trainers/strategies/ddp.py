@@ -39,7 +39,7 @@ class Ddp(Strategy):
         return wrapped
 
     def _buffers(self) -> dict[str, bool]:
-        """Said only when it differs from torch's default, by the name this torch knows."""
+        """Passed only when it differs from torch's default, by the name that this torch knows."""
         if self.flags.broadcast_buffers:
             return {}
         known = inspect.signature(DistributedDataParallel.__init__).parameters

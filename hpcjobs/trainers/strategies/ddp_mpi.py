@@ -80,7 +80,7 @@ class DdpOverMpi(Ddp):
 def refuse_unsuitable(model: nn.Module, group: RankGroup) -> None:
     """Raises WorldMismatch, on all ranks alike, where the process group is the better choice."""
     if group.world_size == 1:
-        raise WorldMismatch("one rank has nobody to sum with")
+        raise WorldMismatch("one rank has no other rank to sum with")
     if next(model.buffers(), None) is not None:
         raise WorldMismatch("the model has buffers, such as BatchNorm's, which DDP sends around")
     mine = (torch.get_num_threads(), os.sched_getaffinity(0))

@@ -30,7 +30,7 @@ class FlatUnit:
             parameter.data = view
         self.shard = nn.Parameter(self.full[rank * part : (rank + 1) * part].clone(), requires_grad=self.trained)
         self.present = True
-        self.kept = False  # whatever happens, the whole vector stays
+        self.stays_gathered = False  # whatever happens, the whole vector stays
         self.arriving: dist.Work | None = None
         self.leaving: dist.Work | None = None
         self.gradients: torch.Tensor | None = None
@@ -59,7 +59,7 @@ class FlatUnit:
 
     def drop(self) -> None:
         """Keep the shard alone."""
-        if self.present and not self.kept:
+        if self.present and not self.stays_gathered:
             self.full.untyped_storage().resize_(0)
             self.present = False
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -17,13 +16,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, fits_unsharded
+from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, choose_blocks
+from hpcjobs.trainers.strategies.meta import materialize
 from hpcjobs.trainers.workloads.base import Workload
 
 
 class Fsdp(Strategy):
     name = "fsdp"
     autocasts = False
+    builds_skeleton = True
     in_parts = True
     holds_shards = True
 
@@ -37,19 +38,23 @@ class Fsdp(Strategy):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
         require_streams(group.device)
         able = hasattr(FSDPModule, "set_reshard_after_forward")  # torch 2.6 has FSDP2 without it
-        self.quiet_passes = able and dtype is None and fits_unsharded(model, group)
+        self.quiet_passes = able and dtype is None
         mesh = self._mesh(group)
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # all that it takes
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         self._dtype, self._replicated = dtype, mesh.ndim > 1
         settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
-        for parent, name, block in list(blocks_of(model, workload.blocks)):
-            if self.flags.activation_checkpointing:
-                block = checkpoint_wrapper(block)
-                setattr(parent, name, block)
+        for block in list(blocks_of(model, choose_blocks(model, workload, group))):
             fully_shard(block, reshard_after_forward=self.flags.reshard_after_forward, **settings)
         outermost = replace(policy, output_dtype=torch.float32 if dtype else None)
         return cast(nn.Module, fully_shard(model, mesh=mesh, mp_policy=outermost))
+
+    def materialize(self, model: nn.Module, weights: Mapping[str, torch.Tensor] | None, group: RankGroup) -> None:
+        materialize(model, weights, group)
+
+    def quiet_pass_bytes(self, model: nn.Module) -> int:
+        """Complete weights and gradients, of which a step never has more than some blocks'."""
+        return 2 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
     def _mesh(self, group: RankGroup) -> DeviceMesh:
         """One dimension, or replicas × shards: gradients are then summed over the replicas as in DDP."""
@@ -116,12 +121,6 @@ class Fsdp(Strategy):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-        return [(plain(name), parameter) for name, parameter in model.named_parameters()]
-
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        return {plain(name): value for name, value in model.state_dict().items()}
-
     def allocate_shard(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, where: tuple[str | int, ...]
     ) -> torch.Tensor | None:
@@ -133,7 +132,7 @@ class Fsdp(Strategy):
         return torch.empty_like(mine) if isinstance(mine, DTensor) else None
 
     def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
-        parts = {name: like(state[plain(name)], mine) for name, mine in model.state_dict().items()}
+        parts = {name: like(state[name], mine) for name, mine in model.state_dict().items()}
         model.load_state_dict(parts)
 
     def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -145,11 +144,6 @@ class Fsdp(Strategy):
                 key: like(value, mine) if value.shape == mine.shape else value for key, value in values.items()
             }
         optimizer.load_state_dict(state)
-
-
-def plain(name: str) -> str:
-    """The name in the model as it was before activation checkpointing wrapped its blocks."""
-    return name.replace("_checkpoint_wrapped_module.", "")
 
 
 def like(value: torch.Tensor, mine: Any) -> torch.Tensor:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,11 +24,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
-from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, fits_unsharded
+from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, choose_blocks
 from hpcjobs.trainers.strategies.flat import FlatUnit
 from hpcjobs.trainers.workloads.base import Workload
 from hpcjobs.trainers.workloads.parameters import GroupedParameters, group_parameters
@@ -46,16 +44,18 @@ class AgreeingGradScaler(torch.amp.GradScaler):
 
 class FsdpScratch(Strategy):
     name = "fsdp_scratch"
+    quiet_passes = True
     holds_shards = True
 
     def __init__(self, flags: FsdpScratchFlags) -> None:
-        self.reshard, self.recompute = flags.reshard_after_forward, flags.activation_checkpointing
+        self.reshard = flags.reshard_after_forward
         self.blocks: list[list[FlatUnit]] = []  # in the order they compute: a unit of trained weights, one of frozen
         self.rest: list[FlatUnit] = []  # what belongs to no block
         self.groups: GroupedParameters = []  # of the full parameters
         self.numbers: dict[nn.Parameter, int] = {}  # of full parameters, as an unsharded optimizer counts
         self._group_of: dict[nn.Parameter, int] = {}
         self.syncing = True
+        self._complete_bytes = 0  # of all weights
 
     @property
     def units(self) -> list[FlatUnit]:
@@ -69,14 +69,14 @@ class FsdpScratch(Strategy):
 
     def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Equal weights to begin with; units per block and for the rest; hooks that gather and drop."""
-        self.quiet_passes = fits_unsharded(model, group)
+        self._complete_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), src=0)
         self.groups = group_parameters(model.named_parameters(), workload)
         grouped = [(key, parameter) for key, (_, parameters) in enumerate(self.groups) for parameter in parameters]
         self.numbers = {parameter: number for number, (_, parameter) in enumerate(grouped)}
         self._group_of = {parameter: key for key, parameter in grouped}
-        blocks = [block for _, _, block in blocks_of(model, workload.blocks)]
+        blocks = list(blocks_of(model, choose_blocks(model, workload, group)))
         inner = {parameter for block in blocks for parameter in block.parameters()}
         self.blocks = [self._units(block.parameters(), group) for block in blocks]
         self.rest = self._units((parameter for parameter in model.parameters() if parameter not in inner), group)
@@ -84,12 +84,14 @@ class FsdpScratch(Strategy):
             for parameter in unit.parameters if unit.trained else ():
                 parameter.register_post_accumulate_grad_hook(self._make_hook(unit))  # type: ignore[no-untyped-call]
         for position, block in enumerate(blocks):
-            if self.recompute:  # inside the hooks: the weights are there when the block computes again
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
             self._gather_and_drop(block, position)
         model.register_forward_pre_hook(lambda *_: self._begin_forward())
         self._drop_all()
         return model
+
+    def quiet_pass_bytes(self, model: nn.Module) -> int:
+        """Complete weights and gradients, of which a step never has more than some blocks'."""
+        return 2 * self._complete_bytes
 
     def _units(self, parameters: Iterable[nn.Parameter], group: RankGroup) -> list[FlatUnit]:
         """Trained and frozen parameters, dtypes and groups apart: the optimizer steps a unit as one vector."""
@@ -172,13 +174,13 @@ class FsdpScratch(Strategy):
         """All weights are there before, and stay until the end."""
         for unit in self.units:
             unit.gather()
-            unit.kept = True
+            unit.stays_gathered = True
         try:
             with self.no_sync(model):
                 yield
         finally:
             for unit in self.units:
-                unit.kept = False
+                unit.stays_gathered = False
                 for parameter in unit.parameters:
                     parameter.grad = None
             self._drop_all()

@@ -110,7 +110,7 @@ class Horovod(Strategy):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def traffic(self, model: nn.Module) -> Traffic | None:
-        """Fusion is settled as gradients arrive, so the number of calls is not known."""
+        """Fusion is decided as gradients arrive, so the number of calls is not known."""
         width = 2 if self.flags.compress == "fp16" else 4
         return Traffic(bytes=width * sum(p.numel() for p in model.parameters() if p.requires_grad), calls=None)
 

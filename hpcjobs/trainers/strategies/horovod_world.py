@@ -119,7 +119,7 @@ def _refuse_other_world(env: DistEnv, hosts: Sequence[str], over: str) -> None:
 
 
 def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
-    """Start Horovod where nobody has gathered the ranks yet: they meet at a store first, and are counted there."""
+    """Start Horovod where no launcher has gathered the ranks: they meet at a store first, and are counted there."""
     if env.world_size == 1 or hvd.is_initialized():
         return start(env, ("localhost",) * env.world_size, controller=controller, share=str, log=_silence)
     store = open_store(env, timeout_s)

@@ -7,7 +7,6 @@ samples, clipping, metrics and checkpoints are those of every other trainer.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 
-from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
@@ -34,11 +32,11 @@ from hpcjobs.trainers.workloads.base import Batch
 from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
 
 try:
-    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins.precision import MixedPrecision
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
+
+    from hpcjobs.trainers.strategies.lightning_environment import choose_environment
 except ImportError as error:
     raise UsageError("the trainer lightning needs the package lightning", hint="pip install lightning") from error
 
@@ -78,7 +76,7 @@ def fit(run: Run, flags: LightningFlags) -> str | None:
         warnings.filterwarnings("ignore", category=FutureWarning)
         trainer = Trainer(
             accelerator="gpu" if run.group.device.type == "cuda" else "cpu",
-            devices=run.group.env.local_world_size,
+            devices="auto" if run.group.device.type == "cuda" else run.group.env.local_world_size,
             num_nodes=len(set(run.group.hosts)),
             strategy=make_lightning_strategy(flags, run.group, timeout_s=run.config.rendezvous_timeout_s),
             plugins=make_precision_plugins(run),
@@ -100,6 +98,21 @@ def fit(run: Run, flags: LightningFlags) -> str | None:
 
 
 def make_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeout_s: float) -> ParallelStrategy:
+    strategy = choose_lightning_strategy(flags, group, timeout_s=timeout_s)
+    if group.device.type == "cuda":
+        strategy.parallel_devices = list_parallel_devices(group, torch.cuda.device_count())
+    return strategy
+
+
+def list_parallel_devices(group: RankGroup, visible: int) -> list[torch.device]:
+    """The devices of the host's ranks, by local rank, as this rank counts them: Slurm may show it only its own.
+
+    By `devices=` of the Trainer alone, Lightning would ask each rank to see those of all.
+    """
+    return [torch.device("cuda", number % visible) for number in range(group.env.local_world_size)]
+
+
+def choose_lightning_strategy(flags: LightningFlags, group: RankGroup, *, timeout_s: float) -> ParallelStrategy:
     if flags.strategy == "horovod":
         from hpcjobs.trainers.strategies.lightning_horovod import HorovodStrategy  # Horovod may not be there
 
@@ -128,65 +141,6 @@ def make_precision_plugins(run: Run) -> list[Any]:
     if run.stepper.dtype is not None:
         return [MixedPrecision(MIXED[run.config.precision], run.group.device.type, scaler)]
     return [] if scaler is None else [ScaledLoss(MIXED["fp16"], run.group.device.type, scaler)]
-
-
-def choose_environment(group: RankGroup) -> ClusterEnvironment:
-    """Lightning's SLURMEnvironment where srun started exactly this world, else ours (torchrun, mpirun, by hand)."""
-    env, variables = group.env, os.environ
-    expected = {
-        "SLURM_STEP_NUM_TASKS": env.world_size,
-        "SLURM_NTASKS": env.world_size,
-        "SLURM_NTASKS_PER_NODE": env.local_world_size,
-        "SLURM_NNODES": len(set(group.hosts)),
-        "SLURM_PROCID": env.rank,
-        "SLURM_LOCALID": env.local_rank,
-    }
-    by_srun = all(variables.get(name) == str(value) for name, value in expected.items())
-    if by_srun and "TORCHELASTIC_RUN_ID" not in variables:
-        return SLURMEnvironment(auto_requeue=False)
-    return LauncherEnvironment(group.env)
-
-
-class LauncherEnvironment(ClusterEnvironment):
-    """The world that a launcher started, as `DistEnv` read it. Lightning starts no process and changes no rank."""
-
-    def __init__(self, env: DistEnv) -> None:
-        super().__init__()
-        self.env = env
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return self.env.master_addr
-
-    @property
-    def main_port(self) -> int:
-        return self.env.master_port or 0
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self.env.world_size
-
-    def set_world_size(self, size: int) -> None:
-        """The launcher has set it."""
-
-    def global_rank(self) -> int:
-        return self.env.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """The launcher has set it."""
-
-    def local_rank(self) -> int:
-        return self.env.local_rank
-
-    def node_rank(self) -> int:
-        return self.env.node_rank
 
 
 class WorkloadModule(LightningModule):

@@ -16,17 +16,21 @@ if TYPE_CHECKING:
 SHIPPED = ("lm", "matmul", "mnist", "resnet50")
 
 
+def check_workload_name(name: str) -> None:
+    """Raise `UsageError` for a name that is neither a shipped workload's nor ``package.module:function``."""
+    if ":" not in name and name not in SHIPPED:
+        raise UsageError(
+            f"--workload {name}: there are {', '.join(SHIPPED)}", hint="your own is written package.module:function"
+        )
+
+
 def load_workload(config: Config, flags: Any = None) -> Workload:
     """The workload that `--workload` names, made with its own flags (a dataclass)."""
     from hpcjobs.trainers.workloads.base import Workload  # loads torch
 
     name = config.workload
+    check_workload_name(name)
     if ":" not in name:
-        if name not in SHIPPED:
-            raise UsageError(
-                f"--workload {name}: there are {', '.join(SHIPPED)}",
-                hint="your own is written package.module:function",
-            )
         name = f"{__name__}.{name}:{name}"
     build = find_function(name)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -105,14 +106,21 @@ def measure_length(dataset: Any) -> int | None:
         return None
 
 
-def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+def classification_loss(
+    model: Callable[[torch.Tensor], torch.Tensor], batch: Batch, *, smoothing: float = 0.0
+) -> torch.Tensor:
     """Cross entropy in fp32, mean over every prediction; logits may have more than two dimensions."""
     inputs, targets = batch
     logits = model(inputs).float()
-    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing)
 
 
-def classification_score(model: nn.Module, batch: Batch) -> Score:
+def smoothed_loss(smoothing: float) -> Loss:
+    """The loss with a share of each target spread evenly over all classes."""
+    return partial(classification_loss, smoothing=smoothing)
+
+
+def classification_score(model: Callable[[torch.Tensor], torch.Tensor], batch: Batch) -> Score:
     inputs, targets = batch
     logits, labels = model(inputs).flatten(0, -2).float(), targets.flatten()
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum")

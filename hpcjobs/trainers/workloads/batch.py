@@ -1,4 +1,4 @@
-"""Batches of any structure: their length, parts of them, and copies on a device."""
+"""Batches of any structure: their length, parts of them, and changes of all their tensors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ def count_samples(batch: Batch) -> int:
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
     """Samples `start` to `stop` of a batch, in a batch of the same structure."""
-    return _map(batch, lambda tensor: tensor[start:stop] if tensor.dim() > 0 else tensor)
+    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.dim() > 0 else tensor)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    if device.type == "cpu":
-        return batch
-    return _map(batch, lambda tensor: tensor.to(device, non_blocking=True))
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch of the same structure, with each of its tensors changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: map_tensors(part, change) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(part, change) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(part, change) for part in batch)
+    return batch
 
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:
@@ -39,15 +46,3 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
         return [batch]
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
     return [tensor for part in parts for tensor in _tensors(part)] if isinstance(parts, list | tuple) else []
-
-
-def _map(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {name: _map(part, change) for name, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_map(part, change) for part in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_map(part, change) for part in batch)
-    return batch

@@ -30,8 +30,8 @@ class Attention(nn.Module):
         split = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        joined: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return joined
+        output: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return output
 
 
 class Block(nn.Module):

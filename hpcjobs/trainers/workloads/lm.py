@@ -9,6 +9,7 @@ from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
 from hpcjobs.trainers.workloads.decoder import Block, Decoder, DecoderShape, flops_per_token
+from hpcjobs.trainers.workloads.pretrained import build_pretrained, pretrained_loss, pretrained_score, read_vocabulary
 from hpcjobs.trainers.workloads.token_files import INFO_FILE, TokensInfo
 from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows, token_windows
 
@@ -31,6 +32,8 @@ def lm(config: Config) -> Workload:
     if config.tokens:
         shape = replace(shape, vocabulary=_vocabulary(config))
     train, held_out = _data(config, shape)
+    if config.model is not None:
+        return _load_pretrained(Path(config.model), config, shape, train, held_out)
     return Workload(
         name="lm",
         unit="tokens",
@@ -50,6 +53,31 @@ def lm(config: Config) -> Workload:
     )
 
 
+def _load_pretrained(folder: Path, config: Config, shape: DecoderShape, train: Dataset, held_out: Dataset) -> Workload:
+    """A model of Hugging Face in the place of the decoder."""
+    vocabulary = read_vocabulary(folder)
+    if not config.tokens:
+        raise UsageError(
+            "lm --model needs --tokens", hint="hpcjobs.trainers.data.tokenize --tokenizer DIR/tokenizer.json"
+        )
+    if _read_vocabulary(config) > vocabulary:
+        raise UsageError(f"--tokens have {_read_vocabulary(config)} tokens, and --model {folder} has {vocabulary}")
+    return Workload(
+        name="lm",
+        unit="tokens",
+        units_per_sample=shape.sequence_length,
+        build_model=lambda: build_pretrained(folder),
+        loss=pretrained_loss,
+        evaluate=pretrained_score,
+        train=train,
+        held_out=held_out,
+        batch_size=8,
+        lr=1e-4,
+        weight_decay=0.01,
+        perplexity=True,
+    )
+
+
 def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
     if config.tokens:
         return token_windows(config.tokens, length=shape.sequence_length)
@@ -60,7 +88,12 @@ def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
 
 
 def _vocabulary(config: Config) -> int:
-    """Of --tokens: what --vocabulary or tokens.json says, rounded up to a multiple of 64 for quick matrix products."""
+    """Rounded up to a multiple of 64 for quick matrix products."""
+    return -(-_read_vocabulary(config) // 64) * 64
+
+
+def _read_vocabulary(config: Config) -> int:
+    """Of --tokens: what --vocabulary or tokens.json says."""
     if config.text:
         raise UsageError("--text and --tokens: one of them", hint="hpcjobs.trainers.data.tokenize makes tokens of text")
     infos = [
@@ -71,8 +104,7 @@ def _vocabulary(config: Config) -> int:
     if config.vocabulary is None and (len(sizes) != 1 or None in infos):
         problem = f"the vocabularies {sorted(sizes)}" if sizes else f"no {INFO_FILE}, which says their vocabulary"
         raise UsageError(f"--tokens: the folders have {problem}", hint="--vocabulary N")
-    size = config.vocabulary or sizes.pop()
-    return -(-size // 64) * 64
+    return config.vocabulary or sizes.pop()
 
 
 def _synthetic(count: int, shape: DecoderShape, *, first: int = 0) -> SyntheticTokens:

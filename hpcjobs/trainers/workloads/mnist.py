@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -28,8 +29,14 @@ class DigitDataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def on_device(self, device: torch.device) -> DigitDataset:
+        """The same digits in the memory of a GPU, where batches are then made: all 70,000 of MNIST are 220 MB."""
+        moved = copy(self)
+        moved.images, moved.labels = self.images.to(device), self.labels.to(device)
+        return moved
+
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        chosen = torch.as_tensor(indices)
+        chosen = torch.as_tensor(indices, device=self.images.device)
         return self.images[chosen], self.labels[chosen]
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
-from hpcjobs.trainers.workloads.images import SyntheticImages, image_folder
+from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_score, smoothed_loss
+from hpcjobs.trainers.workloads.images import SyntheticImages, open_images
 from hpcjobs.trainers.workloads.resnet import Bottleneck, ResNet50, flops_per_image
 
 IMAGENET_CLASSES = 1000
@@ -24,7 +24,7 @@ def resnet50(config: Config) -> Workload:
         units_per_sample=1,
         flops_per_sample=flops_per_image(config.image_size, classes),
         build_model=lambda: _model(classes, channels_last=config.channels_last),
-        loss=classification_loss,
+        loss=smoothed_loss(config.label_smoothing),
         evaluate=classification_score,
         train=train,
         held_out=held_out,
@@ -47,9 +47,9 @@ def _model(classes: int, *, channels_last: bool) -> nn.Module:
 
 def _data(config: Config) -> tuple[Dataset, Dataset, int]:
     if config.data is not None:
-        folder = Path(config.data)
-        train, held_out, classes = image_folder(folder, side=config.image_size, channels_last=config.channels_last)
-        return train, held_out, len(classes)
+        return open_images(
+            Path(config.data), side=config.image_size, channels_last=config.channels_last, augment=config.augment
+        )
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples
     return _synthetic(config, count), _synthetic(config, SYNTHETIC_HELD_OUT), IMAGENET_CLASSES
 

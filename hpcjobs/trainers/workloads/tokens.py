@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import accumulate
 from pathlib import Path
 
@@ -21,14 +22,21 @@ class SyntheticTokens:
 
     def __init__(self, count: int, *, length: int, vocabulary: int, first: int = 0) -> None:
         self.count, self.length, self.vocabulary, self.first = count, length, vocabulary, first
+        self.device = torch.device("cpu")
 
     def __len__(self) -> int:
         return self.count
 
+    def on_device(self, device: torch.device) -> SyntheticTokens:
+        """The same samples, made on a GPU."""
+        moved = copy(self)
+        moved.device = device
+        return moved
+
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        index = torch.as_tensor(indices).unsqueeze(1) + self.first
+        index = torch.as_tensor(indices, device=self.device).unsqueeze(1) + self.first
         start, stride = index * 7919 % self.vocabulary, 1 + index % 7
-        tokens = (start + stride * torch.arange(self.length + 1)) % self.vocabulary
+        tokens = (start + stride * torch.arange(self.length + 1, device=self.device)) % self.vocabulary
         return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -36,6 +36,29 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         beside.unlink(missing_ok=True)
 
 
+def read_weights(source: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, or of all such files in a folder.
+
+    Raises:
+        MissingData, BadData: there is none, or it can't be read.
+    """
+    package = load_safetensors()
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        for path in list_weight_files(source, option="--base"):
+            tensors |= package.torch.load_file(path)
+    except (OSError, package.SafetensorError) as error:
+        raise BadData(f"--base {source} can't be read: {error}") from error
+    return tensors
+
+
+def list_weight_files(source: Path, *, option: str) -> list[Path]:
+    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    if not files or not files[0].is_file():
+        raise MissingData(f"{option} {source}: no such .safetensors file")
+    return files
+
+
 @torch.no_grad()
 def load_weights(model: nn.Module, source: Path) -> None:
     """Copy the tensors of a safetensors file, or of all such files in a folder, into a model of the same names.
@@ -46,9 +69,7 @@ def load_weights(model: nn.Module, source: Path) -> None:
         MissingData, BadData: what is missing, unexpected or of another shape.
     """
     package = load_safetensors()
-    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
-    if not files or not files[0].is_file():
-        raise MissingData(f"--init-from {source}: no such .safetensors file")
+    files = list_weight_files(source, option="--init-from")
     targets = {
         name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, torch.Tensor)
     }

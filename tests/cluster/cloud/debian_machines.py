@@ -24,13 +24,13 @@ class Machine:
         self.name, self._pid, self._root = name, pid, root
 
     def start(self, *words: str, user: str = "root", **env: str) -> subprocess.Popen[str]:
-        """Start a program in it, with no environment but ``env``."""
+        """Start a program in it, with no variables but ``env``."""
         inside = ["nsenter", "--target", str(self._pid), "--mount", "--uts", "--ipc", "--net", "--pid"]
         become = [] if user == "root" else ["runuser", "-u", user, "--"]
         home = "/root" if user == "root" else f"/shared/home/{user}"
-        told = {"PATH": PATH, "HOME": home, "USER": user, **env}
+        values = {"PATH": PATH, "HOME": home, "USER": user, **env}
         return subprocess.Popen(
-            [*inside, "chroot", str(self._root), "env", "-i", *(f"{k}={v}" for k, v in told.items()), *become, *words],
+            [*inside, "chroot", str(self._root), "env", "-i", *(f"{k}={values[k]}" for k in values), *become, *words],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
 

@@ -19,9 +19,9 @@ from waiting import eventually
 import hpcjobs
 from hpcjobs.cloud.cluster import settle
 from hpcjobs.cloud.render import render
-from hpcjobs.cloud.wheel import build_wheel
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.site.library import load_site
+from hpcjobs.wheel import build_wheel
 
 pytestmark = pytest.mark.long  # packages come by apt and pip: a minute on a quiet machine, more on a busy one
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBrZXkgdGhhdCBub2JvZHkgaGFzIGF0IGFsbA you@laptop"
@@ -40,7 +40,7 @@ def work() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def script(work: Path) -> str:
     """What is rendered for the shipped site, without torch: a gigabyte that no test here needs."""
-    site = yaml.safe_load((shipped("site_configs") / "gcp-t4.yaml").read_text(encoding="utf-8"))
+    site = yaml.safe_load((data_folder("site_configs") / "gcp-t4.yaml").read_text(encoding="utf-8"))
     del site["cloud"]["horovod"]
     (work / "gcp-t4.yaml").write_text(yaml.safe_dump(site, sort_keys=False), encoding="utf-8")
     text = render(settle(load_site(str(work / "gcp-t4.yaml"))))["bootstrap.sh"]
@@ -83,14 +83,14 @@ def _bake(root: Path, script: str) -> None:
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     wheel = build_wheel()
     (root / "root" / wheel.name).write_bytes(wheel.content)
-    told = {"HPCJOBS_ROLE": "head", "HPCJOBS_USER": "hpc", "HPCJOBS_SSH_KEYS": KEY, "HPCJOBS_SHARED": ""}
+    environment = {"HPCJOBS_ROLE": "head", "HPCJOBS_USER": "hpc", "HPCJOBS_SSH_KEYS": KEY, "HPCJOBS_SHARED": ""}
     # Packages that start services while they are installed must not do so here.
     (root / "usr" / "sbin" / "policy-rc.d").write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
     (root / "usr" / "sbin" / "policy-rc.d").chmod(0o755)
     isolated = ["unshare", "--pid", "--uts", "--fork", "--kill-child", "chroot", str(root)]
     done = subprocess.run(
         [*isolated, "bash", "/root/bootstrap.sh", "bake"],
-        env={"PATH": PATH, "HOME": "/root", **pip, **told},
+        env={"PATH": PATH, "HOME": "/root", **pip, **environment},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -98,8 +98,8 @@ def _bake(root: Path, script: str) -> None:
 
 
 def _start(machine: Machine, role: str) -> subprocess.Popen[str]:
-    told = {"HPCJOBS_USER": "hpc", "HPCJOBS_SSH_KEYS": KEY, "HPCJOBS_SHARED": "10.99.0.11:/shared"}
-    return machine.start("bash", "/root/bootstrap.sh", HPCJOBS_ROLE=role, **told)
+    environment = {"HPCJOBS_USER": "hpc", "HPCJOBS_SSH_KEYS": KEY, "HPCJOBS_SHARED": "10.99.0.11:/shared"}
+    return machine.start("bash", "/root/bootstrap.sh", HPCJOBS_ROLE=role, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def cluster(work: Path, baked: Path) -> Iterator[Mapping[str, Machine]]:
                 machine.run("ln", "-s", "gpu0-of-the-test", "/dev/nvidia0")
                 machine.run("ln", "-sf", "/bin/true", "/usr/local/bin/nvidia-smi")
         started = {n: _start(m, "head" if n == NAMES[0] else "worker") for n, m in running.items()}
-        told = {name: process.communicate()[0] for name, process in started.items()}
-        assert {n: p.returncode for n, p in started.items()} == dict.fromkeys(NAMES, 0), "\n".join(told.values())
+        outputs = {name: process.communicate()[0] for name, process in started.items()}
+        assert {n: p.returncode for n, p in started.items()} == dict.fromkeys(NAMES, 0), "\n".join(outputs.values())
         for machine in running.values():  # a timer of systemd's, which is not here
             machine.run("/usr/local/sbin/hpcjobs-nodes")
         _await_idle(running[NAMES[0]])
@@ -131,14 +131,14 @@ def _await_idle(head: Machine) -> None:
 
 def test_mpirun_runs_two_ranks_on_two_nodes_without_a_question(cluster: Mapping[str, Machine]) -> None:
     """By the host list that the machines made of what each said, over ssh with the key that the head made."""
-    said = cluster[NAMES[0]].run("mpirun", "--hostfile", "/shared/hosts", "-np", "2", "hostname", user="hpc")
-    assert sorted(line for line in said.split() if line.startswith("gcp-t4")) == ["gcp-t4-1", "gcp-t4-2"]
+    answer = cluster[NAMES[0]].run("mpirun", "--hostfile", "/shared/hosts", "-np", "2", "hostname", user="hpc")
+    assert sorted(line for line in answer.split() if line.startswith("gcp-t4")) == ["gcp-t4-1", "gcp-t4-2"]
 
 
 def test_hpcjobs_is_there_for_the_user(cluster: Mapping[str, Machine]) -> None:
     for machine in cluster.values():
-        said = machine.run("bash", "-lc", ". ~/.bashrc; hpcjobs --version", user="hpc")
-        assert said.strip() == f"hpcjobs {hpcjobs.__version__}"
+        answer = machine.run("bash", "-lc", ". ~/.bashrc; hpcjobs --version", user="hpc")
+        assert answer.strip() == f"hpcjobs {hpcjobs.__version__}"
 
 
 @pytest.mark.timeout(280)
@@ -146,8 +146,8 @@ def test_a_job_submitted_on_the_head_runs_on_both_nodes_and_is_accounted_for(clu
     """By Slurm with munge, slurmdbd, GPUs as GRES, and the site file that the start-up script left."""
     head = cluster[NAMES[0]]
     submit = ". ~/.bashrc; hpcjobs submit -N 2 --wait bash -c 'echo rank $RANK on $(hostname) of $SLURM_GPUS_ON_NODE'"
-    said = head.run("bash", "-c", submit, user="hpc")
-    assert re.search(r"job \d+ COMPLETED on gcp-t4-\[1-2\]", said), said
+    answer = head.run("bash", "-c", submit, user="hpc")
+    assert re.search(r"job \d+ COMPLETED on gcp-t4-\[1-2\]", answer), answer
     log = head.run("bash", "-c", ". ~/.bashrc; hpcjobs logs", user="hpc")
     assert {"rank 0 on gcp-t4-1 of 1", "rank 1 on gcp-t4-2 of 1"} <= {line.split(": ")[-1] for line in log.splitlines()}
     eventually(lambda: "COMPLETED|2" in head.run("sacct", "-nPX", "-o", "State,AllocNodes", user="hpc"))
@@ -209,14 +209,14 @@ def test_a_wheel_with_other_content_is_not_installed(cluster: Mapping[str, Machi
 
 def test_started_again_it_changes_nothing(cluster: Mapping[str, Machine]) -> None:
     """Keys, host names and the site stay; a second start is one of seconds."""
-    kept = "sha256sum /etc/munge/munge.key /etc/hosts /etc/slurm/slurm.conf /shared/home/hpc/.ssh/* /shared/hosts"
+    checksums = "sha256sum /etc/munge/munge.key /etc/hosts /etc/slurm/slurm.conf /shared/home/hpc/.ssh/* /shared/hosts"
     head = cluster[NAMES[0]]
-    before = head.run("bash", "-c", kept)
+    before = head.run("bash", "-c", checksums)
     again = _start(head, "head")
     out, _ = again.communicate()
     assert again.returncode == 0, out
     assert "installing" not in out
-    assert head.run("bash", "-c", kept) == before
+    assert head.run("bash", "-c", checksums) == before
 
 
 def test_secrets_are_nobody_elses(cluster: Mapping[str, Machine]) -> None:

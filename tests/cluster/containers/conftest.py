@@ -33,14 +33,14 @@ def apptainer() -> str:
 def site_file(apptainer: str, sandbox: Sandbox, workdir: Path) -> Callable[..., str]:
     """Writes a site file for the sandbox's cluster with images of its own; its path."""
 
-    def written(**said: object) -> str:
+    def written(**options: object) -> str:
         binds = [path for path in SEEN if Path(path).exists()]
         section = {"runtime": "apptainer", "program": apptainer, "folder": str(workdir / "images"), "binds": binds}
         site = {"partitions": {"compute": {"nodes": 4, "node": {"cpus": 16}}}, "mpi": "pmix", "interface": "eth0"}
         site |= {"defaults": {"time": "10m"}, "slurm_conf": sandbox.slurm_conf, "node_local": ["/tmp"]}
-        of_site = {name: said.pop(name) for name in tuple(said) if name in ("mpi", "scheduler", "slurm_conf")}
+        of_site = {name: options.pop(name) for name in tuple(options) if name in ("mpi", "scheduler", "slurm_conf")}
         path = workdir / "images.yaml"
-        path.write_text(json.dumps({**site, **of_site, "containers": section | said}), encoding="utf-8")
+        path.write_text(json.dumps({**site, **of_site, "containers": section | options}), encoding="utf-8")
         return str(path)
 
     return written

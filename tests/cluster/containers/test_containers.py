@@ -65,14 +65,14 @@ def test_inside_an_image_every_launcher_makes_one_world_with_the_losses_of_the_h
         words = ("--container", "thin", "--launcher", launcher, "--name", launcher)
         ended = submit(thin, *layout, *words, trainer, *LM)
         assert ended.code == 0, (ended, log(launcher))
-        found = summary(launcher)
-        assert (found["world_size"], found["nnodes"], found["backend"]) == (2, 2, backend)
+        run_summary = summary(launcher)
+        assert (run_summary["world_size"], run_summary["nnodes"], run_summary["backend"]) == (2, 2, backend)
         assert losses(launcher) == pytest.approx(losses("host"), rel=2e-4)
 
 
 def test_words_and_variables_arrive_unchanged_and_the_home_stays_outside(thin: str, workdir: Path) -> None:
-    word = "".join(HOSTILE)
-    local = ("--site", site_without_slurm(thin), "--ntasks-per-node", "2", "-c", "1", "--env", f"WORD={word}")
+    part = "".join(HOSTILE)
+    local = ("--site", site_without_slurm(thin), "--ntasks-per-node", "2", "-c", "1", "--env", f"WORD={part}")
     (workdir / "here").mkdir()
     (workdir / "home" / "secret").touch()
     (workdir / "here" / "tell.py").write_text(TELL.replace("HOME", f"{workdir}/home"), encoding="utf-8")
@@ -80,19 +80,19 @@ def test_words_and_variables_arrive_unchanged_and_the_home_stays_outside(thin: s
     assert ended.code == 0, ended
     for rank in ("0", "1"):
         (path,) = (workdir / "here").glob(f"runs/*/rank{rank}.json")
-        told = json.loads(path.read_text(encoding="utf-8"))
-        assert (told["argv"], told["WORD"], told["cwd"]) == (HOSTILE, word, str(workdir / "here"))
-        assert (told["RANK"], told["WORLD_SIZE"]) == (rank, "2")
-        assert told["OMP_NUM_THREADS"] == "1"  # the image says something else
-        assert not told["home"]
+        document = json.loads(path.read_text(encoding="utf-8"))
+        assert (document["argv"], document["WORD"], document["cwd"]) == (HOSTILE, part, str(workdir / "here"))
+        assert (document["RANK"], document["WORLD_SIZE"]) == (rank, "2")
+        assert document["OMP_NUM_THREADS"] == "1"  # the image says something else
+        assert not document["home"]
     assert not list(workdir.rglob("x"))
 
 
 def site_without_slurm(path: str) -> str:
     site = json.loads(Path(path).read_text(encoding="utf-8"))
-    kept = {"scheduler": "local", "containers": site["containers"]}
+    site_values = {"scheduler": "local", "containers": site["containers"]}
     local = Path(path).with_name("here.yaml")
-    local.write_text(json.dumps(kept), encoding="utf-8")
+    local.write_text(json.dumps(site_values), encoding="utf-8")
     return str(local)
 
 
@@ -122,10 +122,10 @@ def by(words: list[str], plan: Plan) -> str:
     return done.stdout.strip().split(";")[0]
 
 
-def until(condition: Callable[[], bool], said: Callable[[], str], timeout_s: float = 120) -> None:
+def until(condition: Callable[[], bool], describe: Callable[[], str], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, said()
+        assert time.monotonic() < deadline, describe()
         time.sleep(0.1)
 
 
@@ -141,13 +141,13 @@ def test_an_ordinary_users_job_saves_when_told_and_goes_on_inside_its_image(
     job_id = by(ordinary, plan)
     folder = plan.run_dir
 
-    def told() -> str:
+    def read_logs() -> str:
         return "".join(path.read_text(encoding="utf-8") for path in (folder / "logs").iterdir())
 
-    until((folder / "begun").exists, told)
+    until((folder / "begun").exists, read_logs)
     subprocess.run([*ordinary, "scancel", "--batch", "--signal=USR1", job_id], check=True)
-    until(lambda: '"state":"COMPLETED"' in (folder / "state.json").read_text(), told)
-    assert f"the second time, as {pwd.getpwnam(USER).pw_uid}" in told()
+    until(lambda: '"state":"COMPLETED"' in (folder / "state.json").read_text(), read_logs)
+    assert f"the second time, as {pwd.getpwnam(USER).pw_uid}" in read_logs()
     first, last = map(json.loads, (folder / "attempts.jsonl").read_text().splitlines())
     assert (first["cause"], first["decision"], first["saved"], last["cause"]) == ("preempt", "requeued", 7, "completed")
 
@@ -155,10 +155,10 @@ def test_an_ordinary_users_job_saves_when_told_and_goes_on_inside_its_image(
 @pytest.mark.timeout(600)
 def test_what_is_wrong_inside_is_told_by_its_own_name(thin: str, workdir: Path) -> None:
     image = workdir / "images" / "thin.sif"
-    whole = image.read_bytes()
+    complete = image.read_bytes()
 
-    at = whole.index(b"hsqs")
-    image.write_bytes(whole[: at + 8] + b"\xff" * 88 + whole[at + 96 :])  # the file system's own header
+    at = complete.index(b"hsqs")
+    image.write_bytes(complete[: at + 8] + b"\xff" * 88 + complete[at + 96 :])  # the file system's own header
     ended = submit(thin, "--container", "thin", "--name", "damaged", "true")
     assert ended.code == 21, ended
     assert "container thin cannot be started; why stands above" in log("damaged")
@@ -166,9 +166,9 @@ def test_what_is_wrong_inside_is_told_by_its_own_name(thin: str, workdir: Path) 
     assert checked.code == 5, checked
     assert "does not fit" in checked.out
 
-    image.write_bytes(whole)
-    asked = hpcjobs("submit", "--site", thin, "--container", "thin", "-o", "hold", "--name", "changed", "true")
-    assert asked.code == 0, asked
+    image.write_bytes(complete)
+    answer = hpcjobs("submit", "--site", thin, "--container", "thin", "-o", "hold", "--name", "changed", "true")
+    assert answer.code == 0, answer
     assert hpcjobs("container", "build", str(THIN), "--site", thin, "--force").code == 0
     job_id = json.loads((run_dir("changed") / "submitted.json").read_text())["job_id"]
     subprocess.run(["scontrol", "release", job_id], check=True, env={**os.environ, "SLURM_CONF": slurm_conf(thin)})
@@ -177,8 +177,8 @@ def test_what_is_wrong_inside_is_told_by_its_own_name(thin: str, workdir: Path) 
 
 
 def slurm_conf(site: str) -> str:
-    found: str = json.loads(Path(site).read_text(encoding="utf-8"))["slurm_conf"]
-    return found
+    document: str = json.loads(Path(site).read_text(encoding="utf-8"))["slurm_conf"]
+    return document
 
 
 def test_an_mpi_that_srun_does_not_speak_to_is_told_before_anything_is_queued(thin: str, workdir: Path) -> None:

@@ -31,8 +31,8 @@ def run(site: str, name: str, *words: str) -> tuple[list[float], dict[str, Any]]
     """Losses and summary of a job that must succeed."""
     ended = hpcjobs("submit", "--site", site, *LAYOUT, "--name", name, "--wait", *words, timeout_s=600)
     (folder,) = Path("runs").glob(f"{name}-2*")
-    told = "".join(path.read_text(encoding="utf-8") for path in (folder / "logs").iterdir())
-    assert ended.code == 0, (ended, told)
+    text = "".join(path.read_text(encoding="utf-8") for path in (folder / "logs").iterdir())
+    assert ended.code == 0, (ended, text)
     lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return [line["loss"] for line in lines if line["kind"] == "step"], json.loads((folder / "summary.json").read_text())
 
@@ -60,10 +60,10 @@ def test_a_job_that_meets_its_time_limit_goes_on_inside_the_image(site: str, wor
     ended = hpcjobs(*words, "--name", "long", "--wait", "ddp", *lm, timeout_s=1700)
     (folder,) = Path("runs").glob("long-2*")
     assert ended.code == 0, ended
-    told = list(map(json.loads, (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()))
-    assert [line["cause"] for line in told[:-1]] == ["timeout"] * (len(told) - 1)
-    assert len(told) > 1
-    assert told[-1]["steps"] == 1500
+    text = list(map(json.loads, (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()))
+    assert [line["cause"] for line in text[:-1]] == ["timeout"] * (len(text) - 1)
+    assert len(text) > 1
+    assert text[-1]["steps"] == 1500
 
 
 @pytest.mark.timeout(900)
@@ -73,8 +73,8 @@ def test_a_staged_image_is_what_the_ranks_run(site: str, workdir: Path) -> None:
     ended = hpcjobs(*words, "--wait", "where.py", timeout_s=600)
     assert ended.code == 0, ended
     (log,) = Path("runs").glob("staged-2*/logs/*")
-    told = {line.rpartition(" ")[2] for line in log.read_text(encoding="utf-8").splitlines() if " image " in line}
-    (staged,) = told
+    text = {line.rpartition(" ")[2] for line in log.read_text(encoding="utf-8").splitlines() if " image " in line}
+    (staged,) = text
     assert staged.startswith("/tmp/hpcjobs-")
 
 
@@ -84,6 +84,6 @@ def test_a_session_in_the_jupyter_image_answers_and_ends(site: str, workdir: Pat
         "jupyter", "--site", site, "-t", "10m", "--container", "jupyter", "--detach", "--json", timeout_s=600
     )
     assert ended.code == 0, ended
-    told = json.loads(ended.out)
-    assert told["connection"]["python"] == "python3"  # that of the image
-    assert hpcjobs("jupyter", "stop", told["job_id"], timeout_s=120).code == 0
+    text = json.loads(ended.out)
+    assert text["connection"]["python"] == "python3"  # that of the image
+    assert hpcjobs("jupyter", "stop", text["job_id"], timeout_s=120).code == 0

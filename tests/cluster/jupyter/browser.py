@@ -21,7 +21,7 @@ _WAIT_MS = 60_000
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -29,31 +29,31 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(_WAIT_MS)
         try:
-            found = (code_server if "password" in asked else jupyterlab)(page, asked)
+            result = (code_server if "password" in request else jupyterlab)(page, request)
         except Exception:
-            page.screenshot(path=asked["failure"])
+            page.screenshot(path=request["failure"])
             raise
         finally:
             browser.close()
-    json.dump(found, sys.stdout)
+    json.dump(result, sys.stdout)
 
 
-def jupyterlab(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
-    page.goto(asked["url"])
-    page.locator(".jp-DirListing-item", has_text=asked["notebook"]).dblclick()
+def jupyterlab(page: Page, request: dict[str, Any]) -> dict[str, Any]:
+    page.goto(request["url"])
+    page.locator(".jp-DirListing-item", has_text=request["notebook"]).dblclick()
     cell = page.locator(".jp-Notebook .jp-CodeCell").first
     page.locator("#jp-main-statusbar", has_text="| Idle").wait_for()
     cell.locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     output = cell.locator(".jp-OutputArea-output")
-    cell.locator(".jp-InputPrompt", has_text=f"[{asked.get('run', 1)}]").wait_for()
-    if asked.get("screenshot"):
-        page.screenshot(path=asked["screenshot"])
+    cell.locator(".jp-InputPrompt", has_text=f"[{request.get('run', 1)}]").wait_for()
+    if request.get("screenshot"):
+        page.screenshot(path=request["screenshot"])
     notice = None
-    if asked.get("append"):
+    if request.get("append"):
         cell.locator(".cm-content").click()
         page.keyboard.press("Control+End")
-        page.keyboard.type(asked["append"])
+        page.keyboard.type(request["append"])
         print("typed", file=sys.stderr, flush=True)
         toast = page.locator(".Toastify__toast", has_text="saved")
         toast.wait_for()
@@ -61,20 +61,20 @@ def jupyterlab(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
     return {"output": output.inner_text(), "notice": notice}
 
 
-def code_server(page: Page, asked: dict[str, Any]) -> dict[str, Any]:
-    page.goto(asked["url"])
+def code_server(page: Page, request: dict[str, Any]) -> dict[str, Any]:
+    page.goto(request["url"])
     page.locator("input[name=password]").fill("wrong")
     page.keyboard.press("Enter")
     refused = page.locator(".error").inner_text()
-    page.locator("input[name=password]").fill(asked["password"])
+    page.locator("input[name=password]").fill(request["password"])
     page.keyboard.press("Enter")
     page.locator(".monaco-workbench").wait_for()
     page.get_by_role("button", name="Yes, I trust the authors").click()
     page.keyboard.press("Control+Shift+Backquote")
     page.locator(".terminal-wrapper.active .xterm-helper-textarea").focus()
-    page.keyboard.type(asked["command"] + "\n")
-    page.locator(".explorer-folders-view").get_by_text(asked["makes"]).wait_for()
-    page.screenshot(path=asked["screenshot"])
+    page.keyboard.type(request["command"] + "\n")
+    page.locator(".explorer-folders-view").get_by_text(request["makes"]).wait_for()
+    page.screenshot(path=request["screenshot"])
     return {"refused": refused}
 
 

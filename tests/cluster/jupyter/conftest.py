@@ -22,8 +22,8 @@ def desk(sandbox: Sandbox) -> Iterator[Laptop]:
     for program in ("/usr/sbin/sshd", "/usr/bin/chromium"):
         if not Path(program).exists():
             pytest.skip(f"no {program}: make test installs it as root")
-    with shared_folder() as folder, laptop(folder) as found:
-        yield found
+    with shared_folder() as folder, laptop(folder) as result:
+        yield result
 
 
 @pytest.fixture
@@ -44,4 +44,4 @@ def site(sandbox: Sandbox, workdir: Path) -> Iterator[Site]:
         return str(path)
 
     yield written
-    session.stop([found.entry for found in session.sessions()])
+    session.stop([result.entry for result in session.sessions()])

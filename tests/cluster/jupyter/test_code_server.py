@@ -36,9 +36,9 @@ def test_a_terminal_of_code_server_is_on_the_worker_node(
     project = workdir / "project"
     project.mkdir()
     path = site(bind="address", idle="1h")
-    told, beside = (start(path, "--code", "--dir", str(project)) for _ in range(2))
+    details, beside = (start(path, "--code", "--dir", str(project)) for _ in range(2))
     ARTEFACTS.mkdir(exist_ok=True)
-    for session, name in ((told, "first"), (beside, "second")):
+    for session, name in ((details, "first"), (beside, "second")):
         screenshot = ARTEFACTS / f"code-server-{name}.png"
         screenshot.unlink(missing_ok=True)
         with desk.tunnel(command(session)):
@@ -51,7 +51,7 @@ def test_a_terminal_of_code_server_is_on_the_worker_node(
         assert [place for place in files_with(token, workdir) if place.stat().st_mode & 0o077] == []
     answer = hpcjobs("jupyter", "stop", "--all")
     assert answer.code == 0, answer
-    for session in (told, beside):
+    for session in (details, beside):
         eventually(lambda run_dir=session["run_dir"]: not processes(run_dir), what="the end of its processes")
         assert files_with(session["connection"]["token"], Path(session["run_dir"])) == []
     assert hpcjobs("jupyter", "list", "--json").json == []

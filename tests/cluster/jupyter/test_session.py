@@ -47,23 +47,23 @@ def start(site: str, *words: str) -> dict[str, Any]:
     """A session that answers, as ``--json`` tells of it."""
     answer = hpcjobs("jupyter", "--site", site, "--detach", "--json", *words, timeout_s=200)
     assert answer.code == 0, answer
-    found: dict[str, Any] = answer.json
-    return found
+    document: dict[str, Any] = answer.json
+    return document
 
 
-def stop(told: dict[str, Any]) -> None:
+def stop(details: dict[str, Any]) -> None:
     """End it; then there is no job, no process and no file with its token."""
-    answer = hpcjobs("jupyter", "stop", told["job_id"])
+    answer = hpcjobs("jupyter", "stop", details["job_id"])
     assert answer.code == 0, answer
-    eventually(lambda: not processes(told["run_dir"]), what="the end of its processes")
-    assert files_with(told["connection"]["token"], Path(told["run_dir"])) == []
+    eventually(lambda: not processes(details["run_dir"]), what="the end of its processes")
+    assert files_with(details["connection"]["token"], Path(details["run_dir"])) == []
     assert hpcjobs("jupyter", "list", "--json").json == []
 
 
-def command(told: dict[str, Any]) -> str:
+def command(details: dict[str, Any]) -> str:
     """The line for the laptop: also in the run folder, for its owner."""
-    line = shlex.join(told["tunnel"])
-    path = Path(told["run_dir"], "port_forwarding_command")
+    line = shlex.join(details["tunnel"])
+    path = Path(details["run_dir"], "port_forwarding_command")
     assert path.read_text() == line + "\n"
     assert path.stat().st_mode & 0o077 == 0
     return line
@@ -79,9 +79,9 @@ def files_with(token: str, folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
 
 
-def page(told: dict[str, Any], path: str = "/api/contents", *, token: str | None = None) -> str:
-    port = told["url"].split(":")[2].split("/")[0]
-    return f"http://localhost:{port}{path}?token={token or told['connection']['token']}"
+def page(details: dict[str, Any], path: str = "/api/contents", *, token: str | None = None) -> str:
+    port = details["url"].split(":")[2].split("/")[0]
+    return f"http://localhost:{port}{path}?token={token or details['connection']['token']}"
 
 
 def slurm(sandbox: Sandbox, *argv: str) -> str:
@@ -95,22 +95,22 @@ def test_a_cell_runs_on_the_worker_node_through_the_printed_tunnel(
 ) -> None:
     """And can start tasks on both nodes; when the job is about to be ended, what was typed is saved."""
     document = notebook(workdir, WHERE_AM_I)
-    told = start(site(bind="address"), "-N", "2", "-c", "2")
-    token = told["connection"]["token"]
-    assert f":{told['node']}:" in command(told)
+    details = start(site(bind="address"), "-N", "2", "-c", "2")
+    token = details["connection"]["token"]
+    assert f":{details['node']}:" in command(details)
     ARTEFACTS.mkdir(exist_ok=True)
     screenshot = ARTEFACTS / "jupyterlab.png"
     screenshot.unlink(missing_ok=True)
 
     def warn() -> None:
         assert not processes(token), "nobody's command line holds the token while it is used"
-        slurm(sandbox, "scancel", "--batch", "--signal=USR1", told["job_id"])
+        slurm(sandbox, "scancel", "--batch", "--signal=USR1", details["job_id"])
 
-    with desk.tunnel(command(told)):
+    with desk.tunnel(command(details)):
         wishes = {"notebook": document.name, "screenshot": str(screenshot), "append": "# typed by hand"}
-        seen = desk.browse(told["url"], once_typed=warn, **wishes)
-    assert seen["output"].startswith(f"this is {told['node']}\n")
-    hosts = slurm(sandbox, "squeue", "-h", "-o", "%N", "-j", told["job_id"]).strip()
+        seen = desk.browse(details["url"], once_typed=warn, **wishes)
+    assert seen["output"].startswith(f"this is {details['node']}\n")
+    hosts = slurm(sandbox, "squeue", "-h", "-o", "%N", "-j", details["job_id"]).strip()
     names = slurm(sandbox, "scontrol", "show", "hostnames", hosts).split()
     assert "\\n".join(sorted(names * 2)) in seen["output"]
     assert "returncode=0" in seen["output"]
@@ -120,12 +120,12 @@ def test_a_cell_runs_on_the_worker_node_through_the_printed_tunnel(
     assert "has been saved" in seen["notice"]
     assert "# typed by hand" in document.read_text()
     assert screenshot.stat().st_size > 10_000
-    assert token not in slurm(sandbox, "scontrol", "show", "job", told["job_id"])
-    assert token not in hpcjobs("logs", told["job_id"]).out
-    folders = [workdir, folder_at(None).node(told["node"])]  # the node's own /tmp and spool are in the second
+    assert token not in slurm(sandbox, "scontrol", "show", "job", details["job_id"])
+    assert token not in hpcjobs("logs", details["job_id"]).out
+    folders = [workdir, folder_at(None).node(details["node"])]  # the node's own /tmp and spool are in the second
     readable = [p for folder in folders for p in files_with(token, folder) if p.stat().st_mode & 0o077]
     assert readable == []
-    stop(told)
+    stop(details)
 
 
 @pytest.fixture
@@ -138,15 +138,15 @@ def node(sandbox: Sandbox, desk: Laptop) -> Iterator[str]:
 def test_a_server_on_loopback_is_reached_through_both_hosts_and_by_no_other(
     site: Site, desk: Laptop, node: str, sandbox: Sandbox
 ) -> None:
-    told = start(site(bind="loopback", ssh_to_nodes=True), "-o", f"nodelist={node}")
-    with desk.tunnel(command(told)):
-        assert desk.status(page(told)) == "200"
-        assert desk.status(page(told, token="wrong")) == "403"
-    address = f"http://{node}:{told['connection']['port']}/api"
+    details = start(site(bind="loopback", ssh_to_nodes=True), "-o", f"nodelist={node}")
+    with desk.tunnel(command(details)):
+        assert desk.status(page(details)) == "200"
+        assert desk.status(page(details, token="wrong")) == "403"
+    address = f"http://{node}:{details['connection']['port']}/api"
     other = [*enter(folder_at(None), sandbox.hosts[1]), "curl", "--silent", "--show-error", "--max-time", "20", address]
     refused = subprocess.run(other, capture_output=True, text=True)
     assert "Failed to connect" in refused.stderr
-    stop(told)
+    stop(details)
 
 
 def test_where_nobody_may_ssh_to_a_node_a_step_of_the_job_carries_the_connection(
@@ -154,41 +154,41 @@ def test_where_nobody_may_ssh_to_a_node_a_step_of_the_job_carries_the_connection
 ) -> None:
     content = os.urandom(3_000_000)
     (workdir / "big.bin").write_bytes(content)
-    told = start(site(bind="socket"), "--dir", str(workdir))
-    socket = Path(told["tunnel"][told["tunnel"].index("-L") + 1].partition(":")[2])
-    with desk.tunnel(command(told)):
+    details = start(site(bind="socket"), "--dir", str(workdir))
+    socket = Path(details["tunnel"][details["tunnel"].index("-L") + 1].partition(":")[2])
+    with desk.tunnel(command(details)):
         assert socket.stat().st_mode & 0o077 == 0
-        assert desk.status(page(told)) == "200"
-        assert desk.status(page(told, token="wrong")) == "403"
+        assert desk.status(page(details)) == "200"
+        assert desk.status(page(details, token="wrong")) == "403"
         fetched = workdir / "fetched.bin"
-        assert desk.status(page(told, "/files/big.bin"), into=str(fetched)) == "200"
+        assert desk.status(page(details, "/files/big.bin"), into=str(fetched)) == "200"
         assert fetched.read_bytes() == content
         assert processes(" carry ")
     eventually(lambda: not processes(" carry ") and not processes(" relay "), what="the end of the relay")
     assert not socket.exists()
     assert hpcjobs("jupyter", "list", "--json").json[0]["state"] == "RUNNING"
-    stop(told)
+    stop(details)
 
 
 def test_a_session_from_the_laptop_ends_there_with_its_tunnel(site: Site, desk: Laptop, workdir: Path) -> None:
     python = shlex.join(["env", f"HOME={workdir / 'home'}", commandline.sys.executable, "-m", "hpcjobs"])
     path = site(hpcjobs=f"cd {shlex.quote(str(workdir))} && {python}")
-    opened = desk.folder / "opened"
+    urls_file = desk.folder / "opened"
     browser = desk.folder / "bin" / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" >{opened}\n')
+    browser.write_text(f'#!/bin/sh\necho "$1" >{urls_file}\n')
     browser.chmod(0o755)
     words = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
     line = f"env BROWSER={browser} {shlex.join(words)}"
     process = desk.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    eventually(lambda: process.poll() is not None or opened.exists(), what="the browser")
+    eventually(lambda: process.poll() is not None or urls_file.exists(), what="the browser")
     assert process.poll() is None, process.communicate()
-    (told,) = hpcjobs("jupyter", "list", "--json").json
-    assert opened.read_text().startswith("file://")
+    (details,) = hpcjobs("jupyter", "list", "--json").json
+    assert urls_file.read_text().startswith("file://")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    assert f"job {told['job_id']} is ended" in err
-    eventually(lambda: not processes(told["run_dir"]), what="the end of its processes")
+    assert f"job {details['job_id']} is ended" in err
+    eventually(lambda: not processes(details["run_dir"]), what="the end of its processes")
     eventually(lambda: not processes(f"{LOGIN} "), what="the end of the way to the login node")
     assert hpcjobs("jupyter", "list", "--json").json == []
 
@@ -231,12 +231,12 @@ def test_a_kernel_keeps_its_variables_while_the_link_is_cut_and_the_login_host_r
         assert any("is lost: it is made anew" in text for text in process.stderr)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=240)
-    (told,) = hpcjobs("jupyter", "list", "--json").json
-    assert told["state"] == "RUNNING"
+    (details,) = hpcjobs("jupyter", "list", "--json").json
+    assert details["state"] == "RUNNING"
     assert process.returncode == 3
-    assert f"job {told['job_id']} runs on: root@{LOGIN} cannot be reached by ssh" in err
-    assert f"hpcjobs jupyter open {told['job_id']}" in err
-    again = hpcjobs("jupyter", "open", told["job_id"], "--json").json
+    assert f"job {details['job_id']} runs on: root@{LOGIN} cannot be reached by ssh" in err
+    assert f"hpcjobs jupyter open {details['job_id']}" in err
+    again = hpcjobs("jupyter", "open", details["job_id"], "--json").json
     with desk.tunnel(shlex.join(again["tunnel"])):
         assert desk.browse(again["url"], notebook=document.name, run=5)["output"].strip() == "count 5"
     stop(again)
@@ -269,12 +269,12 @@ def connections_of_login(desk: Laptop) -> list[int]:
 def test_with_tls_the_way_from_the_login_node_to_the_worker_is_encrypted_by_the_sessions_own_certificate(
     site: Site, desk: Laptop
 ) -> None:
-    told = start(site(bind="address", tls=True))
-    address = (told["connection"]["address"], told["connection"]["port"])
+    details = start(site(bind="address", tls=True))
+    address = (details["connection"]["address"], details["connection"]["port"])
     der = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(address))
-    assert told["connection"]["fingerprint"].replace(":", "").lower() == hashlib.sha256(der).hexdigest()
-    assert told["url"].startswith("https://localhost:")
-    stop(told)
+    assert details["connection"]["fingerprint"].replace(":", "").lower() == hashlib.sha256(der).hexdigest()
+    assert details["url"].startswith("https://localhost:")
+    stop(details)
 
 
 def test_what_a_node_lacks_is_said_within_seconds_of_its_start(site: Site) -> None:

@@ -65,8 +65,8 @@ class ClusterApart:
         """What ``hpcjobs ps`` lists."""
         answer = self.hpcjobs("ps", "-a", "--site", SITE, "--json")
         assert answer.code == 0, answer
-        found: list[dict[str, Any]] = answer.json
-        return found
+        document: list[dict[str, Any]] = answer.json
+        return document
 
     def queue(self) -> dict[str, str]:
         """Id and name of what is in the queue, as Slurm itself says."""

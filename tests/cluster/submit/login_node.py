@@ -40,9 +40,9 @@ class Cluster:
         assert answer.code == 0, answer
         return [row for row in answer.json if row["run_dir"] is not None]
 
-    def took(self, told: str) -> Submitted:
+    def took(self, output: str) -> Submitted:
         """The job that ``hpcjobs submit --json`` tells of, perhaps below other lines of a log."""
-        answer, _ = json.JSONDecoder().raw_decode(told[told.index("{") :])
+        answer, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
         self.submitted.append(answer["job_id"])
         return Submitted(self, answer["job_id"], Path(answer["run_dir"]))
 
@@ -84,8 +84,8 @@ class Submitted:
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run_dir / "state.json").read_text(encoding="utf-8"))
-        return found
+        document: dict[str, Any] = json.loads((self.run_dir / "state.json").read_text(encoding="utf-8"))
+        return document
 
     def sacct(self) -> dict[str, str]:
         """Job id or task id -> state, as Slurm's accounting has it."""

@@ -71,7 +71,7 @@ TRAINING = ("-N", "2", "ddp", "--workload", "slow:points", "--steps", "100", "--
 
 @dataclass(frozen=True)
 class Begun:
-    told: Submitted
+    signalled: Submitted
     forbidden: Submitted
     stuck: Submitted
     killed: Submitted
@@ -91,7 +91,7 @@ def begun(cluster: Cluster) -> Begun:
     jobs = Begun(
         preempted=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, count),
         failed=cluster.submit("--retries", "on", "-p", "scavenger", *whole_node, fails),
-        told=cluster.submit("--retries", "on", "-N", "2", count),
+        signalled=cluster.submit("--retries", "on", "-N", "2", count),
         forbidden=cluster.submit("--retries", "on", count),
         stuck=cluster.submit("--retries", "on", "-t", "1m", "--signal-before", "55s", stuck),
         killed=cluster.submit("--retries", "on", killed),
@@ -106,7 +106,7 @@ def begun(cluster: Cluster) -> Begun:
     def take(job: Submitted) -> None:
         cluster.submit("-p", "compute", "-o", f"nodelist={job.state['nodes']}", *whole_node, "true")
 
-    fates = {"told": tell, "forbidden": tell, "trained": tell, "preempted": take, "failed": take}
+    fates = {"signalled": tell, "forbidden": tell, "trained": tell, "preempted": take, "failed": take}
 
     def all_have_met_theirs() -> bool:
         for name in [name for name in fates if steps(getattr(jobs, name)) >= 10]:
@@ -132,13 +132,13 @@ def losses(run_dir: Path) -> list[tuple[int, float]]:
 
 
 def test_a_job_goes_on_after_what_ended_it_and_is_one_job_to_its_user(cluster: Cluster, begun: Begun) -> None:
-    answer = begun.told.wait()
-    assert answer.code == 0, (answer, begun.told.log)
-    first, last = history(begun.told)
+    answer = begun.signalled.wait()
+    assert answer.code == 0, (answer, begun.signalled.log)
+    first, last = history(begun.signalled)
     assert (first["cause"], first["decision"], first["steps"] - first["saved"]) == ("preempt", "requeued", 0)
     assert (last["cause"], last["steps"]) == ("completed", 200)
-    assert f"0: begins at {(begun.told.run_dir / 'count-0').read_text()}\n" in begun.told.log
-    shown = cluster.hpcjobs("show", begun.told.id).out
+    assert f"0: begins at {(begun.signalled.run_dir / 'count-0').read_text()}\n" in begun.signalled.log
+    shown = cluster.hpcjobs("show", begun.signalled.id).out
     assert f"preempt at step {first['steps']}; requeued\n" in shown
 
     assert begun.forbidden.wait().code == 0

@@ -108,4 +108,4 @@ def test_fifty_steps_on_one_two_and_four_hosts_under_both_launchers(cluster: Clu
     for kind in kinds:
         compared(worlds, kind, worlds[0], steps=50)
     assert "Lightning's environment: SLURMEnvironment" in worlds[2].job.log
-    assert "Lightning's environment: Place" in worlds[3].job.log
+    assert "Lightning's environment: LauncherEnvironment" in worlds[3].job.log

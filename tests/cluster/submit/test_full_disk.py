@@ -10,10 +10,10 @@ import pytest
 from login_node import Cluster, Submitted
 from waiting import eventually
 
+from hpcjobs.runtime import checkpoints
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import recorded
+from hpcjobs.sandbox.daemons import recorded_daemons
 from hpcjobs.sandbox.folder import folder_at
-from hpcjobs.trainers.checkpoint import format as checkpoint
 
 # 1.6 MB a checkpoint, and a hundred of them wanted: no disk of 50 MB has room for these.
 TRAINING = ("ddp", "--workload", "lm", "--steps", "400", "--log-every", "1", "--no-probe")
@@ -25,7 +25,9 @@ class SmallDisk:
     """50 MB that one host mounts on a job's run folder, before the job starts; seen through that host's slurmd."""
 
     def __init__(self, host: str, run_dir: Path) -> None:
-        self._slurmd = next(daemon.pid for daemon in recorded(folder_at(None)) if daemon.name == f"slurmd-{host}")
+        self._slurmd = next(
+            daemon.pid for daemon in recorded_daemons(folder_at(None)) if daemon.name == f"slurmd-{host}"
+        )
         self._run_dir = run_dir
         self.path = Path(f"/proc/{self._slurmd}/root{run_dir}")
         (run_dir / "logs").mkdir(exist_ok=True)
@@ -76,8 +78,8 @@ def test_on_a_disk_that_fills_up_the_run_goes_on_and_its_last_checkpoint_is_whol
         disk.fill()
         eventually(lambda: ended(cluster, job), timeout_s=400)
         assert "No space left on device" in disk.log
-        newest, *_ = checkpoint.steps(disk.path / checkpoint.FOLDER)
-        assert checkpoint.damage(newest) is None
+        newest, *_ = checkpoints.steps(disk.path / checkpoints.FOLDER)
+        assert checkpoints.damage(newest) is None
         step = int(newest.name.removeprefix("step-"))
         print(f"the disk was full: {newest.name} is whole;", disk.log.splitlines()[-3:])
         disk.empty()

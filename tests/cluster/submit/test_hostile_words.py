@@ -61,13 +61,13 @@ FOLDERS = [
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_arguments_and_environment_values_arrive_unchanged(cluster: Cluster, launcher: str) -> None:
-    values = {f"WORD_{n}": word for n, word in enumerate(WORDS)}
+    values = {f"WORD_{n}": part for n, part in enumerate(WORDS)}
     flags = [token for name, value in values.items() for token in ("--env", f"{name}={value}")]
     program = cluster.program("tell.py", TELL)
     job = cluster.submit("--ntasks-per-node", "2", "--launcher", launcher, *flags, program, *WORDS).done()
-    told = json.loads((job.run_dir / "told.json").read_text())
-    assert told["argv"] == WORDS
-    assert {name: told["env"][name] for name in values} == values
+    document = json.loads((job.run_dir / "told.json").read_text())
+    assert document["argv"] == WORDS
+    assert {name: document["env"][name] for name in values} == values
     assert not (cluster.folder / "x").exists()
 
 
@@ -104,9 +104,11 @@ def test_a_job_can_still_work_in_such_a_folder(cluster: Cluster, name: str) -> N
     (folder / "tell.py").write_text(TELL)
     (cluster.folder / "site_configs").mkdir()
     shown = cluster.hpcjobs("sites", "show", "tu-hpc", "--json").json
-    kept = {key: shown[key] for key in ("partitions", "defaults", "mpi", "interface", "python", "node_local")}
+    settings = {key: shown[key] for key in ("partitions", "defaults", "mpi", "interface", "python", "node_local")}
     site = cluster.folder / "elsewhere.yaml"
-    site.write_text(json.dumps({**kept, "slurm_conf": shown["slurm_conf"], "run_root": str(cluster.folder / "runs")}))
+    site.write_text(
+        json.dumps({**settings, "slurm_conf": shown["slurm_conf"], "run_root": str(cluster.folder / "runs")})
+    )
     answer = cluster.hpcjobs("submit", "-s", str(site), "--json", "--ntasks-per-node", "2", "tell.py", cwd=folder)
     assert answer.code == 0, answer
     job = cluster.took(answer.out).done()

@@ -89,8 +89,8 @@ def stepd_of_batch(job: Submitted) -> int:
 
 
 def stepd_of_rank(job: Submitted, rank: int) -> int:
-    wanted = {f"HPCJOBS_JOB_ID={job.id}", f"RANK={rank}"}
-    pid = next(int(p.name) for p in Path("/proc").glob("[0-9]*") if wanted <= set(words_of(p.name, "environ")))
+    expected = {f"HPCJOBS_JOB_ID={job.id}", f"RANK={rank}"}
+    pid = next(int(p.name) for p in Path("/proc").glob("[0-9]*") if expected <= set(words_of(p.name, "environ")))
     while not words_of(pid, "cmdline")[0].startswith("slurmstepd: "):  # a rank's shell has this word in its text
         pid = parent(pid)
     return pid
@@ -156,9 +156,9 @@ def test_only_the_task_that_asks_is_requeued_also_if_its_raw_id_is_the_arrays(cl
     arrays = [cluster.submit("--retries", "on", "--array", "0-2", "--env", f"ASKS={asks}", program) for asks in (2, 0)]
     for array, asks in zip(arrays, ("2", "0"), strict=True):
         starts = [array.run_dir / task / "starts" for task in "012"]
-        asked = array.run_dir / asks / "starts"
-        eventually(lambda asked=asked: asked.exists() and len(asked.read_text().split()) == 2, timeout_s=120)  # type: ignore[misc]
-        assert [len(path.read_text().split()) for path in starts] == [2 if path == asked else 1 for path in starts]
+        request = array.run_dir / asks / "starts"
+        eventually(lambda request=request: request.exists() and len(request.read_text().split()) == 2, timeout_s=120)  # type: ignore[misc]
+        assert [len(path.read_text().split()) for path in starts] == [2 if path == request else 1 for path in starts]
         (array.run_dir / "enough").touch()
     for array, asks in zip(arrays, ("2", "0"), strict=True):
         array.done()

@@ -82,25 +82,25 @@ def test_a_running_job_is_cancelled_and_says_so_itself_and_to_the_accounting(clu
 def test_listing_a_hundred_jobs_asks_the_queue_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.submit("-o", "hold", "--name", "alone", *SLEEP)
     array = cluster.submit("-o", "hold", "--array", "0,3-197:2,198-200", *SLEEP)
-    asked = counted(cluster, monkeypatch, "squeue", "sacct", "scontrol")
+    queries = counted(cluster, monkeypatch, "squeue", "sacct", "scontrol")
     rows = cluster.rows("--site", SITE)
     assert len(rows) == 2
     assert len(task_ids(rows[1]["record"]["job_id"])) == 102, "the indices are printed in full"
-    assert asked.read_text().split() == ["squeue"]
+    assert queries.read_text().split() == ["squeue"]
     assert hpcjobs.find(f"{array.id}_197").state == "PENDING"
 
 
 def counted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, *commands: str) -> Path:
     """A file that gets a line for each call of one of ``commands``."""
-    folder, asked = cluster.folder / "bin", cluster.folder / "asked"
+    folder, queries = cluster.folder / "bin", cluster.folder / "asked"
     folder.mkdir()
-    asked.touch()
+    queries.touch()
     for command in commands:
         wrapper = folder / command
-        wrapper.write_text(f'#!/bin/sh\necho {command} >>{asked}\nexec /usr/bin/{command} "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\necho {command} >>{queries}\nexec /usr/bin/{command} "$@"\n')
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return asked
+    return queries
 
 
 def test_a_snapshot_runs_the_code_as_it_was_submitted(cluster: Cluster) -> None:
@@ -186,8 +186,8 @@ def test_following_prints_the_log_as_it_comes_and_ends_with_the_jobs_code(cluste
     )
     process = start("submit", "--site", "tu-hpc", "--follow", program)
     assert process.stdout is not None
-    told = [process.stdout.readline() for _ in range(4)]
-    assert told[3] == "one\n"
+    first_lines = [process.stdout.readline() for _ in range(4)]
+    assert first_lines[3] == "one\n"
     go.touch()
     out, err = process.communicate(timeout=400)
     assert out.startswith("two\n")

@@ -20,7 +20,7 @@ from waiting import eventually
 from hpcjobs import sandbox as sandboxes
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.daemons import recorded
+from hpcjobs.sandbox.daemons import recorded_daemons
 from hpcjobs.sandbox.folder import folder_at
 
 COUNT = """
@@ -38,7 +38,7 @@ while n < 300:
 
 
 def slurmd(host: str) -> int:
-    return next(daemon.pid for daemon in recorded(folder_at(None)) if daemon.name == f"slurmd-{host}")
+    return next(daemon.pid for daemon in recorded_daemons(folder_at(None)) if daemon.name == f"slurmd-{host}")
 
 
 def network_of(pid: int | str) -> str:

@@ -58,20 +58,20 @@ else:
 
 
 def environment_of(job: Submitted, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((job.run_dir / f"rank{rank}.json").read_text())
-    return found
+    variables: dict[str, Any] = json.loads((job.run_dir / f"rank{rank}.json").read_text())
+    return variables
 
 
 def assert_same_world(inside: Submitted, clean: Submitted) -> None:
     """The names the tasks see are the same, and so are the values that say where a task stands."""
-    told = ("NTASKS", "CPU", "RANK", "WORLD", "NNODES", "DIST", "BIND", "TASKS", "PROCID", "LOCALID", "EXPORT")
+    name_parts = ("NTASKS", "CPU", "RANK", "WORLD", "NNODES", "DIST", "BIND", "TASKS", "PROCID", "LOCALID", "EXPORT")
     for rank in range(4):
-        found, expected = environment_of(inside, rank), environment_of(clean, rank)
+        variables, expected = environment_of(inside, rank), environment_of(clean, rank)
         # Where a shell has the module function already, Environment Modules does not begin anew.
-        assert set(found) | {"__MODULES_LMINIT"} == set(expected) | {"__MODULES_LMINIT"}
+        assert set(variables) | {"__MODULES_LMINIT"} == set(expected) | {"__MODULES_LMINIT"}
         for name in expected:
-            if any(word in name for word in told):
-                assert found[name] == expected[name], name
+            if any(part in name for part in name_parts):
+                assert variables[name] == expected[name], name
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ def test_fifty_submissions_at_once_lose_no_record(cluster: Cluster) -> None:
     began = [
         start("submit", "--site", "tu-hpc", "--json", "-o", "hold", "--name", f"many{n}", "true") for n in range(50)
     ]
-    said = [process.communicate(timeout=400) for process in began]
-    assert [process.returncode for process in began] == [0] * 50, [err for _, err in said if err]
-    ids = {cluster.took(out).id for out, _ in said}
+    outputs = [process.communicate(timeout=400) for process in began]
+    assert [process.returncode for process in began] == [0] * 50, [err for _, err in outputs if err]
+    ids = {cluster.took(out).id for out, _ in outputs}
     assert len(ids) == 50
     shown = cluster.rows()
     assert {row["record"]["job_id"] for row in shown} == ids

@@ -84,9 +84,9 @@ def test_jobs_in_the_queue_are_held_released_changed_signalled_and_requeued(clus
     (cluster.folder / "mark").chmod(0o755)
     job = cluster.submit("-H", "-t", "5m", "./mark")
 
-    def shown(word: str) -> str:
+    def shown(argument: str) -> str:
         text = cluster.slurm("scontrol", "--oneliner", "show", "job", job.id)
-        return next(part.partition("=")[2] for part in text.split() if part.startswith(f"{word}="))
+        return next(part.partition("=")[2] for part in text.split() if part.startswith(f"{argument}="))
 
     assert cluster.hpcjobs("update", job.id, "time=+5m", "nice=7").code == 0
     assert (shown("TimeLimit"), shown("Nice")) == ("00:10:00", "7")

@@ -99,11 +99,13 @@ def test_ranks_that_mpirun_starts_on_two_hosts_are_refused_without_a_master_and_
     script = f"{mpirun} {python}; export MASTER_ADDR=tu01; {mpirun} -x MASTER_ADDR {python}"
     log = cluster.folder / "mpi.out"
     cluster.slurm("sbatch", "--wait", "-N", "2", "--ntasks-per-node=1", f"--output={log}", "--wrap", script)
-    said = log.read_text().splitlines()
-    assert len([line for line in said if line.startswith("refused: 2 processes on several hosts")]) >= 1, said
-    met = sorted(line for line in said if "meets at" in line)
-    assert [line.split()[1] for line in met] == ["0", "1"], said
-    assert len({line.partition("meets at")[2] for line in met}) == 1, said
+    printed_lines = log.read_text().splitlines()
+    assert len([line for line in printed_lines if line.startswith("refused: 2 processes on several hosts")]) >= 1, (
+        printed_lines
+    )
+    met = sorted(line for line in printed_lines if "meets at" in line)
+    assert [line.split()[1] for line in met] == ["0", "1"], printed_lines
+    assert len({line.partition("meets at")[2] for line in met}) == 1, printed_lines
 
 
 def test_a_job_that_is_cancelled_as_its_step_begins_is_recorded_as_cancelled(cluster: Cluster) -> None:

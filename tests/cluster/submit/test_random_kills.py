@@ -19,14 +19,14 @@ KILLS, STEPS_BETWEEN = 20, 20
 
 def processes(job: Submitted) -> dict[int, str]:
     """All processes of the job, on all hosts, with a name for the log."""
-    found = {}
+    result = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
             environ = (place / "environ").read_bytes().split(b"\0")
             if f"slurmstepd: [{job.id}." in words or f"SLURM_JOB_ID={job.id}".encode() in environ:
-                found[int(place.name)] = words[:60]
-    return found
+                result[int(place.name)] = words[:60]
+    return result
 
 
 def steps(job: Submitted) -> int:

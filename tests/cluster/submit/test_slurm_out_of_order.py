@@ -23,9 +23,9 @@ def site_with(cluster: Cluster, **changes: str) -> str:
     changed = cluster.folder / "slurm.conf"
     changed.write_text(conf)
     shown = cluster.hpcjobs("sites", "show", "tu-hpc", "--json").json
-    kept = {key: shown[key] for key in ("partitions", "defaults", "mpi", "interface", "python", "node_local")}
+    settings = {key: shown[key] for key in ("partitions", "defaults", "mpi", "interface", "python", "node_local")}
     site = cluster.folder / "changed.yaml"
-    site.write_text(json.dumps({**kept, "slurm_conf": str(changed)}))
+    site.write_text(json.dumps({**settings, "slurm_conf": str(changed)}))
     return str(site)
 
 
@@ -90,7 +90,7 @@ def test_without_accounting_the_controller_and_the_job_tell_the_end(cluster: Clu
     site = site_with(cluster, AccountingStoragePort="1", MessageTimeout="2")
     answer = cluster.hpcjobs("submit", "--site", site, "--json", "bash", "-c", "exit 6")
     job = cluster.took(answer.out)
-    told = job.wait()
-    assert told.code == 6, told
+    end = job.wait()
+    assert end.code == 6, end
     (row,) = cluster.rows("--site", site)
     assert (row["record"]["state"], row["record"]["exit_code"]) == ("FAILED", 6)

@@ -52,8 +52,8 @@ def test_a_plain_script_is_a_world_of_eight_under_both_launchers_on_the_same_nod
         job.done()
         for rank in range(8):
             assert f"{rank}: rank {rank} of 8 sum 36 node {rank // 2} on tu0{rank // 2 + 1}\n" in job.log
-    said = cluster.hpcjobs("logs", "--rank", "5", jobs[0].id).out
-    assert said.splitlines() == ["rank 5 of 8 sum 36 node 2 on tu03"]
+    answer = cluster.hpcjobs("logs", "--rank", "5", jobs[0].id).out
+    assert answer.splitlines() == ["rank 5 of 8 sum 36 node 2 on tu03"]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commandline import ok, within
+from commandline import moment, ok, within
 from login_node import SITE, Cluster
 from waiting import eventually
 
@@ -37,14 +37,14 @@ class Failure:
     def problems(self, answer: dict[str, Any], nodes: list[str]) -> Iterator[str]:
         """Where ``answer`` of ``hpcjobs why --json`` is not the right explanation."""
         header = self.header
-        wanted: dict[str, object] = {
+        expected: dict[str, object] = {
             "cause": _value(header["cause"]),
             "rank": None if header["rank"] == "-" else int(header["rank"]),
             "host": None if header["host"] == "-" else nodes[int(header["host"])],
         }
-        wanted |= {key: int(header[key]) for key in ("signal", "exit_code") if key in header}
-        wanted["certain"] = header.get("certain", "no" if header["cause"] == "-" else "yes") == "yes"
-        for key, value in wanted.items():
+        expected |= {key: int(header[key]) for key in ("signal", "exit_code") if key in header}
+        expected["certain"] = header.get("certain", "no" if header["cause"] == "-" else "yes") == "yes"
+        for key, value in expected.items():
             if answer[key] != value:
                 yield f"{key} is {answer[key]!r}, not {value!r}"
         if header.get("line", "") not in (answer["line"] or {"text": ""})["text"]:
@@ -164,7 +164,7 @@ def test_a_waiting_job_is_explained_with_what_is_ahead_and_what_would_start_soon
     assert running.id in [other["job_id"] for other in answer["running"]]
     # One node is free until the first job ends, in half an hour at most.
     assert (answer["sooner"][0]["nodes"], answer["sooner"][0]["time"]) == (1, "00:15:00")
-    starts = [row["start"] // 60 for row in answer["sooner"]]
+    starts = [moment(row["start"]) // 60 for row in answer["sooner"]]
     assert all(later >= earlier - 1 for earlier, later in pairwise(starts)), starts  # by start, to a minute, and cost
     assert f"hpcjobs rerun {job.id} --partition" in answer["fix"][0]
     text = ok("why", job.id).out

@@ -172,6 +172,7 @@ def test_a_program_that_asks_to_be_started_again_goes_on_as_another_job_in_the_s
     partitions = {"cpu": {"nodes": 2, "node": {"cpus": 4}}}
     site = {"partitions": partitions, "defaults": {"time": "10m"}, "slurm_conf": sandbox.slurm_conf}
     own_python.write_text(json.dumps({**site, "node_python": "/usr/bin/python3"}))
+    assert visitor.hpcjobs("sites", "trust", str(own_python)).code == 0
     program = (
         'echo "${LC_ALL-none} ${SLURM_TIME_FORMAT-none}"; [ ! -e $HPCJOBS_CONTROL_DIR/progress ] || exit 0; '
         "echo 5 > $HPCJOBS_CONTROL_DIR/progress; exit 85"

@@ -55,14 +55,14 @@ class FakeSacct:
     def __init__(self, rows: Sequence[Mapping[str, str]] = (), *, lacks: Sequence[str] = (), cut: int = 0) -> None:
         self.rows, self.cut = rows, cut
         self.columns = tuple(name for name in (*SACCT_COLUMNS, "Restarts", "Layout") if name not in lacks)
-        self.asked: list[Sequence[str]] = []
+        self.queries: list[Sequence[str]] = []
 
     def run(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         return Result(0, "  ".join(self.columns), "")
 
     def stream(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        self.asked.append(argv)
-        said = {word.partition("=")[0]: word.partition("=")[2] for word in argv}
-        out = printed(self.rows, said["--format"].split(","), said["--delimiter"])
+        self.queries.append(argv)
+        output = {argument.partition("=")[0]: argument.partition("=")[2] for argument in argv}
+        out = printed(self.rows, output["--format"].split(","), output["--delimiter"])
         out = out[: len(out) - self.cut]
         yield from (out[at : at + 1000] for at in range(0, len(out), 1000))

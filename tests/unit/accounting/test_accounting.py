@@ -41,9 +41,9 @@ def jobs_of(blocks: Iterable[bytes], columns: Iterable[str] = SACCT_COLUMNS, *, 
 
 
 def one(*rows: dict[str, str], site: Site = SITE) -> dict[str, Any]:
-    found, doubts = jobs_of([printed(rows, SACCT_COLUMNS, SEPARATOR)], site=site)
+    job_rows, doubts = jobs_of([printed(rows, SACCT_COLUMNS, SEPARATOR)], site=site)
     assert doubts == {}
-    (job,) = found.values()
+    (job,) = job_rows.values()
     return job
 
 
@@ -94,7 +94,7 @@ def test_other_versions_recorded_tell_the_same_kinds_of_jobs(version: str) -> No
     for job in jobs.values():
         named.setdefault(job["name"].replace("\x1f", " ").replace("\n", " "), []).append(job)
     steps = "FAILED" if version == "21.08.5" else "COMPLETED"  # recorded where srun had no pmix
-    assert {name: [job["state"] for job in found] for name, found in named.items()} == {
+    assert {name: [job["state"] for job in job_rows] for name, job_rows in named.items()} == {
         "hello": [steps], "bad": ["FAILED"], "na|me with nl": ["FAILED"], "rq": ["COMPLETED"],
         "arr": ["COMPLETED", "FAILED", "FAILED", "FAILED"], "sep ed": ["CANCELLED"],
         "None": ["TIMEOUT"], "Unknown": ["FAILED"], "het": [steps, steps],
@@ -112,9 +112,9 @@ def test_blocks_may_end_anywhere() -> None:
     """A record, a name with a newline, a job and its steps: cut at every byte, the same table."""
     data = (DATA / "recorded-22.05.8.txt").read_bytes()
     columns = order(choose((DATA / "recorded-22.05.8.helpformat").read_text()))
-    whole = jobs_of([data], columns)
+    complete = jobs_of([data], columns)
     for size in (1, 7, 61, 997):
-        assert jobs_of([data[at : at + size] for at in range(0, len(data), size)], columns) == whole
+        assert jobs_of([data[at : at + size] for at in range(0, len(data), size)], columns) == complete
 
 
 def test_efficiency_energy_and_cost_follow_their_formulas() -> None:
@@ -143,15 +143,19 @@ def test_memory_per_cpu_of_20_11_is_of_all_cpus() -> None:
 
 def test_memory_without_a_suffix_is_of_the_whole_job() -> None:
     """Since 21.08; 4 nodes with 312.5G together."""
-    asked = one(row(ReqMem="320000M", NNodes=4, AllocTRES="", ReqTRES=""))["mem_requested_bytes"]
-    assert asked == 320000 << 20
+    mem_bytes = one(row(ReqMem="320000M", NNodes=4, AllocTRES="", ReqTRES=""))["mem_requested_bytes"]
+    assert mem_bytes == 320000 << 20
 
 
 def test_memory_leaves_out_what_slurms_own_extern_step_used() -> None:
     job = row()
     extern = step(job, "extern", NTasks=1, TRESUsageInTot=f"mem={GIB // 2}", MaxRSS=8 * GIB)
-    found = one(job, step(job, "batch", NTasks=1, TRESUsageInTot=f"mem={GIB}"), extern, step(job))
-    assert (found["mem_used_bytes"], found["mem_per_node_bytes"], found["max_rss_bytes"]) == (5 * GIB, 5 * GIB, GIB)
+    job_rows = one(job, step(job, "batch", NTasks=1, TRESUsageInTot=f"mem={GIB}"), extern, step(job))
+    assert (job_rows["mem_used_bytes"], job_rows["mem_per_node_bytes"], job_rows["max_rss_bytes"]) == (
+        5 * GIB,
+        5 * GIB,
+        GIB,
+    )
 
 
 def test_a_version_that_samples_no_totals_gives_the_same_memory() -> None:
@@ -167,18 +171,18 @@ def test_gpus_and_their_use_are_read_where_the_site_gathers_them() -> None:
     long = step(job, "0", ElapsedRaw=3000, TRESUsageInAve="gres/gpumem=2G,gres/gpuutil=45")
     short = step(job, "1", ElapsedRaw=600, TRESUsageInAve="gres/gpumem=1G,gres/gpuutil=30",
                  TRESUsageInTot="gres/gpumem=8G,gres/gpuutil=60,mem=1G")  # fmt: skip
-    found = one(job, long, short)
-    assert found["gpus"] == 2
-    assert found["gpu_utilization"] == pytest.approx((0.9 * 3000 + 0.3 * 600) / 3600)
-    assert found["gpu_mem_bytes"] == 8 * GIB
+    job_rows = one(job, long, short)
+    assert job_rows["gpus"] == 2
+    assert job_rows["gpu_utilization"] == pytest.approx((0.9 * 3000 + 0.3 * 600) / 3600)
+    assert job_rows["gpu_mem_bytes"] == 8 * GIB
     assert one(row(AllocTRES="gres/gpu:a100=2,gres/gpu:h100=1"))["gpus"] == 3
 
 
 def test_one_process_on_four_gpus_does_not_use_them_by_360_percent() -> None:
     job = row(AllocTRES="cpu=8,gres/gpu=4,mem=16384M,node=1")
     usage = "gres/gpumem=8G,gres/gpuutil=360"
-    found = one(job, step(job, NTasks=1, TRESUsageInAve=usage, TRESUsageInTot=usage))
-    assert found["gpu_utilization"] == pytest.approx(0.9)
+    job_rows = one(job, step(job, NTasks=1, TRESUsageInAve=usage, TRESUsageInTot=usage))
+    assert job_rows["gpu_utilization"] == pytest.approx(0.9)
 
 
 def test_hostile_names_change_nothing_but_the_name() -> None:
@@ -232,18 +236,18 @@ def test_nothing_is_nothing() -> None:
 @pytest.mark.parametrize("lacks", [("TRESUsageInAve",), ("Restarts",), ("ConsumedEnergyRaw", "AveRSS", "QOS")])
 def test_columns_a_version_lacks_are_null_and_the_rest_is_read(lacks: tuple[str, ...]) -> None:
     fake = FakeSacct([row(), step(row())], lacks=lacks)
-    (job,) = asked(fake).to_dicts()
+    (job,) = query_jobs(fake).to_dicts()
     assert (job["job_id"], job["mem_used_bytes"], job["cpus"]) == ("7", 4 * GIB, 8)
-    (argv,) = fake.asked
+    (argv,) = fake.queries
     assert not {*lacks} & set(next(w for w in argv if w.startswith("--format")).partition("=")[2].split(","))
 
 
 def test_a_version_without_what_no_report_can_do_without_is_refused_by_name() -> None:
     with pytest.raises(SchedulerError, match="ElapsedRaw"):
-        asked(FakeSacct([row()], lacks=("ElapsedRaw",)))
+        query_jobs(FakeSacct([row()], lacks=("ElapsedRaw",)))
 
 
-def asked(fake: FakeSacct, *, since: float = BEGUN, until: float = BEGUN + 4000) -> pl.DataFrame:
+def query_jobs(fake: FakeSacct, *, since: float = BEGUN, until: float = BEGUN + 4000) -> pl.DataFrame:
     question = AccountingQuery("uni", since, until, users=("ana",))
     return pl.concat(list(Sacct(question, runner=fake.run, streamer=fake.stream).attempts(Doubts())))
 
@@ -252,10 +256,10 @@ def test_closed_days_are_asked_for_once(here: Path) -> None:
     """Three days that are long over: three questions, then one about what had not ended on the last, and the same
     answer."""
     first, second = FakeSacct([row(), step(row())]), FakeSacct([])
-    before = asked(first, until=BEGUN + 2 * 86400)
-    after = asked(second, until=BEGUN + 2 * 86400)
-    assert len(first.asked) == 3
-    assert len(second.asked) == 1
+    before = query_jobs(first, until=BEGUN + 2 * 86400)
+    after = query_jobs(second, until=BEGUN + 2 * 86400)
+    assert len(first.queries) == 3
+    assert len(second.queries) == 1
     assert after.to_dicts() == before.to_dicts()
     assert len(before) == 1
 
@@ -270,14 +274,14 @@ def test_a_past_period_has_the_same_jobs_whenever_it_is_asked_for(here: Path) ->
     ]
     for _ in range(2):
         fake = FakeSacct(rows)
-        found = asked(fake, until=end)
-        assert sorted(found["job_id"]) == ["1", "2", "3"]
+        job_rows = query_jobs(fake, until=end)
+        assert sorted(job_rows["job_id"]) == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("word", ["LAUNCH_FAILED", "RECONFIG_FAIL"])
-def test_a_launch_that_failed_is_an_end_and_no_unknown_state(word: str) -> None:
-    assert one(row(State=word))["state"] == word
-    assert State.parse(word).ended
+@pytest.mark.parametrize("text", ["LAUNCH_FAILED", "RECONFIG_FAIL"])
+def test_a_launch_that_failed_is_an_end_and_no_unknown_state(text: str) -> None:
+    assert one(row(State=text))["state"] == text
+    assert State.parse(text).ended
 
 
 def test_an_id_that_is_given_out_again_is_another_job() -> None:

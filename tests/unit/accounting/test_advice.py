@@ -13,13 +13,17 @@ from typing import Any
 import polars as pl
 import pytest
 
-from hpcjobs.accounting.advice import advise
+from hpcjobs.accounting.advice import JobUsage, advise
 from hpcjobs.accounting.day_cache import windows
 from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.accounting.goodput import add_goodput, read_lasting_s
 from hpcjobs.accounting.totals import totals
 
 GIB = 1 << 30
+
+
+def usage(**values: Any) -> JobUsage:
+    return JobUsage.from_row(job(**values))
 
 
 def job(**values: Any) -> dict[str, Any]:
@@ -30,8 +34,8 @@ def job(**values: Any) -> dict[str, Any]:
 
 
 def test_64_gb_asked_and_3_used_is_4() -> None:
-    (advice,) = advise(job())
-    assert str(advice) == "asked 64G of memory per node, used 3G at most: --mem=4G"
+    (advice,) = advise(usage())
+    assert str(advice) == "requested 64G of memory per node, used 3G at most: --mem=4G"
 
 
 @pytest.mark.parametrize(
@@ -45,13 +49,13 @@ def test_64_gb_asked_and_3_used_is_4() -> None:
     ],
 )
 def test_each_kind_of_waste_has_its_option(values: dict[str, Any], option: str, value: str) -> None:
-    assert [(advice.option, advice.value) for advice in advise(job(**values))] == [(option, value)]
+    assert [(advice.option, advice.value) for advice in advise(usage(**values))] == [(option, value)]
 
 
 @pytest.mark.parametrize("values", [{"state": "FAILED"}, {"elapsed_s": 20}, {"mem_per_node_bytes": 40 * GIB},
                                     {"mem_per_node_bytes": None}, {"mem_requested_bytes": None}])  # fmt: skip
 def test_nothing_is_advised_from_what_says_nothing(values: dict[str, Any]) -> None:
-    assert advise(job(**values)) == []
+    assert advise(usage(**values)) == []
 
 
 def test_what_a_later_attempt_built_on_is_not_lost(here: Path) -> None:
@@ -61,9 +65,9 @@ def test_what_a_later_attempt_built_on_is_not_lost(here: Path) -> None:
     (here / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "st')
     assert read_lasting_s(here) == [70.0, 50.0]
     row = job(attempts=2, elapsed_all_s=160, elapsed_s=60, lost_s=100.0, goodput=0.375, run_dir=str(here))
-    told = add_goodput(pl.DataFrame([row], schema=SCHEMA, orient="row")).to_dicts()[0]
-    assert (told["lost_s"], told["goodput_source"]) == (30.0, "checkpoints")
-    assert told["goodput"] == pytest.approx(130 / 160)
+    rows = add_goodput(pl.DataFrame([row], schema=SCHEMA, orient="row")).to_dicts()[0]
+    assert (rows["lost_s"], rows["goodput_source"]) == (30.0, "checkpoints")
+    assert rows["goodput"] == pytest.approx(130 / 160)
 
 
 def test_sums_weigh_efficiency_by_time() -> None:
@@ -71,10 +75,10 @@ def test_sums_weigh_efficiency_by_time() -> None:
     short = job(user="ana", cpu_s=8 * 60.0, elapsed_s=60)
     other = job(user="bo", cpu_s=None)
     parts = [pl.DataFrame([row], schema=SCHEMA, orient="row") for row in (long, short, other)]
-    told = {row["user"]: row for row in totals(parts, by="user").to_dicts()}
-    assert told["ana"]["cpu_efficiency"] == pytest.approx((1800 + 60) / 3660)
-    assert told["ana"]["jobs"] == 2
-    assert told["bo"]["cpu_efficiency"] is None
+    rows = {row["user"]: row for row in totals(parts, by="user").to_dicts()}
+    assert rows["ana"]["cpu_efficiency"] == pytest.approx((1800 + 60) / 3660)
+    assert rows["ana"]["jobs"] == 2
+    assert rows["bo"]["cpu_efficiency"] is None
 
 
 def rows_of(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -93,16 +97,16 @@ def test_an_attempt_that_was_put_back_is_no_job_of_its_own(state: str, days: int
     first, second = attempt("1", state, 0), attempt("1", "COMPLETED", 3600)
     final = attempt("2", "NODE_FAIL", 7200)
     parts = [rows_of(first, second, final)] if days == 1 else [rows_of(first), rows_of(second, final)]
-    (told,) = totals(parts, by="user").to_dicts()
-    assert (told["jobs"], told["failed"]) == (2, 1)
-    assert told["cpu_h"] == 24
+    (row,) = totals(parts, by="user").to_dicts()
+    assert (row["jobs"], row["failed"]) == (2, 1)
+    assert row["cpu_h"] == 24
 
 
 def test_sums_of_what_nobody_knows_are_unknown_and_not_zero() -> None:
-    (told,) = totals([rows_of(job()), rows_of(job())]).to_dicts()
-    assert (told["energy_kwh"], told["cost"]) == (None, None)
-    (told,) = totals([rows_of(job(cost=1.5)), rows_of(job())]).to_dicts()
-    assert told["cost"] == 1.5
+    (row,) = totals([rows_of(job()), rows_of(job())]).to_dicts()
+    assert (row["energy_kwh"], row["cost"]) == (None, None)
+    (row,) = totals([rows_of(job(cost=1.5)), rows_of(job())]).to_dicts()
+    assert row["cost"] == 1.5
 
 
 @pytest.fixture
@@ -119,8 +123,8 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_job_counts_on_the_local_day_of_its_end() -> None:
     """23:30 UTC is half past midnight of the next day."""
     end = calendar.timegm((2025, 1, 15, 23, 30, 0))
-    found = totals([rows_of(job(ended=end)), rows_of(job())], by="day")
-    assert sorted(found["day"]) == ["2025-01-16", "not ended"]
+    result = totals([rows_of(job(ended=end)), rows_of(job())], by="day")
+    assert sorted(result["day"]) == ["2025-01-16", "not ended"]
 
 
 @pytest.mark.usefixtures("berlin")

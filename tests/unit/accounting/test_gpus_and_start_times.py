@@ -12,11 +12,11 @@ import pytest
 
 from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.accounting.gpu_monitor import add_gpu_usage, read_gpu_usage
-from hpcjobs.accounting.start_times import estimate_starts
 from hpcjobs.job.plan import plan
 from hpcjobs.processes.programs import Result
 from hpcjobs.run import folder
 from hpcjobs.runtime.summary import MONITOR_SCHEMA, Load, MetricsLog
+from hpcjobs.scaling.right_size import estimate_starts
 from hpcjobs.site.models import NodeShape, Partition, Site, Watts
 
 GIB = float(1 << 30)
@@ -37,7 +37,7 @@ def busy(percent: float, memory: float = GIB, watts: float | None = 500.0) -> Lo
     return Load(cpu_percent=50.0, gpu_percent=percent, gpu_memory_bytes=memory, gpu_power_w=watts)
 
 
-def told(run_dir: Path, **values: Any) -> dict[str, Any]:
+def read_row(run_dir: Path, **values: Any) -> dict[str, Any]:
     usual = {"job_id": "7", "gpus": 2, "elapsed_s": 10, "attempts": 1, "energy_j": 10_000.0}
     row = dict.fromkeys(SCHEMA) | usual | {"energy_source": "modelled", "run_dir": str(run_dir)} | values
     return add_gpu_usage(pl.DataFrame([row], schema=SCHEMA, orient="row"), SITE).to_dicts()[0]
@@ -47,29 +47,29 @@ def test_the_monitor_of_every_node_comes_before_the_accounting(here: Path) -> No
     """Two nodes of two samples; mean use, peaks added up; 10 kJ modelled, of which 6 were the two GPUs'."""
     monitored(here, 0, busy(90), busy(70, 3 * GIB))
     monitored(here, 1, busy(40), busy(0, 2 * GIB))
-    row = told(here, gpu_utilization=0.1, gpu_mem_bytes=5, gpu_source="sacct")
+    row = read_row(here, gpu_utilization=0.1, gpu_mem_bytes=5, gpu_source="sacct")
     assert (row["gpu_utilization"], row["gpu_mem_bytes"], row["gpu_source"]) == (0.5, 5 * (1 << 30), "monitor")
     assert (row["energy_j"], row["energy_source"]) == (4 * 500 + 10_000 - 2 * 300 * 10, "nvml")
 
 
 def test_a_measured_energy_and_that_of_several_attempts_stay(here: Path) -> None:
     monitored(here, 0, busy(90))
-    for kept in ({"energy_source": "measured"}, {"attempts": 2}):
-        assert told(here, **kept)["energy_j"] == 10_000.0
+    for values in ({"energy_source": "measured"}, {"attempts": 2}):
+        assert read_row(here, **values)["energy_j"] == 10_000.0
 
 
 def test_gpus_that_tell_no_power_still_tell_their_use(here: Path) -> None:
     monitored(here, 0, busy(80, watts=None))
-    row = told(here)
+    row = read_row(here)
     assert (row["gpu_utilization"], row["energy_source"]) == (0.8, "modelled")
 
 
 def test_without_a_monitor_or_without_gpus_the_accounting_stays(here: Path) -> None:
-    assert told(here, gpu_utilization=0.1, gpu_source="sacct")["gpu_source"] == "sacct"
+    assert read_row(here, gpu_utilization=0.1, gpu_source="sacct")["gpu_source"] == "sacct"
     monitored(here, 0, Load(cpu_percent=90.0))
     assert read_gpu_usage(here) is None
     monitored(here, 0, busy(90))
-    assert told(here, gpus=0)["gpu_utilization"] is None
+    assert read_row(here, gpus=0)["gpu_utilization"] is None
 
 
 def test_a_task_of_an_array_has_its_own_monitor_and_half_a_line_is_left_out(here: Path) -> None:
@@ -77,21 +77,21 @@ def test_a_task_of_an_array_has_its_own_monitor_and_half_a_line_is_left_out(here
     monitored(here / "3", 0, busy(60), busy(80))
     with (here / "3" / "monitor.jsonl").open("a") as file:
         file.write('{"kind": "sample", "time_s": 3.0, "gpu_per')
-    assert told(here, job_id="7_3")["gpu_utilization"] == pytest.approx(0.7)
-    assert told(here, job_id="7_4")["gpu_utilization"] is None
+    assert read_row(here, job_id="7_3")["gpu_utilization"] == pytest.approx(0.7)
+    assert read_row(here, job_id="7_4")["gpu_utilization"] is None
 
 
 class FakeSbatch:
     """Estimates as sbatch does, on standard error: later for what asks for more."""
 
-    def __init__(self, said: str = "sbatch: Job 9 to start at {} using 4 processors on nodes n[1-2]", code: int = 0):
-        self.said, self.code = said, code
-        self.asked: list[Sequence[str]] = []
+    def __init__(self, output: str = "sbatch: Job 9 to start at {} using 4 processors on nodes n[1-2]", code: int = 0):
+        self.output, self.code = output, code
+        self.queries: list[Sequence[str]] = []
 
     def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-        self.asked.append(argv)
+        self.queries.append(argv)
         assert argv[:2] == ["sbatch", "--test-only"]
-        return Result(self.code, "", self.said.format(2_000_000_000 - 7200 * ("--mem=4G" in argv)))
+        return Result(self.code, "", self.output.format(2_000_000_000 - 7200 * ("--mem=4G" in argv)))
 
 
 @pytest.fixture
@@ -104,12 +104,12 @@ def run_dir(here: Path) -> Path:
 
 def test_advice_says_what_it_does_to_the_wait(run_dir: Path) -> None:
     sbatch = FakeSbatch()
-    found = estimate_starts(run_dir, ["--mem=4G"], runner=sbatch)
-    assert found is not None
-    assert (found.as_asked, found.as_advised) == (2_000_000_000, 2_000_000_000 - 7200)
-    assert sbatch.asked[1][2:] == ["--mem=4G", str(run_dir / "job.sh")]
-    assert "instead of" in str(found)
-    assert "either way" in str(found._replace(as_advised=found.as_asked))
+    estimate = estimate_starts(run_dir, ["--mem=4G"], runner=sbatch)
+    assert estimate is not None
+    assert (estimate.as_requested, estimate.as_advised) == (2_000_000_000, 2_000_000_000 - 7200)
+    assert sbatch.queries[1][2:] == ["--mem=4G", str(run_dir / "job.sh")]
+    assert "instead of" in str(estimate)
+    assert "either way" in str(estimate._replace(as_advised=estimate.as_requested))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,11 @@ def test_where_slurm_cannot_tell_nothing_is_said(run_dir: Path, sbatch: FakeSbat
 
 
 def test_times_in_words_are_read_and_nothing_is_asked_without_advice(run_dir: Path) -> None:
-    found = estimate_starts(run_dir, ["--mem=4G"], runner=FakeSbatch("Job 9 to start at 2033-05-18T03:33:20 using 4"))
-    assert found is not None
-    assert found.as_asked == found.as_advised
+    estimate = estimate_starts(
+        run_dir, ["--mem=4G"], runner=FakeSbatch("Job 9 to start at 2033-05-18T03:33:20 using 4")
+    )
+    assert estimate is not None
+    assert estimate.as_requested == estimate.as_advised
     sbatch = FakeSbatch()
     assert estimate_starts(run_dir, [], runner=sbatch) is None
-    assert sbatch.asked == []
+    assert sbatch.queries == []

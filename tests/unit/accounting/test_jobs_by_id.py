@@ -30,7 +30,7 @@ else:
 
 
 @pytest.fixture(autouse=True)
-def asked(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sacct_log(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cluster whose sacct shows jobs of ``ana``, who is somebody else; gives the record of what it was asked."""
     (here / "site_configs").mkdir()
     (here / "site_configs" / "mine.yaml").write_text(SITE)
@@ -47,7 +47,7 @@ def asked(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ids", "found"),
+    ("ids", "expected"),
     [
         (["102"], {"102+0", "102+1"}),
         (["102+1"], {"102+1"}),
@@ -57,8 +57,8 @@ def asked(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["7_3", "102+0"], {"7_3", "102+0"}),
     ],
 )
-def test_a_job_of_anybody_is_found_by_its_id(ids: list[str], found: set[str]) -> None:
-    assert {job["job_id"] for job in ok("report", "jobs", *ids, "--json").json} == found
+def test_a_job_of_anybody_is_found_by_its_id(ids: list[str], expected: set[str]) -> None:
+    assert {job["job_id"] for job in ok("report", "jobs", *ids, "--json").json} == expected
 
 
 def test_a_user_that_is_named_still_restricts_the_ids() -> None:
@@ -66,12 +66,12 @@ def test_a_user_that_is_named_still_restricts_the_ids() -> None:
 
 
 def test_sacct_is_asked_about_the_cluster_that_the_environment_names(
-    asked: Path, monkeypatch: pytest.MonkeyPatch
+    sacct_log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """squeue and sbatch heed SLURM_CLUSTERS; sacct does not."""
     monkeypatch.setenv("SLURM_CLUSTERS", "other")
     ok("report", "jobs", "102", "--json")
-    assert "--clusters=other" in asked.read_text()
+    assert "--clusters=other" in sacct_log.read_text()
 
 
 def test_sums_and_jobs_that_nobody_measured_are_printed_as_unknown() -> None:

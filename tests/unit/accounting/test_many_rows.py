@@ -29,11 +29,11 @@ def blocks() -> Iterator[bytes]:
 
 
 def test_a_million_rows_are_folded_block_by_block() -> None:
-    doubts, found, largest = Doubts(), [], 0
+    doubts, result, largest = Doubts(), [], 0
     for part in fold(frames(blocks(), Table(SACCT_COLUMNS, SEPARATOR), doubts), doubts):
         largest = max(largest, len(part))
-        found.append((len(part), part["elapsed_s"].sum(), part["steps"].sum(), part["cpu_s"].sum()))
-    assert [sum(column) for column in zip(*found, strict=True)] == [JOBS, JOBS * 3600, JOBS, JOBS * 14400.0]
+        result.append((len(part), part["elapsed_s"].sum(), part["steps"].sum(), part["cpu_s"].sum()))
+    assert [sum(column) for column in zip(*result, strict=True)] == [JOBS, JOBS * 3600, JOBS, JOBS * 14400.0]
     assert doubts.by_frequency() == []
     assert largest <= 20_001
 
@@ -51,5 +51,5 @@ def test_an_array_of_many_pending_tasks_is_told_in_full() -> None:
             yield block if env.get("SLURM_BITSTR_LEN") == "0" else block.replace(tasks.encode(), short)
 
     sacct = Sacct(AccountingQuery("uni", BEGUN, BEGUN + 60, None), runner=fake.run, streamer=like_slurm)
-    found = [job_id for frame in sacct.of_jobs(["4"], Doubts()) for job_id in frame["job_id"]]
-    assert found == [f"4_[{tasks}]"]
+    result = [job_id for frame in sacct.of_jobs(["4"], Doubts()) for job_id in frame["job_id"]]
+    assert result == [f"4_[{tasks}]"]

@@ -29,10 +29,10 @@ class FakeSstat:
 
     def __init__(self, out: str = "", code: int = 0) -> None:
         self.out, self.code = out, code
-        self.asked: list[Sequence[str]] = []
+        self.queries: list[Sequence[str]] = []
 
     def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-        self.asked.append(argv)
+        self.queries.append(argv)
         return Result(self.code, self.out, "")
 
 
@@ -58,7 +58,7 @@ def test_running_jobs_have_what_sstat_and_their_ended_steps_tell() -> None:
     assert job["cpu_s"] == 2400
     assert job["cpu_efficiency"] == pytest.approx(2400 / 4800)
     assert (job["mem_used_bytes"], job["max_rss_bytes"]) == (4194304 + 1024, 1048576)
-    assert "--jobs=7" in sstat.asked[0]
+    assert "--jobs=7" in sstat.queries[0]
 
 
 def test_without_sstat_the_accounting_is_told_all_the_same() -> None:
@@ -73,7 +73,7 @@ def test_sstat_is_not_asked_about_many_jobs_or_none() -> None:
     sstat = FakeSstat()
     add_running_usage(folded(row()), slurm_conf=None, runner=sstat)
     add_running_usage(folded(*(row(JobID=n, JobIDRaw=n, **LIVE) for n in range(100))), slurm_conf=None, runner=sstat)
-    assert sstat.asked == []
+    assert sstat.queries == []
 
 
 def test_an_accounting_that_measures_nothing_tells_no_efficiency() -> None:

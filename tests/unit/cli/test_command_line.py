@@ -40,7 +40,7 @@ def cluster(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     answer(
         answers,
         "squeue",
-        "printf '42\\037true\\037PENDING\\037Priority\\037main\\037\\0371\\037%s\\037N/A\\0370:00\\037x\\n' "
+        r"printf '42\037true\037PENDING\037Priority\037main\037\0371\037%s\037N/A\0370:00\0371:00:00\037x\n' "
         "$(date +%s)",
     )
     answer(answers, "sacct", ":")
@@ -63,9 +63,9 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_a_submission_tells_id_folder_and_the_next_command(cluster: Path, here: Path) -> None:
-    said = ok("submit", "-N", "2", "true").out.splitlines()
+    printed_lines = ok("submit", "-N", "2", "true").out.splitlines()
     (run_dir,) = (here / "runs").glob("true-*")
-    assert said == ["job 42  true on site mine", f"run folder {run_dir}", "next: hpcjobs logs -f 42"]
+    assert printed_lines == ["job 42  true on site mine", f"run folder {run_dir}", "next: hpcjobs logs -f 42"]
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
     manifest = json.loads((run_dir / "manifest.json").read_text())
     assert manifest["command_line"].endswith("submit -N 2 true")
@@ -94,7 +94,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, 
         text = text.partition("\n\n# shellcheck disable=all\n#==> ")[0]
         return [line.replace(name, "RUN") for line in text.splitlines() if not line.startswith(own)]
 
-    planned = next(word for word in dry.err.split() if "/runs/same-" in word)
+    planned = next(part for part in dry.err.split() if "/runs/same-" in part)
     assert general(dry.out, planned) == general((run_dir / "job.sh").read_text(), str(run_dir))
     assert (cluster / "sbatch.asked").read_text().split() == ["--parsable", f"{run_dir}/job.sh"]
 
@@ -152,8 +152,8 @@ def test_env_passes_a_variable_on_or_sets_it(cluster: Path, monkeypatch: pytest.
 
 def test_explain_tells_where_each_value_was_read(cluster: Path, here: Path) -> None:
     (here / "job.yaml").write_text("program: ['true']\nresources: {nodes: 2}\n")
-    told = ok("submit", "--explain", "--json", "--spec", "job.yaml", "-t", "2h").json
-    sources = {row["name"]: (row["value"], row["source"]) for row in told}
+    document = ok("submit", "--explain", "--json", "--spec", "job.yaml", "-t", "2h").json
+    sources = {row["name"]: (row["value"], row["source"]) for row in document}
     assert sources["nodes"] == ("2", "job.yaml")
     assert sources["time"] == ("02:00:00", "flag")
     assert not (here / "runs").exists()
@@ -174,8 +174,8 @@ def test_explain_tells_where_each_value_was_read(cluster: Path, here: Path) -> N
 )
 def test_json_is_one_object_with_its_documented_keys(cluster: Path, words: list[str], keys: set[str]) -> None:
     ok("submit", "true")
-    told = ok(*words).json
-    assert keys <= set(told)
+    document = ok(*words).json
+    assert keys <= set(document)
 
 
 @pytest.mark.parametrize(
@@ -190,18 +190,18 @@ def test_json_of_many_is_one_list(cluster: Path, words: list[str], keys: set[str
     ok("submit", "true")
     if words[0] == "wait":
         ended(cluster, 0)
-    told = ok(*words).json
-    assert told
-    assert all(keys == set(row) or keys <= set(row) for row in told)
+    document = ok(*words).json
+    assert document
+    assert all(keys == set(row) or keys <= set(row) for row in document)
 
 
 def test_ps_tells_reason_and_folder_in_one_table(cluster: Path, here: Path) -> None:
     ok("submit", "true")
     (cluster / "squeue.asked").unlink(missing_ok=True)
-    said = ok("ps").out
-    assert said.count("JOB ") == 1
-    assert said.count("Priority") == 1
-    assert "PENDING" in said
+    output = ok("ps").out
+    assert output.count("JOB ") == 1
+    assert output.count("Priority") == 1
+    assert "PENDING" in output
     assert len((cluster / "squeue.asked").read_text().splitlines()) == 1
 
 
@@ -246,7 +246,7 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["submit", "--nodse", "2", "true"], 2, "--nodes"),
         (["submit", "-N", "two", "true"], 5, "two"),
@@ -266,11 +266,11 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
     ],
 )
 def test_a_mistake_ends_with_its_code_and_one_message(
-    cluster: Path, here: Path, words: list[str], code: int, said: str
+    cluster: Path, here: Path, words: list[str], code: int, message: str
 ) -> None:
     answered = within(*words)
     assert answered.code == code, answered
-    assert said in answered.err
+    assert message in answered.err
     assert "Traceback" not in answered.err
     assert answered.out == ""
     assert not (here / "runs").exists()
@@ -336,9 +336,9 @@ def test_logs_choose_a_rank_and_say_when_there_is_nothing_yet(cluster: Path, her
 def test_show_prints_a_broken_site_beside_the_others(here: Path) -> None:
     (here / "site_configs").mkdir()
     (here / "site_configs" / "bad.yaml").write_text("partition: {}\n")
-    said = ok("sites").out
-    assert "broken: " in said
-    assert "tu-hpc" in said
+    output = ok("sites").out
+    assert "broken: " in output
+    assert "tu-hpc" in output
 
 
 def test_the_settings_a_site_shows_are_a_site_file_again(here: Path) -> None:
@@ -353,9 +353,9 @@ def test_the_settings_a_site_shows_are_a_site_file_again(here: Path) -> None:
 
 
 def test_help_and_version_of_every_verb_are_printed() -> None:
-    said = ok("--help").out
+    output = ok("--help").out
     for verb in ("submit", "ps", "show", "logs", "wait", "cancel", "sites", "sandbox"):
-        assert verb in said
+        assert verb in output
         assert "Usage" in ok(verb, "--help").out
     assert ok("--version").out.startswith("hpcjobs ")
 
@@ -395,7 +395,7 @@ def test_help_alone_and_the_version_have_short_forms() -> None:
 
 
 def test_a_word_after_the_program_is_the_programs_also_where_it_looks_like_help() -> None:
-    assert "-h" in ok("submit", "--site", "local", "--dry-run", "python", "-h").out
+    assert "-h" in ok("submit", "--site", "local", "--dry-run", "sh", "-h").out
 
 
 def test_jobs_are_listed_by_state_name_age_and_number() -> None:
@@ -449,3 +449,10 @@ def test_all_jobs_or_those_in_a_state_are_cancelled_at_once() -> None:
     ok("ps")
     assert within("wait", running).code != 0
     assert ok("cancel", "--all").out == "nothing to cancel\n"
+
+
+def test_python_m_takes_no_module_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("typer", "array", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')\n")
+    done = subprocess.run([sys.executable, "-m", "hpcjobs", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -113,7 +113,7 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("-o", "time=2h", "-t", "1h"), 5, "time has been given by its own flag too"),
         (("-o", "chdir="), 5, "say --chdir"),
@@ -123,11 +123,11 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
     ],
 )
 def test_an_option_said_twice_or_in_the_wrong_place_is_refused(
-    cluster: Path, words: tuple[str, ...], code: int, said: str
+    cluster: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     ok("submit", "true")
     answer = within(*SUBMIT, *words, "true")
-    assert (answer.code, said in answer.err) == (code, True), answer
+    assert (answer.code, message in answer.err) == (code, True), answer
 
 
 def test_show_of_an_empty_name_is_an_error(cluster: Path) -> None:
@@ -173,11 +173,11 @@ VERBS = (("ps",), ("sites",), ("submit", "--dry-run", "true"), ("submit", "true"
 
 
 def test_a_deleted_working_folder_is_explained(cluster: Path, here: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
+    missing = tmp_path / "gone"
+    missing.mkdir()
     ok("submit", "true")
-    os.chdir(gone)
-    gone.rmdir()
+    os.chdir(missing)
+    missing.rmdir()
     try:
         for words in (*VERBS, ("cancel", "42"), ("--help",), ("--version",)):
             answer = within(*words)

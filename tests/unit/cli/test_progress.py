@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import pytest
 from commandline import hpcjobs, ok, start
 from waiting import eventually
 
+from hpcjobs.cli.progress import ProgressBars
+from hpcjobs.cli.wait import _Changes
+from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import Sample, Step, newest_samples, newest_step
 from hpcjobs.runtime.summary import METRICS_SCHEMA, MONITOR_SCHEMA, Load, MetricsLog
+from hpcjobs.scheduler.base import JobRecord, State
 
 LOAD = Load(cpu_percent=97.6, rss_bytes=1.5 * 2**30, gpu_percent=91.0, gpu_power_w=68.2)
 
@@ -33,7 +38,7 @@ def write_files(folder: Path) -> None:
 
 
 def test_a_sample_has_the_values_that_the_monitor_writes() -> None:
-    assert set(Sample.__struct_fields__) == {"time_s", *(field.name for field in fields(Load))}
+    assert set(Sample.__struct_fields__) >= {"time_s", *(field.name for field in fields(Load))}
 
 
 def test_the_newest_step_and_sample_of_each_node_are_read_from_files_that_grow(tmp_path: Path) -> None:
@@ -86,3 +91,15 @@ def test_samples_are_of_nodes_and_not_of_a_rank(here: Path) -> None:
     answer = hpcjobs("logs", "--monitor", "--rank", "1")
     assert answer.code == 5
     assert "--monitor is about nodes" in answer.err
+
+
+def test_wait_shows_how_far_the_data_is_copied_before_there_are_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hpcjobs.cli.wait.PROGRESS_S", 0.0)
+    print_changes = _Changes([Entry("7", "train", "mine", "slurm", str(tmp_path), 0.0)], ProgressBars())
+    (tmp_path / "staging.json").write_text(
+        '{"nodes": 2, "ready": 1, "host": "n2", "files": 4000, "files_total": 10000, "size_bytes": 0, "total_bytes": 1}'
+    )
+    print_changes([JobRecord("7", State.RUNNING, "job")])
+    assert "job 7 data: copied to the nodes' disks: 1 of 2 ready; n2: 4,000 of" in capsys.readouterr().err

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
+import json
+import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
+from pathlib import Path
 
 import pytest
-from commandline import ok, start, within
+from commandline import ok, start, within, within_streams
+from terminal import on_terminal, screen
 
 from hpcjobs.cli.ps_table import make_lines, print_lines
 from hpcjobs.run.listing import Row
@@ -38,52 +35,48 @@ def test_an_array_is_one_line_with_the_number_of_tasks_in_each_state() -> None:
     array, single = make_lines(rows(), tasks=False)
     assert array.cells[0] == "42"
     assert array.cells[3:5] == ("1 COMPLETED, 1 FAILED, 3 PENDING", "5 tasks")
-    assert array.cells[7:9] == ("3", "QOSMaxJobsPerUserLimit")
+    assert array.cells[8:10] == ("3", "QOSMaxJobsPerUserLimit")
     assert array.state is State.FAILED
     assert single.cells[:4] == ("43", "a-long-name-of-a-job", "mine", "RUNNING")
     assert [line.cells[0] for line in make_lines(rows(), tasks=True)] == ["42_0", "42_1", "42_[2-4]", "43"]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_every_width_shows_each_job_in_one_line_with_its_state(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_running_job_that_writes_metrics_shows_its_step_and_the_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    print_lines(make_lines(rows(), tasks=True), folders=False)
-    out = capsys.readouterr().out
-    lines = out.splitlines()
+    lines = [
+        {"kind": "run", "total_steps": 1000},
+        {"kind": "step", "step": 110, "time_s": 10.0},
+        {"kind": "step", "step": 120, "time_s": 12.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_dir = str(tmp_path)
+    states = {"7": State.RUNNING, "8": State.PENDING}
+    known = [Row(JobRecord(job, state, source="squeue"), "train", "mine", run_dir) for job, state in states.items()]
+    print_lines(make_lines(known, tasks=False)[:1], folders=False)
+    assert "120/1000, 3m40s left" in capsys.readouterr().out
+    print_lines(make_lines(known[1:], tasks=False), folders=False)
+    assert "PROGRESS" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_every_width_shows_each_job_in_one_line_with_its_state(width: int) -> None:
+    with screen(width) as seen:
+        print_lines(make_lines(rows(), tasks=True), folders=False)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.text).splitlines()
     assert len(lines) == 6
     assert max(map(len, lines)) <= width
     for job, state in (("42_[2-4]", "PENDING"), ("42_1", "FAILED"), ("43", "RUNNING")):
         assert any(line.startswith(job) and state in line for line in lines)
-    assert "\x1b" not in out
-
-
-def seen_on_terminal(**env: str) -> str:
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    words = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    words |= {"TERM": "xterm-256color", **env}
-    with subprocess.Popen([sys.executable, "-m", "hpcjobs", "ps"], stdout=slave, stdin=slave, env=words):
-        os.close(slave)
-        seen = b""
-        while True:
-            try:
-                data = os.read(master, 4096)
-            except OSError:  # the other side is closed
-                break
-            seen += data
-            if not data:
-                break
-    os.close(master)
-    return seen.decode()
 
 
 def test_states_have_colours_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     ok("submit", "--site", "local", "--wait", "true")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[32mCOMPLETED" in seen_on_terminal()
-    plain = seen_on_terminal(NO_COLOR="1")
+    assert "\x1b[32mCOMPLETED" in on_terminal("ps", columns=60).out
+    with screen(60) as plain_screen:
+        monkeypatch.setenv("NO_COLOR", "1")
+        within_streams("ps")
+    plain = plain_screen.text
     assert "COMPLETED" in plain
     assert "\x1b[3" not in plain
     assert "\x1b" not in ok("ps").out + ok("ps", "--json").out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, SbatchOption
+from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, VALUE_OF_BARE, SbatchOption
 from hpcjobs.site.models import Resources
 
 VALUES = {
@@ -49,11 +49,37 @@ def test_every_option_that_a_job_can_have_is_declared_once() -> None:
 def test_an_option_typed_as_for_sbatch_reaches_sbatch(site: str, option: SbatchOption) -> None:
     value = VALUES.get(option.field, "3" if option.kind is int or option.field in PER_NODE else "a")
     words = [option.short or option.flag] + ([] if option.kind is SWITCH else [value])
+    words = [f"{option.flag}={value}"] if option.flag in VALUE_OF_BARE else words
     words += ["--gpus", "1"] if option.field in ("cpus_per_gpu", "ntasks_per_gpu") else []
     script = ok("submit", "--site", site, *words, "--dry-run", "true").out
     line = option.flag if option.kind is SWITCH else f"{option.flag}={value}"
     line = PER_NODE.get(option.field, line)
     assert f"#SBATCH {line}\n" in script
+
+
+@pytest.mark.parametrize("verb", ["submit", "where", "alloc", "sweep --set a=1", "scale", "rerun", "jupyter"])
+def test_exclusive_has_a_value_or_none_on_every_verb(verb: str) -> None:
+    """``--exclusive PROGRAM``: the program is no value of it."""
+    name, *words = verb.split()
+    for option in ("--exclusive", "--exclusive=user"):
+        assert "Option '--exclusive'" not in within(name, *words, option, "--site", "none", "true").err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--exclusive true", "--exclusive"),
+        ("--exclusive=user true", "--exclusive=user"),
+        ("-N 2 --exclusive true --exclusive=mcs", "--exclusive"),
+        ("-JN --exclusive=topo -c 2 true", "--exclusive=topo"),
+        ("--comment --exclusive true", None),
+        ("true --exclusive", None),
+    ],
+)
+def test_exclusive_stands_as_sbatch_has_it(site: str, words: str, line: str | None) -> None:
+    script = ok("submit", "--site", site, "--dry-run", *words.split()).out
+    sent = [text.removeprefix("#SBATCH ") for text in script.splitlines() if text.startswith("#SBATCH --exclusive")]
+    assert sent == ([] if line is None else [line])
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from site_folders import user_folder
 
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Site
 
@@ -20,13 +21,13 @@ NO_GPU = {"gcp": "n1-standard-8", "nebius": "cpu-d3/16vcpu-64gb"}
 
 def tree(provider: str) -> dict[str, Any]:
     """The shipped site of ``provider``, with project, key and network said."""
-    text = (shipped("site_configs") / f"{SHIPPED[provider]}.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    cloud = found["cloud"]
+    text = (data_folder("site_configs") / f"{SHIPPED[provider]}.yaml").read_text(encoding="utf-8")
+    result: dict[str, Any] = yaml.safe_load(text)
+    cloud = result["cloud"]
     cloud["project"] = PROJECT[provider]
     cloud["ssh"] = {"keys": [KEY]}
     cloud.setdefault("network", {})["ssh_from"] = ["203.0.113.0/24"]
-    return found
+    return result
 
 
 def sized(provider: str, *, nodes: int, gpus: bool = True, capacity: str = "ordinary") -> dict[str, Any]:
@@ -47,9 +48,9 @@ def sized(provider: str, *, nodes: int, gpus: bool = True, capacity: str = "ordi
     return site
 
 
-def saved(site: dict[str, Any], name: str = "rented", folder: Path = Path("site_configs")) -> Site:
-    """``site`` written to a file of ``folder`` and loaded from there."""
-    path = folder / f"{name}.yaml"
-    path.parent.mkdir(exist_ok=True)
+def saved(site: dict[str, Any], name: str = "rented", folder: Path | None = None) -> Site:
+    """``site`` written to a file of ``folder``, by default the user's, and loaded from there."""
+    path = (user_folder() if folder is None else folder) / f"{name}.yaml"
+    path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(yaml.safe_dump(site, sort_keys=False), encoding="utf-8")
     return load_site(str(path))

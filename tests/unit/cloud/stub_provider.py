@@ -24,17 +24,17 @@ NESTINGS = {"single": 1, "list": 2, "set": 3, "map": 4}
 Json = dict[str, Any]
 
 
-def _attribute(name: str, told: Json) -> Any:
-    flags = {flag: told.get(flag, False) for flag in ("required", "optional", "computed", "sensitive")}
-    if "nested_type" not in told:
-        return wire.Schema.Attribute(name=name, type=json.dumps(told["type"]).encode(), **flags)
-    inside = told["nested_type"]
+def _attribute(name: str, schema: Json) -> Any:
+    flags = {flag: schema.get(flag, False) for flag in ("required", "optional", "computed", "sensitive")}
+    if "nested_type" not in schema:
+        return wire.Schema.Attribute(name=name, type=json.dumps(schema["type"]).encode(), **flags)
+    inside = schema["nested_type"]
     fields = [_attribute(key, item) for key, item in inside["attributes"].items()]
     nested = wire.Schema.Object(attributes=fields, nesting=NESTINGS[inside["nesting"]])
     return wire.Schema.Attribute(name=name, nested_type=nested, **flags)
 
 
-def _block(told: Json) -> Any:
+def _block(schema: Json) -> Any:
     inner = [
         wire.Schema.NestedBlock(
             type_name=name,
@@ -43,38 +43,38 @@ def _block(told: Json) -> Any:
             min_items=item.get("min_items", 0),
             max_items=item.get("max_items", 0),
         )
-        for name, item in told.get("block_types", {}).items()
+        for name, item in schema.get("block_types", {}).items()
     ]
-    return wire.Schema.Block(attributes=[_attribute(k, a) for k, a in told["attributes"].items()], block_types=inner)
+    return wire.Schema.Block(attributes=[_attribute(k, a) for k, a in schema["attributes"].items()], block_types=inner)
 
 
-def _schema(told: Json) -> Any:
-    return wire.Schema(version=0, block=_block(told))
+def _schema(schema: Json) -> Any:
+    return wire.Schema(version=0, block=_block(schema))
 
 
-def _settled(value: Any, told: Json, *, applied: bool) -> Any:
+def _resolve(value: Any, schema: Json, *, applied: bool) -> Any:
     """``value`` with what nobody said in it: unknown in a plan, made up when ``applied``."""
     if not isinstance(value, dict):
         return value
-    for name, attribute in told["attributes"].items():
+    for name, attribute in schema["attributes"].items():
         given = value.get(name)
         if given is None or isinstance(given, msgpack.ExtType):
             if attribute.get("computed"):
                 value[name] = _made_up(name, attribute) if applied else UNKNOWN
         elif "nested_type" in attribute:
             value[name] = _each(given, attribute["nested_type"], attribute["nested_type"]["nesting"], applied)
-    for name, block in told.get("block_types", {}).items():
+    for name, block in schema.get("block_types", {}).items():
         if value.get(name) is not None:
             value[name] = _each(value[name], block["block"], block["nesting_mode"], applied)
     return value
 
 
-def _each(value: Any, told: Json, nesting: str, applied: bool) -> Any:
+def _each(value: Any, schema: Json, nesting: str, applied: bool) -> Any:
     if nesting == "single":
-        return _settled(value, told, applied=applied)
+        return _resolve(value, schema, applied=applied)
     if nesting == "map":
-        return {key: _settled(item, told, applied=applied) for key, item in value.items()}
-    return [_settled(item, told, applied=applied) for item in value]
+        return {key: _resolve(item, schema, applied=applied) for key, item in value.items()}
+    return [_resolve(item, schema, applied=applied) for item in value]
 
 
 def _made_up(name: str, attribute: Json) -> Any:
@@ -111,8 +111,8 @@ class Stub(service.ProviderServicer):  # type: ignore[misc]
         self._schema = schema
 
     def GetProviderSchema(self, request: Any, context: Any) -> Any:
-        resources = {name: _schema(told) for name, told in self._schema["resource_schemas"].items()}
-        sources = {name: _schema(told) for name, told in self._schema["data_source_schemas"].items()}
+        resources = {name: _schema(schema) for name, schema in self._schema["resource_schemas"].items()}
+        sources = {name: _schema(schema) for name, schema in self._schema["data_source_schemas"].items()}
         return wire.GetProviderSchema.Response(
             provider=_schema(self._schema["provider"]), resource_schemas=resources, data_source_schemas=sources
         )
@@ -142,18 +142,18 @@ class Stub(service.ProviderServicer):  # type: ignore[misc]
         return wire.ReadResource.Response(new_state=request.current_state)
 
     def PlanResourceChange(self, request: Any, context: Any) -> Any:
-        told = self._schema["resource_schemas"][request.type_name]
-        planned = _settled(_read(request.proposed_new_state), told, applied=False)
+        schema = self._schema["resource_schemas"][request.type_name]
+        planned = _resolve(_read(request.proposed_new_state), schema, applied=False)
         return wire.PlanResourceChange.Response(planned_state=_sent(planned))
 
     def ApplyResourceChange(self, request: Any, context: Any) -> Any:
-        told = self._schema["resource_schemas"][request.type_name]
-        built = _settled(_read(request.planned_state), told, applied=True)
+        schema = self._schema["resource_schemas"][request.type_name]
+        built = _resolve(_read(request.planned_state), schema, applied=True)
         return wire.ApplyResourceChange.Response(new_state=_sent(built))
 
     def ReadDataSource(self, request: Any, context: Any) -> Any:
-        told = self._schema["data_source_schemas"][request.type_name]
-        return wire.ReadDataSource.Response(state=_sent(_settled(_read(request.config), told, applied=True)))
+        schema = self._schema["data_source_schemas"][request.type_name]
+        return wire.ReadDataSource.Response(state=_sent(_resolve(_read(request.config), schema, applied=True)))
 
 
 @contextmanager

@@ -17,15 +17,15 @@ def report(site: dict[str, Any], **changed: str) -> Report:
     return check(cluster, render(cluster) | changed)
 
 
-def texts(found: Report, level: str) -> dict[str, str]:
-    return {f.about: f.text for f in found.findings if f.level == level}
+def texts(result: Report, level: str) -> dict[str, str]:
+    return {f.about: f.text for f in result.findings if f.level == level}
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_complete_site_has_no_errors_and_no_warnings(provider: str) -> None:
-    found = report(sized(provider, nodes=2))
-    assert [f for f in found.findings if f.level != "note"] == []
-    assert not found.failed
+    result = report(sized(provider, nodes=2))
+    assert [f for f in result.findings if f.level != "note"] == []
+    assert not result.failed
 
 
 def test_the_estimate_is_of_the_sites_own_prices() -> None:
@@ -45,17 +45,17 @@ def test_a_budget_that_does_not_reach_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "said"),
+    ("quota", "settings"),
     [
         ({"cpus": 19}, "20 CPUs are needed, the site's quota says 19"),
         ({"gpus": 1}, "2 GPUs are needed, the site's quota says 1"),
         ({"disk": "499G"}, "500 GiB of disks are needed, the site's quota says 499"),
     ],
 )
-def test_more_than_the_quota_is_an_error(quota: dict[str, Any], said: str) -> None:
+def test_more_than_the_quota_is_an_error(quota: dict[str, Any], settings: str) -> None:
     site = tree("gcp")
     site["cloud"]["quota"] = quota
-    assert texts(report(site), "error")["quota"] == said
+    assert texts(report(site), "error")["quota"] == settings
 
 
 def test_what_is_risky_is_said() -> None:
@@ -77,9 +77,11 @@ def test_what_is_unsaid_is_said() -> None:
     ["-----BEGIN OPENSSH PRIVATE KEY-----", '"private_key": "x"', "AKIA" + "A" * 16, "hf_" + "a" * 34],
 )
 def test_a_secret_in_a_file_is_an_error_that_does_not_repeat_it(secret: str) -> None:
-    found = report(tree("gcp"), **{"extra.tfvars": f"# mine\nx = {secret}\n"})
-    assert texts(found, "error") == {"secrets": "extra.tfvars:2 looks like a key or token; it would stand in the state"}
-    assert secret not in str(found)
+    result = report(tree("gcp"), **{"extra.tfvars": f"# mine\nx = {secret}\n"})
+    assert texts(result, "error") == {
+        "secrets": "extra.tfvars:2 looks like a key or token; it would stand in the state"
+    }
+    assert secret not in str(result)
 
 
 def test_a_public_key_is_no_secret() -> None:

@@ -24,10 +24,10 @@ from hpcjobs import __version__, plan
 from hpcjobs.cloud.cluster import settle
 from hpcjobs.cloud.machines import MACHINES
 from hpcjobs.cloud.render import KINDS, Kind, render, wheel_of, write
-from hpcjobs.cloud.wheel import build_wheel
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
 from hpcjobs.site.library import load_site
+from hpcjobs.wheel import build_wheel
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "cloud"
 FOLDERS: list[tuple[str, Kind]] = [
@@ -58,7 +58,7 @@ def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
 def test_the_module_is_the_same_for_every_site(provider: str) -> None:
     """A site's values stand in terraform.tfvars alone."""
     small, large = (render(settle(saved(sized(provider, nodes=n, gpus=n > 1)))) for n in (1, 16))
-    folders = (shipped("templates") / "cloud" / name for name in ("common", provider))
+    folders = (data_folder("templates") / "cloud" / name for name in ("common", provider))
     module = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.tf")}
     assert module == {n: t for n, t in small.items() if n.endswith(".tf")}
     assert module == {n: t for n, t in large.items() if n.endswith(".tf")}
@@ -131,7 +131,7 @@ def test_every_port_that_a_job_script_chooses_is_open_inside_the_cluster(first_i
     """MASTER_PORT of `job.sh`, by the function that it calls, and what else listens between nodes."""
     site = saved(sized("gcp", nodes=2))
     assert "MASTER_PORT=$(free_port)" in plan(["python", "train.py"], site=site, nodes=2).script
-    functions = (shipped("templates") / "shell" / "common.bash").read_text(encoding="utf-8")
+    functions = (data_folder("templates") / "shell" / "common.bash").read_text(encoding="utf-8")
     # bash's own UID cannot be set
     shell = functions.replace("UID", "user") + "for user in 0 1000 65535; do free_port; done"
     env = {"PATH": os.environ["PATH"], "HPCJOBS_SCHEDULER": "slurm", "HPCJOBS_JOB_ID": str(first_id)}

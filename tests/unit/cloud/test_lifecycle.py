@@ -20,10 +20,10 @@ from hpcjobs.cloud.cluster import settle
 from hpcjobs.cloud.head import Head
 from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login, variables
 from hpcjobs.cloud.schema import provider_schema
-from hpcjobs.cloud.wheel import Wheel
 from hpcjobs.errors import RequestError
 from hpcjobs.processes.programs import Result
 from hpcjobs.site.library import load_site
+from hpcjobs.wheel import Wheel
 
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
 
@@ -70,21 +70,21 @@ def test_a_cluster_is_built_remembered_and_taken_down(person: Person, here: Path
     assert not (folder / "terraform.tfstate").exists()
     person.has("scp", 'echo "$@" >copied')
     person.has("ssh", 'echo "$@" >>connected')
-    told = person.types("up", "--site", "rented", "--yes", "--nodes", "2", "--run", "submit --wait 'a b' ddp")
-    assert "Apply complete!" in told
+    answer = person.types("up", "--site", "rented", "--yes", "--nodes", "2", "--run", "submit --wait 'a b' ddp")
+    assert "Apply complete!" in answer
     connections = Path("connected").read_text(encoding="utf-8").splitlines()
     assert connections[-1].endswith(r"hpcjobs submit --wait 'a b' ddp")
     assert f'UserKnownHostsFile="{folder}/known_hosts"' in connections[0]
     assert f"{folder}/hpcjobs-" in Path("copied").read_text(encoding="utf-8")
-    assert "2 nodes: rented-1, rented-2" in told
+    assert "2 nodes: rented-1, rented-2" in answer
     assert "2 nodes: " in person.types("up", "--site", "rented", "--yes"), "a change of the site takes no node away"
     login = load_site("rented").login
     assert login is not None
-    assert f"first job: ssh {login} hpcjobs submit --site rented --wait" in told
+    assert f"first job: ssh {login} hpcjobs submit --site rented --wait" in answer
     assert stat.S_IMODE((folder / "terraform.tfstate").stat().st_mode) == 0o600
     person.has("ssh", 'echo "$@" >asked; echo 7_RUNNING_you_ddp')
-    told = person.types("down", "--site", "rented", "--yes", code=5)
-    assert "1 jobs are in the queue: 7_RUNNING_you_ddp" in told
+    answer = person.types("down", "--site", "rented", "--yes", code=5)
+    assert "1 jobs are in the queue: 7_RUNNING_you_ddp" in answer
     assert login in Path("asked").read_text(encoding="utf-8")
     person.has("ssh", "echo unreachable >&2; exit 255")
     assert "--force takes the cluster down all the same" in person.types("down", "--site", "rented", "-y", code=5)
@@ -95,9 +95,9 @@ def test_a_cluster_is_built_remembered_and_taken_down(person: Person, here: Path
 
 @needs_terraform
 def test_nothing_is_built_by_somebody_who_says_no(person: Person) -> None:
-    told = person.types("up", "--site", "rented", "--dir", "mine", answer="no\n", code=3)
-    assert "Apply cancelled" in told
-    assert "terraform apply ended with 1" in told
+    answer = person.types("up", "--site", "rented", "--dir", "mine", answer="no\n", code=3)
+    assert "Apply cancelled" in answer
+    assert "terraform apply ended with 1" in answer
     assert not Path("mine/terraform.tfstate").exists()
     assert load_site("rented").login == "login.gcp-t4.example"
 
@@ -108,17 +108,17 @@ def test_what_is_not_built_is_not_taken_down(person: Person) -> None:
 
 
 def test_without_terraform_the_message_says_where_it_is_had(person: Person) -> None:
-    told = person.types("plan", "--site", "rented", path="/nowhere", code=9)
-    assert "neither terraform nor tofu is on PATH" in told
+    answer = person.types("plan", "--site", "rented", path="/nowhere", code=9)
+    assert "neither terraform nor tofu is on PATH" in answer
 
 
 def test_what_the_check_calls_an_error_is_not_built(person: Person) -> None:
     site = sized("gcp", nodes=2)
     site["cloud"]["quota"] = {"gpus": 1}
     saved(site)
-    told = person.types("up", "--site", "rented", "--yes", code=4)
-    assert "cannot be built as it is:\n  quota: 2 GPUs are needed" in told
-    assert person.types("check", "--site", "rented", code=4).lstrip().startswith("ABOUT")
+    answer = person.types("up", "--site", "rented", "--yes", code=4)
+    assert "cannot be built as it is:\n  quota: 2 GPUs are needed" in answer
+    assert person.types("check", "--site", "rented", code=4).startswith("LEVEL")
 
 
 @needs_terraform
@@ -133,8 +133,8 @@ def test_at_first_the_fewest_nodes_are_rented_unless_a_number_is_given(person: P
 
 
 def test_a_folder_is_rendered_where_it_was_asked_for(person: Person) -> None:
-    told = person.types("render", "--site", "rented", "--out", "there")
-    assert set(told.split()) == {str(path) for path in Path("there").iterdir()}
+    answer = person.types("render", "--site", "rented", "--out", "there")
+    assert set(answer.split()) == {str(path) for path in Path("there").iterdir()}
     assert "did you mean" in person.types("render", "--site", "rentd", code=4)
 
 
@@ -142,8 +142,8 @@ def test_a_folder_that_somebody_changed_is_checked_as_it_is(person: Person) -> N
     person.types("render", "--site", "rented", "--out", "there")
     path = Path("there/machines.tf")
     path.write_text(path.read_text(encoding="utf-8").replace("enable_vtpm", "enable_tpm"), encoding="utf-8")
-    told = person.types("check", "--site", "rented", "--dir", "there", code=4)
-    assert "enable_tpm: no such argument; did you mean 'enable_vtpm'?" in told
+    answer = person.types("check", "--site", "rented", "--dir", "there", code=4)
+    assert "enable_tpm: no such argument; did you mean 'enable_vtpm'?" in answer
     report = json.loads(person.types("check", "--site", "rented", "--json"))
     assert report["checked_against"] == "hashicorp/google 8.7.0"
 

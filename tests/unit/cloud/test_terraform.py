@@ -84,8 +84,8 @@ def test_hostile_labels_and_keys_stay_text(provider: str, tmp_path: Path, stubs:
     site = sized(provider, nodes=1)
     site["cloud"]["reservation"] = '${file("/etc/passwd")} %{ if true } "quoted" \\ é'
     planned = prepared(site, tmp_path / "out", stubs).planned()
-    kept = "values" if provider == "gcp" else "reservation_ids"
-    assert f'"{kept}": [{json.dumps(site["cloud"]["reservation"])}]' in json.dumps(planned)
+    list_name = "values" if provider == "gcp" else "reservation_ids"
+    assert f'"{list_name}": [{json.dumps(site["cloud"]["reservation"])}]' in json.dumps(planned)
 
 
 @pytest.mark.parametrize(("nodes", "gpus", "capacity"), SIZES)
@@ -160,10 +160,10 @@ def test_nebius_plans_what_the_site_says(
 def test_applied_it_tells_how_to_log_in_and_to_submit(provider: str, tmp_path: Path, stubs: Mapping[str, str]) -> None:
     terraform = prepared(sized(provider, nodes=2), tmp_path / "out", stubs)
     terraform.run("apply", "-input=false", "-auto-approve", "-var", "nodes=2")
-    told = {name: output["value"] for name, output in json.loads(terraform.run("output", "-json")).items()}
-    assert told["ssh"] == f"ssh hpc@{told['head_address']}"
-    assert told["submit"].startswith(f"{told['ssh']} hpcjobs submit --site rented --wait -N 1 ")
-    assert set(told["nodes"]) == {"rented-1", "rented-2"}
+    document = {name: output["value"] for name, output in json.loads(terraform.run("output", "-json")).items()}
+    assert document["ssh"] == f"ssh hpc@{document['head_address']}"
+    assert document["submit"].startswith(f"{document['ssh']} hpcjobs submit --site rented --wait -N 1 ")
+    assert set(document["nodes"]) == {"rented-1", "rented-2"}
     state = (tmp_path / "out" / "terraform.tfstate").read_text(encoding="utf-8")
     assert "PRIVATE KEY" not in state
     terraform.run("destroy", "-input=false", "-auto-approve")
@@ -217,7 +217,7 @@ def two_t4(tmp_path_factory: pytest.TempPathFactory, stubs: Mapping[str, str]) -
 
 
 @pytest.mark.parametrize(
-    ("variable", "said"),
+    ("variable", "message"),
     [
         ("nodes=17", "nodes is 17: the site allows 1 to 2"),
         ("nodes=1.5", "whole number of nodes"),
@@ -230,9 +230,9 @@ def two_t4(tmp_path_factory: pytest.TempPathFactory, stubs: Mapping[str, str]) -
         ("shared_kind=floppy", "Either nfs or filestore"),
     ],
 )
-def test_a_wrong_variable_is_refused_before_anything_is_built(variable: str, said: str, two_t4: Terraform) -> None:
-    told = two_t4.run("plan", "-input=false", "-no-color", "-var", variable, code=1)
-    assert said in " ".join(told.replace("│", " ").split())
+def test_a_wrong_variable_is_refused_before_anything_is_built(variable: str, message: str, two_t4: Terraform) -> None:
+    answer = two_t4.run("plan", "-input=false", "-no-color", "-var", variable, code=1)
+    assert message in " ".join(answer.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -242,7 +242,7 @@ def test_what_is_shipped_names_only_what_the_provider_knows(provider: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("provider", "old", "new", "said"),
+    ("provider", "old", "new", "message"),
     [
         ("gcp", "machine_type  ", "machine_tipe  ", "machine_tipe: no such argument; did you mean 'machine_type'?"),
         ("gcp", "enable_vtpm", "vtpm", "shielded_instance_config.vtpm: no such argument"),
@@ -253,8 +253,8 @@ def test_what_is_shipped_names_only_what_the_provider_knows(provider: str) -> No
         ("nebius", "destination_ports", "ports", "ingress.ports: no such argument"),
     ],
 )
-def test_a_word_that_the_provider_does_not_know_is_found(provider: str, old: str, new: str, said: str) -> None:
+def test_a_word_that_the_provider_does_not_know_is_found(provider: str, old: str, new: str, message: str) -> None:
     """Also inside objects, where Terraform drops it in silence; not inside expressions, which only it can read."""
     cluster = settle(saved(sized(provider, nodes=2)))
     files = {name: text.replace(old, new) for name, text in render(cluster).items()}
-    assert said in "\n".join(problems(files, cluster.cloud.provider))
+    assert message in "\n".join(problems(files, cluster.cloud.provider))

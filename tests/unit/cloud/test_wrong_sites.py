@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from site_folders import user_folder
 from sites import saved, sized, tree
 
 from hpcjobs.cloud.cluster import settle
@@ -89,16 +90,18 @@ WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("provider", "spoil", "said"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
-def test_a_wrong_site_is_refused_by_name(provider: str, spoil: Callable[[Site], None], said: list[str]) -> None:
+@pytest.mark.parametrize(("provider", "spoil", "expected_message"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_a_wrong_site_is_refused_by_name(
+    provider: str, spoil: Callable[[Site], None], expected_message: list[str]
+) -> None:
     site = tree(provider)
     spoil(site)
     loaded = saved(site)
     with pytest.raises(ConfigError) as caught:
         settle(loaded)
     message = str(caught.value)
-    assert all(part in message for part in said), message
-    assert message.startswith(str(Path("site_configs/rented.yaml").absolute()))
+    assert all(part in message for part in expected_message), message
+    assert message.startswith(str(user_folder() / "rented.yaml"))
 
 
 def test_every_wrong_site_has_a_message_of_its_own() -> None:
@@ -137,8 +140,8 @@ def test_a_public_key_may_be_in_a_file_beside_the_site() -> None:
     (key,) = site["cloud"]["ssh"]["keys"]
     site["cloud"]["ssh"]["keys"] = ["mine.pub"]
     loaded = saved(site)
-    Path("site_configs/mine.pub").write_text(key + "\n", encoding="utf-8")
+    (user_folder() / "mine.pub").write_text(key + "\n", encoding="utf-8")
     assert settle(loaded).ssh_keys == (key,)
-    Path("site_configs/mine.pub").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
+    (user_folder() / "mine.pub").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="does not hold one public key"):
         settle(loaded)

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from commandline import ok, within
+from commandline import moment, ok, within
 from imagefile import write_image
 
 from hpcjobs.containers import pip_settings
 from hpcjobs.containers.images import find
-from hpcjobs.containers.recipes import read_recipe, recipes, settled_arguments
+from hpcjobs.containers.recipes import read_recipe, recipes, resolve_arguments
 from hpcjobs.containers.verdict import check
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import Result
@@ -83,22 +83,23 @@ def site(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(here / "mine.yaml")
 
 
-def told(here: Path) -> list[dict[str, object]]:
+def recorded_calls(here: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (here / "told.jsonl").read_text().splitlines()]
 
 
 def test_a_build_is_recorded_and_not_done_again_until_something_changes(site: str, here: Path) -> None:
-    built = ok("container", "build", "mine", "--site", site, "--json").json
+    built = ok("container", "build", "containers/mine.def", "--site", site, "--json").json
     assert (built["new"], built["path"]) == (True, str(here / "images" / "mine.sif"))
     manifest = json.loads((here / "images" / "mine.sif.json").read_text())
-    assert manifest == built["manifest"]
+    assert {**manifest, "built": None} == {**built["manifest"], "built": None}
+    assert moment(built["manifest"]["built"]) == pytest.approx(manifest["built"])
     assert (manifest["base"], manifest["runtime"], manifest["facts"]["mpi"]) == (
         "docker:debian:12-slim", "apptainer version 9", "openmpi 4.1.4",
     )  # fmt: skip
     assert sorted(p.name for p in (here / "images").iterdir() if not p.name.startswith(".")) == [
         "mine.log", "mine.sif", "mine.sif.json",
     ]  # fmt: skip
-    assert "unchanged" in ok("container", "build", "mine", "--site", site).out
+    assert "unchanged" in ok("container", "build", "containers/mine.def", "--site", site).out
     for change in (
         lambda: (here / "containers" / "taken.txt").write_text("two"),
         lambda: (here / "containers" / "mine.def").write_text(RECIPE + "\n"),
@@ -106,15 +107,15 @@ def test_a_build_is_recorded_and_not_done_again_until_something_changes(site: st
     ):
         change()
         words = ("--arg", "extra=yes") if (here / "other").exists() else ()
-        assert "built" in ok("container", "build", "mine", "--site", site, *words).out
-    assert "extra=yes\n" in str(told(here)[-1]["arguments"])
-    assert "built" in ok("container", "build", "mine", "--site", site, *words, "--force").out
-    assert len(told(here)) == 5
+        assert "built" in ok("container", "build", "containers/mine.def", "--site", site, *words).out
+    assert "extra=yes\n" in str(recorded_calls(here)[-1]["arguments"])
+    assert "built" in ok("container", "build", "containers/mine.def", "--site", site, *words, "--force").out
+    assert len(recorded_calls(here)) == 5
 
 
 def test_progress_is_told_and_a_failure_ends_with_the_builds_last_lines(site: str, here: Path) -> None:
     (here / "fail").touch()
-    answer = within("container", "build", "mine", "--site", site)
+    answer = within("container", "build", "containers/mine.def", "--site", site)
     assert answer.code == 3
     assert "Starting build..." in answer.err
     assert "E: no such package" in answer.err
@@ -124,17 +125,17 @@ def test_progress_is_told_and_a_failure_ends_with_the_builds_last_lines(site: st
 
 def test_a_base_is_dockers_a_scheme_or_a_file_whose_bytes_count(site: str, here: Path) -> None:
     base = write_image(here / "base.sif")
-    for word, expected in (
+    for part, expected in (
         ("ubuntu:24.04", "bootstrap=docker\nbase=ubuntu:24.04\n"),
         ("oras://ghcr.io/a/b:1", "bootstrap=oras\nbase=ghcr.io/a/b:1\n"),
         (str(base), f"bootstrap=localimage\nbase={base}\n"),
     ):
-        ok("container", "build", "mine", "--site", site, "--base", word)
-        assert str(told(here)[-1]["arguments"]).startswith(expected)
-    assert "unchanged" in ok("container", "build", "mine", "--site", site, "--base", str(base)).out
+        ok("container", "build", "containers/mine.def", "--site", site, "--base", part)
+        assert str(recorded_calls(here)[-1]["arguments"]).startswith(expected)
+    assert "unchanged" in ok("container", "build", "containers/mine.def", "--site", site, "--base", str(base)).out
     write_image(base, build=b"2")
-    assert "built" in ok("container", "build", "mine", "--site", site, "--base", str(base)).out
-    assert within("container", "build", "mine", "--site", site, "--base", "./none.sif").code == 5
+    assert "built" in ok("container", "build", "containers/mine.def", "--site", site, "--base", str(base)).out
+    assert within("container", "build", "containers/mine.def", "--site", site, "--base", "./none.sif").code == 5
 
 
 def test_pips_settings_reach_the_build_by_a_private_file_and_no_password_by_the_command(
@@ -145,8 +146,8 @@ def test_pips_settings_reach_the_build_by_a_private_file_and_no_password_by_the_
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@mirror.example/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", str(here / "wheels"))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{here}/index/simple")
-    ok("container", "build", "mine", "--site", site)
-    (build,) = told(here)
+    ok("container", "build", "containers/mine.def", "--site", site)
+    (build,) = recorded_calls(here)
     assert "index-url = https://me:secret@mirror.example/simple\n" in str(build["pip"])
     assert "find-links = /mnt/find-links0\n" in str(build["pip"])
     assert "extra-index-url = file:///mnt/extra-index-url0/simple\n" in str(build["pip"])
@@ -159,17 +160,19 @@ def test_pips_settings_reach_the_build_by_a_private_file_and_no_password_by_the_
 def test_the_users_pip_file_is_read_below_the_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = here / "pip.conf"
     conf.write_text("[global]\nindex-url = https://a.example\ntimeout = 9\n")
-    found = pip_settings.settings({"HOME": "/none", "PIP_CONFIG_FILE": str(conf), "PIP_INDEX_URL": "https://b.example"})
-    assert (found["index-url"], found["timeout"]) == (["https://b.example"], ["9"])
+    environment = pip_settings.settings(
+        {"HOME": "/none", "PIP_CONFIG_FILE": str(conf), "PIP_INDEX_URL": "https://b.example"}
+    )
+    assert (environment["index-url"], environment["timeout"]) == (["https://b.example"], ["9"])
 
 
 def test_what_a_recipe_does_not_have_is_refused_with_what_it_has(site: str) -> None:
-    answer = within("container", "build", "mine", "--site", site, "--arg", "exta=1")
+    answer = within("container", "build", "containers/mine.def", "--site", site, "--arg", "exta=1")
     assert answer.code == 5
     assert "no argument 'exta'\nhint: did you mean 'extra'?" in answer.err
     assert "did you mean 'mine'" in within("container", "build", "mien", "--site", site).err
     with pytest.raises(RequestError, match="neither control characters nor braces"):
-        settled_arguments(read_recipe("mine"), {"extra": "{{ base }}"})
+        resolve_arguments(read_recipe("mine"), {"extra": "{{ base }}"})
 
 
 @pytest.mark.parametrize("name", ["pytorch", "horovod_cpu", "pytorch_cuda", "jupyter"])
@@ -193,8 +196,8 @@ def verdict_with(site: Site, image: Path, **changed: object) -> dict[str, str]:
             return Result(0, "MPI plugin types are...\n" + "".join(f"\t{kind}\n" for kind in str(types).split()), "")
         return Result(0, json.dumps(FACTS | changed), "")
 
-    found = check(find(str(image), site, said="a test"), site, runner=runner).findings
-    return {f"{finding.level} {finding.about}": finding.text for finding in found}
+    result = check(find(str(image), site, source="a test"), site, runner=runner).findings
+    return {f"{finding.level} {finding.about}": finding.text for finding in result}
 
 
 @pytest.mark.parametrize(
@@ -218,13 +221,13 @@ def verdict_with(site: Site, image: Path, **changed: object) -> dict[str, str]:
 def test_the_verdict_names_what_would_fail(
     changed: dict[str, object], about: str, text: str, site: str, here: Path
 ) -> None:
-    found = verdict_with(load_site(site), here / "image", **changed)
-    assert text in found[about]
+    result = verdict_with(load_site(site), here / "image", **changed)
+    assert text in result[about]
 
 
 def test_an_image_whose_bytes_have_changed_since_it_was_built_does_not_fit(site: str, here: Path) -> None:
     (here / "image").write_bytes((here / "image").read_bytes() + b"0" * 100_000)
-    ok("container", "build", "mine", "--site", site)
+    ok("container", "build", "containers/mine.def", "--site", site)
     assert "as built on" in ok("container", "check", "mine", "--site", site).out
     image = here / "images" / "mine.sif"
     image.write_bytes(image.read_bytes()[:-1] + b"1")  # far behind what a submission looks at
@@ -234,7 +237,7 @@ def test_an_image_whose_bytes_have_changed_since_it_was_built_does_not_fit(site:
 
 
 def test_an_image_is_listed_with_what_is_in_it(site: str, here: Path) -> None:
-    ok("container", "build", "mine", "--site", site)
+    ok("container", "build", "containers/mine.def", "--site", site)
     write_image(here / "images" / "copied.sif")
     shown = ok("container", "list", "--site", site).out
     assert "openmpi 4.1.4" in next(line for line in shown.splitlines() if line.startswith("mine"))
@@ -243,19 +246,19 @@ def test_an_image_is_listed_with_what_is_in_it(site: str, here: Path) -> None:
 
 
 def test_a_build_in_a_job_is_the_same_command_on_a_node(site: str, here: Path) -> None:
-    words = ("container", "build", "mine", "--site", site, "--arg", "extra=it's")
+    words = ("container", "build", "containers/mine.def", "--site", site, "--arg", "extra=it's")
     script = ok(*words, "-o", "time=2h", "--dry-run").out
     assert "#SBATCH --time=02:00:00" in script
     launched = next(line for line in script.splitlines() if line.startswith("srun "))
-    assert f"-m hpcjobs container build mine --site {site} --arg 'extra=it'\"'\"'s' " in launched
+    assert f"-m hpcjobs container build containers/mine.def --site {site} --arg 'extra=it'\"'\"'s' " in launched
     assert "time=2h" not in launched
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_a_runtime_that_is_not_here_is_named(site: str, here: Path) -> None:
     (here / "apptainer").unlink()
-    answer = within("container", "build", "mine", "--site", site)
+    answer = within("container", "build", "containers/mine.def", "--site", site)
     assert answer.code == 9
     assert "not found here" in answer.err
     with pytest.raises(HpcJobsError, match="not found here"):
-        check(find(str(here / "image"), load_site(site), said="a test"), load_site(site))
+        check(find(str(here / "image"), load_site(site), source="a test"), load_site(site))

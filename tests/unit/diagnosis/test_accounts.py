@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+from commandline import ok
+from scripted_slurm import answer as answer_command
+
 from hpcjobs.diagnosis.accounting import _TABLE, failed_nodes, read_account
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.gather import gather_foreign
@@ -93,3 +97,25 @@ def test_without_accounting_the_job_is_known_from_scontrol_with_the_log_it_names
     )
     answer = explain(Slurm(scontrol=shown))
     assert (answer.cause, answer.host, answer.state) == ("python-module-missing", "tu01", "FAILED")
+
+
+def test_the_reason_why_a_job_waits_is_the_controllers_where_the_accounting_has_none() -> None:
+    waiting = row(JobID="1", JobName="t", State="PENDING", Reason="None", Start="Unknown") + "\n"
+    shown = "JobId=1 JobName=t JobState=PENDING Reason=JobHeldUser StartTime=Unknown WorkDir=/x\n"
+    record = gather_foreign("1", runner=Slurm(sacct=waiting, scontrol=shown)).record
+    assert record is not None
+    assert (record.state, record.reason) == (State.PENDING, "JobHeldUser")
+
+
+def test_of_a_job_that_the_scheduler_does_not_know_nobody_says_that_it_has_not_failed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (commands := here / "bin").mkdir()
+    (here / "mine.yaml").write_text("partitions: {cpu: {nodes: 4, node: {cpus: 4, mem: 8G}}}\n")
+    answer_command(commands, "sbatch", "echo 7")
+    answer_command(commands, "squeue", "")
+    answer_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    answer_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    ok("submit", "--site", "./mine.yaml", "true")
+    assert ok("why", "7").out == "job 7 UNKNOWN: the scheduler does not know it, and it wrote no end\n"

@@ -8,9 +8,9 @@ import pytest
 
 from hpcjobs.diagnosis.pending import explain_pending
 from hpcjobs.diagnosis.reasons import REASONS, explain_reason
-from hpcjobs.diagnosis.starts import Estimate, estimate_options
 from hpcjobs.processes.programs import Result
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm.start_estimate import Estimate, ask_sbatch
 
 US = "\x1f"
 
@@ -37,7 +37,7 @@ def pending(reason: str) -> JobRecord:
 
 
 @pytest.mark.parametrize(
-    ("word", "text"),
+    ("argument", "text"),
     [
         ("Priority", "Jobs with a higher priority"),
         ("(Resources)", "It is next"),
@@ -49,12 +49,12 @@ def pending(reason: str) -> JobRecord:
         ("SomethingOfTomorrow", "Slurm's reason is SomethingOfTomorrow"),
     ],
 )
-def test_slurms_reason_is_put_into_words_and_an_unknown_one_is_quoted(word: str | None, text: str) -> None:
-    assert text in explain_reason(word).text
+def test_slurms_reason_is_put_into_words_and_an_unknown_one_is_quoted(argument: str | None, text: str) -> None:
+    assert text in explain_reason(argument).text
 
 
 def test_every_reason_says_something_that_is_not_slurms_word() -> None:
-    assert all(" " in reason.text and word not in reason.text.split() for word, reason in REASONS.items())
+    assert all(" " in reason.text and part not in reason.text.split() for part, reason in REASONS.items())
 
 
 def test_jobs_of_higher_priority_are_ahead_and_older_ones_of_the_same() -> None:
@@ -93,7 +93,7 @@ def test_a_refusal_of_test_only_is_quoted_without_its_prefixes() -> None:
     def refuse(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
         return Result(1, "", "sbatch: error: x\nallocation failure: Invalid account or account/partition combination\n")
 
-    assert estimate_options([], runner=refuse) == Estimate(refusal="Invalid account or account/partition combination")
+    assert ask_sbatch([], runner=refuse) == Estimate(refusal="Invalid account or account/partition combination")
 
 
 @pytest.mark.parametrize(("start_estimate", "partitions"), [(600.0, []), (900.0, ["debug"]), (None, ["debug"])])

@@ -121,3 +121,11 @@ def test_the_message_of_a_bundled_trainer_is_the_line_and_its_exit_code_the_caus
     assert diagnosis.cause == cause
     assert diagnosis.line is not None
     assert diagnosis.line.text == line
+
+
+@pytest.mark.parametrize("clock", ["12:30:46", "12:30:46,001", "03:07"])
+def test_the_hour_of_a_line_is_not_the_rank_that_failed(clock: str) -> None:
+    diagnosis = explain(f"{clock} ModuleNotFoundError: No module named 'einops'")
+    assert (diagnosis.cause, diagnosis.rank) == ("python-module-missing", None)
+    assert diagnosis.line is not None
+    assert diagnosis.line.text.startswith(clock)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
+import pytest
 from scripted_slurm import answer
 
 from hpcjobs.user import user_name
@@ -33,3 +35,12 @@ def put_on_path(folder: Path, cluster: str, *, changes: dict[str, tuple[str, str
         scripts[command] += f"{shlex.quote(words)}) {texts};;\n"
     for command, script in scripts.items():
         answer(folder, command, f"{script}esac\nexit 1")
+
+
+def put_login_node_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, *, modules: str) -> Path:
+    """A login node's sbatch, and a login shell that answers by ``modules``, in a new ``folder`` of PATH."""
+    folder.mkdir()
+    answer(folder, "bash", f"printf '{modules}'")
+    answer(folder, "sbatch", "echo 42")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder

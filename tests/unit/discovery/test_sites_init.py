@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from commandline import Answer, ok, within
-from recorded import put_on_path
+from recorded import put_login_node_on_path, put_on_path
 from scripted_slurm import answer
 
 from hpcjobs.site.library import load_site
@@ -24,13 +23,9 @@ DEFAULT_ACCOUNT = "sacctmgr --noheader --parsable2 show user"
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of PATH for the cluster's commands; its login shell has Lmod with some modules."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
     modules = "/apps/modules/core:\\nopenmpi/4.1.6(default)\\ncuda/12.4\\npython/3.12\\nopenmm/8.1\\ngcc/13\\n"
-    answer(folder, "bash", f"printf 'Welcome!\\nhpcjobs-modules /apps/lmod/lmod|/apps/lmod/lmod\\n{modules}'")
-    answer(folder, "sbatch", "echo 42")
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder
+    shell = f"Welcome!\\nhpcjobs-modules /apps/lmod/lmod|/apps/lmod/lmod\\n{modules}"
+    return put_login_node_on_path(tmp_path / "slurm", monkeypatch, modules=shell)
 
 
 def site_of(*words: str) -> dict[str, Any]:
@@ -248,3 +243,17 @@ def test_a_mistyped_verb_of_sites_is_an_error(here: Path) -> None:
     done = within("sites", "intt")
     assert done.code == 2
     assert "'intt'" in done.err
+
+
+def test_whole_nodes_and_slices_of_gpus_are_written(commands: Path) -> None:
+    put_on_path(commands, "gpus", changes={PARTITIONS: ("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE")})
+    assert all(p["defaults"]["exclusive"] is True for p in site_of()["partitions"].values())
+    put_on_path(commands, "gpus", changes={NODES: ("Gres=gpu:v100:4", "Gres=gpu:a100:2(S:0-1),gpu:1g.5gb:14(S:0)")})
+    text = str(site_of()["partitions"])
+    assert "'gpu_models': ['a100:2', '1g.5gb:14']" in text
+
+
+def test_a_gpu_model_may_be_a_number(commands: Path) -> None:
+    put_on_path(commands, "gpus", changes={NODES: ("Gres=gpu:v100:4", "Gres=gpu:3090:4(S:0-1)")})
+    groups = site_of()["partitions"]["gpu"]["nodes"]
+    assert (4, "3090") in [(group.get("gpus"), group.get("gpu_model")) for group in groups]

@@ -45,8 +45,8 @@ def test_a_peer_that_does_not_listen_is_unreachable() -> None:
 def test_an_interface_that_others_cannot_reach_is_a_problem_by_name(interface: str, problem: str) -> None:
     with pytest.raises(Unreachable, match=problem):
         own_address(interface)
-    told, server = hello(interface, alone=False)
-    assert problem in told["problem"]
+    hello_lines, server = hello(interface, alone=False)
+    assert problem in hello_lines["problem"]
     assert server is None
 
 
@@ -64,7 +64,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(agent: Agent
 
 
 def test_a_node_whose_agent_does_not_start_answers_nothing_and_its_words_are_kept() -> None:
-    gone = Agent("gone", ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 1"])
-    assert within(gone) is None
-    assert gone.complaint == "srun: error: no such node"
-    gone.leave()
+    dead = Agent("gone", ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 1"])
+    assert within(dead) is None
+    assert dead.complaint == "srun: error: no such node"
+    dead.leave()

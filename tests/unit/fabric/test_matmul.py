@@ -57,14 +57,14 @@ def test_random_matrices_are_checked_against_double_precision(program: Path, wor
 
 
 def test_figures_come_as_json_with_a_host_for_each_rank_and_the_sweep(program: Path, tmp_path: Path) -> None:
-    told = tmp_path / "figures.json"
-    done = run(program, 2, "--size", "64", "--iterations", "3", "--sweep", "16K", "--json", str(told))
+    figures_file = tmp_path / "figures.json"
+    done = run(program, 2, "--size", "64", "--iterations", "3", "--sweep", "16K", "--json", str(figures_file))
     assert done.returncode == 0, done
-    found = json.loads(told.read_text())
-    assert (found["world_size"], found["total"]) == (2, 64**3 * 0.5 * 3)
-    assert [rank["host"] for rank in found["ranks"]] == [os.uname().nodename] * 2
-    assert [point["bytes"] for point in found["allreduce"]] == [1024, 4096, 16384]
-    assert all(rank["gflops"] > 0 for rank in found["ranks"])
+    figures = json.loads(figures_file.read_text())
+    assert (figures["world_size"], figures["total"]) == (2, 64**3 * 0.5 * 3)
+    assert [rank["host"] for rank in figures["ranks"]] == [os.uname().nodename] * 2
+    assert [point["bytes"] for point in figures["allreduce"]] == [1024, 4096, 16384]
+    assert all(rank["gflops"] > 0 for rank in figures["ranks"])
 
 
 @pytest.mark.parametrize("words", [("--size", "-3"), ("--sise", "3"), ("--dtype", "half"), ("--size",)])
@@ -130,9 +130,40 @@ def test_a_job_without_gpus_on_a_machine_that_has_some_gets_the_program_for_cpus
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
 def test_nvcc_compiles_the_same_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For one kind of GPU: for all it takes minutes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(builder, "compute_capabilities", lambda: ["90"])
     made = build("cuda")
     assert b"cudaMalloc" in made.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags"),
+    [
+        ("9.0\\n9.0", ["-gencode=arch=compute_90,code=sm_90"]),
+        ("8.0\\n7.5", ["-gencode=arch=compute_75,code=sm_75", "-gencode=arch=compute_80,code=sm_80"]),
+        ('Field "compute_cap" is not a valid field to query.', ["-arch=all-major"]),
+    ],
+)
+def test_another_kind_of_gpu_gets_a_program_of_its_own(
+    answer: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By stand-ins: the compiler writes its arguments where the program would be."""
+    compiler = '#!/bin/sh\nfor last; do :; done\n[ "$1" = --version ] || echo "$@" >"$last"\n'
+    for name, text in {
+        "mpicxx": compiler,
+        "nvcc": compiler,
+        "nvidia-smi": f"#!/bin/sh\nprintf '{answer}\\n'\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = build("cuda")
+    words = made.read_text().split()
+    assert [arg for arg in words if "arch=" in arg] == flags
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 12.0\n")
+    assert build("cuda") != made
 
 
 def test_the_module_becomes_the_program(program: Path) -> None:

@@ -8,14 +8,24 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.fabric.node_record import BAD, CLEARED, GOOD, HALF_LIFE_S, Verdict, append, find_avoided, read, record_path
+from hpcjobs.fabric.node_record import (
+    BAD,
+    CLEARED,
+    GOOD,
+    HALF_LIFE_S,
+    NodeVerdict,
+    append,
+    find_avoided,
+    read,
+    record_path,
+)
 
 DAY = 86400.0
 
 
 def seen(path: Path, *verdicts: tuple[str, float]) -> list[str]:
     """The nodes avoided at time 0, after these verdicts on one node, so many days ago."""
-    append(path, [Verdict("n1", verdict, -days * DAY, "why") for verdict, days in verdicts])
+    append(path, [NodeVerdict("n1", verdict, -days * DAY, "why") for verdict, days in verdicts])
     return list(find_avoided(path, 0.0))
 
 
@@ -40,10 +50,10 @@ def test_a_bad_verdict_counts_for_a_half_life_and_a_good_one_takes_it_back(
 
 def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "record"
-    append(path, [Verdict("n1", BAD, 1.0)])
+    append(path, [NodeVerdict("n1", BAD, 1.0)])
     with path.open("a") as file:
         file.write('{"node": "n2", "verd\n')
-    append(path, [Verdict("n3", BAD, 2.0, 'said "so", नमस्ते')])
+    append(path, [NodeVerdict("n3", BAD, 2.0, 'said "so", नमस्ते')])
     assert [verdict.node for verdict in read(path)] == ["n1", "n3"]
     assert read(path)[1].reason == 'said "so", नमस्ते'
     assert path.stat().st_mode & 0o777 == 0o600
@@ -52,7 +62,9 @@ def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
 def test_a_user_sees_the_record_and_clears_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(here / "state"))
     assert "no verdicts" in ok("nodes", "--site", "tu-hpc").out
-    append(record_path("tu-hpc"), [Verdict("tu03", BAD, time.time() - HALF_LIFE_S / 4, "interface eth0 is down", "7")])
+    append(
+        record_path("tu-hpc"), [NodeVerdict("tu03", BAD, time.time() - HALF_LIFE_S / 4, "interface eth0 is down", "7")]
+    )
     assert "interface eth0 is down" in ok("nodes", "--site", "tu-hpc").out
     (shown,) = ok("nodes", "--site", "tu-hpc", "--json").json["nodes"]
     assert (shown["node"], shown["left_out_until"] is None) == ("tu03", False)
@@ -68,7 +80,7 @@ def tu03_is_bad(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "site_configs").mkdir()
     for name in ("mine", "other"):
         (here / "site_configs" / f"{name}.yaml").write_text("partitions: {all: {nodes: 8, node: {cpus: 4}}}")
-    append(record_path("mine"), [Verdict("tu03", BAD, time.time(), "interface eth0 is down", "7")])
+    append(record_path("mine"), [NodeVerdict("tu03", BAD, time.time(), "interface eth0 is down", "7")])
 
 
 LEFT_OUT = "leaves out tu03: interface eth0 is down (job 7, "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.fabric.nodes import Place
+from hpcjobs.fabric.nodes import HostGroup
 
-PLACE = Place(("tu01", "tu02"), srun=True, mpi="pmix", cpus_per_task=1, interface=None, suffix="")
+PLACE = HostGroup(("tu01", "tu02"), srun=True, mpi="pmix", cpus_per_task=1, interface=None, suffix="")
 
 
 def test_steps_over_several_nodes_start_by_the_ring_of_pmix_unless_told_otherwise(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.fabric import check
-from hpcjobs.fabric.nodes import Place
+from hpcjobs.fabric.nodes import HostGroup
 from hpcjobs.fabric.report import Findings
 from hpcjobs.fabric.verdict import Node
 
 
-class Hanging(Place):
+class Hanging(HostGroup):
     """A node on which neither the CUDA and MPI program nor an all-reduce ends."""
 
     def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
@@ -28,11 +28,11 @@ def test_a_program_that_does_not_end_is_ended_in_time_and_what_was_measured_befo
     monkeypatch.setattr(check, "QUICK_S", check.LEAVING_S + 4)
     here = Hanging(("here",), srun=False, mpi=None, cpus_per_task=1, interface=None, suffix="")
     began = time.monotonic()
-    found = check.check(here, tmp_path, quick=True, tolerance=1.0)
+    result = check.check(here, tmp_path, quick=True, tolerance=1.0)
     assert time.monotonic() - began < 2 * check.QUICK_S
-    (note,) = found.notes
+    (note,) = result.notes
     assert note.startswith("products not measured: did not end in ")
-    (node,) = found.nodes
+    (node,) = result.nodes
     assert node.failures == []
     assert node.values["memory_bytes_per_s"] > 0
 
@@ -44,10 +44,10 @@ def test_all_reduces_that_do_not_end_share_the_time_that_is_left_and_the_report_
     monkeypatch.setattr(check, "find_spec", lambda package: True)
     hosts = ("one", "two")
     place = Hanging(hosts, srun=False, mpi=None, cpus_per_task=1, interface=None, suffix="")
-    found = Findings([Node(host) for host in hosts])
+    result = Findings([Node(host) for host in hosts])
     began = time.monotonic()
-    check.measure_allreduce(place, found.nodes, found, tmp_path, until=began + 3)
+    check.measure_allreduce(place, result.nodes, result, tmp_path, until=began + 3)
     assert time.monotonic() - began < 120  # the programs themselves take 600 s
-    assert [note.partition(": did not end in")[0] for note in found.notes] == [
+    assert [note.partition(": did not end in")[0] for note in result.notes] == [
         f"all-reduce of {package} over 2 nodes not measured" for package in ("torch", "horovod")
     ]

@@ -13,12 +13,12 @@ class Queue:
     """A scheduler that shows one job, in a state that changes as time goes by."""
 
     def __init__(self, run_dir: Path, *states: State, begins_at: float = 1e9) -> None:
-        self.now, self.asked, self.run_dir = 0.0, 0, run_dir
+        self.now, self.queries, self.run_dir = 0.0, 0, run_dir
         self.states, self.begins_at = states, begins_at
 
     def queue(self) -> list[JobRecord]:
-        self.asked += 1
-        state = self.states[min(self.asked, len(self.states)) - 1]
+        self.queries += 1
+        state = self.states[min(self.queries, len(self.states)) - 1]
         nodes = None if state is State.PENDING else "tu[02-04]"
         return [JobRecord(job_id="7", state=state, source="squeue", node_list=nodes)]
 
@@ -41,4 +41,4 @@ def test_a_job_that_runs_and_says_nothing_names_its_first_node_within_a_minute(t
 def test_a_job_that_waits_in_the_queue_is_waited_for_and_asked_about_seldom(tmp_path: Path) -> None:
     queue = Queue(tmp_path, *[State.PENDING] * 40, State.RUNNING, begins_at=620)
     assert queue.silent() is None
-    assert queue.asked <= 620 / 15 + 1
+    assert queue.queries <= 620 / 15 + 1

@@ -12,8 +12,8 @@ def nodes(**rates: float) -> list[Node]:
     return [Node(host, values={"flops": rate * 1e9}) for host, rate in rates.items()]
 
 
-def bad(found: list[Node]) -> list[str]:
-    return [each.node.host for each in judge(found) if not each.good]
+def bad(result: list[Node]) -> list[str]:
+    return [each.node.host for each in judge(result) if not each.good]
 
 
 @pytest.mark.parametrize(
@@ -34,17 +34,17 @@ def test_the_slow_node_is_named_and_nobody_else(rates: tuple[float, ...], named:
 
 
 def test_a_high_latency_is_as_bad_as_a_low_rate_and_both_are_told_with_the_others_value() -> None:
-    found = [Node(host, values={"latency_s": 50e-6, "network_bytes_per_s": 1e9}) for host in "abc"]
-    found[1].values = {"latency_s": 900e-6, "network_bytes_per_s": 1e8}
-    (judged,) = [each for each in judge(found) if not each.good]
+    result = [Node(host, values={"latency_s": 50e-6, "network_bytes_per_s": 1e9}) for host in "abc"]
+    result[1].values = {"latency_s": 900e-6, "network_bytes_per_s": 1e8}
+    (judged,) = [each for each in judge(result) if not each.good]
     assert judged.node.host == "b"
     assert judged.reasons == ("sends at 0.1 GB/s, the others 1", "answers in 900 µs, the others 50")
 
 
 def test_a_node_that_failed_is_bad_whatever_was_measured() -> None:
-    found = nodes(a=100, b=100)
-    found[0].failures.append("interface ib0 is down")
-    assert bad(found) == ["a"]
+    result = nodes(a=100, b=100)
+    result[0].failures.append("interface ib0 is down")
+    assert bad(result) == ["a"]
 
 
 def test_the_best_nodes_are_chosen_in_the_order_of_the_allocation() -> None:

@@ -59,9 +59,9 @@ class Runs:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
+    remaining = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
     ours = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    return {**kept, **ours, **more}
+    return {**remaining, **ours, **more}
 
 
 def ranks_by_hand(size: int, argv: list[str], cwd: Path, env: dict[str, str]) -> Ended:
@@ -77,8 +77,8 @@ def ranks_by_hand(size: int, argv: list[str], cwd: Path, env: dict[str, str]) ->
         )
         for rank in range(size)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=550) for rank in ranks]
-    return Ended([rank.returncode for rank in ranks], *("".join(texts) for texts in zip(*said, strict=True)))
+    outputs = [rank.communicate(timeout=550) for rank in ranks]
+    return Ended([rank.returncode for rank in ranks], *("".join(texts) for texts in zip(*outputs, strict=True)))
 
 
 def ranks_over_mpi(size: int, argv: list[str], cwd: Path, env: dict[str, str]) -> Ended:

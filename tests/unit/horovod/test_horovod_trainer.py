@@ -96,11 +96,11 @@ def test_uneven_ranks_join_and_train_on_each_sample_once(tmp_path_factory: pytes
     runs = Runs(tmp_path_factory.mktemp("three"))
     ended = runs.go(3, ("filled", "ddp", ODD), ("joined", "horovod", f"{ODD} --join"))
     assert (ended.codes, ended.err) == ([0, 0, 0], "")
-    filled, joined = runs.losses("filled"), runs.losses("joined")
-    assert joined[:2] == pytest.approx(filled[:2], rel=2e-4)
-    assert joined[2] != pytest.approx(filled[2], rel=2e-4)  # two samples were not repeated
-    assert joined[-1] < joined[0]
-    assert len(joined) == len(filled) == 6
+    filled, combined = runs.losses("filled"), runs.losses("joined")
+    assert combined[:2] == pytest.approx(filled[:2], rel=2e-4)
+    assert combined[2] != pytest.approx(filled[2], rel=2e-4)  # two samples were not repeated
+    assert combined[-1] < combined[0]
+    assert len(combined) == len(filled) == 6
 
 
 def test_what_cannot_work_is_refused_in_one_line_each(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -115,8 +115,8 @@ def test_what_cannot_work_is_refused_in_one_line_each(tmp_path_factory: pytest.T
     assert ended.codes == [10, 10]
     lines = ended.err.splitlines()
     assert len(lines) == len(refused)
-    for said in refused.values():
-        assert sum(said in line for line in lines) == 1
+    for output in refused.values():
+        assert sum(output in line for line in lines) == 1
 
 
 def test_a_loss_that_is_not_a_number_ends_all_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:

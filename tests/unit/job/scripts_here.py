@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import hpcjobs
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.job.models import Plan
 from hpcjobs.job.shell import shell_files
 from hpcjobs.pyz import pack
@@ -105,10 +105,10 @@ def run_here(plan: Plan, tmp_path: Path, *, files: bool = True, **env: str) -> s
     )
 
 
-def planned(site: str, launcher: str, *program: str, **said: object) -> Plan:
+def planned(site: str, launcher: str, *program: str, **options: object) -> Plan:
     where = replace(hpcjobs.load_site(site), node_local=())  # a test's folder is in /tmp
     nodes = 2 if where.scheduler == "slurm" else 1
-    layout: dict[str, object] = {"nodes": nodes, "ntasks_per_node": 2, "launcher": launcher, **said}
+    layout: dict[str, object] = {"nodes": nodes, "ntasks_per_node": 2, "launcher": launcher, **options}
     return hpcjobs.plan(program, site=where, made_by="hpcjobs submit ...", **layout)  # type: ignore[arg-type]
 
 
@@ -137,7 +137,7 @@ def _without_places(plan: Plan) -> str:
         (str(Path.cwd()), "/HERE"),
         (sys.executable, "/PYTHON"),
         (str(Path(hpcjobs.__file__).parent), "/PACKAGE"),
-        (str(shipped("templates").parent), "/SHIPPED"),
+        (str(data_folder("templates").parent), "/SHIPPED"),
         (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
     ):
         script = script.replace(path, stands)

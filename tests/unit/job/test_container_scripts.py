@@ -57,14 +57,14 @@ def image(here: Path) -> Path:
     return write_image(here / "train.sif")
 
 
-def site(**said: object) -> Site:
+def site(**options: object) -> Site:
     """tu-hpc with this ``containers:`` section, whose Python is that of the tests."""
-    section = Containers(**{"runtime": "apptainer", "python": sys.executable, **said})  # type: ignore[arg-type]
+    section = Containers(**{"runtime": "apptainer", "python": sys.executable, **options})  # type: ignore[arg-type]
     return replace(hpcjobs.load_site("tu-hpc"), node_local=(), launchers=None, containers=section)
 
 
-def planned(where: Site, launcher: str, *program: str, **said: object) -> Plan:
-    layout: dict[str, object] = {"nodes": 2, "ntasks_per_node": 2, "launcher": launcher, **said}
+def planned(where: Site, launcher: str, *program: str, **options: object) -> Plan:
+    layout: dict[str, object] = {"nodes": 2, "ntasks_per_node": 2, "launcher": launcher, **options}
     return hpcjobs.plan(program, site=where, made_by="hpcjobs submit ...", **layout)  # type: ignore[arg-type]
 
 
@@ -115,11 +115,11 @@ def test_ranks_words_and_variables_arrive_inside_unchanged(
     done = run(plan, tmp_path)
     assert done.returncode == 0, done
     for rank in range(4):
-        told = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
-        assert told["argv"] == WORDS
-        assert told["WORD"] == env["WORD"]
-        assert (told["cwd"], told["OMP_NUM_THREADS"], told["RANK"]) == (str(here), "3", str(rank))
-        assert (told["WORLD_SIZE"], told["LOCAL_RANK"]) == ("4", str(rank % 2))
+        document = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
+        assert document["argv"] == WORDS
+        assert document["WORD"] == env["WORD"]
+        assert (document["cwd"], document["OMP_NUM_THREADS"], document["RANK"]) == (str(here), "3", str(rank))
+        assert (document["WORLD_SIZE"], document["LOCAL_RANK"]) == ("4", str(rank % 2))
     assert {started for _, started in starts(tmp_path)} == {str(image)}
     assert len(starts(tmp_path)) == 1 + (
         4 if launcher == "srun" else 2
@@ -130,11 +130,11 @@ def test_of_the_home_nothing_is_seen_and_of_the_machine_what_is_named(image: Pat
     (tmp_path / "data").mkdir()
     where = site(binds=(f"{tmp_path}/data:/data:ro",), gpu="nv", args=("--ipc",))
     assert run(planned(where, "srun", "true", container=str(image)), tmp_path).returncode == 0
-    (said, _), *_ = [
+    (output, _), *_ = [
         json.loads(line) for line in (tmp_path / "run folder" / "apptainer.jsonl").read_text().splitlines()
     ]
-    assert {"--no-home", "--no-eval", "--nv", "--ipc"} <= set(said)
-    bound = [said[at + 1] for at, word in enumerate(said) if word == "--bind"]
+    assert {"--no-home", "--no-eval", "--nv", "--ipc"} <= set(output)
+    bound = [output[at + 1] for at, part in enumerate(output) if part == "--bind"]
     package = Path(hpcjobs.__file__).parent
     assert bound == [f"{package}:/opt/hpcjobs/hpcjobs:ro", f"{tmp_path}/data:/data:ro", f"{here}:{here}:rw"]
 
@@ -195,7 +195,7 @@ def test_names_come_from_the_section_and_from_the_folder(image: Path, here: Path
 
 
 @pytest.mark.parametrize(
-    ("word", "said", "message"),
+    ("settings", "options", "message"),
     [
         (
             "trian",
@@ -210,13 +210,13 @@ def test_names_come_from_the_section_and_from_the_folder(image: Path, here: Path
     ],
 )
 def test_what_is_wrong_with_an_image_is_said_before_anything_is_queued(
-    word: str, said: dict[str, str], message: str, image: Path, here: Path
+    settings: str, options: dict[str, str], message: str, image: Path, here: Path
 ) -> None:
     (here / "text.sif").write_text("hello")
     (here / "short.sif").write_bytes(image.read_bytes()[:36000])
     (here / "hollow.sif").write_bytes(image.read_bytes().replace(b"hsqs", b"\0\0\0\0"))
     with pytest.raises(HpcJobsError, match=message) as caught:
-        planned(site(folder=str(here), **said), "srun", "true", container=word)
+        planned(site(folder=str(here), **options), "srun", "true", container=settings)
     assert isinstance(caught.value, ConfigError | RequestError)
     assert not (here / "runs").exists()
 

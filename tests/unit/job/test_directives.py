@@ -10,12 +10,12 @@ from hpcjobs.errors import ConfigError, RequestError
 BASE = "partitions: {main: {nodes: 4, node: {cpus: 64, mem: 64G, gpus: 4, gpu_model: a100}}}\n"
 
 
-def sent(here: object, site: str = "", **said: object) -> list[str]:
+def sent(here: object, site: str = "", **options: object) -> list[str]:
     """The ``#SBATCH`` lines, without those every job has."""
     from pathlib import Path
 
     Path("site.yaml").write_text(BASE + site)
-    script = hpcjobs.plan(["true"], site="./site.yaml", **said).script  # type: ignore[arg-type]
+    script = hpcjobs.plan(["true"], site="./site.yaml", **options).script  # type: ignore[arg-type]
     lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
     usual = ("job-name=", "partition=", "nodes=", "ntasks-per-node=", "output=", "open-mode=")
     return [line for line in lines if not line.startswith(usual)]
@@ -48,8 +48,8 @@ def test_a_site_that_takes_no_gpu_request_says_so(here: object) -> None:
     ("style", "line"), [("mem", ["mem=60G"]), ("mem-per-cpu", ["mem-per-cpu=10240M"]), ("none", [])]
 )
 def test_memory_is_asked_for_as_the_site_wants(here: object, style: str, line: list[str]) -> None:
-    said = {"mem": "60G", "ntasks_per_node": 3, "cpus_per_task": 2}
-    assert sent(here, f"memory_request: {style}\n", **said) == ["cpus-per-task=2", *line]
+    output = {"mem": "60G", "ntasks_per_node": 3, "cpus_per_task": 2}
+    assert sent(here, f"memory_request: {style}\n", **output) == ["cpus-per-task=2", *line]
 
 
 def test_the_whole_nodes_memory_has_no_share_per_cpu(here: object) -> None:
@@ -99,9 +99,9 @@ def test_other_resources_and_gpus_share_one_gres_line(here: object) -> None:
 
 
 def test_gpus_that_a_site_adds_to_those_of_the_job_are_refused(here: object) -> None:
-    with pytest.raises(RequestError, match=r"asked for twice: --gres=1 and --gpus-per-node=a100:2"):
+    with pytest.raises(RequestError, match=r"requested twice: --gres=1 and --gpus-per-node=a100:2"):
         sent(here, "sbatch: ['gres=gpu:1']\n", gpus_per_node=2)
-    with pytest.raises(RequestError, match="asked for twice"):
+    with pytest.raises(RequestError, match="requested twice"):
         sent(here, "gpu_request: gres\nsbatch: ['gres=gpu:1']\n", gpus_per_node=2)
 
 

@@ -82,7 +82,7 @@ def test_totals_of_the_flags_win_over_nodes_of_the_site_and_share_those_of_a_spe
         ({"gpus": 0, "cpus_per_gpu": 2}, "the CPUs of 0 GPUs cannot be shared evenly"),
         ({"ntasks": 0}, "ntasks must be positive"),
         ({"gpus": "four"}, "gpus 'four' is not understood"),
-        ({"gpus": 4, "gres": "gpu:2"}, "beside gpus=4: GPUs are asked for twice"),
+        ({"gpus": 4, "gres": "gpu:2"}, "beside gpus=4: GPUs are requested twice"),
         ({"ntasks": 9999}, "partition gpu allows 16"),
     ],
 )
@@ -105,3 +105,39 @@ def test_memory_per_cpu_takes_the_place_of_the_sites_memory_per_node(here: Path)
     script = hpcjobs.plan(["true"], site="./site.yaml", mem_per_cpu="2G").script
     assert "--mem-per-cpu=2G" in script
     assert "--mem=8G" not in script
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"nodelist": "n[1-2]"}, (2, 1, 0)),
+        ({"nodelist": "n1,n[1-2]"}, (2, 1, 0)),
+        ({"nodelist": "n[1-2]", "ntasks": 4}, (2, 2, 0)),
+        ({"nodelist": "n1", "ntasks": 32}, (2, 16, 0)),
+        ({"nodelist": "n[1-2]", "nodes": 3}, (3, 1, 0)),
+        ({"nodelist": "n[1-3]", "nodes": 2, "spare": 1}, (2, 1, 0)),
+        ({"nodelist": "./hosts", "nodes": 3}, (3, 1, 0)),
+        ({"nodelist": "n[1-2]", "nodes": "1-2"}, (1, 1, 0)),
+    ],
+)
+def test_a_job_has_at_least_the_nodes_that_it_names(
+    site: str, stated: dict[str, object], expected: tuple[int, int, int]
+) -> None:
+    """sbatch refuses fewer: ``invalid number of nodes (-N 2-1)``."""
+    assert layout(site, partition="cpu", **stated) == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "text"),
+    [
+        ({"nodelist": "n[1-2]", "nodes": 1}, "nodelist=n[1-2] (flag) names 2 nodes: nodes=1 (flag) contradicts it"),
+        ({"nodelist": "n[1-3]", "nodes": "1-2"}, "names 3 nodes: nodes=1-2 (flag) contradicts it"),
+        ({"nodelist": "n[1-2]", "ntasks": 1}, "cannot share it evenly"),
+        ({"nodelist": "n[a-b]"}, "nodelist 'n[a-b]': 'a-b' in a host list is no number and no range"),
+        ({"nodelist": "n[1-999999999]"}, "is a range of more than 65536 hosts"),
+    ],
+)
+def test_a_list_of_nodes_that_no_job_can_have_is_refused(site: str, stated: dict[str, object], text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        layout(site, partition="cpu", **stated)
+    assert text in str(caught.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hpcjobs
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.job.models import Job
 
 SITE = """
@@ -139,7 +139,7 @@ def test_gpus_asked_for_by_gres_are_the_same_gpus() -> None:
     chosen = job(gres="gpu:v100:2,nvme:100")
     assert (chosen.gpus_per_node, chosen.gpu_model, chosen.ntasks_per_node) == (2, "v100", 2)
     assert chosen.resources.gres == "nvme:100"
-    assert "GPUs are asked for twice" in refusal(gres="gpu:2", gpus_per_node=2)
+    assert "GPUs are requested twice" in refusal(gres="gpu:2", gpus_per_node=2)
 
 
 def test_a_range_of_nodes_reaches_slurm_and_the_world_is_what_slurm_gives() -> None:
@@ -158,7 +158,18 @@ def test_several_partitions_and_no_time_limit_reach_slurm() -> None:
 
 def test_memory_as_sinfo_prints_it_reaches_slurm_with_its_unit() -> None:
     assert "#SBATCH --mem=120000M" in hpcjobs.plan(["true"], site=_site(), partition="cpu", mem="120000").script
-    assert "mem: memory '64' has no unit; say 64G or 64M" in refusal(mem="64")
+
+
+def test_memory_without_a_unit_is_megabytes_in_flags_files_and_python(here: Path) -> None:
+    (here / "job.yaml").write_text("{program: ['true'], resources: {partition: cpu, mem: 64}}")
+    site = _site()
+    with pytest.warns(HpcJobsWarning, match="64 megabytes"):
+        plans = [
+            hpcjobs.plan(["true"], site=site, partition="cpu", mem="64"),
+            hpcjobs.plan(["true"], site=site, partition="cpu", mem=64),
+            hpcjobs.plan(site=site, spec="job.yaml"),
+        ]
+    assert all("#SBATCH --mem=64M" in plan.script for plan in plans)
 
 
 def _site() -> str:

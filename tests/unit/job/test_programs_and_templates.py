@@ -7,6 +7,7 @@ import pwd
 from pathlib import Path
 
 import pytest
+from commandline import ok
 
 import hpcjobs
 from hpcjobs.errors import ConfigError, RequestError
@@ -52,7 +53,7 @@ def test_variables_that_bash_or_slurm_set_are_refused(site: str, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{{ job.__class__.__mro__ }}", "unsafe"),
         ("{{ in_own_group.__globals__ }}", "unsafe"),
@@ -62,12 +63,12 @@ def test_variables_that_bash_or_slurm_set_are_refused(site: str, name: str) -> N
     ],
 )
 def test_a_template_of_the_folder_cannot_run_python_nor_raise_a_traceback(
-    site: str, here: Path, text: str, said: str
+    site: str, here: Path, text: str, message: str
 ) -> None:
     (here / "templates").mkdir()
     (here / "templates" / "own.sh.j2").write_text(f"#!/bin/bash\n{text}\n")
-    with pytest.raises(ConfigError, match=said) as caught:
-        hpcjobs.plan(["true"], site=site, template="own")
+    with pytest.raises(ConfigError, match=message) as caught:
+        hpcjobs.plan(["true"], site=site, template="own", allow_untrusted=True)
     assert "own.sh.j2:2" in caught.value.message
 
 
@@ -75,13 +76,14 @@ def test_a_template_that_takes_the_place_of_a_shipped_one_is_named(site: str, he
     assert list(notes(hpcjobs.plan(["true"], site=site).job)) == []
     (here / "templates").mkdir()
     (here / "templates" / "job.sh.j2").write_text('{% extends "shipped/job.sh.j2" %}\n')
+    ok("sites", "trust")
     (note,) = notes(hpcjobs.plan(["true"], site=site).job)
     assert note.startswith(f"template {here}/templates/job.sh.j2 is used in place of")
 
 
 def test_options_that_a_local_job_has_no_use_for_are_named_where_its_user_gave_them(site: str, here: Path) -> None:
-    asked = {"partition": "gpu", "account": "ours", "qos": "long", "constraint": "ib", "cpus_per_task": 1}
-    (note,) = notes(hpcjobs.plan(["true"], site="local", **asked).job)  # type: ignore[arg-type]
+    request = {"partition": "gpu", "account": "ours", "qos": "long", "constraint": "ib", "cpus_per_task": 1}
+    (note,) = notes(hpcjobs.plan(["true"], site="local", **request).job)  # type: ignore[arg-type]
     assert note == (
         "partition=gpu (flag), account=ours (flag), qos=long (flag), constraint=ib (flag): no effect on site local,"
         " which is this machine alone"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 
-SHELL = shipped("templates") / "shell"
+SHELL = data_folder("templates") / "shell"
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_NTASKS": "8", "SLURMD_NODENAME": "n3"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1",

@@ -21,7 +21,8 @@ EXAMPLES: dict[str, tuple[list[str], object]] = {
     "template": (["job"], "job"), "chdir": (["."], "."), "retries": (["on"], "on"), "signal_before": (["5m"], "5m"),
     "preflight": ([], True), "spare": (["1"], 1), "min_nodes": (["1"], 1), "container": (["none"], "none"),
     "stage_image": ([], True), "snapshot": ([], True),
-    "wrap": (["true"], "true"),
+    "wrap": (["true"], "true"), "no_check": ([], True), "monitor": ([], True),
+    "notify": (["mail"], ("mail",)), "notify_on": (["end"], "end"),
     "sbatch": (["delay-boot=10"], ("delay-boot=10",)),
     "srun": (["cpu-bind=cores"], ("cpu-bind=cores",)),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from scripts_here import GOLDEN, TELL, WORDS, as_recorded, planned, run_here, without_complaint
 
 import hpcjobs
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.plan import script_by_hand
@@ -25,8 +25,9 @@ from hpcjobs.job.reserved import check_env
 from hpcjobs.node.decide import NODE_CODES
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment
+from hpcjobs.site.trust import trust_file
 
-SITES = sorted(path.stem for path in shipped("site_configs").glob("*.yaml"))
+SITES = sorted(path.stem for path in data_folder("site_configs").glob("*.yaml"))
 CASES = [
     (site, launcher)
     for site in SITES
@@ -61,17 +62,19 @@ RETRIES: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "site", "launcher", "said"), RETRIES)
+@pytest.mark.parametrize(("name", "site", "launcher", "settings"), RETRIES)
 def test_the_script_of_a_job_with_retries_is_the_recorded_one(
-    name: str, site: str, launcher: str, said: dict[str, Any], here: Path
+    name: str, site: str, launcher: str, settings: dict[str, Any], here: Path
 ) -> None:
-    without = {option: value for option, value in said.items() if option != "min_nodes"}
-    as_recorded(planned(site, launcher, "true", retries="on", **said), name, planned(site, launcher, "true", **without))
+    without = {option: value for option, value in settings.items() if option != "min_nodes"}
+    as_recorded(
+        planned(site, launcher, "true", retries="on", **settings), name, planned(site, launcher, "true", **without)
+    )
 
 
 def test_bash_and_shellcheck_have_no_complaint_about_any_script(tmp_path: Path) -> None:
     plans = [planned(site, launcher, "true") for site, launcher in CASES]
-    plans += [planned(site, launcher, "true", retries="on", **said) for _, site, launcher, said in RETRIES]
+    plans += [planned(site, launcher, "true", retries="on", **output) for _, site, launcher, output in RETRIES]
     plans += [planned("sandbox", "srun", "true", template=name) for name in ("sweep", "jupyter", "fabric")]
     plans += [planned("sandbox", "srun", "true", array="0-3", preflight=True, spare=1, retries="on")]
     without_complaint([plan.script for plan in plans] + [script_by_hand(plans[0])], tmp_path)
@@ -79,7 +82,7 @@ def test_bash_and_shellcheck_have_no_complaint_about_any_script(tmp_path: Path) 
 
 def test_bash_and_shellcheck_have_no_complaint_about_the_files_that_scripts_use() -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    files = sorted((shipped("templates") / "shell").iterdir())
+    files = sorted((data_folder("templates") / "shell").iterdir())
     done = subprocess.run([shellcheck, "--norc", "--external-sources", *files], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -94,8 +97,8 @@ def test_the_script_runs_every_task_with_its_rank_and_the_words_unchanged(
     assert done.returncode == 0, done
     world = 2 * plan.job.nodes
     for rank in range(world):
-        told = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
-        assert told == {
+        document = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
+        assert document == {
             "argv": WORDS,
             "cwd": str(here),
             "RANK": str(rank),
@@ -130,12 +133,12 @@ def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
 ) -> None:
     """torchrun's agent and mpirun's daemon start the ranks; Slurm would give them the GPUs of one rank."""
     site = replace(hpcjobs.load_site("nebius-h100"), gpu_request="gpus-per-task", launchers=None)
-    said: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 4, "gpus_per_node": 8, "launcher": launcher}
-    script = hpcjobs.plan(["true"], site=site, **said).script
+    output: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 4, "gpus_per_node": 8, "launcher": launcher}
+    script = hpcjobs.plan(["true"], site=site, **output).script
     assert "#SBATCH --gpus-per-task=h100:2" in script
     assert "export SLURM_GPUS_PER_NODE=8\nunset SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK\n" in script
     (started,) = [line for line in script.splitlines() if line.startswith((f"{launcher} ", "srun "))]
-    assert [word for word in started.split() if "gpus" in word] == ([] if asks is None else [asks])
+    assert [part for part in started.split() if "gpus" in part] == ([] if asks is None else [asks])
 
 
 def test_horovodrun_starts_jobs_of_the_university_cluster() -> None:
@@ -178,7 +181,7 @@ def test_a_workstation_loads_its_module_of_mpi_only_where_mpi_is_not_in_path(
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         (Environment(venv="/no/such/venv"), "no virtual environment at /no/such/venv"),
         (Environment(conda="of-nobody"), "conda environment of-nobody cannot be activated"),
@@ -186,13 +189,13 @@ def test_a_workstation_loads_its_module_of_mpi_only_where_mpi_is_not_in_path(
     ],
 )
 def test_an_environment_that_is_not_there_ends_the_job_by_its_name_and_the_nodes(
-    section: Environment, said: str, tmp_path: Path
+    section: Environment, message: str, tmp_path: Path
 ) -> None:
     site = replace(hpcjobs.load_site("tu-hpc"), node_local=(), modules=(), environment=section)
     plan = hpcjobs.plan(["true"], site=site, nodes=2)
     done = run_here(plan._replace(script=plan.script.replace("conda activate", "false conda activate")), tmp_path)
     assert done.returncode == 1
-    assert f"hpcjobs: {os.uname().nodename}: {said}" in done.stderr
+    assert f"hpcjobs: {os.uname().nodename}: {message}" in done.stderr
     assert not (tmp_path / "run folder" / "first_failure").exists()  # no rank was started
 
 
@@ -200,7 +203,7 @@ NOT_OURS = {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PATH", "PYTHONPATH
 """Variables of the program: a user's own value reaches it."""
 
 
-SHELL_FILES = sorted(path.name for path in (shipped("templates") / "shell").iterdir())
+SHELL_FILES = sorted(path.name for path in (data_folder("templates") / "shell").iterdir())
 ASSIGNED = r"^\s*(?:export )?([A-Za-z_]\w*)\+?=|\bfor ([A-Za-z_]\w*) in|exec {([A-Za-z_]\w*)}>"
 
 
@@ -208,7 +211,7 @@ ASSIGNED = r"^\s*(?:export )?([A-Za-z_]\w*)\+?=|\bfor ([A-Za-z_]\w*) in|exec {([
 def test_a_variable_that_the_scripts_keep_for_themselves_has_their_prefix(text: str) -> None:
     """Locals of functions that start no program are their own; everything else would reach the program."""
     script = planned("sandbox", "srun", "true", retries="on").script
-    script = script if text == "job.sh" else (shipped("templates") / "shell" / text).read_text()
+    script = script if text == "job.sh" else (data_folder("templates") / "shell" / text).read_text()
     script = re.sub(r"^\s*#.*$", "", script, flags=re.M)
     declared = re.findall(r"^\s*local (.*)$", script, re.M)
     local = {name for line in declared for name in re.findall(r"([a-z_]+)(?:=|\s|$)", line)}
@@ -254,7 +257,9 @@ def test_the_script_of_a_dry_run_brings_all_that_it_uses(here: Path, tmp_path: P
         run_dir = tmp_path / launcher / "run folder"
         assert json.loads((run_dir / "state.json").read_text())["state"] == "COMPLETED"
         # The tasks of an array start together: none may read what another one is just writing.
-        assert (run_dir / "shell-7" / "rank.sh").read_text() == (shipped("templates") / "shell" / "rank.sh").read_text()
+        assert (run_dir / "shell-7" / "rank.sh").read_text() == (
+            data_folder("templates") / "shell" / "rank.sh"
+        ).read_text()
 
 
 def test_the_script_of_two_nodes_is_read_at_one_glance() -> None:
@@ -262,7 +267,7 @@ def test_the_script_of_two_nodes_is_read_at_one_glance() -> None:
 
 
 def test_exit_codes_in_the_shell_files_are_those_of_the_package() -> None:
-    rank = (shipped("templates") / "shell" / "rank.sh").read_text()
+    rank = (data_folder("templates") / "shell" / "rank.sh").read_text()
     assert f"requeue={int(ExitCode.REQUEUE)}\n" in rank
     (restarted,) = re.findall(r"^\s*([\d |]+)\) rm -f", rank, re.M)
     assert {int(code) for code in restarted.split(" | ")} == set(NODE_CODES)
@@ -272,6 +277,7 @@ def template(text: str, name: str = "mine") -> None:
     path = Path("templates") / f"{name}.sh.j2"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
+    trust_file(path, text)
 
 
 def test_a_template_of_ones_own_extends_the_shipped_one_even_under_its_name(here: Path) -> None:
@@ -284,7 +290,7 @@ def test_a_template_of_ones_own_extends_the_shipped_one_even_under_its_name(here
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ('{% extends "shipped/job.sh.j2" %}\n{% block prologue %}\n{{ job.modles }}{% endblock %}', 3, "modles"),
         ("\n{{ nobody }}", 2, "'nobody' is undefined"),
@@ -292,12 +298,12 @@ def test_a_template_of_ones_own_extends_the_shipped_one_even_under_its_name(here
         ('{% extends "mine.sh.j2" %}', 1, "extends itself"),
     ],
 )
-def test_a_template_at_fault_is_named_with_file_and_line(here: Path, text: str, line: int, said: str) -> None:
+def test_a_template_at_fault_is_named_with_file_and_line(here: Path, text: str, line: int, message: str) -> None:
     template(text)
     with pytest.raises(ConfigError) as caught:
         planned("sandbox", "srun", "true", template="mine")
     assert f"{here}/templates/mine.sh.j2:{line}" in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_an_unknown_template_is_answered_with_the_known_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, Plan
+from hpcjobs.job.settings import VARIABLES
 
 SITE = """
 partitions:
@@ -36,21 +38,21 @@ def site(here: Path) -> str:
     return "./site.yaml"
 
 
-def settled(site: str, *, spec: str | None = None, **said: object) -> Job:
+def resolve_job(site: str, *, spec: str | None = None, **options: object) -> Job:
     if spec is not None:
         Path("job.yaml").write_text(spec)
-    plan: Plan = hpcjobs.plan(["true"], site=site, spec="job.yaml" if spec is not None else None, **said)  # type: ignore[arg-type]
+    plan: Plan = hpcjobs.plan(["true"], site=site, spec="job.yaml" if spec is not None else None, **options)  # type: ignore[arg-type]
     return plan.job
 
 
-def refused(site: str, **said: object) -> str:
+def refused(site: str, **options: object) -> str:
     with pytest.raises(RequestError) as caught:
-        settled(site, **said)
+        resolve_job(site, **options)
     return str(caught.value)
 
 
 def test_flags_win_over_the_spec_which_wins_over_partition_and_site(site: str) -> None:
-    job = settled(site, spec="resources: {time: 45m, nodes: 2}\n", time="50m")
+    job = resolve_job(site, spec="resources: {time: 45m, nodes: 2}\n", time="50m")
     values = {
         name: (getattr(job.resources, name), job.sources[name])
         for name in ("account", "cpus_per_task", "nodes", "time")
@@ -64,23 +66,23 @@ def test_flags_win_over_the_spec_which_wins_over_partition_and_site(site: str) -
 
 
 def test_the_partition_asked_for_brings_its_own_defaults(site: str) -> None:
-    job = settled(site, spec="resources: {partition: big}\n")
+    job = resolve_job(site, spec="resources: {partition: big}\n")
     assert (job.resources.cpus_per_task, job.resources.time) == (1, "01:00:00")
 
 
 def test_an_explicit_null_clears_what_the_site_says(site: str) -> None:
-    job = settled(site, spec="resources: {account: null}\n", time=None)
+    job = resolve_job(site, spec="resources: {account: null}\n", time=None)
     assert (job.resources.account, job.resources.time) == (None, None)
     assert (job.sources["account"], job.sources["time"]) == ("job.yaml", "flag")
 
 
 def test_a_node_gets_one_task_per_gpu_unless_told_otherwise(site: str) -> None:
-    assert (settled(site, gpus_per_node=2).ntasks_per_node, settled(site).ntasks_per_node) == (2, 1)
-    assert settled(site, gpus_per_node=2, ntasks_per_node=1).ntasks_per_node == 1
+    assert (resolve_job(site, gpus_per_node=2).ntasks_per_node, resolve_job(site).ntasks_per_node) == (2, 1)
+    assert resolve_job(site, gpus_per_node=2, ntasks_per_node=1).ntasks_per_node == 1
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("settings", "words"),
     [
         ({"nodes": 3}, "nodes=3 (flag): partition small allows 2"),
         ({"time": "3h"}, "time=03:00:00 (flag): partition small allows 02:00:00"),
@@ -102,20 +104,20 @@ def test_a_node_gets_one_task_per_gpu_unless_told_otherwise(site: str) -> None:
     ],
 )
 def test_each_limit_is_checked_and_names_who_asked_and_what_is_allowed(
-    site: str, said: dict[str, object], words: str
+    site: str, settings: dict[str, object], words: str
 ) -> None:
-    told = refused(site, **said)
-    assert words in told
-    assert "site.yaml" in told
+    answer = refused(site, **settings)
+    assert words in answer
+    assert "site.yaml" in answer
 
 
 def test_all_limits_exceeded_are_named_at_once(site: str) -> None:
-    told = refused(site, nodes=9, time="9h", mem="99G", gpus_per_node=4, cpus_per_task=9)
-    assert len(told.splitlines()) == 6
+    answer = refused(site, nodes=9, time="9h", mem="99G", gpus_per_node=4, cpus_per_task=9)
+    assert len(answer.splitlines()) == 6
 
 
 def test_what_just_fits_is_accepted(site: str) -> None:
-    job = settled(
+    job = resolve_job(
         site, nodes=2, time="2h", mem="16G", gpus_per_node=2, ntasks_per_node=4, cpus_per_task=2, qos="normal"
     )
     assert job.ntasks == 8
@@ -127,9 +129,9 @@ def test_an_unknown_partition_is_answered_with_the_nearest(site: str) -> None:
 
 
 def test_an_unknown_option_is_answered_with_the_nearest(site: str) -> None:
-    told = refused(site, ntask_per_node=2)
-    assert "ntask_per_node" in told
-    assert "did you mean 'ntasks_per_node'?" in told
+    answer = refused(site, ntask_per_node=2)
+    assert "ntask_per_node" in answer
+    assert "did you mean 'ntasks_per_node'?" in answer
 
 
 def test_a_launcher_of_the_other_scheduler_is_refused(site: str) -> None:
@@ -169,7 +171,7 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         ((), "no program to run"),
         (("gone.py",), "program gone.py: no such file in "),
@@ -178,12 +180,12 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
     ],
 )
 def test_a_program_that_cannot_run_is_refused_at_once(
-    site: str, here: Path, program: tuple[str, ...], said: str
+    site: str, here: Path, program: tuple[str, ...], message: str
 ) -> None:
     (here / "here-only").touch()
     with pytest.raises(RequestError) as caught:
         hpcjobs.plan(program, site=site)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_a_users_own_settings_of_sbatch_win_over_the_site_and_lose_to_what_the_j
 ) -> None:
     for name, value in {"ACCOUNT": "mine", "PARTITION": "big", "QOS": "other", "TIMELIMIT": "90"}.items():
         monkeypatch.setenv(f"SBATCH_{name}", value)
-    job = settled(site, spec="resources: {qos: normal}\n", time="50m")
+    job = resolve_job(site, spec="resources: {qos: normal}\n", time="50m")
     values = {
         name: (getattr(job.resources, name), job.sources[name]) for name in ("account", "partition", "qos", "time")
     }
@@ -224,19 +226,44 @@ def test_a_users_own_settings_of_sbatch_win_over_the_site_and_lose_to_what_the_j
         "qos": ("normal", "job.yaml"),
         "time": ("00:50:00", "flag"),
     }
-    assert settled(site).resources.time == "01:30:00"
+    assert resolve_job(site).resources.time == "01:30:00"
     played = hpcjobs.plan(["true"], site=replace(hpcjobs.load_site(site), rehearsal=True)).job
     assert (played.resources.account, played.resources.partition) == ("physics", "big"), "a sandbox has no such account"
 
 
-@pytest.mark.parametrize(("name", "value"), [("SBATCH_PARTITION", "nobodys"), ("SBATCH_TIMELIMIT", "soon")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("SBATCH_PARTITION", "nobodys"), ("SBATCH_TIMELIMIT", "soon"), ("SBATCH_CPUS_PER_GPU", "few")]
+)
 def test_a_setting_of_sbatch_that_cannot_be_is_refused_by_the_variables_name(
     site: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    found = refused(site)
-    assert name in found
-    assert value in found
+    result = refused(site)
+    assert name in result
+    assert value in result
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "directive"),
+    [
+        ("SBATCH_MEM_PER_NODE", "4000", "--mem=4000M"),
+        ("SBATCH_MEM_PER_CPU", "1G", "--mem-per-cpu=1G"),
+        ("SBATCH_GRES", "nvme:2", "--gres=gpu:t4:1,nvme:2"),
+        ("SBATCH_GPUS", "2", "--nodes=2"),
+        ("SBATCH_HINT", "nomultithread", "--hint=nomultithread"),
+    ],
+)
+def test_memory_and_gpus_that_a_user_has_set_for_sbatch_are_requested(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, directive: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert f"#SBATCH {directive}\n" in hpcjobs.plan(["true"], site="gcp-t4").script
+
+
+def test_the_page_lists_the_settings_of_sbatch_that_are_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sbatch.md").read_text(encoding="utf-8")
+    section = page.partition("## Settings in the environment\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(SBATCH_[A-Z_]+)`", section)) == set(VARIABLES)
 
 
 def test_no_run_folder_is_made_where_a_link_leads_to_what_each_node_has_for_itself(here: Path) -> None:

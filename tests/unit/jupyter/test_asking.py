@@ -40,7 +40,7 @@ def test_a_token_of_ones_own_is_in_no_command_line_script_or_plan(here: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "said"),
+    ("content", "mode", "message"),
     [
         ("0123456789abcdef-secret", 0o644, "can be read by others"),
         ("short", 0o600, "a token is one line of 16"),
@@ -48,12 +48,14 @@ def test_a_token_of_ones_own_is_in_no_command_line_script_or_plan(here: Path) ->
         (None, 0o600, "No such file"),
     ],
 )
-def test_a_file_that_holds_no_private_token_is_refused(here: Path, content: str | None, mode: int, said: str) -> None:
+def test_a_file_that_holds_no_private_token_is_refused(
+    here: Path, content: str | None, mode: int, message: str
+) -> None:
     file = here / "token"
     if content is not None:
         file.write_text(content)
         file.chmod(mode)
-    assert said in refused(*JUPYTER, "--token-file", str(file))
+    assert message in refused(*JUPYTER, "--token-file", str(file))
 
 
 def test_what_cannot_be_is_refused_by_name(here: Path) -> None:
@@ -74,10 +76,10 @@ def test_a_job_that_is_no_session_is_told_so() -> None:
 
 def test_a_python_without_jupyter_is_refused_before_anything_is_queued(here: Path) -> None:
     (here / "bare.yaml").write_text(json.dumps({"scheduler": "local", "jupyter": {"python": "/usr/bin/python3"}}))
-    said = refused("jupyter", "--site", "./bare.yaml")
-    assert "/usr/bin/python3" in said
-    assert "has no jupyterlab and no jupyter_server and no ipykernel" in said
-    assert "pip install 'jupyterlab>=3' 'jupyter_server>=2' ipykernel" in said
+    output = refused("jupyter", "--site", "./bare.yaml")
+    assert "/usr/bin/python3" in output
+    assert "has no jupyterlab and no jupyter_server and no ipykernel" in output
+    assert "pip install 'jupyterlab>=3' 'jupyter_server>=2' ipykernel" in output
 
 
 def test_servers_of_an_older_generation_are_refused_before_anything_is_queued(here: Path) -> None:
@@ -98,8 +100,8 @@ def test_servers_of_an_older_generation_are_refused_before_anything_is_queued(he
     python.chmod(0o755)
     (here / "old.yaml").write_text(json.dumps({"scheduler": "local", "jupyter": {"python": str(python)}}))
     assert "has jupyter_server 1.24.0, not 2 or newer" in refused("jupyter", "--site", "./old.yaml")
-    said = refused("jupyter", "--site", "./old.yaml", "--notebook")
-    assert "notebook 6.5.4, not 7 or newer and jupyter_server 1.24.0, not 2 or newer" in said
+    output = refused("jupyter", "--site", "./old.yaml", "--notebook")
+    assert "notebook 6.5.4, not 7 or newer and jupyter_server 1.24.0, not 2 or newer" in output
 
 
 def test_a_python_that_is_too_old_is_refused_before_anything_is_queued(here: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_link_that_is_lost_is_made_anew_and_the_session_runs_on(desk: Path, mo
     before = read_until(process, "password:")
     assert "open: http://localhost:" in before
     eventually((desk / "opened").exists, what="the browser")
-    (told,) = ok("jupyter", "list", "--json").json
+    (details,) = ok("jupyter", "list", "--json").json
     (desk / "cut").touch()
     read_until(process, "the connection to front.example is lost: it is made anew; the session runs on")
     calls = len((desk / "calls").read_text().splitlines())
@@ -124,22 +124,22 @@ def test_a_link_that_is_lost_is_made_anew_and_the_session_runs_on(desk: Path, mo
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert f"job {told['job_id']} is ended" in err
+    assert f"job {details['job_id']} is ended" in err
     assert ok("jupyter", "list", "--json").json == []
 
 
 def test_ctrl_c_while_the_link_is_down_says_that_the_session_runs_on(desk: Path) -> None:
     process = start(*CONNECT)
     read_until(process, "password:")
-    (told,) = ok("jupyter", "list", "--json").json
+    (details,) = ok("jupyter", "list", "--json").json
     (desk / "cut").touch()
     read_until(process, "is lost")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert "Traceback" not in err
     assert process.returncode == 3, "the session that Ctrl-C should end has not ended"
-    assert f"job {told['job_id']} runs on: front.example cannot be reached by ssh" in err
-    assert f"`hpcjobs jupyter stop {told['job_id']}` to end it" in err
+    assert f"job {details['job_id']} runs on: front.example cannot be reached by ssh" in err
+    assert f"`hpcjobs jupyter stop {details['job_id']}` to end it" in err
     assert ok("jupyter", "list", "--json").json[0]["state"] == "RUNNING"
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import ok, start, within
+from commandline import moment, ok, start, within
 from imagefile import write_image
 from waiting import eventually
 
@@ -45,20 +45,20 @@ def processes(run_dir: str) -> list[str]:
 def test_jupyterlab_answers_to_its_token_alone_and_stop_leaves_nothing(here: Path, sessions_end: None) -> None:
     folder = here / """it's "my" $(touch x) Ordner, ü"""
     folder.mkdir()
-    told = ok("jupyter", "--site", "local", "-t", "1h", "--detach", "--json", "--dir", str(folder)).json
-    token, run_dir = told["connection"]["token"], Path(told["run_dir"])
-    url = f"http://localhost:{told['connection']['port']}"
-    assert told["url"] == f"{url}/lab?token={token}"
-    assert told["tunnel"] is None
-    assert abs(told["ends"] - time.time() - 3600) < 120
+    details = ok("jupyter", "--site", "local", "-t", "1h", "--detach", "--json", "--dir", str(folder)).json
+    token, run_dir = details["connection"]["token"], Path(details["run_dir"])
+    url = f"http://localhost:{details['connection']['port']}"
+    assert details["url"] == f"{url}/lab?token={token}"
+    assert details["tunnel"] is None
+    assert abs(moment(details["ends"]) - time.time() - 3600) < 120
     assert status(f"{url}/api/contents", token) == 200
     assert status(f"{url}/api/contents") == 403
     assert status(f"{url}/api/contents?token=wrong") == 403
     assert status(f"{url}/hpcjobs/session") == 403
     (listed,) = ok("jupyter", "list", "--json").json
-    assert (listed["job_id"], listed["folder"]) == (told["job_id"], str(folder))
+    assert (listed["job_id"], listed["folder"]) == (details["job_id"], str(folder))
     assert token not in json.dumps(listed)
-    assert ok("jupyter", "open", "--json").json["url"] == told["url"]
+    assert ok("jupyter", "open", "--json").json["url"] == details["url"]
     holding = [path for path in run_dir.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     assert run_dir / "connection.json" in holding
     assert {path.name: path.stat().st_mode & 0o077 for path in holding if path.stat().st_mode & 0o077} == {}
@@ -90,10 +90,10 @@ def site_with_image(here: Path, **jupyter: object) -> str:
 
 def test_the_server_runs_in_the_image_that_is_named(here: Path, code_server: None) -> None:
     site = site_with_image(here)
-    told = ok("jupyter", "--site", site, "--container", "torch", "--code", "--detach", "--json").json
-    assert status(told["url"]) == 200
+    details = ok("jupyter", "--site", site, "--container", "torch", "--code", "--detach", "--json").json
+    assert status(details["url"]) == 200
     entered = (here / "entered").read_text()
-    assert f"{sys.executable} -u {told['run_dir']}/session.pyz serve" in entered
+    assert f"{sys.executable} -u {details['run_dir']}/session.pyz serve" in entered
     assert f"--bind {here}" in entered
 
 
@@ -106,22 +106,22 @@ def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(
     monkeypatch.setenv("PATH", f"{here}/bin:{os.environ['PATH']}")
     kernels = {"mine": sys.executable, "bare": "/usr/bin/python3", "torch 2": "conda:torch2", "gone": "conda:gone"}
     site = site_with_image(here, kernels=kernels)
-    told = ok("jupyter", "--site", site, "--notebook", "--idle", "6s", "--detach", "--json").json
-    headers = {"Authorization": f"token {told['connection']['token']}"}
-    url = f"http://localhost:{told['connection']['port']}/api/"
+    details = ok("jupyter", "--site", site, "--notebook", "--idle", "6s", "--detach", "--json").json
+    headers = {"Authorization": f"token {details['connection']['token']}"}
+    url = f"http://localhost:{details['connection']['port']}/api/"
     with urllib.request.urlopen(urllib.request.Request(f"{url}kernelspecs", headers=headers)) as answer:
         specs = json.load(answer)["kernelspecs"]
     names = {spec["spec"]["display_name"]: name for name, spec in specs.items()}
     assert names.keys() >= {"mine", "torch (image)", "torch 2"}
     assert not names.keys() & {"bare", "gone"}
-    assert "no kernel bare: /usr/bin/python3 has no ipykernel" in ok("logs", told["job_id"]).out
-    wanted = json.dumps({"name": names["torch (image)"]}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{url}kernels", wanted, headers)) as answer:
+    assert "no kernel bare: /usr/bin/python3 has no ipykernel" in ok("logs", details["job_id"]).out
+    expected = json.dumps({"name": names["torch (image)"]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{url}kernels", expected, headers)) as answer:
         kernel = json.load(answer)["id"]
     unix = Path("/proc/net/unix")
     eventually(lambda: re.search(rf"/hpcjobs-\w+/kernel-{kernel}-ipc-1$", unix.read_text(), re.MULTILINE))
-    assert within("wait", told["job_id"], "--timeout", "120").code == 0
-    assert "nobody has done anything" in ok("logs", told["job_id"]).out, "a kernel that does nothing is no activity"
+    assert within("wait", details["job_id"], "--timeout", "120").code == 0
+    assert "the session ends" in ok("logs", details["job_id"]).out, "a kernel that does nothing is no activity"
     assert not re.search(rf"kernel-{kernel}", unix.read_text())
 
 
@@ -132,30 +132,30 @@ def start_together(count: int, *words: str) -> list[dict[str, Any]]:
 
 
 def test_ten_sessions_at_once_have_a_port_each(code_server: None) -> None:
-    found = start_together(10, *CODE)
-    assert len({told["connection"]["port"] for told in found}) == 10
+    sessions = start_together(10, *CODE)
+    assert len({details["connection"]["port"] for details in sessions}) == 10
     assert len(ok("jupyter", "list", "--json").json) == 10
 
 
 @pytest.mark.long
 def test_twenty_jupyterlabs_at_once_have_a_port_each(code_server: None) -> None:
-    found = start_together(20, "jupyter", "--site", "local")
-    assert len({told["connection"]["port"] for told in found}) == 20
-    for told in found:
-        url = f"http://localhost:{told['connection']['port']}/api/contents"
-        codes = [status(url, other["connection"]["token"]) for other in found]
-        assert codes == [200 if other is told else 403 for other in found], "each answers to its own token alone"
+    sessions = start_together(20, "jupyter", "--site", "local")
+    assert len({details["connection"]["port"] for details in sessions}) == 20
+    for details in sessions:
+        url = f"http://localhost:{details['connection']['port']}/api/contents"
+        codes = [status(url, other["connection"]["token"]) for other in sessions]
+        assert codes == [200 if other is details else 403 for other in sessions], "each answers to its own token alone"
 
 
 def test_a_session_ends_when_nobody_does_anything_and_not_before(code_server: None) -> None:
-    told = ok(*CODE, "--idle", "2s", "--detach", "--json").json
+    details = ok(*CODE, "--idle", "2s", "--detach", "--json").json
     until = time.monotonic() + 4
     while time.monotonic() < until:
-        assert status(told["url"]) == 200
+        assert status(details["url"]) == 200
         time.sleep(0.2)
     assert len(ok("jupyter", "list", "--json").json) == 1
-    assert within("wait", told["job_id"], "--timeout", "240").code == 0
-    assert "nobody has done anything" in ok("logs", told["job_id"]).out
+    assert within("wait", details["job_id"], "--timeout", "240").code == 0
+    assert "the session ends" in ok("logs", details["job_id"]).out
 
 
 @pytest.mark.parametrize(("answer", "left"), [("k", 1), ("", 1), ("c", 0)])
@@ -192,13 +192,13 @@ def test_ctrl_c_cancels_where_nobody_can_be_asked(code_server: None) -> None:
 
 def test_the_page_is_told_to_save_ahead_of_the_time_limit(code_server: None) -> None:
     # The note comes once the server answers, which takes seconds on a busy machine.
-    told = ok(*CODE, "-t", "25s", "--detach", "--json").json
-    notice = Path(told["run_dir"]) / "session" / "notice.json"
+    details = ok(*CODE, "-t", "25s", "--detach", "--json").json
+    notice = Path(details["run_dir"]) / "session" / "notice.json"
     eventually(notice.exists)
-    said: dict[str, Any] = json.loads(notice.read_text())
-    assert "Time limit at" in said["text"]
-    assert within("wait", told["job_id"], "--timeout", "240").code != 0
-    assert not (Path(told["run_dir"]) / "connection.json").exists()
+    notice_values: dict[str, Any] = json.loads(notice.read_text())
+    assert "Time limit at" in notice_values["text"]
+    assert within("wait", details["job_id"], "--timeout", "240").code != 0
+    assert not (Path(details["run_dir"]) / "connection.json").exists()
 
 
 def test_a_server_that_dies_is_told_with_the_last_lines_of_its_log(code_server: None, tmp_path: Path) -> None:
@@ -231,16 +231,16 @@ def test_a_password_of_ones_own_configuration_works_and_what_a_session_needs_sta
         json.dumps({"PasswordIdentityProvider": {"hashed_password": hashed}})
     )
     (settings / "jupyter_lab_config.py").write_text("c.ServerApp.port = 1\nc.ServerApp.base_url = '/elsewhere'\n")
-    told = ok("jupyter", "--site", "local", "--detach", "--json").json
-    url = f"http://localhost:{told['connection']['port']}"
-    assert status(f"{url}/api/contents", told["connection"]["token"]) == 200
+    details = ok("jupyter", "--site", "local", "--detach", "--json").json
+    url = f"http://localhost:{details['connection']['port']}"
+    assert status(f"{url}/api/contents", details["connection"]["token"]) == 200
     cookies = http.cookiejar.CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
     with browser.open(f"{url}/login") as page:
         form = page.read().decode()
-    found = re.search(r'name="_xsrf" value="([^"]+)"', form)
-    assert found is not None
-    fields = urllib.parse.urlencode({"_xsrf": found.group(1), "password": "my own password"}).encode()
+    sessions = re.search(r'name="_xsrf" value="([^"]+)"', form)
+    assert sessions is not None
+    fields = urllib.parse.urlencode({"_xsrf": sessions.group(1), "password": "my own password"}).encode()
     browser.open(f"{url}/login", fields).close()
     with browser.open(f"{url}/api/contents") as answer:
         assert answer.status == 200
@@ -251,9 +251,9 @@ def test_a_token_that_was_given_is_in_no_file_after_the_end(here: Path, code_ser
     file = here.parent / "token"
     file.write_text(token)
     file.chmod(0o600)
-    told = ok(*CODE, "--detach", "--json", "--token-file", str(file)).json
-    assert told["connection"]["token"] == token
-    assert ok("jupyter", "stop", told["job_id"]).out == f"stopped {told['job_id']}\n"
-    holding = [p for p in Path(told["run_dir"]).rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
+    details = ok(*CODE, "--detach", "--json", "--token-file", str(file)).json
+    assert details["connection"]["token"] == token
+    assert ok("jupyter", "stop", details["job_id"]).out == f"stopped {details['job_id']}\n"
+    holding = [p for p in Path(details["run_dir"]).rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
     assert holding == []
-    assert ok("jupyter", "stop", told["job_id"]).out == f"had ended already: {told['job_id']}\n"
+    assert ok("jupyter", "stop", details["job_id"]).out == f"had ended already: {details['job_id']}\n"

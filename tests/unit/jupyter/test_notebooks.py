@@ -49,9 +49,11 @@ def test_a_notebook_is_kept_with_what_it_shows_and_nothing_of_the_machine(path: 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_another_site_is_one_name_away(path: Path) -> None:
-    said = [line for cell in code_cells(path) for line in "".join(cell["source"]).splitlines() if '"local"' in line]
-    assert len(said) == 1
-    assert said[0].startswith('SITE = "local"')
+    printed_lines = [
+        line for cell in code_cells(path) for line in "".join(cell["source"]).splitlines() if '"local"' in line
+    ]
+    assert len(printed_lines) == 1
+    assert printed_lines[0].startswith('SITE = "local"')
 
 
 def test_there_are_three() -> None:

@@ -15,7 +15,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def joined() -> tuple[Streams, Streams]:
+async def connect_pair() -> tuple[Streams, Streams]:
     """Both ends of a pipe that goes both ways."""
     here, there = socket.socketpair()
     return await asyncio.open_connection(sock=here), await asyncio.open_connection(sock=there)
@@ -27,15 +27,15 @@ class Carried:
     The far one makes its connections with ``opened``; the usual one leads to ``serve``.
     """
 
-    def __init__(self, serve: Serve, opened: Callable[[int], Awaitable[Streams]] | None = None) -> None:
+    def __init__(self, serve: Serve, open_streams: Callable[[int], Awaitable[Streams]] | None = None) -> None:
         self._serve = serve
-        self._open_connection = opened or (lambda port: asyncio.open_connection("127.0.0.1", port))
+        self._open_connection = open_streams or (lambda port: asyncio.open_connection("127.0.0.1", port))
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Carried:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        near, far = await joined()
+        near, far = await connect_pair()
         mux = Mux(*near, None)
         ends = [mux.run(), Mux(*far, lambda: self._open_connection(port)).run()]
         self._tasks = [asyncio.ensure_future(end) for end in ends]

@@ -11,55 +11,57 @@ from hpcjobs.node.session.tunnel import page, tunnel
 RUN_DIR = Path("/shared/it's mine/run")
 
 
-def settings(**said: object) -> Settings:
+def settings(**options: object) -> Settings:
     usual = {
         "kind": "lab", "folder": "/shared", "bind": "loopback", "address_suffix": "", "ssh_to_nodes": False,
         "tls": False,
         "login": "ada@login", "user": "ada", "relay": ["/opt/py thon"], "srun": "/usr/bin/srun", "slurm_conf": None,
         "idle_s": None, "limit_s": None, "warn_s": 300, "token": None, "kernels": [], "in_image": False, "hidden": {},
     }  # fmt: skip
-    return Settings(**{**usual, **said})  # type: ignore[arg-type]
+    return Settings(**{**usual, **options})  # type: ignore[arg-type]
 
 
-def connection(**said: object) -> Connection:
+def connection(**options: object) -> Connection:
     usual = {
         "schema": 1, "job_id": "17", "kind": "lab", "host": "n07", "address": "127.0.0.1", "port": 41000,
         "socket": None, "token": "secret", "path": "/lab", "python": "python3", "started": 0.0, "ends": None,
         "fingerprint": None,
     }  # fmt: skip
-    return Connection(**{**usual, **said})  # type: ignore[arg-type]
+    return Connection(**{**usual, **options})  # type: ignore[arg-type]
 
 
-def words(asked: Settings, answering: Connection) -> list[str]:
-    way = tunnel(asked, answering, RUN_DIR)
+def words(session_settings: Settings, answering: Connection) -> list[str]:
+    way = tunnel(session_settings, answering, RUN_DIR)
     assert way is not None
-    told = list(way.command(8888))
-    assert told[0] == "ssh"
-    assert "ExitOnForwardFailure=yes" in told, "a port that is taken on the laptop is said at once"
-    assert "secret" not in " ".join(told)
-    return [word for word in told[1:] if word not in ("-o", "ExitOnForwardFailure=yes")]
+    command_line = list(way.command(8888))
+    assert command_line[0] == "ssh"
+    assert "ExitOnForwardFailure=yes" in command_line, "a port that is taken on the laptop is said at once"
+    assert "secret" not in " ".join(command_line)
+    return [argument for argument in command_line[1:] if argument not in ("-o", "ExitOnForwardFailure=yes")]
 
 
 def test_a_server_on_the_nodes_address_is_reached_from_the_login_node() -> None:
-    asked = settings(bind="address", address_suffix="-ib")
-    told = words(asked, connection(address="10.0.0.7"))
-    assert told == ["-N", "-L", "8888:n07-ib:41000", "ada@login"]
+    request = settings(bind="address", address_suffix="-ib")
+    command_line = words(request, connection(address="10.0.0.7"))
+    assert command_line == ["-N", "-L", "8888:n07-ib:41000", "ada@login"]
 
 
 def test_a_server_on_loopback_is_reached_by_an_ssh_to_its_node_through_the_login_node() -> None:
-    told = words(settings(ssh_to_nodes=True), connection())
-    assert told == ["-N", "-J", "ada@login", "-L", "8888:localhost:41000", "ada@n07"]
+    command_line = words(settings(ssh_to_nodes=True), connection())
+    assert command_line == ["-N", "-J", "ada@login", "-L", "8888:localhost:41000", "ada@n07"]
 
 
 def test_a_server_at_a_socket_is_reached_by_an_ssh_to_its_node() -> None:
-    told = words(settings(ssh_to_nodes=True, bind="socket"), connection(address=None, port=None, socket="/tmp/x/s"))
-    assert told == ["-N", "-J", "ada@login", "-L", "8888:/tmp/x/s", "ada@n07"]
+    command_line = words(
+        settings(ssh_to_nodes=True, bind="socket"), connection(address=None, port=None, socket="/tmp/x/s")
+    )
+    assert command_line == ["-N", "-J", "ada@login", "-L", "8888:/tmp/x/s", "ada@n07"]
 
 
 def test_where_nobody_may_ssh_to_a_node_the_login_node_runs_a_relay() -> None:
-    told = words(settings(), connection())
-    assert told[:3] == ["-L", "8888:/tmp/hpcjobs-ada/17.socket", "ada@login"]
-    (remote,) = told[3:]
+    command_line = words(settings(), connection())
+    assert command_line[:3] == ["-L", "8888:/tmp/hpcjobs-ada/17.socket", "ada@login"]
+    (remote,) = command_line[3:]
     assert shlex.split(remote) == ["/opt/py thon", f"{RUN_DIR}/session.pyz", "relay", str(RUN_DIR)]
 
 

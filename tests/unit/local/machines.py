@@ -28,9 +28,9 @@ def until(question: Callable[[], T | None], *, within_s: float = 90) -> T:
     return answer
 
 
-def make_plan(*program: str, **asked: Any) -> Plan:
+def make_plan(*program: str, **options: Any) -> Plan:
     """A plan whose run folder is there."""
-    made = plan(program, **({"site": "local"} | asked))
+    made = plan(program, **({"site": "local"} | options))
     (made.run_dir / "logs").mkdir(mode=0o700, parents=True)
     if made.job.retries is not None:
         (made.run_dir / "node.pyz").write_bytes(pack("hpcjobs.node"))
@@ -48,18 +48,18 @@ class Machine:
         self.local = Local()
         self.plans: dict[str, Plan] = {}
 
-    def submit(self, *program: str, **asked: Any) -> str:
-        made = make_plan(*program, **asked)
+    def submit(self, *program: str, **options: Any) -> str:
+        made = make_plan(*program, **options)
         job_id = self.local.submit(made).job_id
         self.plans[job_id] = made
         return job_id
 
-    def held(self, name: str, *, then: str = "exit 0", **asked: Any) -> str:
+    def held(self, name: str, *, then: str = "exit 0", **options: Any) -> str:
         """A job that says it runs by a file NAME.runs, and goes on when somebody writes to NAME.go."""
         os.mkfifo(self.here / f"{name}.go")
         say = f'echo "$HPCJOBS_JOB_ID ${{CUDA_VISIBLE_DEVICES-unset}}" > {name}.part; mv {name}.part {name}.runs'
         script = f"{say}; read -r _ < {name}.go; {then}"
-        return self.submit("bash", "-c", script, name=name, **asked)
+        return self.submit("bash", "-c", script, name=name, **options)
 
     def let_go(self, name: str) -> None:
         (self.here / f"{name}.go").write_text("go\n")
@@ -75,8 +75,8 @@ class Machine:
         return {record.job_id: record for record in self.local.account([job_id])}
 
     def record(self, job_id: str) -> JobRecord:
-        (found,) = self.local.account([job_id])
-        return found
+        (records,) = self.local.account([job_id])
+        return records
 
     def state(self, job_id: str) -> State:
         return self.record(job_id).state
@@ -86,8 +86,8 @@ class Machine:
 
     def ends_of(self, job_id: str) -> dict[str, JobRecord]:
         def all_ended() -> dict[str, JobRecord] | None:
-            found = self.records(job_id)
-            return found if all(record.state.ended for record in found.values()) else None
+            records = self.records(job_id)
+            return records if all(record.state.ended for record in records.values()) else None
 
         return until(all_ended)
 
@@ -102,25 +102,25 @@ class Machine:
         """The supervisor of a job first; then, each after its parent, those of an array's tasks, and guards."""
         folder = str(state_folder() / "jobs" / job_id)
         left = {pid: tree.parent(pid) for pid, words in commands().items() if folder in words}
-        found: list[int] = []
+        records: list[int] = []
         while left:
             nearest = sorted(pid for pid, parent in left.items() if parent not in left)
-            found += nearest
+            records += nearest
             left = {pid: parent for pid, parent in left.items() if pid not in nearest}
-        return found
+        return records
 
 
 def commands() -> dict[int, list[str]]:
     """Command lines of all living processes."""
-    found = {}
+    records = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
         if words != [""]:  # a zombie has none
-            found[int(folder.name)] = words[:-1]
-    return found
+            records[int(folder.name)] = words[:-1]
+    return records
 
 
 def alive(pid: int) -> bool:

@@ -347,9 +347,8 @@ def test_what_an_enclosing_job_left_in_the_environment_stays_outside(
 
 
 def test_a_site_file_of_one_line_needs_no_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    (machine.here / "site_configs").mkdir()
-    (machine.here / "site_configs" / "mine.yaml").write_text("scheduler: local\npython: /no/python/has/torch\n")
-    job = machine.submit("bash", "-c", 'echo "$RANK of $WORLD_SIZE"', site="mine", ntasks_per_node=2)
+    (machine.here / "mine.yaml").write_text("scheduler: local\npython: /no/python/has/torch\n")
+    job = machine.submit("bash", "-c", 'echo "$RANK of $WORLD_SIZE"', site="./mine.yaml", ntasks_per_node=2)
     assert machine.end_of(job).state == State.COMPLETED, machine.log(job)
     assert sorted(machine.log(job).splitlines()) == ["0: 0 of 2", "1: 1 of 2"]
 
@@ -364,12 +363,11 @@ MODULE = """() {
 def test_a_module_that_was_loaded_at_login_is_loaded_again_in_the_job(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (machine.here / "site_configs").mkdir()
-    (machine.here / "site_configs" / "modules.yaml").write_text("scheduler: local\nmodules: [openmpi/4]\n")
+    (machine.here / "modules.yaml").write_text("scheduler: local\nmodules: [openmpi/4]\n")
     monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
     monkeypatch.setenv("LOADEDMODULES", "gcc/12:openmpi/4")
     monkeypatch.setenv("_LMFILES_", "/modules/gcc/12:/modules/openmpi/4")
-    job = machine.submit("bash", "-c", 'echo "$OF_THE_MODULE"', site="modules", launcher="spawn")
+    job = machine.submit("bash", "-c", 'echo "$OF_THE_MODULE"', site="./modules.yaml", launcher="spawn")
     assert machine.end_of(job).state == State.COMPLETED
     assert machine.log(job) == "yes\n"
 
@@ -391,6 +389,6 @@ def test_runtime_needs_nothing_but_python() -> None:
         "print(['.'.join(n) for n in names if n[1:2] not in (['runtime'], ['processes'], ['files'])])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = {"job_folder", "policy", "queue", "records", "runner", "supervisor"}
+    modules = {"gpus", "job_folder", "policy", "queue", "records", "runner", "supervisor"}
     packages = {"hpcjobs", "hpcjobs.scheduler", "hpcjobs.scheduler.local"}
     assert set(ast.literal_eval(done.stdout)) == packages | {f"hpcjobs.scheduler.local.{name}" for name in modules}

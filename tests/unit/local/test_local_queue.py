@@ -66,7 +66,7 @@ def test_a_job_of_more_tasks_than_cpus_shares_them_and_runs_alone(machine: Machi
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("settings", "options"),
     [
         ({"cpus_per_task": 64}, r"cpus_per_task=64 \(flag\): this machine has 2"),
         ({"mem": "900T"}, r"mem=900T \(flag\): this machine has \d"),
@@ -74,10 +74,10 @@ def test_a_job_of_more_tasks_than_cpus_shares_them_and_runs_alone(machine: Machi
     ],
 )
 def test_what_the_machine_does_not_have_is_refused_with_both_numbers(
-    machine: Machine, asked: dict[str, object], said: str
+    machine: Machine, settings: dict[str, object], options: str
 ) -> None:
-    with pytest.raises(RequestError, match=said):
-        machine.submit("true", **asked)
+    with pytest.raises(RequestError, match=options):
+        machine.submit("true", **settings)
     assert machine.queue() == {}
 
 
@@ -170,10 +170,10 @@ def test_a_job_that_a_job_submits_may_have_any_gpu(machine: Machine, monkeypatch
     assert seen == {"first": ["0,1"], "none": []}
 
 
-@pytest.mark.parametrize("asked", [{"begin": "now+1hour"}, {"hold": True}, {"gres": "nvme:1"}, {"licenses": "x"}])
-def test_what_one_machine_cannot_honour_is_refused_by_name(machine: Machine, asked: dict[str, object]) -> None:
-    with pytest.raises(RequestError, match=next(iter(asked))):
-        machine.submit("true", **asked)
+@pytest.mark.parametrize("settings", [{"begin": "now+1hour"}, {"hold": True}, {"gres": "nvme:1"}, {"licenses": "x"}])
+def test_what_one_machine_cannot_honour_is_refused_by_name(machine: Machine, settings: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match=next(iter(settings))):
+        machine.submit("true", **settings)
 
 
 def test_options_that_describe_a_cluster_are_ignored(machine: Machine) -> None:

@@ -130,9 +130,9 @@ def test_copies_can_be_interrupted_when_a_shell_started_us_in_the_background(her
 def test_killed_it_takes_the_copies_and_their_children_along(here: Path) -> None:
     words = "(trap '' TERM; echo $BASHPID > pid.child$RANK; while :; do sleep 0.1; done) & echo $$ > pid.$RANK; wait"
     process = start(2, "bash", "-c", words)
-    found = pids(here, 4)
+    result = pids(here, 4)
     process.kill()
-    until(lambda: not any(alive(pid) for pid in found))
+    until(lambda: not any(alive(pid) for pid in result))
 
 
 def test_what_copies_leave_in_the_background_ends_with_the_last(here: Path) -> None:

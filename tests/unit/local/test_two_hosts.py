@@ -35,8 +35,8 @@ def hpcjobs(host: str, *words: str) -> subprocess.CompletedProcess[str]:
 def rows(host: str) -> list[dict[str, Any]]:
     answer = hpcjobs(host, "ps", "-a", "--site", "local", "--json")
     assert answer.returncode == 0, answer
-    found: list[dict[str, Any]] = json.loads(answer.stdout)
-    return found
+    document: list[dict[str, Any]] = json.loads(answer.stdout)
+    return document
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.long)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from interpreters import interpreter
 
 from hpcjobs.node import supervisor
 from hpcjobs.node.history import Attempt
@@ -23,6 +23,8 @@ from hpcjobs.pyz import pack
 
 BUDGETS = "timeout=1000000000,preempt=1000000000,node=3,error=0"
 SAVED = 'echo 5 >"$HPCJOBS_CONTROL_DIR/progress"; echo 5 >"$HPCJOBS_CONTROL_DIR/requeue"; '
+AWAIT_SIGNAL = "for _ in {1..60}; do read -rt 1 <> <(:); done"
+"""For a minute; a signal that comes just before a read is heard after it."""
 SCONTROL = """#!/bin/sh
 echo "$*" >>"$LOG"
 case "$*" in
@@ -119,16 +121,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def interpreter(version: str) -> str | None:
-    """A Python of ``version`` on this machine."""
-    pyenv = sorted(Path(pwd.getpwuid(os.getuid()).pw_dir, ".pyenv", "versions").glob(f"{version}.*/bin/python"))
-    if pyenv:
-        return str(pyenv[-1])
-    other = shutil.which(f"python{version}")
-    works = other is not None and subprocess.run([other, "--version"], capture_output=True).returncode == 0
-    return other if works else None  # a shim of pyenv may stand for none
-
-
 @pytest.mark.parametrize("version", ["3.6", "3.13"])
 def test_the_oldest_and_the_newest_python_run_a_job_from_its_first_attempt_to_its_end(
     tmp_path: Path, version: str
@@ -153,7 +145,7 @@ def test_a_script_that_was_killed_after_all_was_saved_is_requeued(node: Node) ->
 
 
 def test_ranks_of_a_script_that_was_killed_save_before_the_job_is_requeued(node: Node) -> None:
-    launcher = f"""(trap '{SAVED} exit' USR1; touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)) & """
+    launcher = f"""(trap '{SAVED} exit' USR1; touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}) & """
     ready = 'until [ -e "$HPCJOBS_CONTROL_DIR/ready" ]; do sleep 0.01; done; '
     began = time.monotonic()
     code, err = node.run(launcher + ready + "kill -9 $$")
@@ -222,7 +214,7 @@ def test_only_the_start_that_reports_the_end_of_an_orphaned_job_does_nothing(nod
 
 
 def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
-    waits = f"trap '{SAVED} exit 143' TERM; touch \"$HPCJOBS_CONTROL_DIR/ready\"; read -rt 60 <> <(:)"
+    waits = f"trap '{SAVED} exit 143' TERM; touch \"$HPCJOBS_CONTROL_DIR/ready\"; {AWAIT_SIGNAL}"
     for says, state in (
         ("JobState=COMPLETING Reason=None Restarts=0", "CANCELLED"),
         ("JobState=COMPLETING Reason=BeginTime Restarts=1", "REQUEUED"),
@@ -246,7 +238,7 @@ def test_term_is_taken_for_what_slurm_says_it_is(node: Node) -> None:
 
 def test_a_cancellation_is_recorded_before_the_kill_where_the_launcher_outlasts_it(node: Node) -> None:
     """As srun does whose step had not yet begun when Slurm signalled the steps."""
-    process = node.begin("""trap '' TERM; touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)""")
+    process = node.begin(f"""trap '' TERM; touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}""")
     wait_until((node.control / "ready").exists)
     node.says("JobState=COMPLETING Reason=None Restarts=0")
     began = time.monotonic()
@@ -281,7 +273,7 @@ def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing
 @pytest.mark.parametrize("reaped", [True, False])
 def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node, reaped: bool) -> None:
     """Also where nobody waits for that process, since slurmstepd was killed as well."""
-    process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
+    process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
     wait_until((node.control / "ready").exists)
     (script,) = children(process.pid)
     process.kill()
@@ -300,7 +292,7 @@ def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Nod
 
 
 def test_rank_0_decides_nothing_while_the_deciding_process_lives(node: Node) -> None:
-    process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
+    process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
     wait_until((node.control / "ready").exists)
     subprocess.run(["sh", node.control / "aftermath"], env=node.environ, check=True)
     assert not (node.run_dir / "attempts.jsonl").exists()
@@ -380,7 +372,7 @@ def test_an_attempt_whose_process_was_killed_after_its_line_was_written_counts_o
 
 
 def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_killed(node: Node) -> None:
-    process = node.begin('touch "$HPCJOBS_CONTROL_DIR/ready"; read -rt 60 <> <(:)')
+    process = node.begin(f'touch "$HPCJOBS_CONTROL_DIR/ready"; {AWAIT_SIGNAL}')
     wait_until((node.control / "ready").exists)
     (script,) = children(process.pid)
     process.kill()
@@ -405,7 +397,7 @@ def test_a_job_that_cannot_write_its_control_directory_is_held(node: Node) -> No
 
 def test_a_preemption_ends_in_order_where_the_control_directory_cannot_be_written(node: Node) -> None:
     full = 'cd "$HPCJOBS_CONTROL_DIR" && mv running old && mkdir running && touch running/full ready'
-    process = node.begin(full + "; trap 'exit 143' TERM; read -rt 60 <> <(:)")
+    process = node.begin(full + f"; trap 'exit 143' TERM; {AWAIT_SIGNAL}")
     wait_until((node.control / "ready").exists)
     node.says("JobState=COMPLETING Restarts=0 Reason=None")
     process.send_signal(signal.SIGTERM)

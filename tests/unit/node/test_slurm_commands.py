@@ -27,12 +27,12 @@ class Cluster:
             "scontrol requeue": Result(0, "", ""),
             "sbatch --test-only": Result(0, "", ""),
         }
-        self.asked: list[list[str]] = []
+        self.queries: list[list[str]] = []
         self.env: dict[str, dict[str, str]] = {}
         self.monotonic, self.wall = 50.0, float(START)
 
     def run(self, words: list[str], env: dict[str, str]) -> Result:
-        self.asked.append(words)
+        self.queries.append(words)
         self.env[words[0]] = env
         if words[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
             return Result(0, self.job + "\n", "")
@@ -49,7 +49,7 @@ class Cluster:
                      wall=lambda: self.wall, sleep=self.sleep)  # fmt: skip
 
     def commands(self, start: str) -> list[str]:
-        return [" ".join(words) for words in self.asked if " ".join(words).startswith(start)]
+        return [" ".join(words) for words in self.queries if " ".join(words).startswith(start)]
 
 
 def controller_says(now: int) -> Result:
@@ -62,8 +62,8 @@ def test_a_task_of_an_array_is_named_by_its_array_and_index_even_if_its_raw_id_i
     slurm.read_limit()
     slurm.read_earlier_cause(slurm.job_id)
     slurm.start_again(["n1"])
-    assert {words[-1] for words in cluster.asked if words[:2] == ["scontrol", "requeue"]} == {"42_2"}
-    named = [" ".join(words) for words in cluster.asked if any("42" in word for word in words)]
+    assert {words[-1] for words in cluster.queries if words[:2] == ["scontrol", "requeue"]} == {"42_2"}
+    named = [" ".join(words) for words in cluster.queries if any("42" in argument for argument in words)]
     assert named
     assert all("42_2" in line for line in named), named
 
@@ -149,7 +149,7 @@ def test_suspects_are_left_out_under_slurms_names_and_only_where_the_job_remains
     assert cluster.slurm.start_again(["n2.cluster.example", "n2", "stranger"]).decision == "requeued"
     assert cluster.commands("scontrol update") == ["scontrol update JobId=42 ExcNodeList=n9,n2"]
     cluster.answers["sbatch --test-only"] = Result(1, "", "Requested node configuration is not available")
-    cluster.asked.clear()
+    cluster.queries.clear()
     assert cluster.slurm.start_again(["n2"]).decision == "requeued"
     assert cluster.commands("scontrol update") == []
 

@@ -66,7 +66,7 @@ def test_a_job_that_is_not_there_is_named(jobs: Path, words: tuple[str, ...], co
 
 
 def test_waiting_ends_when_what_a_job_depends_on_can_never_happen(jobs: Path) -> None:
-    row = ["11", "plain", "PENDING", "DependencyNeverSatisfied", "main", "", "1", "%s", "N/A", "0:00", "x"]
+    row = ["11", "plain", "PENDING", "DependencyNeverSatisfied", "main", "", "1", "%s", "N/A", "0:00", "1:00:00", "x"]
     answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
     answered = within("wait", "--timeout", "20", "11")
     assert answered.code == 1

@@ -30,11 +30,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
 
 
 def wrote(entry: Entry, state: str, **more: object) -> None:
-    told = {"job_id": "7", "state": state, "exit_code": None, "started": 5, "ended": None, "nodes": "n1"} | more
-    (Path(entry.run_dir) / "state.json").write_text(json.dumps(told), encoding="utf-8")
+    state_values = {"job_id": "7", "state": state, "exit_code": None, "started": 5, "ended": None, "nodes": "n1"} | more
+    (Path(entry.run_dir) / "state.json").write_text(json.dumps(state_values), encoding="utf-8")
 
 
-def told(entry: Entry) -> list[tuple[str, str, str | None, str | None]]:
+def read_statuses(entry: Entry) -> list[tuple[str, str, str | None, str | None]]:
     (known,) = statuses([entry], connect=nobody)
     return [(record.job_id, record.state.value, record.reason, record.node_list) for record in known.records]
 
@@ -42,25 +42,25 @@ def told(entry: Entry) -> list[tuple[str, str, str | None, str | None]]:
 def test_a_job_that_waited_or_ran_ended_with_its_cluster(job: Entry) -> None:
     wrote(job, "RUNNING")
     farewell.end_all(CONF)
-    assert told(job) == [("7", "CANCELLED", "its cluster was taken down", "n1")]
+    assert read_statuses(job) == [("7", "CANCELLED", "its cluster was taken down", "n1")]
 
 
 def test_a_job_that_wrote_its_end_has_that_one(job: Entry) -> None:
     wrote(job, "FAILED", exit_code=3, ended=9)
     farewell.end_all(CONF)
-    assert told(job) == [("7", "FAILED", None, "n1")]
+    assert read_statuses(job) == [("7", "FAILED", None, "n1")]
 
 
 def test_each_task_of_an_array_that_never_began_is_told(job: Entry) -> None:
     index.add(waiting := replace(job, array="0-1"))
     farewell.end_all(CONF)
-    assert [row[:2] for row in told(waiting)] == [("7_0", "CANCELLED"), ("7_1", "CANCELLED")]
+    assert [row[:2] for row in read_statuses(waiting)] == [("7_0", "CANCELLED"), ("7_1", "CANCELLED")]
 
 
 def test_jobs_of_other_clusters_are_left_alone(job: Entry) -> None:
     farewell.end_all("/another/slurm.conf")
     with pytest.raises(AssertionError, match="was asked"):
-        told(job)
+        read_statuses(job)
 
 
 def test_nobody_is_asked_where_every_end_is_known(job: Entry) -> None:

@@ -63,7 +63,7 @@ def test_the_index_is_the_users_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "expected"),
     [
         (["101"], ["101"]),
         (["101-104"], ["101", "102", "104"]),
@@ -75,8 +75,8 @@ def test_the_index_is_the_users_alone() -> None:
         (["sweep", "101", "101-102"], ["200", "101", "102"]),
     ],
 )
-def test_jobs_are_named_by_id_range_task_and_name(jobs: None, words: list[str], found: list[str]) -> None:
-    assert ids(*words) == found
+def test_jobs_are_named_by_id_range_task_and_name(jobs: None, words: list[str], expected: list[str]) -> None:
+    assert ids(*words) == expected
 
 
 def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("text", "message"),
     [
         ("103", "no job 103 was submitted with hpcjobs"),
         ("300-400", "no job in the range 300-400"),
@@ -99,18 +99,18 @@ def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Pa
         ("1-99999999999", "no job in the range"),
     ],
 )
-def test_a_word_that_names_no_job_is_answered_with_help(jobs: None, word: str, said: str) -> None:
+def test_a_word_that_names_no_job_is_answered_with_help(jobs: None, text: str, message: str) -> None:
     with pytest.raises(UnknownJobError) as caught:
-        select([word])
-    assert said in str(caught.value)
+        select([text])
+    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["101", "101-101"])
-def test_an_id_that_two_sites_gave_out_needs_the_site(jobs: None, word: str) -> None:
+@pytest.mark.parametrize("text", ["101", "101-101"])
+def test_an_id_that_two_sites_gave_out_needs_the_site(jobs: None, text: str) -> None:
     index.add(entry("101", site="gcp-t4", run_dir="/runs/another"))
     with pytest.raises(RequestError, match="exists on several sites: tu-hpc, gcp-t4"):
-        select([word])
-    assert [e.site for e in select([word], site="gcp-t4")] == ["gcp-t4"]
+        select([text])
+    assert [e.site for e in select([text], site="gcp-t4")] == ["gcp-t4"]
 
 
 def test_the_newest_job_is_the_last_one_submitted(jobs: None) -> None:

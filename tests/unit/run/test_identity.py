@@ -13,10 +13,8 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.job.plan import plan
-from hpcjobs.run import folder, index
+from hpcjobs.run import index
 from hpcjobs.run.accounting_file import SETTLED_S
-from hpcjobs.run.adopt import adopt_job
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
@@ -48,8 +46,8 @@ class Slurm:
         return self.queued
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        wanted = set(job_ids)
-        return [record for record in self.accounted if record.job_id.split("_")[0] in wanted]
+        expected = set(job_ids)
+        return [record for record in self.accounted if record.job_id.split("_")[0] in expected]
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         self.cancelled += job_ids
@@ -134,8 +132,9 @@ def test_a_record_of_another_job_with_the_same_id_is_never_cancelled_or_believed
 def test_a_stranger_in_the_queue_with_the_id_of_our_job_is_listed_as_another_job(
     job: Entry, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (here / "site_configs").mkdir()
-    (here / "site_configs" / "mine.yaml").write_text(SITE % job.slurm_conf)
+    folder = Path.home() / ".config" / "hpcjobs" / "site_configs"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(SITE % job.slurm_conf)
     monkeypatch.setenv("HPCJOBS_SITE", "mine")
     write_state(job, "COMPLETED", exit_code=0, ended=NOW - 3000)
     queue = Slurm([record(State.RUNNING, name="theirs", submitted=NOW - 5)])
@@ -190,16 +189,16 @@ def test_a_job_requeued_by_hand_is_asked_about_again(job: Entry) -> None:
     write_state(job, "COMPLETED", exit_code=0, ended=NOW - 3000)
     first = record(State.COMPLETED, "sacct", ended=NOW - 3000, exit_code=0)
     assert states(job, Slurm(accounted=[first])) == [(State.COMPLETED, "sacct")]
-    kept = Path(job.run_dir) / "accounting.json"
-    assert kept.exists()
+    is_kept = Path(job.run_dir) / "accounting.json"
+    assert is_kept.exists()
     again = {"submitted": NOW - 9, "started": NOW - 5, "command": f"{job.run_dir}/job.sh"}
     assert states(job, Slurm([record(State.RUNNING, **again)])) == [(State.RUNNING, "squeue")]
-    assert not kept.exists()
+    assert not is_kept.exists()
 
 
 def test_what_a_job_wrote_after_its_accounting_was_kept_makes_it_be_asked_again(job: Entry) -> None:
-    kept = record(State.COMPLETED, "sacct", ended=NOW - 90_000)
-    assert states(job, Slurm(accounted=[kept])) == [(State.COMPLETED, "sacct")]
+    is_kept = record(State.COMPLETED, "sacct", ended=NOW - 90_000)
+    assert states(job, Slurm(accounted=[is_kept])) == [(State.COMPLETED, "sacct")]
     write_state(job, "FAILED", started=NOW - 60, ended=NOW - 50, exit_code=4)
     later = time.time() + 60
     os.utime(Path(job.run_dir) / "state.json", (later, later))
@@ -222,7 +221,7 @@ def test_the_accountings_end_counts_where_the_job_still_says_running(job: Entry)
 
 
 @pytest.mark.parametrize(
-    ("early", "kept"),
+    ("early", "is_kept"),
     [
         ({"node_list": "n1", "ended": -2.0}, False),
         ({"node_list": "n[1-2]", "ended": -2.0}, True),
@@ -231,35 +230,12 @@ def test_the_accountings_end_counts_where_the_job_still_says_running(job: Entry)
     ],
 )
 def test_an_accounting_record_is_kept_once_it_agrees_with_the_job(
-    job: Entry, early: dict[str, object], kept: bool
+    job: Entry, early: dict[str, object], is_kept: bool
 ) -> None:
     early = early | {"ended": time.time() + float(str(early["ended"]))}  # the module may have been read minutes ago
     write_state(job, "FAILED", exit_code=1, ended=early["ended"], nodes="n[1-2]")
     states(job, Slurm(accounted=[record(State.FAILED, "sacct", exit_code=1, **early)]))
-    assert (Path(job.run_dir) / "accounting.json").exists() == kept
-
-
-def test_a_job_that_nobody_recorded_is_adopted_as_the_cluster_it_says_it_is_of(here: Path) -> None:
-    asked = plan(["true"], site="local", launcher="spawn")
-    folder.create(asked, None)
-    written = {"job_id": "L3", "state": "RUNNING", "exit_code": None, "started": NOW, "ended": None, "nodes": "beta"}
-    (asked.run_dir / "state.json").write_text(json.dumps(written | {"cluster": "beta"}), encoding="utf-8")
-    entry = adopt_job(asked.run_dir, Slurm())
-    assert entry is not None
-    assert (entry.job_id, entry.cluster) == ("L3", "beta")
-
-
-def test_a_tasks_own_id_is_not_taken_for_its_arrays(here: Path) -> None:
-    asked = plan(["true"], site="local", launcher="spawn", array="0-1")
-    folder.create(asked, None)
-    (asked.run_dir / "1").mkdir()
-    written = {"job_id": "8", "state": "RUNNING", "exit_code": None, "started": NOW, "ended": None, "nodes": "n1"}
-    (asked.run_dir / "1" / "state.json").write_text(json.dumps(written), encoding="utf-8")
-    assert adopt_job(asked.run_dir, Slurm()) is None
-    script = f"{asked.run_dir}/job.sh"
-    entry = adopt_job(asked.run_dir, Slurm([JobRecord("7_[0-1]", State.PENDING, "squeue", command=script)]))
-    assert entry is not None
-    assert entry.job_id == "7"
+    assert (Path(job.run_dir) / "accounting.json").exists() == is_kept
 
 
 def test_a_sweep_takes_no_stranger_in_the_queue_for_its_own_array(job: Entry) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import tracemalloc
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from hpcjobs.run.index import Entry
 from hpcjobs.run.log_file import Tail, find_start, line_time
 from hpcjobs.run.logs import Selection, follow, lines
+from hpcjobs.run.merged_lines import merge_ranks
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 
 
@@ -32,8 +34,8 @@ def test_the_last_lines_are_those_that_were_asked_for(tmp_path: Path) -> None:
     entry = job(tmp_path)
     assert list(lines(entry, selection=Selection(last=2))) == ["2: step 98\n", "3: step 99\n"]
     assert list(lines(entry, selection=Selection(last=2, rank=1))) == ["step 93\n", "step 97\n"]
-    wanted = Selection(last=1, pattern=re.compile(r"^step \d0$"))
-    assert list(lines(entry, selection=wanted)) == ["2: step 90\n"]
+    expected = Selection(last=1, pattern=re.compile(r"^step \d0$"))
+    assert list(lines(entry, selection=expected)) == ["2: step 90\n"]
     assert list(lines(entry, selection=Selection(last=0))) == []
     assert len(list(lines(entry, selection=Selection(last=1000)))) == 100
 
@@ -128,3 +130,44 @@ def test_a_job_that_is_requeued_is_followed_on_to_its_end(tmp_path: Path) -> Non
     slurm = Requeuing(tmp_path)
     came = list(follow(job(tmp_path), connect=slurm.connect, clock=lambda: slurm.now, pause=slurm.pause))
     assert came == ["first start\n", "second start\n"]
+
+
+def test_equal_lines_of_several_ranks_are_one_line_and_each_ranks_order_stays() -> None:
+    lines = ["0: a\n", "0: b\n", "1: a\n", "hpcjobs: note\n", "1: b\n", "02: a\n", "1: b\n", "0: a\n", "5: a\n"]
+    assert list(merge_ranks(lines)) == [
+        "0-1: a\n",
+        "0: b\n",
+        "hpcjobs: note\n",
+        "1: b\n",
+        "0,2,5: a\n",
+        "1: b\n",
+    ]
+
+
+def test_merging_holds_back_a_bounded_number_of_lines() -> None:
+    source = (f"0: {n}\n" for n in count())
+    assert next(iter(merge_ranks(source))) == "0: 0\n"
+    assert next(source) == "0: 101\n"
+
+
+def test_the_hour_of_a_line_is_no_rank(tmp_path: Path) -> None:
+    dated = ["12:30:45 a\n", "12:30:45,123 b\n", "12:31 c\n"]
+    assert list(merge_ranks(dated)) == dated
+    log(tmp_path, "".join(dated))
+    assert list(lines(job(tmp_path), rank=12)) == []
+    assert list(lines(job(tmp_path), selection=Selection(pattern=re.compile("^12:30")))) == dated[:2]
+
+
+def test_a_long_line_without_an_end_is_read_in_linear_time_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "progress.log"
+    path.write_bytes(b"50 %\r" * (8 << 20))
+    tail = Tail(path)
+    began = time.process_time()
+    assert list(tail.news(last=False)) == []
+    first_s = time.process_time() - began
+    assert first_s < 5
+    began = time.process_time()
+    assert [list(tail.news(last=False)) for _ in range(20)] == [[]] * 20
+    assert time.process_time() - began < max(first_s, 0.1)
+    (line,) = tail.news(last=True)
+    assert len(line) == (40 << 20) + 1

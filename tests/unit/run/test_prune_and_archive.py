@@ -53,10 +53,10 @@ def pruned(*words: str) -> list[str]:
 def test_old_jobs_are_listed_and_removed_only_when_asked(here_with_slurm: Path) -> None:
     old, recent = job(here_with_slurm, "1", days=40), job(here_with_slurm, "2", days=3)
     unaccounted = job(here_with_slurm, "3", days=50, state=None)
-    assert "1 jobs, " in ok("prune").out
+    assert "1 job, " in ok("prune").out
     assert old.exists()
     answered = ok("prune", "--remove")
-    assert "1 jobs of that age run, wait, or are not accounted for, and stay" in answered.err
+    assert "not listed: 1 job of that age, still waiting, running, or not accounted for" in answered.err
     assert (old.exists(), recent.exists(), unaccounted.exists()) == (False, True, True)
     assert [entry.job_id for entry in index.entries()] == ["3", "2"]
 
@@ -78,8 +78,8 @@ def test_what_is_no_run_folder_of_the_job_is_left_alone(here_with_slurm: Path) -
     linked = job(here_with_slurm, "2", days=40)
     linked.rename(here_with_slurm / "elsewhere")
     linked.symlink_to(here_with_slurm / "elsewhere")
-    gone = job(here_with_slurm, "3", days=40)
-    subprocess.run(["rm", "-r", gone], check=True)
+    removed = job(here_with_slurm, "3", days=40)
+    subprocess.run(["rm", "-r", removed], check=True)
     assert pruned("--remove") == ["3"]
     assert (other.exists(), (here_with_slurm / "elsewhere").exists()) == (True, True)
     assert [entry.job_id for entry in index.entries()] == ["1", "2"]
@@ -87,7 +87,7 @@ def test_what_is_no_run_folder_of_the_job_is_left_alone(here_with_slurm: Path) -
 
 def test_a_job_that_was_requeued_since_is_no_old_job(here_with_slurm: Path, tmp_path: Path) -> None:
     folder = job(here_with_slurm, "1", days=0.5)
-    row = ["1", "job1", "RUNNING", "None", "main", "n1", "1", "%s", "%s", "1:00", str(folder / "job.sh")]
+    row = ["1", "job1", "RUNNING", "None", "main", "n1", "1", "%s", "%s", "1:00", "1:00:00", str(folder / "job.sh")]
     answer(tmp_path / "slurm", "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s) $(date +%s)")
     assert pruned("--older-than", "1h", "--remove") == []
     assert folder.exists()

@@ -66,9 +66,9 @@ def test_a_full_disk_refuses_a_submission_and_leaves_nothing(runs: Path) -> None
 
 
 def test_a_disk_that_is_full_once_the_job_is_accepted_keeps_id_script_and_folder(runs: Path) -> None:
-    asked = plan(["true"], site="local", launcher="spawn")
+    request = plan(["true"], site="local", launcher="spawn")
     with pytest.warns(HpcJobsWarning, match="job L9 was accepted, but could not be recorded in its run folder"):
-        handle = submit(asked, scheduler=FillsTheDisk(runs))
+        handle = submit(request, scheduler=FillsTheDisk(runs))
     assert handle.id == "L9"
     assert (handle.run_dir / "job.sh").exists()
     assert within("show", "L9").out.startswith("job L9  true")

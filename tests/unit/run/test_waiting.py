@@ -54,8 +54,8 @@ class Cluster:
             if before < end <= self.now and self._traps:
                 code = self.codes.get(job_id, 0)
                 state = {"job_id": job_id, "state": "FAILED" if code else "COMPLETED", "exit_code": code}
-                told = state | {"started": 0, "ended": end, "nodes": "n1", "restarts": 0, "first_failure": None}
-                (self._folder / job_id.replace("_", "/") / "state.json").write_text(json.dumps(told))
+                state_file = state | {"started": 0, "ended": end, "nodes": "n1", "restarts": 0, "first_failure": None}
+                (self._folder / job_id.replace("_", "/") / "state.json").write_text(json.dumps(state_file))
 
     def submit(self, plan: Plan) -> Submitted:
         pytest.fail("waiting submits nothing")
@@ -70,7 +70,7 @@ class Cluster:
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         self.account_asked.append(self.now)
-        wanted = set(job_ids)
+        expected = set(job_ids)
         return [
             JobRecord(
                 job_id=j.split("_")[0] if self.now < self.bare.get(j, 0.0) else j,
@@ -78,7 +78,7 @@ class Cluster:
                 state=State.FAILED if self.codes.get(j) else State.COMPLETED,
             )
             for j, end in self._ends.items()
-            if max(end, self.late.get(j, 0.0)) <= self.now and j.split("_")[0] in wanted
+            if max(end, self.late.get(j, 0.0)) <= self.now and j.split("_")[0] in expected
         ]  # fmt: skip
 
     def cancel(self, job_ids: Iterable[str]) -> None:
@@ -166,7 +166,7 @@ def test_any_error_of_a_scheduler_that_has_answered_is_survived_and_reported_onc
 def test_waiting_on_a_silent_scheduler_still_gives_up_in_time(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1": 300.0}, traps=False)
     cluster.down_after = 50.0
-    with pytest.raises(TimeoutError, match="not ended after 900 s: 1"):
+    with pytest.raises(TimeoutError, match="job 1 has not ended after 900 s"):
         cluster.wait(timeout_s=900)
 
 
@@ -179,17 +179,17 @@ def test_a_scheduler_silent_from_the_start_is_an_error(tmp_path: Path) -> None:
 
 def test_waiting_gives_up_when_told_to_and_names_who_is_left(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1": 5.0, "2": 500.0})
-    with pytest.raises(TimeoutError, match=r"not ended after 20 s: 2$"):
+    with pytest.raises(TimeoutError, match=r"job 2 has not ended after 20 s$"):
         cluster.wait(timeout_s=20)
 
 
 def test_what_the_accounting_said_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1": 5.0})
     cluster.wait()
-    asked = len(cluster.queue_asked), len(cluster.account_asked)
+    counts = len(cluster.queue_asked), len(cluster.account_asked)
     (known,) = statuses(cluster.entries, connect=cluster.connect)
     assert (known.records[0].state, known.records[0].source) == (State.COMPLETED, "sacct")
-    assert (len(cluster.queue_asked), len(cluster.account_asked)) == asked
+    assert (len(cluster.queue_asked), len(cluster.account_asked)) == counts
 
 
 def test_a_job_nobody_knows_ends_the_waiting_as_a_failure(tmp_path: Path) -> None:

@@ -201,10 +201,13 @@ def test_slurm_conf_says_the_limits_of_the_site() -> None:
 
 def test_processes_are_known_by_cgroups_where_that_was_asked_for() -> None:
     folder = Folder(Path("/var/lib/x"))
-    plain, asked = (settle(Shape(proctrack=how), load_site("sandbox")) for how in (None, "cgroup"))
+    plain, with_cgroup = (settle(Shape(proctrack=how), load_site("sandbox")) for how in (None, "cgroup"))
     assert "ProctrackType=proctrack/linuxproc\n" in slurm_conf(plain, folder)
-    assert "ProctrackType=proctrack/cgroup\n" in slurm_conf(asked, folder)
-    assert cgroup_conf(asked, folder, version=(22, 5)) == f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder.cgroups}\n"
+    assert "ProctrackType=proctrack/cgroup\n" in slurm_conf(with_cgroup, folder)
+    assert (
+        cgroup_conf(with_cgroup, folder, version=(22, 5))
+        == f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder.cgroups}\n"
+    )
     assert cgroup_conf(plain, folder, version=(22, 5)) is None
     assert cgroup_conf(plain, folder, version=(24, 11)) == "CgroupPlugin=disabled\n"
 

@@ -14,8 +14,8 @@ import pytest
 from hpcjobs import sandbox
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.sandbox import packages
-from hpcjobs.sandbox.daemons import Daemon, alive, recorded, spawn, until
-from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, locked
+from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons, spawn, until
+from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, lock
 from hpcjobs.sandbox.hosts_file import add_block, has_block, remove_block
 from hpcjobs.sandbox.teardown import processes, take_down
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     for path in (made.root, made.log, made.daemons, made.namespaces):
         path.mkdir()
     yield made
-    for daemon in recorded(made):
+    for daemon in recorded_daemons(made):
         if alive(daemon):
             os.kill(daemon.pid, 9)
         if Path(f"/proc/{daemon.pid}").exists():
@@ -68,7 +68,7 @@ def test_a_folder_with_someone_elses_files_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").touch()
-    with pytest.raises(RequestError, match="no sandbox put there"), locked(Folder(mine)):
+    with pytest.raises(RequestError, match="no sandbox put there"), lock(Folder(mine)):
         pass
     assert [path.name for path in mine.iterdir()] == ["thesis.tex"]
 
@@ -78,12 +78,12 @@ def test_the_lock_makes_a_second_command_wait_and_survives_removal(tmp_path: Pat
     folder, order = Folder(tmp_path / "root"), []
 
     def second() -> None:
-        with locked(folder):
+        with lock(folder):
             order.append("second")
             assert folder.is_ours()
 
     thread = threading.Thread(target=second)
-    with locked(folder):
+    with lock(folder):
         thread.start()
         thread.join(0.1)
         order.append("first")
@@ -102,7 +102,7 @@ def test_a_folder_that_slurm_or_a_host_could_not_use_is_refused(root: str) -> No
 def test_a_daemon_is_recorded_with_its_start_time_and_known_again(folder: Folder) -> None:
     """A later process of the same pid is not the daemon."""
     daemon = start(folder, "napper", "import time", "time.sleep(60)")
-    assert recorded(folder) == [daemon]
+    assert recorded_daemons(folder) == [daemon]
     assert alive(daemon)
     assert not alive(msgspec.structs.replace(daemon, start_ticks=daemon.start_ticks - 1))
     assert os.getsid(daemon.pid) == daemon.pid
@@ -151,7 +151,7 @@ def test_a_record_that_cannot_be_read_does_not_stop_taking_down(folder: Folder) 
     """Its daemon is found by namespace."""
     (folder.daemons / "half.json").write_text('{"name": "ha')
     take_down(folder)
-    assert recorded(folder) == []
+    assert recorded_daemons(folder) == []
 
 
 def test_missing_packages_are_named_with_the_apt_line(monkeypatch: pytest.MonkeyPatch) -> None:

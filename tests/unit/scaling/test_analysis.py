@@ -47,87 +47,87 @@ def amdahl(serial: float, *sizes: int) -> dict[int, float]:
 
 
 def study(**more: Any) -> Study:
-    asked = {"name": "s", "site": "local", "mode": "strong", "program": ("ddp",), "repeats": 3,
+    request = {"name": "s", "site": "local", "mode": "strong", "program": ("ddp",), "repeats": 3,
              "sizes": (Size(nodes=1, ntasks_per_node=1), Size(nodes=2, ntasks_per_node=1))}  # fmt: skip
-    return Study(**{**asked, **more})
+    return Study(**{**request, **more})
 
 
 def test_table_speedup_and_efficiency_are_against_the_smallest_size() -> None:
-    found = analyse(runs({2: 100, 4: 180}), mode="strong")
-    assert [group.n for group in found.groups] == [2, 4]
-    assert found.groups[1].speedup.value == pytest.approx(1.8)
-    assert found.groups[1].efficiency.value == pytest.approx(0.9)
-    assert found.groups[1].efficiency.low < 0.9 < found.groups[1].efficiency.high
-    first = found.groups[0]
+    analysis = analyse(runs({2: 100, 4: 180}), mode="strong")
+    assert [group.n for group in analysis.groups] == [2, 4]
+    assert analysis.groups[1].speedup.value == pytest.approx(1.8)
+    assert analysis.groups[1].efficiency.value == pytest.approx(0.9)
+    assert analysis.groups[1].efficiency.low < 0.9 < analysis.groups[1].efficiency.high
+    first = analysis.groups[0]
     assert (first.communication, first.data_wait, first.compute) == pytest.approx((0.2, 0.1, 0.7))
     assert first.cost_per_million == pytest.approx(500)
 
 
 def test_with_two_sizes_no_law_is_used_and_the_summary_gives_the_reason() -> None:
-    found = analyse(runs(amdahl(0.05, 1, 2)), mode="strong")
-    assert found.chosen is None
-    assert found.doubling is None
-    assert "too few to choose a law" in found.summary[0]
+    analysis = analyse(runs(amdahl(0.05, 1, 2)), mode="strong")
+    assert analysis.chosen is None
+    assert analysis.doubling is None
+    assert "too few to choose a law" in analysis.summary[0]
 
 
 def test_with_three_sizes_amdahl_is_used() -> None:
-    found = analyse(runs(amdahl(0.05, 1, 2, 4)), mode="strong")
-    assert found.chosen is not None
-    assert found.chosen.law.name == "Amdahl"
-    serial = found.chosen.parameters["serial"]
+    analysis = analyse(runs(amdahl(0.05, 1, 2, 4)), mode="strong")
+    assert analysis.chosen is not None
+    assert analysis.chosen.law.name == "Amdahl"
+    serial = analysis.chosen.parameters["serial"]
     assert serial.low < 0.05 < serial.high
 
 
 def test_a_knee_beyond_what_was_measured_is_called_an_extrapolation() -> None:
     """s = 0.05: 80 % at N = 6 exactly, as 1 / (1 + 0.05 (N - 1)) says; measured up to 4."""
-    found = analyse(runs(amdahl(0.05, 1, 2, 4)), mode="strong")
-    assert found.knee.measured == 4
-    assert found.knee.fitted is not None
-    low, high = found.knee.fitted.low, found.knee.fitted.high
+    analysis = analyse(runs(amdahl(0.05, 1, 2, 4)), mode="strong")
+    assert analysis.knee.measured == 4
+    assert analysis.knee.fitted is not None
+    low, high = analysis.knee.fitted.low, analysis.knee.fitted.high
     assert low is not None
     assert high is not None
     assert low < 6 < high
-    assert found.knee.beyond
-    assert any("extrapolation beyond the 4 measured" in line for line in found.summary)
-    assert any("if the law holds beyond what was measured" in line for line in found.summary)
+    assert analysis.knee.beyond
+    assert any("extrapolation beyond the 4 measured" in line for line in analysis.summary)
+    assert any("if the law holds beyond what was measured" in line for line in analysis.summary)
 
 
 def test_a_study_that_gets_slower_with_more_is_described_by_usl() -> None:
     usl = {n: 1000 * n / (1 + 0.1 * (n - 1) + 0.02 * n * (n - 1)) for n in (1, 2, 4, 8, 16)}
-    found = analyse(runs(usl), mode="strong")
-    assert found.chosen is not None
-    assert found.chosen.law.name == "USL"
+    analysis = analyse(runs(usl), mode="strong")
+    assert analysis.chosen is not None
+    assert analysis.chosen.law.name == "USL"
 
 
 def test_three_sizes_that_fall_are_not_told_by_amdahl() -> None:
     """As on a slow network: Amdahl's law would put its serial fraction at 1 and be half wrong everywhere."""
-    found = analyse(runs({1: 10_800, 2: 3_600, 4: 2_300}), mode="strong")
-    assert found.chosen is not None
-    assert found.chosen.law.name == "USL"
-    assert "falls" in found.summary[0]
-    assert found.knee.measured == 1
-    assert found.knee.fitted is not None
-    assert 1 <= found.knee.fitted.value < 2
+    analysis = analyse(runs({1: 10_800, 2: 3_600, 4: 2_300}), mode="strong")
+    assert analysis.chosen is not None
+    assert analysis.chosen.law.name == "USL"
+    assert "falls" in analysis.summary[0]
+    assert analysis.knee.measured == 1
+    assert analysis.knee.fitted is not None
+    assert 1 <= analysis.knee.fitted.value < 2
 
 
 def test_a_law_that_misses_the_runs_is_not_used_only_because_there_are_three_sizes() -> None:
     """A study of Horovod on two cores: four hosts share them."""
     measured = pl.Series([41_322, 36_265, 38_437, 42_533, 37_055, 34_417, 15_993, 9_708, 10_648], dtype=pl.Float64)
-    found = analyse(runs({1: 1, 2: 1, 4: 1}).with_columns(measured.alias("throughput")), mode="strong")
-    amdahl, usl = found.fits
+    analysis = analyse(runs({1: 1, 2: 1, 4: 1}).with_columns(measured.alias("throughput")), mode="strong")
+    amdahl, usl = analysis.fits
     assert amdahl.rms > 0.25 > usl.rms
-    assert found.chosen is usl
+    assert analysis.chosen is usl
 
 
 def test_no_law_is_used_where_none_fits() -> None:
-    found = analyse(runs({1: 100, 2: 400, 4: 80, 8: 900}), mode="strong")
-    assert found.chosen is None
-    assert "No law fits the runs" in found.summary[0]
+    analysis = analyse(runs({1: 100, 2: 400, 4: 80, 8: 900}), mode="strong")
+    assert analysis.chosen is None
+    assert "No law fits the runs" in analysis.summary[0]
 
 
 def test_weak_scaling_is_fitted_by_gustafson() -> None:
-    found = analyse(runs({n: 1000 * (0.1 + 0.9 * n) for n in (1, 2, 4, 8)}), mode="weak")
-    (gustafson,) = [fitted for fitted in found.fits if fitted.law.name == "Gustafson"]
+    analysis = analyse(runs({n: 1000 * (0.1 + 0.9 * n) for n in (1, 2, 4, 8)}), mode="weak")
+    (gustafson,) = [fitted for fitted in analysis.fits if fitted.law.name == "Gustafson"]
     serial = gustafson.parameters["serial"]
     assert serial.low < 0.1 < serial.high
 
@@ -142,16 +142,16 @@ def test_mixed_runs_are_refused_or_said_loudly(column: str, what: str) -> None:
 
 def test_runs_without_a_figure_are_left_out_by_name() -> None:
     failed = runs({4: 100}, throughput=None, state="FAILED")
-    found = analyse(pl.concat([runs({1: 100, 2: 190}), failed]), mode="strong")
-    assert found.left_out == ["job 41: FAILED", "job 42: FAILED", "job 43: FAILED"]
+    analysis = analyse(pl.concat([runs({1: 100, 2: 190}), failed]), mode="strong")
+    assert analysis.left_out == ["job 41: FAILED", "job 42: FAILED", "job 43: FAILED"]
     with pytest.raises(RequestError, match="no run of the study"):
         analyse(failed, mode="strong")
 
 
 def test_the_page_needs_no_network_and_escapes_what_it_is_given(here: Path) -> None:
     table = runs(amdahl(0.05, 1, 2, 4), run_dir="/runs/<script>alert(1)</script>")
-    found = analyse(table, mode="strong")
-    written = page.write(study(program=("ddp", "--name", "<b>&")), found, table, here / "out")
+    analysis = analyse(table, mode="strong")
+    written = page.write(study(program=("ddp", "--name", "<b>&")), analysis, table, here / "out")
     html = (here / "out" / "index.html").read_text(encoding="utf-8")
     namespaces = r'xmlns(:\w+)?="[^"]*"'
     assert not re.search(
@@ -159,7 +159,7 @@ def test_the_page_needs_no_network_and_escapes_what_it_is_given(here: Path) -> N
     )
     assert "<script>" not in html
     assert "&lt;b&gt;" in html
-    assert html.count("<svg") == len(plots.figures(found, table)) == 4
+    assert html.count("<svg") == len(plots.figures(analysis, table)) == 4
     assert {path.name for path in written} >= {"report.md", "runs.csv", "runs.parquet", "speedup.png", "spread.svg"}
     assert all(path.stat().st_size > 0 for path in written)
     assert pl.read_parquet(here / "out" / "runs.parquet").to_dicts() == table.to_dicts()
@@ -178,13 +178,13 @@ def test_two_studies_are_compared_at_the_sizes_they_share() -> None:
 def test_bounds_hold_or_are_missed(here: Path) -> None:
     bounds = here / "ref.yaml"
     bounds.write_text("unit: images/s\nsizes:\n  2: {efficiency: 0.9, throughput: 200, tolerance: 0.1}\n")
-    found = analyse(runs({1: 100, 2: 170}), mode="strong")
-    assert [(verdict.what, verdict.held) for verdict in comparison.check(found, bounds)] == [
+    analysis = analyse(runs({1: 100, 2: 170}), mode="strong")
+    assert [(verdict.what, verdict.held) for verdict in comparison.check(analysis, bounds)] == [
         ("throughput", False), ("efficiency", True),
     ]  # fmt: skip
     bounds.write_text("sizes:\n  8: {efficiency: 0.9}\n")
     with pytest.raises(RequestError, match="has not measured"):
-        comparison.check(found, bounds)
+        comparison.check(analysis, bounds)
 
 
 def test_strong_scaling_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,11 @@ def test_single_runs_give_no_interval_and_no_nan() -> None:
     """``(nan to nan`` was printed for the doubling, and NaN for every interval."""
     single = runs(amdahl(0.05, 1, 2, 4, 8)).filter(pl.col("repeat") == 2)
     for table in (single, single.filter(pl.col("nodes") < 8), single.filter(pl.col("nodes") < 4)):
-        found = analyse(table, mode="strong")
-        shown = [*found.summary, *(cell for row in (*tables.sizes(found)[1], *tables.fit_rows(found)) for cell in row)]
+        analysis = analyse(table, mode="strong")
+        shown = [
+            *analysis.summary,
+            *(cell for row in (*tables.sizes(analysis)[1], *tables.fit_rows(analysis)) for cell in row),
+        ]
         assert not [text for text in shown if "nan" in text.lower()]
 
 
@@ -230,9 +233,9 @@ def test_runs_in_different_units_are_not_compared() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
 def test_a_throughput_that_is_no_number_is_left_out(value: float) -> None:
     broken = runs({4: 1.0}).with_columns(throughput=pl.lit(value))
-    found = analyse(pl.concat([runs({1: 100, 2: 190}), broken]), mode="strong")
-    assert [group.n for group in found.groups] == [1, 2]
-    assert len(found.left_out) == 3
+    analysis = analyse(pl.concat([runs({1: 100, 2: 190}), broken]), mode="strong")
+    assert [group.n for group in analysis.groups] == [1, 2]
+    assert len(analysis.left_out) == 3
 
 
 @pytest.mark.parametrize("with_summary", [True, False], ids=["summary.json", "by its time"])
@@ -243,39 +246,39 @@ def test_the_truth_is_recovered_with_and_without_a_summary(
     """A serial fraction of 0.1. A strong study does the same work at every size, a weak one N times as much."""
     serial = 0.1
     speedup = {n: 1 / (serial + (1 - serial) / n) if mode == "strong" else serial + (1 - serial) * n for n in (1, 2, 4)}
-    asked, jobs = [], []
+    calls, jobs = [], []
     for n, factor in speedup.items():
         work = n if mode == "weak" else 1
         folder = here / str(n)
         folder.mkdir()
         if with_summary:
             RunSummary("t", "s", "w", "completed", 0, n, throughput=Throughput(50.0 * factor, "x/s")).write(folder)
-        asked.append(StudyRun(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
+        calls.append(StudyRun(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
         jobs.append({"job_id": str(n), "state": "COMPLETED", "elapsed_s": round(1e6 * work / factor)})
     accounted = JobTable(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
-    monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: accounted)
-    table = tabulate(asked, site="local", mode=mode)
-    found = analyse(table, mode=mode)
-    assert [group.speedup.value for group in found.groups] == pytest.approx(list(speedup.values()), rel=1e-4)
-    assert found.chosen is not None
-    assert found.chosen.parameters["serial"].value == pytest.approx(serial, rel=1e-3)
+    monkeypatch.setattr(scaling_runs, "gather", lambda expected, site: accounted)
+    table = tabulate(calls, site="local", mode=mode)
+    analysis = analyse(table, mode=mode)
+    assert [group.speedup.value for group in analysis.groups] == pytest.approx(list(speedup.values()), rel=1e-4)
+    assert analysis.chosen is not None
+    assert analysis.chosen.parameters["serial"].value == pytest.approx(serial, rel=1e-3)
 
 
 def test_two_laws_that_fit_a_weak_study_give_no_interval_beyond_it() -> None:
     """Efficiency falls by 0.5 % with each node: Gustafson's law, which has a floor, would be sure of too much."""
     exact = runs({n: 1000 * n / (1 + 0.005 * (n - 1)) for n in (1, 2, 4, 8, 16)})
     rough = exact.with_columns(throughput=pl.col("throughput") * (1 + 0.05 * (pl.col("repeat") - 2)))
-    found = analyse(rough, mode="weak")
-    assert found.doubling is not None
-    assert found.doubling.low is None
-    assert found.knee.fitted is not None
-    assert found.knee.fitted.low is None
-    assert "USL fits as well" in found.summary[-1]
+    analysis = analyse(rough, mode="weak")
+    assert analysis.doubling is not None
+    assert analysis.doubling.low is None
+    assert analysis.knee.fitted is not None
+    assert analysis.knee.fitted.low is None
+    assert "USL fits as well" in analysis.summary[-1]
 
 
 def test_json_of_an_analysis_can_be_written() -> None:
-    found = analyse(runs({1: 100, 2: 190}), mode="strong")
-    assert json.loads(json.dumps([group._asdict() for group in found.groups]))[0]["n"] == 1
+    analysis = analyse(runs({1: 100, 2: 190}), mode="strong")
+    assert json.loads(json.dumps([group._asdict() for group in analysis.groups]))[0]["n"] == 1
 
 
 def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
@@ -284,7 +287,7 @@ def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
     """Of ten epochs a resumed run did the last one, in 60 s."""
     times = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0}
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)  # type: ignore[arg-type]
-    monkeypatch.setattr(scaling_runs, "gather", lambda wanted, site: JobTable(pl.DataFrame(schema=SCHEMA), [], []))
+    monkeypatch.setattr(scaling_runs, "gather", lambda expected, site: JobTable(pl.DataFrame(schema=SCHEMA), [], []))
     run = StudyRun(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
     assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [60.0]
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)  # type: ignore[arg-type]

@@ -40,16 +40,16 @@ def test_too_few_node_counts_give_no_fit() -> None:
 
 
 def test_as_many_points_as_parameters_give_no_interval() -> None:
-    found = fit(AMDAHL, [1, 2], [100, 190])
-    assert found is not None
-    assert found.parameters["serial"].value == pytest.approx(0.0526, abs=1e-3)
-    assert found.parameters["serial"].low is None
+    curve = fit(AMDAHL, [1, 2], [100, 190])
+    assert curve is not None
+    assert curve.parameters["serial"].value == pytest.approx(0.0526, abs=1e-3)
+    assert curve.parameters["serial"].low is None
 
 
 def test_better_than_linear_is_no_negative_fraction() -> None:
-    found = fit(AMDAHL, [1, 2, 4], [100, 210, 430])
-    assert found is not None
-    assert found.parameters["serial"].value == 0
+    curve = fit(AMDAHL, [1, 2, 4], [100, 210, 430])
+    assert curve is not None
+    assert curve.parameters["serial"].value == 0
 
 
 def test_a_curve_that_falls_is_for_usl() -> None:
@@ -64,9 +64,9 @@ def test_a_curve_that_falls_is_for_usl() -> None:
 
 def test_predictions_have_intervals() -> None:
     noisy = [1000 / (0.05 + 0.95 / n) * (1 + 0.02 * (-1) ** i) for i, n in enumerate(NODES)]
-    found = fit(AMDAHL, NODES, noisy)
-    assert found is not None
-    ahead = found.at(32)
+    curve = fit(AMDAHL, NODES, noisy)
+    assert curve is not None
+    ahead = curve.at(32)
     assert ahead.low is not None
     assert ahead.high is not None
     assert ahead.low < 1000 / (0.05 + 0.95 / 32) < ahead.high

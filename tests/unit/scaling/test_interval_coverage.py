@@ -63,20 +63,20 @@ def knee_of(truth: Truth) -> float:
     return float(where[efficient.index(False)])
 
 
-def printed(found: Analysis, truth: Truth, knee: float) -> Iterator[tuple[str, Interval, float]]:
+def printed(result: Analysis, truth: Truth, knee: float) -> Iterator[tuple[str, Interval, float]]:
     """Kind, interval and true value of everything that a report prints with an interval."""
     x = truth.throughput
-    for group in found.groups:
+    for group in result.groups:
         yield "mean", group.throughput, x(group.n)
-        yield "ratio", group.speedup, x(group.n) / x(found.groups[0].n)
-    if found.chosen is not None:
-        yield "X(1)", found.chosen.x1, x(1)
-        for name, interval in found.chosen.parameters.items():
+        yield "ratio", group.speedup, x(group.n) / x(result.groups[0].n)
+    if result.chosen is not None:
+        yield "X(1)", result.chosen.x1, x(1)
+        for name, interval in result.chosen.parameters.items():
             yield name, interval, truth.parameters.get(name, math.nan)
-    if found.knee.fitted is not None:
-        yield "knee", found.knee.fitted, knee
-    if found.doubling is not None:
-        yield "prediction", found.doubling, x(2 * found.groups[-1].n)
+    if result.knee.fitted is not None:
+        yield "knee", result.knee.fitted, knee
+    if result.doubling is not None:
+        yield "prediction", result.doubling, x(2 * result.groups[-1].n)
 
 
 def coverage(truth: Truth, repeats: int, studies: int) -> dict[str, tuple[int, float]]:
@@ -92,14 +92,14 @@ def coverage(truth: Truth, repeats: int, studies: int) -> dict[str, tuple[int, f
 
 
 def assert_covered(truth: Truth, repeats: int, studies: int) -> None:
-    found = coverage(truth, repeats, studies)
-    assert {"mean", "ratio", "X(1)", "knee", "prediction", *truth.parameters} <= set(found)
-    for kind, (count, share) in found.items():
+    result = coverage(truth, repeats, studies)
+    assert {"mean", "ratio", "X(1)", "knee", "prediction", *truth.parameters} <= set(result)
+    for kind, (count, share) in result.items():
         if kind in {"sigma", "kappa", "serial"} - set(truth.parameters):
             assert count < 0.1 * studies, f"{kind}: the wrong law was chosen in {count} of {studies} studies"
             continue
         chance = 3 * math.sqrt(0.95 * 0.05 / studies) if studies < MANY else 0.0
-        assert 0.95 - ALLOWED - chance <= share <= 0.95 + ALLOWED + chance, (kind, repeats, found)
+        assert 0.95 - ALLOWED - chance <= share <= 0.95 + ALLOWED + chance, (kind, repeats, result)
 
 
 @pytest.mark.parametrize("name", TRUTHS)

@@ -67,7 +67,9 @@ def test_a_study_is_a_sweep_that_its_verbs_show() -> None:
     status = ok("sweep", "status", "study-s", "--json").json
     assert status["states"] == {"COMPLETED": 1}
     (row,) = ok("sweep", "results", "study-s", "--json").json
-    assert (row["param.nodes"], row["ranks"], row["repeat"], Path(row["log"]).read_text()) == (1, 1, 1, "1\n")
+    params = row["params"]
+    assert (params["param.nodes"], params["ranks"], params["repeat"]) == (1, 1, 1)
+    assert Path(row["log"]).read_text() == "1\n"
 
 
 def test_one_at_a_time_every_run_waits_for_the_one_before_repeat_by_repeat() -> None:
@@ -137,28 +139,28 @@ def test_a_program_without_a_summary_is_measured_by_its_time(
     """Perfect weak scaling takes as long at every size: its efficiency is T(1) / T(N)."""
     done = submit_study(replace(STUDY, mode=mode, program=("sh", "-c", program), repeats=1), FILE)
     wait(entries(), timeout_s=300)
-    found = analyse(read_runs(done), mode=mode)
+    analysis = analyse(read_runs(done), mode=mode)
     least, most = efficiency
-    assert least <= found.groups[1].efficiency.value <= most
-    assert found.unit == ("rank-runs/h" if mode == "weak" else "runs/h")
+    assert least <= analysis.groups[1].efficiency.value <= most
+    assert analysis.unit == ("rank-runs/h" if mode == "weak" else "runs/h")
 
 
 def test_a_run_that_failed_is_measured_again_and_the_others_stay() -> None:
     """The program fails where a file says so."""
     program = ("sh", "-c", 'touch "$HPCJOBS_RUN_DIR/begun"; test {repeat} != 2 || test -e mended')
-    asked = replace(STUDY, program=program, sizes=TWO[:1])
-    before = submit_study(asked, FILE)
+    request = replace(STUDY, program=program, sizes=TWO[:1])
+    before = submit_study(request, FILE)
     wait(entries(), timeout_s=300)
     Path("mended").touch()
-    after = submit_study(asked, FILE)
-    kept = {point.repeat: point.job_id for point in before.points if point.repeat != 2}
-    assert {point.repeat: point.job_id for point in after.points if point.repeat != 2} == kept
+    after = submit_study(request, FILE)
+    remaining = {point.repeat: point.job_id for point in before.points if point.repeat != 2}
+    assert {point.repeat: point.job_id for point in after.points if point.repeat != 2} == remaining
     assert len(after.points) == 3
     assert len(entries()) == 2
     (failed,), (again,) = ([run for run in study.points if run.repeat == 2] for study in (before, after))
     wait(entries(), timeout_s=300)
     assert failed.run_dir != again.run_dir  # it resumes nothing
-    assert {run.repeat: run.job_id for run in submit_study(asked, FILE).points}[2] == again.job_id
+    assert {run.repeat: run.job_id for run in submit_study(request, FILE).points}[2] == again.job_id
 
 
 def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() -> None:
@@ -169,16 +171,16 @@ def test_a_study_goes_on_with_the_code_it_began_with_or_says_that_it_does_not() 
     Path("train.py").write_text("print(1)\n")
     git("add", "train.py")
     git("commit", "-qm", "one")
-    asked = replace(STUDY, repeats=1, sizes=TWO[:1])
-    submit_study(asked, FILE)
+    request = replace(STUDY, repeats=1, sizes=TWO[:1])
+    submit_study(request, FILE)
     Path("train.py").write_text("print(2)\n")
-    further = replace(asked, sizes=TWO)
+    further = replace(request, sizes=TWO)
     with pytest.raises(RequestError, match=r"the code is \w{12} \+ patch \w{8}, but runs of s were made with \w{12}\n"):
         submit_study(further, FILE)
     assert len(entries()) == 1
     done = submit_study(further, FILE, allow_mixed=True)
     wait(entries(), timeout_s=300)
-    assert any(told.startswith("code versions: ") for told in find_mixtures(read_runs(done)))
+    assert any(answer.startswith("code versions: ") for answer in find_mixtures(read_runs(done)))
 
 
 GPUS = replace(STUDY, site="a10g-box", sizes=tuple(Size(nodes=1, ntasks_per_node=n) for n in (1, 2, 4)))

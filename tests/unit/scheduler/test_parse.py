@@ -8,7 +8,7 @@ import pytest
 
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.parse import ACCOUNTED, parse_sacct, parse_scontrol, parse_squeue
-from hpcjobs.scheduler.slurm.start_estimate import parse_test_only
+from hpcjobs.scheduler.slurm.start_estimate import parse_start
 from hpcjobs.scheduler.slurm.table import SEPARATOR, Table
 
 RECORDED = Path(__file__).resolve().parents[2] / "data" / "slurm"
@@ -43,7 +43,7 @@ def test_the_queue_is_read_with_reasons_estimates_and_pending_arrays() -> None:
         4,
         "tu[01-02]",
     )
-    assert running.command == "/root/j.sh"
+    assert (running.command, running.time_limit_s) == ("/root/j.sh", 2 * 86400)
 
 
 def test_the_accounting_is_read_with_exit_codes_signals_and_times() -> None:
@@ -144,7 +144,7 @@ def test_a_banner_and_a_line_cut_off_do_not_hide_the_jobs_beside_them() -> None:
 
 @pytest.mark.parametrize("name", ["None", "Unknown", "N/A"])
 def test_a_job_may_have_a_word_for_nothing_as_its_name(name: str) -> None:
-    row = ["7", name, "PENDING", "None", "main", "", "1", "9", "N/A", "0:00", "/r/job.sh"]
+    row = ["7", name, "PENDING", "None", "main", "", "1", "9", "N/A", "0:00", "1:00:00", "/r/job.sh"]
     (record,) = parse_squeue(SEPARATOR.join(row) + "\n")
     assert record.name == name
 
@@ -169,9 +169,9 @@ def test_one_question_asks_columns_by_name_of_either_command() -> None:
 def test_output_cut_short_anywhere_loses_rows_but_never_invents_any(name: str) -> None:
     parse = parse_squeue if name == "squeue.txt" else parse_sacct
     text = recorded(name)
-    whole = {record.job_id for record in parse(text)}
+    complete = {record.job_id for record in parse(text)}
     for end in range(0, len(text), 7):
-        assert {record.job_id for record in parse(text[:end])} <= whole
+        assert {record.job_id for record in parse(text[:end])} <= complete
 
 
 def test_values_that_nobody_knows_are_none() -> None:
@@ -195,8 +195,8 @@ def test_values_that_nobody_knows_are_none() -> None:
     ],
 )
 def test_an_estimated_start_is_read_in_several_wordings(text: str) -> None:
-    assert parse_test_only(text) == 1795437265
+    assert parse_start(text) == 1795437265
 
 
 def test_a_text_without_an_estimate_gives_none() -> None:
-    assert parse_test_only("sbatch: jobs start at night\nallocation failure: Requested node is busy") is None
+    assert parse_start("sbatch: jobs start at night\nallocation failure: Requested node is busy") is None

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import hpcjobs
-from hpcjobs.errors import CommandMissingError, SchedulerDownError, SchedulerError
+from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
 from hpcjobs.run.submit import submit
@@ -26,14 +26,14 @@ class Recorded:
 
     def __init__(self, **answers: list[Result]) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.commands: list[list[str]] = []
         self.env: Mapping[str, str] = {}
         self.cwd: str | None = None
         self.paused: list[float] = []
 
     def __call__(self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-        self.asked.append(argv[0])
+        self.queries.append(argv[0])
         self.commands.append(list(argv))
         self.env, self.cwd = env or {}, cwd
         left = self.answers[argv[0]]
@@ -49,12 +49,12 @@ def plan() -> Plan:
 
 
 def queued(plan: Plan, *ids: str) -> Result:
-    row = ["x", "PENDING", "None", "cpu", "", "1", "1", "N/A", "0:00", plan.command[-1]]
+    row = ["x", "PENDING", "None", "cpu", "", "1", "1", "N/A", "0:00", "1:00:00", plan.command[-1]]
     return Result(0, "".join(SEPARATOR.join([job_id, *row]) + "\n" for job_id in ids), "")
 
 
 @pytest.mark.parametrize(
-    ("said", "job_id", "cluster"),
+    ("message", "job_id", "cluster"),
     [
         ("12\n", "12", None),
         ("12;east\n", "12", "east"),
@@ -64,14 +64,21 @@ def queued(plan: Plan, *ids: str) -> Result:
     ],
 )
 def test_a_submission_is_one_sbatch_from_the_jobs_folder(
-    plan: Plan, said: str, job_id: str, cluster: str | None, tmp_path: Path
+    plan: Plan, message: str, job_id: str, cluster: str | None, tmp_path: Path
 ) -> None:
-    recorded = Recorded(sbatch=[Result(0, said, "")])
+    recorded = Recorded(sbatch=[Result(0, message, "")])
     (other := tmp_path / "other.conf").touch()
     taken = recorded.slurm(str(other)).submit(plan)
     assert (taken.job_id, taken.cluster) == (job_id, cluster)
-    assert (recorded.asked, recorded.cwd) == (["sbatch"], plan.job.chdir)
+    assert (recorded.queries, recorded.cwd) == (["sbatch"], plan.job.chdir)
     assert recorded.env["SLURM_CONF"] == str(other)
+
+
+def test_what_the_centre_says_of_an_accepted_job_reaches_the_user(plan: Plan) -> None:
+    """sbatch prints there what job_submit.lua has to say: a job that was moved to another partition, say."""
+    recorded = Recorded(sbatch=[Result(0, "12\n", "sbatch: lua: moved to partition long\n\n")])
+    with pytest.warns(HpcJobsWarning, match=r"\Asbatch: lua: moved to partition long\Z"):
+        submit(plan, scheduler=recorded.slurm())
 
 
 def test_an_sbatch_that_prints_a_banner_and_no_id_is_looked_for_in_the_queue(plan: Plan) -> None:
@@ -86,7 +93,7 @@ def test_an_sbatch_that_prints_a_banner_and_no_id_is_looked_for_in_the_queue(pla
 def test_an_id_of_a_wrapper_that_fails_afterwards_is_looked_for_in_the_queue(plan: Plan) -> None:
     recorded = Recorded(sbatch=[Result(1, "41\n", "quota: command not found\n")], squeue=[queued(plan, "41")])
     assert recorded.slurm().submit(plan).job_id == "41"
-    assert recorded.asked == ["sbatch", "squeue"]
+    assert recorded.queries == ["sbatch", "squeue"]
 
 
 def test_a_cluster_whose_configuration_is_gone_is_not_waited_for(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +104,11 @@ def test_a_cluster_whose_configuration_is_gone_is_not_waited_for(plan: Plan, mon
     monkeypatch.setenv("SLURM_CONF", "/gone/too.conf")
     with pytest.raises(SchedulerDownError, match=r"its configuration /gone/too\.conf is not there"):
         recorded.slurm().queue()
-    assert (recorded.asked, recorded.paused) == ([], [])
+    assert (recorded.queries, recorded.paused) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         (
             "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
@@ -112,20 +119,20 @@ def test_a_cluster_whose_configuration_is_gone_is_not_waited_for(plan: Plan, mon
         ("sbatch: error: Requested node configuration is not available", "no node has all of this"),
     ],
 )
-def test_a_refusal_is_final_quoted_and_explained(plan: Plan, said: str, hint: str) -> None:
-    recorded = Recorded(sbatch=[Result(1, "", said + "\n")])
+def test_a_refusal_is_final_quoted_and_explained(plan: Plan, message: str, hint: str) -> None:
+    recorded = Recorded(sbatch=[Result(1, "", message + "\n")])
     with pytest.raises(SchedulerError) as caught:
         submit(plan, scheduler=recorded.slurm())
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert hint in str(caught.value)
-    assert (recorded.asked, caught.value.exit_code) == (["sbatch"], 7)
+    assert (recorded.queries, caught.value.exit_code) == (["sbatch"], 7)
     assert not plan.run_dir.exists()
 
 
 def test_a_controller_that_is_away_is_asked_again_with_growing_pauses(plan: Plan) -> None:
     recorded = Recorded(sbatch=[REFUSED_CONNECTION, REFUSED_CONNECTION, Result(0, "5\n", "")])
     assert recorded.slurm().submit(plan).job_id == "5"
-    assert recorded.asked == ["sbatch"] * 3
+    assert recorded.queries == ["sbatch"] * 3
     assert recorded.paused == sorted(recorded.paused)
     assert len(recorded.paused) == 2
 
@@ -135,21 +142,35 @@ def test_a_controller_that_stays_away_is_given_up_and_the_run_folder_taken_back(
     with pytest.raises(SchedulerDownError, match="4 tries") as caught:
         submit(plan, scheduler=recorded.slurm())
     assert (caught.value.maybe_taken, plan.run_dir.exists()) == (False, False)
-    assert recorded.asked == ["sbatch"] * 4
+    assert recorded.queries == ["sbatch"] * 4
 
 
 def test_after_a_lost_answer_the_queue_is_searched_before_asking_again(plan: Plan) -> None:
     recorded = Recorded(sbatch=[TIMED_OUT], squeue=[queued(plan, "41")])
     assert recorded.slurm().submit(plan).job_id == "41"
-    assert recorded.asked == ["sbatch", "squeue"]
+    assert recorded.queries == ["sbatch", "squeue"]
 
 
 def test_a_job_taken_twice_is_cancelled_once(plan: Plan) -> None:
     recorded = Recorded(
-        sbatch=[TIMED_OUT, Result(0, "42\n", "")], squeue=[NOBODY, queued(plan, "42", "41")], scancel=[NOBODY]
+        sbatch=[TIMED_OUT, Result(0, "42\n", "")], squeue=[*[NOBODY] * 4, queued(plan, "42", "41")], scancel=[NOBODY]
     )
     assert recorded.slurm().submit(plan).job_id == "41"
-    assert recorded.asked == ["sbatch", "squeue", "sbatch", "squeue", "scancel"]
+    assert recorded.queries == ["sbatch", *["squeue"] * 4, "sbatch", "squeue", "scancel"]
+
+
+def test_a_request_that_a_busy_controller_takes_up_after_the_queue_was_read_is_not_sent_again(plan: Plan) -> None:
+    recorded = Recorded(sbatch=[TIMED_OUT], squeue=[NOBODY, NOBODY, queued(plan, "41")])
+    assert recorded.slurm().submit(plan).job_id == "41"
+    assert recorded.queries == ["sbatch", "squeue", "squeue", "squeue"]
+
+
+def test_a_second_request_that_is_taken_up_late_is_cancelled(plan: Plan) -> None:
+    recorded = Recorded(
+        sbatch=[TIMED_OUT], squeue=[*[NOBODY] * 4, queued(plan, "41"), queued(plan, "41", "42")], scancel=[NOBODY]
+    )
+    assert recorded.slurm().submit(plan).job_id == "41"
+    assert recorded.queries[-2:] == ["squeue", "scancel"]
 
 
 @pytest.mark.parametrize("queue", [NOBODY, REFUSED_CONNECTION])
@@ -214,7 +235,7 @@ def test_asking_about_no_jobs_asks_nobody() -> None:
     recorded = Recorded()
     assert recorded.slurm().account([]) == []
     recorded.slurm().cancel([])
-    assert recorded.asked == []
+    assert recorded.queries == []
 
 
 def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -232,8 +253,8 @@ def test_commands_run_without_what_an_enclosing_job_left() -> None:
         "RANK": "3",
         "PMIX_RANK": "3",
     }
-    kept = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "east", "PATH": "/bin", "RANKING": "1", "MASTER": "m"}
-    assert clean_env(left | kept) == kept
+    remaining = {"SLURM_CONF": "/c", "SLURM_CLUSTERS": "east", "PATH": "/bin", "RANKING": "1", "MASTER": "m"}
+    assert clean_env(left | remaining) == remaining
 
 
 def test_settings_of_open_mpi_reach_the_job_but_not_what_mpirun_gave_an_enclosing_one() -> None:

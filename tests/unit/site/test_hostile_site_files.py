@@ -98,7 +98,7 @@ def test_the_list_of_sites_names_what_is_wrong_with_each_hostile_file_and_shows_
 
 
 VALUES = [
-    ("retries: two", "retries", "no budget 'two'"),
+    ("retries: two", "retries", "'two' is neither on, off nor a cause"),
     ("retries: node=-1", "retries", "neither a number nor"),
     ("signal_before: 5 minutes", "signal_before", "90m"),
     ("qos: {normal: banana}", "qos.normal", "banana"),
@@ -109,6 +109,9 @@ VALUES = [
     ("directives: {account: 'wckey={user}'}", "directives.account", "{value}"),
     ('directives: {account: "a\\nb"}', "directives.account", "control characters"),
     ('sbatch: ["a\\nb"]', "sbatch", "control characters"),
+    ("sbatch: [exclusive --partition=secret]", "sbatch", "one long option"),
+    ("directives: {comment: '{value}'}", "directives.comment", "one long option"),
+    ("directives: {comment: 'exclusive --partition={value}'}", "directives.comment", "one long option"),
     ("max_submit_jobs: 0", "max_submit_jobs", "positive"),
     ("prices: {cpu_hour: -1}", "prices", "negative"),
     ("watts: {gpu: .inf}", "watts", "number"),

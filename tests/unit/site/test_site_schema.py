@@ -11,8 +11,8 @@ import yaml
 from commandline import ok
 from jsonschema import Draft202012Validator
 
-from hpcjobs.data import shipped
-from hpcjobs.site.schema import SECTIONS, site_schema
+from hpcjobs.data import data_folder
+from hpcjobs.site.schema import SECTIONS, list_keys, site_schema
 from hpcjobs.site.schema_page import page
 
 PAGE = Path(__file__).parents[3] / "docs" / "site_keys.md"
@@ -22,7 +22,7 @@ def errors_of(site: Any) -> list[str]:
     return [error.message for error in Draft202012Validator(ok("sites", "schema").json).iter_errors(site)]
 
 
-@pytest.mark.parametrize("path", sorted(shipped("site_configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(data_folder("site_configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_site_file_is_valid_by_the_schema(path: Path) -> None:
     assert errors_of(yaml.safe_load(path.read_text(encoding="utf-8"))) == []
 
@@ -42,6 +42,13 @@ def test_the_schema_has_a_description_for_every_section_and_explained_key() -> N
     assert set(definitions) == {section.__name__ for section in SECTIONS}
     assert definitions["Partition"]["properties"]["max_nodes"]["description"].startswith("Nodes one job may have")
     assert definitions["NodeGroup"]["properties"]["gpu_model"]["description"].startswith("The GRES type")
+
+
+def test_every_key_of_a_site_file_is_explained() -> None:
+    unexplained = [
+        f"{section.__name__}.{key.name}" for section in SECTIONS for key in list_keys(section) if not key.text
+    ]
+    assert unexplained == []
 
 
 def test_the_reference_page_is_made_from_the_types() -> None:

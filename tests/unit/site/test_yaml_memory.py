@@ -27,8 +27,8 @@ def nodes_and_whether_it_was_parsed() -> str:
 
 
 def memory() -> Path:
-    (found,) = cache_dir().glob("yaml-*")
-    return found
+    (path,) = cache_dir().glob("yaml-*")
+    return path
 
 
 def test_a_file_is_parsed_once_and_again_when_it_has_changed() -> None:
@@ -53,12 +53,12 @@ def test_a_memory_that_is_damaged_or_cannot_be_kept_costs_time_alone() -> None:
 @pytest.mark.parametrize("wrong", ["two", "2026-11-22"])
 def test_a_wrong_file_is_refused_in_the_same_words_each_time(wrong: str) -> None:
     write(wrong)
-    said = set()
+    messages = set()
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"main\.nodes: expected a whole number") as refused:
             load_site("./mine.yaml")
-        said.add(str(refused.value))
-    assert len(said) == 1
+        messages.add(str(refused.value))
+    assert len(messages) == 1
 
 
 def test_the_newest_files_are_remembered_and_no_more() -> None:

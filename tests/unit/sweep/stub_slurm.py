@@ -42,7 +42,7 @@ case ${0##*/} in
     squeue)
         while read -r id tasks script; do
             [ "$tasks" -eq 1 ] || id="${id}_[0-$((tasks - 1))]"
-            printf '%s\x1f' "$id" job PENDING None compute '' 1 1 0 0:00
+            printf '%s\x1f' "$id" job PENDING None compute '' 1 1 0 0:00 1:00:00
             echo "$script"
         done <queue
         ;;

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcjobs
-from hpcjobs.data import shipped
+from hpcjobs.data import data_folder
 from hpcjobs.job.models import Plan
 from hpcjobs.sweeps.executor import parameters
 
 SLURM_SITES = [
     path.stem
-    for path in sorted(shipped("site_configs").glob("*.yaml"))
+    for path in sorted(data_folder("site_configs").glob("*.yaml"))
     if hpcjobs.load_site(path.stem).scheduler == "slurm"
 ]
 OWN = {"signal", "output", "error", "open-mode", "job-name"}
@@ -29,13 +29,13 @@ def directives(script: str) -> dict[str, str]:
     words = [
         shlex.split(line.removeprefix("#SBATCH --"))[0] for line in script.splitlines() if line.startswith("#SBATCH")
     ]
-    found = (word.partition("=") for word in words)
-    return {name: value for name, _, value in found if name not in OWN}
+    result = (argument.partition("=") for argument in words)
+    return {name: value for name, _, value in result if name not in OWN}
 
 
-def both(site: str, folder: Path, **said: object) -> tuple[Plan, str]:
+def both(site: str, folder: Path, **options: object) -> tuple[Plan, str]:
     where = replace(hpcjobs.load_site(site), node_local=(), run_root="runs")
-    plan = hpcjobs.plan(["true"], site=where, chdir=folder, launcher="srun", name="submitit", **said)  # type: ignore[arg-type]
+    plan = hpcjobs.plan(["true"], site=where, chdir=folder, launcher="srun", name="submitit", **options)  # type: ignore[arg-type]
     return plan, _make_sbatch_string(command="COMMAND", folder=folder, **parameters(plan.job, folder))
 
 

@@ -36,8 +36,8 @@ def sweep(cells: int) -> Answer:
 
 
 def status() -> dict[str, Any]:
-    found: dict[str, Any] = within("sweep", "status", "s", "--json").json["states"]
-    return found
+    states: dict[str, Any] = within("sweep", "status", "s", "--json").json["states"]
+    return states
 
 
 @pytest.mark.parametrize("limit_name", ["QOSMaxWallDurationPerJobLimit", ""])

@@ -36,13 +36,13 @@ def test_a_controller_that_does_not_answer_is_quoted() -> None:
 def test_every_cell_is_in_one_of_the_fewest_arrays_and_the_throttle_holds(
     tasks: int, max_parallel: int | None, array_tasks: int
 ) -> None:
-    found = cuts(tasks, Limits(array_tasks), max_parallel=max_parallel)
-    assert sum(cut.tasks for cut in found) == tasks
-    assert len(found) == -(-tasks // array_tasks)
-    assert all(1 <= cut.tasks <= array_tasks for cut in found)
+    result = cuts(tasks, Limits(array_tasks), max_parallel=max_parallel)
+    assert sum(cut.tasks for cut in result) == tasks
+    assert len(result) == -(-tasks // array_tasks)
+    assert all(1 <= cut.tasks <= array_tasks for cut in result)
     if max_parallel is not None and max_parallel < tasks:
-        together = [cut.throttle or cut.tasks for cut in found]
-        assert all(cut.after_previous for cut in found[1:]) or sum(together) <= max_parallel
+        together = [cut.throttle or cut.tasks for cut in result]
+        assert all(cut.after_previous for cut in result[1:]) or sum(together) <= max_parallel
         assert max(together) <= max_parallel
 
 

@@ -23,10 +23,10 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def cells(*words: str, points: list[dict[str, object]] | None = None, **said: object) -> list[list[str]]:
+def cells(*words: str, points: list[dict[str, object]] | None = None, **options: object) -> list[list[str]]:
     """The words of each cell."""
     job = hpcjobs.plan(words, site="local").job
-    program = make_program(job, env={}, **said)  # type: ignore[arg-type]
+    program = make_program(job, env={}, **options)  # type: ignore[arg-type]
     return [list(command(program, make_cell(program, point))) for point in points or [{"lr": 0.1, "batch_size": 32}]]
 
 
@@ -78,10 +78,10 @@ def test_parts_of_a_sweep_are_crossed_and_flags_add_to_the_files_axes() -> None:
         make_points(SweepSpec())
 
 
-@pytest.mark.parametrize("word", ["a=0..99999999999", "a=-5..100000", f"a=0..{'9' * 5000}"])
-def test_a_range_of_more_numbers_than_a_sweep_may_have_is_refused_before_it_is_counted_out(word: str) -> None:
+@pytest.mark.parametrize("text", ["a=0..99999999999", "a=-5..100000", f"a=0..{'9' * 5000}"])
+def test_a_range_of_more_numbers_than_a_sweep_may_have_is_refused_before_it_is_counted_out(text: str) -> None:
     with pytest.raises(RequestError, match="at most"):
-        axis_of(word)
+        axis_of(text)
 
 
 @pytest.mark.parametrize(

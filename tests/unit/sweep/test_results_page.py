@@ -90,9 +90,9 @@ def test_the_command_names_the_best_cell_of_a_sweep_that_ran() -> None:
     program = 'echo "{\\"loss\\": {lr}}" >"$HPCJOBS_RUN_DIR/summary.json"'
     ok("sweep", "--site", "local", "--name", "try", "--set", "lr=0.5,0.25", "--wait", "bash", "-c", program)
     assert "0.25" in ok("report", "sweep", "try", "--min", "loss").out
-    told = ok("report", "sweep", "try", "--json").json
-    assert (told["best"]["lr"], told["page"]) == (0.25, "try-report/index.html")
-    assert Path(told["page"]).is_file()
+    document = ok("report", "sweep", "try", "--json").json
+    assert (document["best"]["params"]["lr"], document["page"]) == (0.25, "try-report/index.html")
+    assert Path(document["page"]).is_file()
     wrong = within("report", "sweep", "try", "--min", "lose")
     assert wrong.code != 0
     assert "'lose'" in wrong.err

@@ -78,12 +78,12 @@ class Runs:
         env = {"PYTHONPATH": ":".join(map(str, paths)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         ranks = [start_rank(rank, self.size, ["several", str(plan)], env, self.root) for rank in range(self.size)]
         try:
-            said = [rank.communicate(timeout=550) for rank in ranks]
+            outputs = [rank.communicate(timeout=550) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
-        assert [rank.returncode for rank in ranks] == [0] * self.size, said
-        assert not any(err.strip() for _, err in said), said
+        assert [rank.returncode for rank in ranks] == [0] * self.size, outputs
+        assert not any(err.strip() for _, err in outputs), outputs
 
     def __getitem__(self, folder: str) -> Outcome:
         return Outcome([], [], [], self.root / folder)
@@ -94,9 +94,9 @@ Started = Rank | subprocess.Popen[str]
 
 
 def clean_environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in PLACE}
+    remaining = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in PLACE}
     warnings = {"PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "error")}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **warnings}
+    return {**remaining, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **warnings}
 
 
 def free_port() -> int:
@@ -111,12 +111,12 @@ def start_rank(
 ) -> Started:
     """One rank of a world: a copy of a process that has loaded torch, or (not copied) one of its own."""
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "NODE_RANK": 0}
-    whole = {**clean_environment(), **{name: str(value) for name, value in place.items()}, **env}
+    complete = {**clean_environment(), **{name: str(value) for name, value in place.items()}, **env}
     if copied:
-        return Rank(argv, whole, cwd, Path(mkdtemp(prefix=f"rank-{rank}-", dir=cwd)))
+        return Rank(argv, complete, cwd, Path(mkdtemp(prefix=f"rank-{rank}-", dir=cwd)))
     return subprocess.Popen(
         [sys.executable, "-u", "-m", *argv],
-        env=whole,
+        env=complete,
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,7 +126,7 @@ def start_rank(
 
 def await_step(step: int, first: Rank) -> None:
     """Until rank 0 has told of `step` or a later one; fails if it ends before."""
-    while not any(int(told) >= step for told in re.findall(r"  step +(\d+)/", first.said())):
+    while not any(int(answer) >= step for answer in re.findall(r"  step +(\d+)/", first.read_output())):
         assert first.poll() is None, f"the run ended before step {step}"
         time.sleep(0.005)
 
@@ -169,11 +169,11 @@ def world(tmp_path: Path) -> World:
             for process in ranks:
                 process.kill()
         try:
-            said = [process.communicate(timeout=550) for process in ranks]
+            outputs = [process.communicate(timeout=550) for process in ranks]
         finally:
             for process in ranks:
                 process.kill()
         codes = [process.returncode or 0 for process in ranks]
-        return Outcome(codes, [out for out, _ in said], [err for _, err in said], folder)
+        return Outcome(codes, [out for out, _ in outputs], [err for _, err in outputs], folder)
 
     return start

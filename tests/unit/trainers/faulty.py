@@ -29,7 +29,7 @@ def _at_each_step(config: Config, happens: Callable[[int], None]) -> Workload:
     return replace(workload, loss=loss)
 
 
-def asked(config: Config) -> Workload:
+def stop_requested(config: Config) -> Workload:
     """Rank 1 is told to stop in the step of this start that ASKED_AT says."""
 
     def happens(step: int) -> None:
@@ -61,11 +61,11 @@ def paced(config: Config) -> Workload:
 class Hanging(Points):
     """Its data does not come any more, on rank 1."""
 
-    asked = 0
+    queries = 0
 
     def read_batch(self, indices: object) -> Batch:
-        self.asked += 1
-        if os.environ["RANK"] == "1" and self.asked == 12:
+        self.queries += 1
+        if os.environ["RANK"] == "1" and self.queries == 12:
             time.sleep(600)
         return super().read_batch(indices)  # type: ignore[arg-type]
 
@@ -96,9 +96,9 @@ def counted(config: Config) -> Workload:
     """Bytes and calls of collectives on whole tensors, from step 6 to step 7, into counted.json."""
     seen = [0, 0]
 
-    def counting(collective: Callable[..., object], whole: int) -> Callable[..., object]:
+    def counting(collective: Callable[..., object], complete: int) -> Callable[..., object]:
         def call(*tensors: torch.Tensor, **named: torch.Tensor) -> object:
-            tensor = (*tensors, named.get("output"), named.get("input"))[whole]
+            tensor = (*tensors, named.get("output"), named.get("input"))[complete]
             assert tensor is not None
             seen[0] += tensor.numel() * tensor.element_size()
             seen[1] += 1
@@ -106,8 +106,8 @@ def counted(config: Config) -> Workload:
 
         return call
 
-    for name, whole in (("all_gather_single", 0), ("reduce_scatter_single", 1)):
-        setattr(dist, name, counting(getattr(dist, name), whole))
+    for name, complete in (("all_gather_single", 0), ("reduce_scatter_single", 1)):
+        setattr(dist, name, counting(getattr(dist, name), complete))
 
     def happens(step: int) -> None:
         if step == 6:

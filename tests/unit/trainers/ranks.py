@@ -42,7 +42,7 @@ class Rank:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """What it has printed so far."""
         return self._out.read_text(encoding="utf-8") if self._out.exists() else ""
 

@@ -113,6 +113,60 @@ def partly(config: Config) -> Workload:
     )
 
 
+def normed(config: Config) -> Workload:
+    """A model with BatchNorm, of samples that differ from rank to rank."""
+
+    def build() -> nn.Module:
+        layers = (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()) for _ in range(2))
+        return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), *layers, nn.Linear(8, 2))
+
+    return replace(partly(config), build_model=build, blocks=(nn.Sequential,), lr=0.01)
+
+
+class TiedNet(nn.Module):
+    """Tied weights, a buffer that checkpoints have and one that they have not, and sizes that no world divides."""
+
+    fixed: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(PartBlock(7) for _ in range(2))
+        self.first, self.norm = nn.Linear(2, 7), nn.BatchNorm1d(7)
+        self.mixed, self.again = nn.Linear(7, 7, bias=False), nn.Linear(7, 7, bias=False)
+        self.again.weight = self.mixed.weight
+        self.head = nn.Linear(7, 2)
+        self.register_buffer("fixed", torch.rand(7), persistent=False)
+        nn.init.orthogonal_(self.mixed.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x)) * self.fixed
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.again(torch.relu(self.mixed(x))))
+        return logits
+
+
+def note_device(model: nn.Module) -> nn.Module:
+    """The devices of the models that this rank builds, into built.txt."""
+    with open(f"built-{os.environ['RANK']}.txt", "a", encoding="utf-8") as file:
+        file.write(f"{next(model.parameters()).device.type}\n")
+    return model
+
+
+def tied(config: Config) -> Workload:
+    return replace(partly(config), build_model=lambda: note_device(TiedNet()), blocks=())
+
+
+def tied_by_value(config: Config) -> Workload:
+    """The same model, whose construction reads a value, which the meta device cannot give."""
+
+    def build() -> nn.Module:
+        float(torch.zeros(()))
+        return note_device(TiedNet())
+
+    return replace(tied(config), build_model=build)
+
+
 def loud(config: Config) -> Workload:
     """Some gradients overflow in fp16 at the first loss scales, and others do not."""
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcjobs import trainers
+from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.summary import RunSummary
-from hpcjobs.trainers.checkpoint import format as checkpoint
 
 from ..conftest import World, worlds_path
 from ..fsdp_here import needs_fsdp
@@ -49,9 +49,9 @@ def again(*flags: str) -> int:
 
 def test_the_newest_are_kept_and_latest_points_to_the_last(run_dir: Path) -> None:
     folder = run_dir / "checkpoints"
-    kept = sorted(path.name for path in folder.glob("step-*"))
-    assert kept == ["step-00000018", "step-00000027", "step-00000030"]
-    assert (folder / "best").resolve().name in kept
+    remaining = sorted(path.name for path in folder.glob("step-*"))
+    assert remaining == ["step-00000018", "step-00000027", "step-00000030"]
+    assert (folder / "best").resolve().name in remaining
     assert (folder / "latest").resolve().name == "step-00000030"
 
 
@@ -69,8 +69,8 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(
         (last / "manifest.json").unlink()
     capsys.readouterr()
     assert again() == 0
-    said = capsys.readouterr().out
-    assert "passing over the damaged checkpoint step-00000030" in said
+    output = capsys.readouterr().out
+    assert "passing over the damaged checkpoint step-00000030" in output
     assert RunSummary.read(run_dir).resumed_from_step == 27
 
 
@@ -136,9 +136,9 @@ def test_a_checkpoint_whose_manifest_is_no_manifest_is_passed_over(tmp_path: Pat
     place = tmp_path / "step-00000010"
     place.mkdir()
     (place / "state.pt").write_bytes(b"")
-    (place / checkpoint.MANIFEST).write_text(manifest)
-    ((looked, wrong),) = checkpoint.newest_valid(tmp_path)
+    (place / checkpoints.MANIFEST).write_text(manifest)
+    ((looked, wrong),) = checkpoints.newest_valid(tmp_path)
     assert looked == place
     assert wrong is not None
-    assert checkpoint.MANIFEST in wrong
-    assert checkpoint.recorded_loss(place) is None
+    assert checkpoints.MANIFEST in wrong
+    assert checkpoints.recorded_loss(place) is None

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hpcjobs.trainers.checkpoint import format as checkpoint
+from hpcjobs.runtime import checkpoints
 
 from ..conftest import World, worlds_path
 from .test_checkpoints import NOISY
@@ -27,7 +27,7 @@ def test_a_run_killed_again_and_again_loses_no_checkpoint_and_ends_with_the_loss
     for kill in range(KILLS):
         at = before + chance.randint(1, 60)
         killed = world(2, *flags, env=env, run_dir="killed", kill_at_step=min(at, STEPS - 60))
-        looked = checkpoint.newest_valid(killed.run_dir / checkpoint.FOLDER)
+        looked = checkpoints.newest_valid(killed.run_dir / checkpoints.FOLDER)
         newest = next(place for place, damage in looked if damage is None)
         saved = int(newest.name.removeprefix("step-"))
         assert saved >= before, f"kill {kill + 1} at step {at} took the checkpoint of step {before} away"

@@ -19,17 +19,18 @@ from ..fsdp_here import runnable
 
 LM = ("--workload", "lm", "--sequence-length", "16", "--train-samples", "64", "--batch-size", "4", "--no-probe")
 FIVE = (*LM, "--steps", "5", "--log-every", "1")
+STRATEGIES = ("ddp", "ddp_scratch", "fsdp", "fsdp_scratch")
 SAME = {
     "workers": ("ddp", "--workers", "1"),
     "tf32": ("ddp", "--tf32"),
     "static graph": ("ddp", "--static-graph", "--no-gradient-as-bucket-view"),
     "static graph, two passes": ("ddp", "--static-graph", "--batch-size", "2", "--accumulate", "2"),
     "small buckets": ("ddp", "--bucket-cap-mb", "0.1", "--no-broadcast-buffers"),
-    "computed again": ("fsdp", "--activation-checkpointing"),
+    **{f"{name} computed again": (name, "--activation-checkpointing") for name in STRATEGIES},
+    "lightning computed again": ("lightning", "--activation-checkpointing"),
     "replicas": ("fsdp", "--shard-size", "1"),
     "kept whole": ("fsdp", "--no-reshard-after-forward"),
     "scratch kept whole": ("fsdp_scratch", "--no-reshard-after-forward"),
-    "scratch computed again": ("fsdp_scratch", "--activation-checkpointing"),
     "deterministic": ("ddp", "--deterministic"),
 }
 
@@ -54,6 +55,47 @@ def test_a_compiled_model_has_the_losses_of_plain_ddp(world: World) -> None:
     plain, compiled = (world(1, "ddp", *flags, *more, run_dir=f"run{len(more)}") for more in ((), ("--compile",)))
     assert compiled.codes == [0], compiled.err
     assert compiled.losses() == pytest.approx(plain.losses(), rel=2e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="on a CPU torch.compile needs g++")
+def test_compiled_blocks_have_the_losses_of_plain_ddp_under_every_strategy(
+    two_ranks: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # torch's compiler warns of itself
+    flags = (*LM, "--steps", "3", "--log-every", "1", "--eval-every", "0")
+    names = runnable(STRATEGIES)
+    compiled = (*flags, "--compile-blocks", "--activation-checkpointing")
+    two_ranks.run(("plain", "ddp", flags), *((name, name, compiled) for name in names))
+    for name in names:
+        assert two_ranks[name].losses() == pytest.approx(two_ranks["plain"].losses(), rel=2e-4), name
+
+
+def test_synchronised_batch_norms_make_two_ranks_equal_to_one_under_every_strategy(tmp_path: Path) -> None:
+    """The workload has BatchNorm, whose statistics are of a rank's own batch otherwise."""
+    common = ("--workload", "worlds:normed", "--no-probe", "--steps", "6", "--log-every", "1")
+    one, two = Runs(tmp_path / "one", 1), Runs(tmp_path / "two", 2)
+    for runs in (one, two):
+        runs.root.mkdir()
+    one.run(("ddp", "ddp", (*common, "--batch-size", "16")))
+    half = (*common, "--batch-size", "8")
+    names = runnable(STRATEGIES)
+    two.run(("apart", "ddp", half), *((name, name, (*half, "--sync-batchnorm")) for name in names))
+    expected = one["ddp"].losses()
+    for name in names:
+        assert two[name].losses() == pytest.approx(expected, rel=2e-4), name
+    assert two["apart"].losses() != pytest.approx(expected, rel=2e-4)
+
+
+def test_adafactor_learns_the_same_by_both_ways_of_ddp_and_is_refused_for_parts_of_weights(
+    two_ranks: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (*FIVE, "--optimizer", "adafactor", "--lr", "0.01")
+    two_ranks.run(*((name, name, flags) for name in ("ddp", "ddp_scratch")))
+    losses = two_ranks["ddp"].losses()
+    assert two_ranks["ddp_scratch"].losses() == pytest.approx(losses, rel=2e-4)
+    assert losses[-1] < losses[0]  # type: ignore[operator]
+    assert trainers.run("fsdp_scratch", [*flags, "--run-dir", str(tmp_path / "flat")]) == 2
+    assert "--optimizer adafactor needs complete weights" in capsys.readouterr().err
 
 
 def test_digits_are_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

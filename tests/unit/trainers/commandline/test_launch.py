@@ -53,7 +53,7 @@ import hpcjobs.trainers.commandline.config, hpcjobs.trainers.loop.train, hpcjobs
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--epoch", "3"], "unknown argument '--epoch'. Hint: did you mean --epochs?"),
         (["--batch-size", "0"], "argument --batch-size: 0 is not more than 0"),
@@ -62,11 +62,11 @@ import hpcjobs.trainers.commandline.config, hpcjobs.trainers.loop.train, hpcjobs
     ],
 )
 def test_a_wrong_flag_is_answered_by_one_line_and_code_2(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainers.run("ddp", flags) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
@@ -97,7 +97,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     from hpcjobs.trainers.loop import train
 
     loop, load = train.run_loop, launch.import_object
-    loading, collecting, kept = [], [], []
+    loading, collecting, holding = [], [], []
 
     def loaded(dotted: str) -> Any:
         loading.append(gc.isenabled())
@@ -105,7 +105,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
 
     def watched(*given: Any) -> None:
         collecting.append(gc.isenabled())
-        kept.append(gc.get_freeze_count())
+        holding.append(gc.get_freeze_count())
         loop(*given)
 
     monkeypatch.setattr(launch, "import_object", loaded)
@@ -115,7 +115,7 @@ def test_pythons_collector_is_off_while_torch_is_loaded_and_is_left_as_it_was(
     assert (code == 0) is trains
     assert loading[:2] == [False, False]  # the loop and the strategy, which load torch
     assert collecting == [True] * trains
-    assert all(objects > 100_000 for objects in kept)
+    assert all(objects > 100_000 for objects in holding)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 

@@ -76,7 +76,7 @@ def test_a_run_resumed_in_mid_epoch_at_other_world_sizes_takes_each_sample_once(
                 101, rank, ranks, per_rank, 0, 0, first_step=first, first_sample=plan.first_sample(0, first), fill=False
             )
             assert first + len(order) == plan.steps_per_epoch
-            taken += [number for _, indices in islice(order, steps) for number in indices]
+            taken += [number for draw in islice(order, steps) for number in draw.samples]
         seen += taken
         samples = plan.first_sample(0, min(first + steps, plan.steps_per_epoch))
         assert samples == len(seen)

@@ -153,7 +153,7 @@ def test_torchruns_own_ranks_need_not_match_sruns_counter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "settings"),
     [
         ({"RANK": "8"}, "RANK=8 does not fit WORLD_SIZE=8"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 does not fit LOCAL_WORLD_SIZE=2"),
@@ -161,8 +161,8 @@ def test_torchruns_own_ranks_need_not_match_sruns_counter() -> None:
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is not a port"),
     ],
 )
-def test_contradictions_name_the_variables_and_their_values(change: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_contradictions_name_the_variables_and_their_values(change: dict[str, str], settings: str) -> None:
+    with pytest.raises(UsageError, match=settings):
         DistEnv.from_environ({**TORCHRUN, **change})
 
 

@@ -13,8 +13,8 @@ from ..conftest import World, worlds_path
 
 
 def test_two_ranks_train_together_and_every_rank_says_where_it_runs(world: World) -> None:
-    asked = {"HPCJOBS_NTASKS": "2", "HPCJOBS_NNODES": "1"}
-    ended = world(2, "ddp", "--steps", "12", "--log-every", "5", env=asked, copied=False)
+    environment = {"HPCJOBS_NTASKS": "2", "HPCJOBS_NNODES": "1"}
+    ended = world(2, "ddp", "--steps", "12", "--log-every", "5", env=environment, copied=False)
     host = socket.gethostname()
     assert ended.codes == [0, 0]
     assert ended.complaints == []

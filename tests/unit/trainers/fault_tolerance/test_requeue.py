@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
+from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.signals import Stop
-from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
 
 from ..conftest import World, await_step, free_port, start_rank, worlds_path
 from ..ranks import Rank
 
-FLAGS = ("--workload", "faulty:asked", "--log-every", "1", "--steps", "60")
+FLAGS = ("--workload", "faulty:stop_requested", "--log-every", "1", "--steps", "60")
 
 
 def surviving(folder: Path, **more: str) -> dict[str, str]:
@@ -35,11 +35,11 @@ def test_one_rank_is_told_all_save_at_the_same_step_and_the_next_start_has_the_l
     world: World, tmp_path: Path, trainer: str, signal: str
 ) -> None:
     alone = world(2, trainer, *FLAGS, env={"PYTHONPATH": worlds_path()}, run_dir="alone")
-    told = surviving(tmp_path / "told", ASKED_AT="25", ASKED_BY=signal)
-    stopped = world(2, trainer, *FLAGS, env=told, run_dir="told")
+    message = surviving(tmp_path / "told", ASKED_AT="25", ASKED_BY=signal)
+    stopped = world(2, trainer, *FLAGS, env=message, run_dir="told")
     assert stopped.codes == [85, 85], stopped.err
     assert stopped.complaints == []
-    (saved,) = checkpoint.steps(stopped.run_dir / checkpoint.FOLDER)
+    (saved,) = checkpoints.steps(stopped.run_dir / checkpoints.FOLDER)
     control = tmp_path / "told" / "control"
     step = int((control / "requeue").read_text())
     assert 20 <= step <= 27
@@ -58,10 +58,10 @@ def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wa
     nodes = {rank: {"SLURMD_NODENAME": f"node{rank}"} for rank in range(2)}
     ended = world(2, "ddp", *flags, env=surviving(tmp_path / "run"), env_of=nodes)
     assert 19 in ended.codes
-    (told,) = ended.complaints
-    assert "behind: rank 1 on node1 " in told
+    (message,) = ended.complaints
+    assert "behind: rank 1 on node1 " in message
     assert (tmp_path / "run" / "control" / "suspects").read_text().split() == ["node1"]
-    assert "(in data of step " in told
+    assert "(in data of step " in message
     reports = {path.name: path.read_text() for path in (ended.run_dir / "stalled").iterdir()}
     assert reports.keys() == {"rank-0.txt", "rank-1.txt"}
     assert json.loads(reports["rank-1.txt"].splitlines()[0])["phase"] == "data"
@@ -107,11 +107,11 @@ def test_a_run_that_was_suspended_for_longer_than_it_may_stand_still_goes_on(tmp
         time.sleep(6)
         for rank in ranks:
             rank.send_signal(signal.SIGCONT)
-        said = [rank.communicate(timeout=120) for rank in ranks]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
 
 
 def test_a_rank_that_goes_on_while_reports_are_gathered_does_not_end_the_run(world: World) -> None:
@@ -127,9 +127,9 @@ def test_a_rank_that_goes_on_while_reports_are_gathered_does_not_end_the_run(wor
 def test_of_two_ranks_in_the_same_step_the_one_that_began_fewer_collectives_is_behind(world: World) -> None:
     flags = ("--workload", "faulty:stuck", "--steps", "60", "--stall-after", "3", "--no-probe")
     ended = world(2, "ddp", *flags, env={"PYTHONPATH": worlds_path()})
-    (told,) = ended.complaints
-    assert "behind: rank 1 on " in told
-    assert "(in step of step 12, " in told
+    (message,) = ended.complaints
+    assert "behind: rank 1 on " in message
+    assert "(in step of step 12, " in message
     waiting, late = (
         [line for line in (ended.run_dir / "stalled" / f"rank-{rank}.txt").read_text().splitlines() if "gloo:" in line]
         for rank in (0, 1)
@@ -146,8 +146,8 @@ def test_storage_that_fails_leaves_the_last_checkpoint_whole_and_the_run_going(
     env = {"RECOVERS": recovers, "HPCJOBS_DEADLINE": "1"}  # the deadline is over: the last save is not insisted on
     ended = world(2, "ddp", *flags, env=surviving(tmp_path / "run", **env))
     assert any("not written: " in line for line in ended.complaints), ended.err
-    newest, *_ = checkpoint.steps(ended.run_dir / ("checkpoints" if recovers == "yes" else "away"))
-    assert checkpoint.damage(newest) is None
+    newest, *_ = checkpoints.steps(ended.run_dir / ("checkpoints" if recovers == "yes" else "away"))
+    assert checkpoints.damage(newest) is None
     if recovers == "yes":
         assert ended.codes == [0, 0], ended.err
         assert newest.name == "step-00000060"

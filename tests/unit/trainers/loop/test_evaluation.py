@@ -31,8 +31,8 @@ def train(folder: Path, *flags: str, trainer: str = "ddp") -> list[dict[str, Any
 
 def seen() -> dict[str, list[object]]:
     """What the workload `worlds:watched` saw, in its own module."""
-    found: dict[str, list[object]] = sys.modules["worlds"].SEEN
-    return found
+    result: dict[str, list[object]] = sys.modules["worlds"].SEEN
+    return result
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ def test_one_rank_of_the_node_samples_and_the_summary_has_means_and_peaks(world:
     first, *samples = map(json.loads, (watched.run_dir / "monitor.jsonl").read_text(encoding="utf-8").splitlines())
     assert (first["kind"], first["schema"], first["interval_s"]) == ("monitor", "hpcjobs.monitor/1", 1.0)
     assert [path.name for path in watched.run_dir.glob("monitor*")] == ["monitor.jsonl"]
-    found = watched.summary.monitor
-    assert found is not None
-    assert found.samples == len(samples)
-    assert found.peak.rss_bytes == max(sample["rss_bytes"] for sample in samples)
-    assert found.peak.rss_bytes > 2**27  # of both ranks
-    assert found.mean.gpu_percent is None
+    summary = watched.summary.monitor
+    assert summary is not None
+    assert summary.samples == len(samples)
+    assert summary.peak.rss_bytes == max(sample["rss_bytes"] for sample in samples)
+    assert summary.peak.rss_bytes > 2**27  # of both ranks
+    assert summary.mean.gpu_percent is None
     assert watched.out[0].count("monitor: no GPU is watched: the ranks use none") == 1
     assert "no GPU is watched" not in watched.out[1]
 
@@ -37,9 +37,9 @@ def test_a_run_that_is_not_watched_says_so_by_null(world: World) -> None:
 
 
 def test_gpus_decide_what_is_idle_where_there_are_any() -> None:
-    found = summed_up([Load(cpu_percent=90.0, gpu_percent=use) for use in (0.0, 4.0, 50.0, 100.0)])
-    assert found is not None
-    assert found.idle_share == 0.5
-    assert (found.mean.gpu_percent, found.peak.gpu_percent) == (pytest.approx(38.5), 100.0)
-    assert found.mean.gpu_power_w is None
+    result = summed_up([Load(cpu_percent=90.0, gpu_percent=use) for use in (0.0, 4.0, 50.0, 100.0)])
+    assert result is not None
+    assert result.idle_share == 0.5
+    assert (result.mean.gpu_percent, result.peak.gpu_percent) == (pytest.approx(38.5), 100.0)
+    assert result.mean.gpu_power_w is None
     assert summed_up([]) is None

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from hpcjobs import trainers
+from hpcjobs.runtime import watchdog
+from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.summary import Quantiles, RunSummary
-from hpcjobs.trainers.checkpoint.format import CheckpointMeta
+from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trainers.checkpoint.state import position
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.loader import EpochOrder
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.fault_tolerance import watchdog
-from hpcjobs.trainers.fault_tolerance.watchdog import Watchdog
 from hpcjobs.trainers.loop.run import make_watchdog, set_numerics
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.metrics.step_timer import Meter
@@ -99,8 +99,8 @@ def test_samples_of_any_number_of_steps_are_those_that_the_ranks_take(count: int
     for rank in range(world):
         for epoch in range(2):
             batches = EpochOrder(count, rank, world, plan.samples_per_step, 0, epoch, fill=fill)
-            for step, (_, indices) in enumerate(batches, epoch * plan.steps_per_epoch):
-                taken[step] += len(indices)
+            for step, draw in enumerate(batches, epoch * plan.steps_per_epoch):
+                taken[step] += len(draw.samples)
     assert [plan.samples_before(step + 1) - plan.samples_before(step) for step in range(plan.total_steps)] == taken
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def third_of_four() -> RankGroup:
 
 
 def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.trainers.strategies.lightning import SLURMEnvironment, choose_environment
+    from hpcjobs.trainers.strategies.lightning_environment import SLURMEnvironment, choose_environment
 
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
@@ -42,13 +44,13 @@ def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.M
     )
 
 
-@pytest.mark.parametrize("said", [{}, {**SRUN, "TORCHELASTIC_RUN_ID": "x"}, {**SRUN, "SLURM_PROCID": "0"}])
+@pytest.mark.parametrize("variables", [{}, {**SRUN, "TORCHELASTIC_RUN_ID": "x"}, {**SRUN, "SLURM_PROCID": "0"}])
 def test_under_any_other_launcher_it_is_the_place_that_we_read(
-    said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcjobs.trainers.strategies.lightning import LauncherEnvironment, choose_environment
+    from hpcjobs.trainers.strategies.lightning_environment import LauncherEnvironment, choose_environment
 
-    for name, value in said.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     environment = choose_environment(third_of_four())
     assert isinstance(environment, LauncherEnvironment)
@@ -59,3 +61,25 @@ def test_under_any_other_launcher_it_is_the_place_that_we_read(
         4,
     )
     assert (environment.main_address, environment.main_port) == ("c07", 23456)
+
+
+@pytest.mark.parametrize(("visible", "index"), [(1, 0), (2, 1)])
+def test_a_rank_that_sees_only_its_own_gpu_trains_on_it(
+    visible: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with --gpus-per-task. CUDA is played: Lightning itself checks the devices as it does on a GPU."""
+    from hpcjobs.trainers.lightning import LightningFlags
+    from hpcjobs.trainers.strategies.lightning import Trainer, make_lightning_strategy
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr("lightning.pytorch.accelerators.cuda.num_cuda_devices", lambda: visible)
+    monkeypatch.setattr("lightning.fabric.accelerators.cuda.num_cuda_devices", lambda: visible)
+    group = replace(third_of_four(), device=torch.device("cuda", index), backend="nccl")
+    for name in ("ddp", "fsdp"):
+        strategy = make_lightning_strategy(LightningFlags(strategy=name), group, timeout_s=1.0)
+        trainer = Trainer(
+            accelerator="gpu", devices="auto", num_nodes=2, strategy=strategy, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        assert trainer.strategy.root_device == torch.device("cuda", index)
+        assert (trainer.world_size, trainer.global_rank, trainer.num_devices) == (4, 3, 2)

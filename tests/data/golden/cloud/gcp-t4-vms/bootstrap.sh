@@ -336,7 +336,7 @@ ResumeTimeout=1800
 SlurmdTimeout=120
 # What the machine type promises, not what is left of it beside the system.
 SlurmdParameters=config_overrides
-# Each job has the cores, memory and GPUs that it asked for, and no more: cgroup.conf.
+# Each job has the cores, memory and GPUs that it requested, and no more: cgroup.conf.
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup,task/affinity
 PrologFlags=Contain

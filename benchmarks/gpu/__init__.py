@@ -1,0 +1,1 @@
+"""One command that proves the GPU path wherever a GPU is: `make gpu` (docs/gpu.md)."""

@@ -1,0 +1,119 @@
+"""Prove the GPU path on this machine: every trainer, errors, speed and memory. Writes gpu-report/."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu import speed, training
+from gpu.bench import Bench
+from gpu.report import draw, write_report
+from gpu.steps import Outcome, Step, run_step
+from hpcjobs.trainers.metrics.peak_flops import peak_flops_per_s
+
+STEPS: tuple[Step, ...] = (speed.HOROVOD, *training.STEPS, *speed.STEPS)
+EPILOG = """\
+With a GPU it takes less than ten minutes; with several, trainers use all of them. A step that fails does not end the
+others. Exit code: 0 where all steps passed or could not run here, 1 where one failed, 2 for a wrong call.
+
+make gpu                                  all steps, on this machine's GPUs
+make gpu ARGS=--rehearse                  the same steps on the CPU, with tiny sizes and no judgement of speed
+make gpu ARGS='--only fabric matmul'      some of them
+"""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make gpu", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny sizes; proves nothing of a GPU")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps; --list names them")
+    parser.add_argument("--list", action="store_true", help="name the steps and what they hold")
+    parser.add_argument("--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="folder [gpu-report]")
+    args = parser.parse_args(argv)
+    names = [step.name for step in STEPS]
+    for name in args.only or ():
+        if name not in names:
+            parser.error(f"no step {name!r}; there are {', '.join(names)}")
+    if not (args.rehearse or args.list) and (problem := explain_no_gpu()) is not None:
+        parser.error(problem)
+    return args
+
+
+def explain_no_gpu() -> str | None:
+    """Why no step can run on a GPU of this machine; None: there is one."""
+    import torch  # takes seconds, which the help does not need
+
+    if torch.cuda.is_available():
+        return None
+    build = torch.version.cuda or torch.version.hip
+    of = "built for the CPU" if build is None else build
+    return f"torch {torch.__version__} sees no GPU here ({of}); --rehearse runs the same steps on the CPU"
+
+
+def describe_machine(*, rehearse: bool) -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {
+        "rehearsal": rehearse,
+        "date": time.strftime("%F"),
+        "host": platform.node(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+    if rehearse:
+        return facts
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    name, peak = properties[0].name, peak_flops_per_s(properties[0].name, "bf16", tf32=False)
+    return {
+        **facts,
+        "gpus": ", ".join(f"{one.name} ({one.total_memory / 1e9:.0f} GB)" for one in properties),
+        "CUDA or ROCm": torch.version.cuda or torch.version.hip,
+        "NCCL or RCCL": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        "stated peak in bf16": f"{peak / 1e12:g} TFLOP/s" if peak else f"none is stated for {name}: no MFU",
+    }
+
+
+def make_bench(out: Path, *, rehearse: bool) -> Bench:
+    import torch
+
+    device, ranks = ("cpu", 1) if rehearse else ("cuda", torch.cuda.device_count())
+    return Bench(out, device, ranks, rehearse)
+
+
+def run_all(steps: Sequence[Step], bench: Bench, machine: Mapping[str, Any]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    for step in steps:
+        print(f"{step.name:24} ", end="", flush=True)
+        outcome = run_step(step, bench)
+        outcomes.append(outcome)
+        print(f"{outcome.verdict:8} {outcome.seconds:6.1f} s  {'; '.join(outcome.problems)}", flush=True)
+        write_report(bench.out, machine, outcomes)
+    return outcomes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    if args.list:
+        print("".join(f"{step.name:24} {step.about}\n" for step in STEPS), end="")
+        return 0
+    chosen = [step for step in STEPS if args.only is None or step.name in args.only]
+    shutil.rmtree(args.out / "runs", ignore_errors=True)  # of an earlier report: its runs would be resumed
+    args.out.mkdir(parents=True, exist_ok=True)
+    bench = make_bench(args.out.resolve(), rehearse=args.rehearse)
+    machine = describe_machine(rehearse=args.rehearse)
+    outcomes = run_all(chosen, bench, machine)
+    draw(bench.out, outcomes)
+    failed = [one.name for one in outcomes if one.verdict == "failed"]
+    print(f"{bench.out / 'report.md'}: " + (f"failed: {', '.join(failed)}" if failed else "no step failed"), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

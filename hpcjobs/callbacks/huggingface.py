@@ -1,0 +1,115 @@
+"""A callback of the Hugging Face Trainer: metrics, and stopping together, as `hpcjobs.runtime.start()` gives them.
+
+callback = RunCallback()
+trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+trainer.train(resume_from_checkpoint=callback.find_checkpoint(arguments.output_dir))
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoints import measure
+from hpcjobs.runtime.exits import UsageError
+from hpcjobs.runtime.run import Run, start
+from hpcjobs.runtime.summary import write_json
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise UsageError(
+        "hpcjobs.callbacks.huggingface needs the package transformers", hint="pip install transformers"
+    ) from error
+
+SUMS = "hpcjobs.sums.json"
+"""Size and CRC-32 of every file, beside them."""
+NAMES = {"learning_rate": "lr", "grad_norm": "gradient_norm"}
+
+
+class RunCallback(TrainerCallback):
+    """Logs what the Trainer logs, adds checksums to its checkpoints; has it save and stop when the job is told to end.
+
+    After `train` it ends the run: by summary.json, or, where the job was told to end, by exit code 85.
+    """
+
+    def __init__(self, *, run_dir: str | None = None, log_to: Sequence[str] = ()) -> None:
+        self.run: Run = start(run_dir=run_dir, step=0, log_to=log_to)
+        """Log numbers of your own by its `log`."""
+        self._logged_step = 0
+
+    def find_checkpoint(self, output_dir: str) -> str | None:
+        """The Trainer's newest sound checkpoint, for `train(resume_from_checkpoint=...)`; None: there is none yet."""
+        places = [place for place in Path(output_dir).glob("checkpoint-*") if place.name.rpartition("-")[2].isdecimal()]
+        for place in sorted(places, key=lambda place: -int(place.name.rpartition("-")[2])):
+            wrong = find_damage(place)
+            if wrong is None:
+                return str(place)
+            self.run.print(f"passing over the checkpoint {place.name}: {wrong}")
+        return None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.run.resume(state.global_step, total_steps=state.max_steps)
+        self.run.listen()
+        self._logged_step = state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        values = {NAMES.get(name, name): n for name, n in (logs or {}).items() if isinstance(n, (int, float))}
+        if "loss" not in values:  # of an evaluation, or the sums at the end
+            return
+        steps = state.global_step - self._logged_step
+        self._logged_step = state.global_step
+        self.run.log(
+            state.global_step,
+            **values,
+            samples=steps * args.per_device_train_batch_size * args.gradient_accumulation_steps,
+        )
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if self.run.should_stop():
+            control.should_log = control.should_save = control.should_training_stop = True
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        wait_for_all()  # each rank writes the state of its generators
+        if self.run.rank == 0:
+            place = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
+            files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.name != SUMS]
+            write_json(place / SUMS, {str(path.relative_to(place)): measure(path) for path in files})
+        self.run.record_saved_step(state.global_step)
+        wait_for_all()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.run.finish()
+
+
+def find_damage(place: Path) -> str | None:
+    """What is wrong with a checkpoint of the Trainer, or None."""
+    try:
+        return checkpoints.find_changed_file(place, json.loads((place / SUMS).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        return f"it was not completed: {error}"
+
+
+def wait_for_all() -> None:
+    """Until all ranks have come here."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.barrier()

@@ -1,0 +1,21 @@
+"""``hpcjobs completion``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.completion import SHELLS, complete_shells, script_for
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", autocompletion=complete_shells)],
+) -> None:
+    """Print what a shell evaluates to complete hpcjobs: eval "$(hpcjobs completion bash)" in ~/.bashrc."""
+    if shell not in SHELLS:
+        raise typer.BadParameter(f"{shell!r} is no shell that can be completed: say {', '.join(SHELLS)}")
+    print(script_for(shell))

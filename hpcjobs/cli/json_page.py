@@ -1,0 +1,71 @@
+"""docs/json.md: what each verb prints with ``--json``, from the types of `json_types`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcjobs.cli.json_output import schema
+from hpcjobs.cli.json_types import OUTPUTS
+
+_INTRODUCTION = """\
+# What `--json` prints
+
+This page is made from the types in `hpcjobs/cli/json_types.py`; a test holds it, and holds what each verb prints
+against its schema. Moments are times of ISO 8601 in UTC, durations are seconds (`_s`), sizes are bytes (`_bytes`);
+`null` is "not known". A job is `job_id` everywhere, its run folder `run_dir`, its site `site`. Fields may be added;
+none changes its meaning. Standard output holds the JSON alone: notes and warnings go to standard error, and the exit
+code is the verb's. `wait --timeout` prints the records also when the time is over.
+"""
+_SITE = ("Job", "Resources", "Site", "Partition")
+"""Values that other pages explain: job requests and site files."""
+
+
+def page() -> str:
+    """The text of the page."""
+    schemas = {verb: schema(verb) for verb in OUTPUTS}
+    values: dict[str, Any] = {}
+    for one in schemas.values():
+        values |= one.get("$defs", {})
+    rows = "".join(f"| {_command(verb)} | {_type(one)} |\n" for verb, one in schemas.items())
+    sections = "".join(_section(name, values[name]) for name in sorted(values) if "properties" in values[name])
+    return f"{_INTRODUCTION}\n| command | prints |\n|---|---|\n{rows}\n## Values\n{sections}"
+
+
+def _command(verb: str) -> str:
+    words, comma, case = verb.partition(", ")
+    return f"`hpcjobs {words} --json`{comma}{case}"
+
+
+def _section(name: str, value: dict[str, Any]) -> str:
+    text = " ".join(value.get("description", "").split()).replace("``", "`")
+    if name in _SITE:
+        return f"\n### {name}\n\n{text}\n\n[Keys of site files](site_keys.md), [options of jobs](sbatch_options.md).\n"
+    rows = "".join(f"| `{field}` | {_type(kind)} |\n" for field, kind in value["properties"].items())
+    return f"\n### {name}\n\n{text}\n\n| field | type |\n|---|---|\n{rows}"
+
+
+def _type(kind: dict[str, Any]) -> str:
+    """The type in words: ``list of [JobLine](#jobline)``."""
+    if "$ref" in kind:
+        name = kind["$ref"].rpartition("/")[2]
+        return "text" if name in ("State", "Kind") else f"[{name}](#{name.lower()})"
+    if "anyOf" in kind:
+        return " or ".join(dict.fromkeys(map(_type, kind["anyOf"])))
+    if "enum" in kind:
+        return " or ".join(f"`{value}`" for value in kind["enum"])
+    if kind.get("format") == "date-time":
+        return "time"
+    if "prefixItems" in kind:
+        return f"list of {' or '.join(dict.fromkeys(map(_type, kind['prefixItems'])))}"
+    if kind.get("type") == "array":
+        return f"list of {_type(kind.get('items') or {})}"
+    if kind.get("type") == "object":
+        return f"mapping to {_type(kind.get('additionalProperties') or {})}"
+    names = {
+        "string": "text",
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true or false",
+        "null": "null",
+    }
+    return names.get(kind.get("type", ""), "any value")

@@ -1,0 +1,153 @@
+"""``hpcjobs monitor``."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpcjobs.cli.completion import complete_jobs
+from hpcjobs.cli.output import JobSite, note
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from hpcjobs.run.progress import NodeSample
+    from hpcjobs.site.models import Site
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def monitor(
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    interval: Annotated[float, typer.Option(min=1, max=300, help="Seconds between two samples.", metavar="S")] = 5.0,
+    cancel_idle: Annotated[
+        str | None,
+        typer.Option(help="Cancel the job once all its nodes are idle for this long: 30m.", show_default=False),
+    ] = None,
+    site: JobSite = None,
+) -> None:
+    """Sample the load of a running job's nodes, whatever its program is, and print it with alarms until the job ends.
+
+    One overlapping step with a task per node takes the samples, into monitor.jsonl of the run folder. Ctrl-C ends it,
+    and leaves the job. A job that is sampled already, say by its trainer, is only watched. Of a job that was submitted
+    by other means the id is enough.
+    """
+    from hpcjobs.errors import RequestError, UnknownJobError
+    from hpcjobs.run.cancel import cancel
+    from hpcjobs.run.monitor import (
+        find_foreign,
+        follow,
+        follow_sampler,
+        is_sampled,
+        require_running,
+        start_foreign_sampler,
+        start_sampler,
+    )
+    from hpcjobs.run.select import select
+    from hpcjobs.scheduler.connect import connect
+    from hpcjobs.units import walltime_s
+
+    try:
+        idle_limit_s = None if cancel_idle is None else walltime_s(cancel_idle)
+    except ValueError as error:
+        raise RequestError(f"--cancel-idle {cancel_idle}: {error}", hint="say 30m or 2h") from error
+    try:
+        (entry,) = select([job], site=site)
+    except UnknownJobError:
+        where = _slurm_site(site)
+        if where is None or not re.fullmatch(r"\d+(?:_\d+)?", job):
+            raise
+        foreign = find_foreign(job, where)
+        sampler = start_foreign_sampler(foreign, interval_s=interval)
+        note(f"job {job} was not submitted with hpcjobs: its samples go to {foreign.folder}")
+        with _stop_sampler(sampler):
+            stop = partial(connect("slurm", foreign.slurm_conf).cancel, [job])
+            if not _watch(job, follow_sampler(foreign, sampler), idle_limit_s, stop):
+                _require_no_error(sampler, job)
+        return
+    require_running(entry)
+    if is_sampled(entry):
+        note(f"job {entry.job_id} is sampled already: watching")
+        _watch(entry.job_id, follow(entry), idle_limit_s, partial(cancel, [entry]))
+        return
+    sampler = start_sampler(entry, interval_s=interval)
+    with _stop_sampler(sampler):
+        samples = _while_sampled(entry.job_id, sampler, follow(entry))
+        _watch(entry.job_id, samples, idle_limit_s, partial(cancel, [entry]))
+
+
+def _slurm_site(site: str | None) -> Site | None:
+    """The site whose Slurm may know a job that was submitted by other means."""
+    from hpcjobs.run.listing import site_asked
+
+    where = site_asked(site)
+    return where if where is not None and where.scheduler == "slurm" else None
+
+
+@contextmanager
+def _stop_sampler(sampler: Popen[bytes]) -> Iterator[None]:
+    """Stop the sampler behind the block, and close its pipe."""
+    with sampler:
+        try:
+            yield
+        finally:
+            sampler.terminate()
+
+
+def _while_sampled(
+    job_id: str, sampler: Popen[bytes], newest: Iterable[list[NodeSample]]
+) -> Iterator[list[NodeSample]]:
+    for latest in newest:
+        yield latest
+        _require_no_error(sampler, job_id)
+
+
+def _require_no_error(sampler: Popen[bytes], job_id: str) -> None:
+    from hpcjobs.errors import HpcJobsError
+
+    if sampler.poll():
+        assert sampler.stderr is not None
+        lines = sampler.stderr.read().decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {sampler.returncode}"
+        raise HpcJobsError(f"the sampler of job {job_id} ended: {reason}")
+
+
+def _watch(
+    job_id: str, newest: Iterable[list[NodeSample]], idle_limit_s: float | None, cancel: Callable[[], object]
+) -> bool:
+    """Print samples and new alarms until there are no more; cancel the job that is idle for too long.
+
+    Whether there was a sample.
+    """
+    from hpcjobs.run.alarms import find_alarms, idle_s
+    from hpcjobs.run.monitor import FRESH_S
+    from hpcjobs.units import human_duration
+
+    known: set[tuple[str, str]] = set()
+    printed: dict[str, float] = {}
+    began = time.time()
+    for latest in newest:
+        nodes = [node for node in latest if node.taken >= began - FRESH_S]  # not those of an earlier attempt
+        for node in nodes:
+            if printed.get(node.host) != node.taken:
+                printed[node.host] = node.taken
+                when = time.strftime("%H:%M:%S", time.localtime(node.taken))
+                print(f"{node.host}  {when}  {node.sample}", flush=True)
+        alarms = find_alarms(nodes)
+        for alarm in alarms:
+            if alarm[:2] not in known:
+                print(f"alarm: {alarm.text}", flush=True)
+        known = {alarm[:2] for alarm in alarms}
+        idle = idle_s(nodes)
+        if idle_limit_s is not None and idle is not None and idle >= idle_limit_s:
+            cancel()
+            print(f"cancelled {job_id}: all its nodes idle for {human_duration(idle)}", flush=True)
+            break
+    return bool(printed)

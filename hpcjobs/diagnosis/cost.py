@@ -1,0 +1,36 @@
+"""What a job would cost at most."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hpcjobs.job.models import Job
+from hpcjobs.site.models import Partition, Site
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a job costs that runs until its time limit; ``amount`` None: the site file has no prices."""
+
+    node_hours: float
+    amount: float | None = None
+    currency: str | None = None
+
+
+def estimate_cost(job: Job, site: Site) -> Cost | None:
+    """What ``job`` costs at most, by the site's prices; None: it has no time limit."""
+    if job.time_limit_s is None:
+        return None
+    hours = job.time_limit_s / 3600
+    nodes = (job.max_nodes or job.nodes) + job.spare
+    cpus, gpus = nodes * _cpus_per_node(job, site), nodes * job.gpus_per_node
+    prices = site.prices
+    rates = [(prices.node_hour, nodes), (prices.cpu_hour, cpus), (prices.gpu_hour, gpus)]
+    amounts = [rate * count * hours for rate, count in rates if rate is not None]
+    return Cost(nodes * hours, sum(amounts) if amounts else None, prices.currency if amounts else None)
+
+
+def _cpus_per_node(job: Job, site: Site) -> int:
+    partition: Partition | None = site.partitions.get((job.resources.partition or "").split(",")[0])
+    if job.resources.exclusive and partition is not None:
+        return partition.shape.cpus
+    return job.ntasks_per_node * (job.resources.cpus_per_task or 1)

@@ -1,0 +1,176 @@
+"""The centre's policies, for a job: what it must request, and what it may not exceed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import UNSET
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.avoid import named_nodes
+from hpcjobs.job.layers import Values
+from hpcjobs.job.models import Job
+from hpcjobs.site.models import Site
+from hpcjobs.site.policy import AppliedPolicy, Policy
+from hpcjobs.site.resources import GPU_FIELDS, Resources, gpus_and_model
+from hpcjobs.site.sbatch import find_option
+from hpcjobs.units import time_limit_s
+
+_GPU_OPTIONS = frozenset(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task"))
+
+Problem = tuple[str, tuple[str, ...]]
+"""What is wrong, and the key of the policy that says so."""
+
+
+def add_mandatory(values: Values, site: Site) -> None:
+    """Request what the policies of ``site`` make mandatory and nobody has requested."""
+    for applied in site.policies:
+        for field, value in _mandatory(applied.policy).items():
+            values.default(field, value, f"policy {applied.path}")
+
+
+def check_policies(job: Job, policies: Sequence[AppliedPolicy]) -> None:
+    """Compare ``job`` with ``policies``.
+
+    Raises:
+        RequestError: one line per rule that is broken, each with what was requested, where that was said, and the file
+            and line of the rule.
+    """
+    _refuse("the job", [(applied, problem) for applied in policies for problem in _problems(job, applied)])
+
+
+def check_change(job: Job, changed: Job, policies: Sequence[AppliedPolicy]) -> None:
+    """Compare ``changed``, which ``job`` is to become, with ``policies``; what was the same before is not its fault.
+
+    Raises:
+        RequestError: as `check_policies`.
+    """
+    before = {text for applied in policies for text, _ in _problems(job, applied)}
+    after = [(applied, problem) for applied in policies for problem in _problems(changed, applied)]
+    _refuse("the change", [(applied, problem) for applied, problem in after if problem[0] not in before])
+
+
+def limited_options(policies: Sequence[AppliedPolicy]) -> frozenset[str]:
+    """The long options of sbatch that one of ``policies`` limits."""
+    return frozenset(option for applied in policies for option in _limited_options(applied.policy))
+
+
+def _refuse(what: str, problems: Sequence[tuple[AppliedPolicy, Problem]]) -> None:
+    if problems:
+        lines = [f"  {text} ({_locate(applied, keys)})" for applied, (text, keys) in problems]
+        raise RequestError(
+            f"a policy of the centre refuses {what}:\n" + "\n".join(lines),
+            hint="what the centre's file says there holds for every site file of this cluster",
+        )
+
+
+def _locate(applied: AppliedPolicy, keys: tuple[str, ...]) -> str:
+    from hpcjobs.site.inheritance import where_of
+    from hpcjobs.site.yaml_file import read_file
+
+    return where_of(read_file(Path(applied.path)), ("policy", *keys))
+
+
+def _problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
+    policy = applied.policy
+    yield from _partition_problems(job, policy)
+    yield from _size_problems(job, policy)
+    yield from _time_problems(job, policy)
+    yield from _account_problems(job, policy)
+    for field, value in _mandatory(policy).items():
+        if getattr(job.resources, field) != value:
+            yield f"{job.describe_option(field)}: must be {value}", ("mandatory", field)
+    yield from _bypass_problems(job, applied)
+
+
+def _partition_problems(job: Job, policy: Policy) -> Iterator[Problem]:
+    if policy.partitions is None or job.scheduler == "local":
+        return
+    names = [name for name in (job.resources.partition or "").split(",") if name]
+    if not names or not {*names} <= {*policy.partitions}:
+        requested = job.describe_option("partition") if names else "no partition is named"
+        yield f"{requested}: allowed are {', '.join(policy.partitions)}", ("partitions",)
+
+
+def _size_problems(job: Job, policy: Policy) -> Iterator[Problem]:
+    resources = job.resources
+    nodes = job.max_nodes or job.nodes + job.spare
+    name = "nodes" if resources.nodes else "ntasks"
+    if not resources.nodes and isinstance(resources.ntasks, int):
+        nodes = max(nodes, resources.ntasks)  # Slurm may give each task a node of its own
+    nodelist = resources.nodelist if isinstance(resources.nodelist, str) and job.scheduler == "slurm" else None
+    if len(named := named_nodes(nodelist)) > nodes:  # a batch script's job has all of them
+        nodes, name = len(named), "nodelist"
+    if policy.max_nodes is not None and nodes > policy.max_nodes:
+        yield f"{job.describe_option(name)}: at most {policy.max_nodes} nodes", ("max_nodes",)
+    if policy.max_nodes is not None and nodelist is not None and "/" in nodelist:
+        yield f"{job.describe_option('nodelist')}: names a file; say the nodes, which are counted", ("max_nodes",)
+    if policy.max_gpus is None:
+        return
+    tasks = resources.ntasks if isinstance(resources.ntasks, int) else nodes * job.ntasks_per_node
+    factors = {"gpus": 1, "gpus_per_node": nodes, "gpus_per_task": tasks}
+    for field in GPU_FIELDS:
+        value = getattr(resources, field)
+        count = gpus_and_model(value, field)[0] * factors[field] if isinstance(value, int | str) else 0
+        if count > policy.max_gpus:
+            yield f"{job.describe_option(field)}: {count} GPUs in all, at most {policy.max_gpus}", ("max_gpus",)
+
+
+def _time_problems(job: Job, policy: Policy) -> Iterator[Problem]:
+    longest = time_limit_s(policy.max_time)
+    if longest is not None and (job.time_limit_s is None or job.time_limit_s > longest):
+        requested = job.describe_option("time") if job.resources.time else "no time limit is requested"
+        yield f"{requested}: at most {policy.max_time}", ("max_time",)
+
+
+def _account_problems(job: Job, policy: Policy) -> Iterator[Problem]:
+    account = job.resources.account
+    if policy.account_required and not account:
+        yield "no account is named: say --account NAME", ("account_required",)
+    if policy.accounts is not None and account and account not in policy.accounts:
+        yield f"{job.describe_option('account')}: allowed are {', '.join(policy.accounts)}", ("accounts",)
+
+
+def _bypass_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
+    """Replaced or unread options of other files that concern what the policy limits."""
+    limited = _limited_options(applied.policy)
+    for name, template in job.directives.items():
+        if name in applied.directives and applied.directives[name] == template:
+            continue
+        for option in (name, _option(template or "")):
+            if option in limited:
+                yield f"directives.{name}: replaces an option that the policy limits", limited[option]
+                break
+    for text in job.sbatch:
+        if (option := _option(text)) in limited and text not in applied.sbatch:
+            yield f"sbatch {text!r}: is an option that the policy limits", limited[option]
+
+
+def _limited_options(policy: Policy) -> dict[str, tuple[str, ...]]:
+    """The options of sbatch that a policy limits, each with the key that does."""
+    limited: dict[str, tuple[str, ...]] = {}
+    if policy.partitions is not None:
+        limited["partition"] = ("partitions",)
+    if policy.max_nodes is not None:
+        limited |= dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "nodefile"), ("max_nodes",))
+    if policy.max_gpus is not None:
+        limited |= dict.fromkeys(_GPU_OPTIONS, ("max_gpus",))
+    if policy.max_time is not None:
+        limited["time"] = ("max_time",)
+    if policy.accounts is not None or policy.account_required:
+        limited["account"] = ("account_required" if policy.account_required else "accounts",)
+    return limited | {field.replace("_", "-"): ("mandatory", field) for field in _mandatory(policy)}
+
+
+def _option(text: str) -> str:
+    """The long option of sbatch that ``text`` names, also by its beginning, as sbatch reads it."""
+    name = text.removeprefix("--").partition("=")[0].strip()
+    option = find_option(name)
+    return option.name if option is not None else name
+
+
+def _mandatory(policy: Policy) -> dict[str, object]:
+    fields = Resources.__struct_fields__
+    values = {field: getattr(policy.mandatory, field) for field in fields}
+    return {field: value for field, value in values.items() if value is not UNSET and value is not None}

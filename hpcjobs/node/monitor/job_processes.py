@@ -1,0 +1,131 @@
+"""The processes of one job on this node, by their environment: memory, CPU time, storage, and which ranks are alive."""
+
+import contextlib
+import os
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
+
+_PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+_RANKS = (b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID")
+"""Variables that name a rank, the first one counts; SLURM_PROCID only within a step: a batch script has it too."""
+
+
+class Usage(NamedTuple):
+    """Of all processes of the job that may be read."""
+
+    rss_bytes: int
+    cpu_s: float
+    """Also that of processes that have ended since the first look, as far as they were seen or waited for."""
+    read_bytes: int
+    written_bytes: int
+    ranks: FrozenSet[int]
+    cores: FrozenSet[int]
+    """Cores that the ranks, where there are none all of them, may run on."""
+
+
+class _Spent(NamedTuple):
+    """CPU time of a process and of its children that ended and that it has waited for."""
+
+    parent: int
+    start: bytes
+    cpu_s: float
+
+
+class JobProcesses:
+    """Reads /proc; what it has learnt of a process is kept until the process runs another program or ends."""
+
+    def __init__(self, job_id: str, *, proc: str = "/proc") -> None:
+        self._marks = {b"HPCJOBS_JOB_ID=" + job_id.encode(), b"SLURM_JOB_ID=" + job_id.encode()}
+        self._proc, self._own = proc, os.getpid()
+        self._known: Dict[int, Tuple[bytes, Optional[int], bool]] = {}
+        self._spent: Dict[int, _Spent] = {}
+        self._ended_s = 0.0
+
+    def read(self) -> Usage:
+        """What the job's processes use now."""
+        seen: Dict[int, Tuple[bytes, Optional[int], bool]] = {}
+        spent: Dict[int, _Spent] = {}
+        rss = read = written = 0
+        ranks: Set[int] = set()
+        pids: List[int] = []
+        rank_pids: List[int] = []
+        for name in os.listdir(self._proc):
+            if not name.isdigit() or int(name) == self._own:
+                continue
+            pid = int(name)
+            fields = self._stat(pid)
+            if fields is None:
+                continue
+            before = self._known.get(pid)
+            # A process that starts another program keeps its number and its start.
+            key = fields[-1] + fields[19]
+            entry = before if before is not None and before[0] == key else (key, *self._describe(pid))
+            seen[pid] = entry
+            if not entry[2]:
+                continue
+            spent[pid] = _Spent(int(fields[1]), fields[19], sum(map(int, fields[11:15])) / _TICKS)
+            if fields[0] == b"Z":  # its time is its parent's once the parent has waited for it
+                continue
+            pids.append(pid)
+            rss += int(fields[21]) * _PAGE
+            storage = self._storage(pid)
+            read, written = read + storage[0], written + storage[1]
+            if entry[1] is not None:
+                ranks.add(entry[1])
+                rank_pids.append(pid)
+        self._ended_s += sum(last.cpu_s for pid, last in self._spent.items() if not self._is_counted(pid, spent))
+        self._known, self._spent = seen, spent
+        cpu_s = self._ended_s + sum(process.cpu_s for process in spent.values())
+        return Usage(rss, cpu_s, read, written, frozenset(ranks), _cores(rank_pids or pids))
+
+    def _is_counted(self, pid: int, spent: Dict[int, _Spent]) -> bool:
+        """Whether ``spent`` has the time of a process seen before: as its own, or as that of a parent of the job."""
+        for _ in range(len(self._spent)):
+            last = self._spent.get(pid)
+            if last is None:
+                return False
+            if pid in spent and spent[pid].start == last.start:
+                return True
+            pid = last.parent
+        return False
+
+    def _stat(self, pid: int) -> Optional[List[bytes]]:
+        """The fields from the state on, and the program's name behind them; None: it has ended."""
+        try:
+            with open(f"{self._proc}/{pid}/stat", "rb") as file:
+                head, _, rest = file.read().rpartition(b")")
+        except OSError:
+            return None
+        fields = rest.split()
+        return None if fields[0] == b"X" else [*fields, head.partition(b"(")[2]]
+
+    def _describe(self, pid: int) -> Tuple[Optional[int], bool]:
+        """The rank, and whether it is the job's at all; what may not be read is not."""
+        try:
+            with open(f"{self._proc}/{pid}/environ", "rb") as file:
+                entries = set(file.read().split(b"\0"))
+        except OSError:
+            return None, False
+        if not self._marks & entries or b"HPCJOBS_MONITOR=1" in entries:
+            return None, False
+        variables = dict(entry.partition(b"=")[::2] for entry in entries)
+        for name in _RANKS:
+            text = variables.get(name, b"")
+            if text.isdigit() and (name != b"SLURM_PROCID" or variables.get(b"SLURM_STEP_ID", b"").isdigit()):
+                return int(text), True
+        return None, True
+
+    def _storage(self, pid: int) -> Tuple[int, int]:
+        try:
+            with open(f"{self._proc}/{pid}/io", "rb") as file:
+                values = dict(line.split(b": ") for line in file.read().splitlines())
+        except (OSError, ValueError):
+            return 0, 0
+        return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
+
+
+def _cores(pids: List[int]) -> FrozenSet[int]:
+    cores: Set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            cores |= os.sched_getaffinity(pid)
+    return frozenset(cores)

@@ -1,0 +1,193 @@
+"""One ssh connection to a login host, shared by everything that a command does there.
+
+The user's own ~/.ssh/config applies: ProxyJump, keys, known hosts, a ControlPath where it names one. The connection is
+opened in the terminal, where ssh asks for passwords and second factors, and stays open for some minutes for the next
+command.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import stat
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.files import cache_dir
+from hpcjobs.processes import programs
+from hpcjobs.processes.programs import Result, run_in_terminal
+from hpcjobs.site.login import Login
+
+KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
+"""A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s."""
+LOST = 255
+"""Exit code of an ssh that did not reach the other side, or lost it."""
+_PERSIST = "10m"
+_LONGEST_SOCKET = 104
+"""Bytes of the path of a socket on macOS; Linux has four more."""
+_NAME_OF_SOCKET = 40 + 1 + 17
+"""What ssh adds to the folder: a hash, and random letters while it makes the socket."""
+_AS_TYPED = ("-o", "LogLevel=ERROR", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none")
+
+# The user's shell there may be any: only words in single quotes, which csh and fish read as bash does, reach it. What a
+# profile prints for people is dropped: standard output is that of the program alone.
+_OUTER = 'exec 9>&1 1>/dev/null; exec bash -l -c "$0" "$1"'
+_INNER = 'exec 1>&9 9>&-; eval "$(printf %s "$0" | base64 -d)"'
+
+
+class NoConnectionError(HpcJobsError):
+    """The login host is out of reach, for now."""
+
+
+class Connection:
+    """The way to a login host."""
+
+    def __init__(self, login: Login) -> None:
+        self.login = login
+        self.destination = login.destination
+        settings = _read_settings(self.destination)
+        own = settings.get("controlpath", "none") == "none"
+        self._control = ("-o", f'ControlPath="{_socket_folder()}/%C"') if own else ()
+        lasting = settings.get("controlpersist", "no") not in ("no", "false")
+        self._persist = () if lasting else ("-o", f"ControlPersist={_PERSIST}")
+
+    def is_open(self) -> bool:
+        """Whether the connection is there."""
+        return programs.run(["ssh", *self._control, "-O", "check", self.destination]).code == 0
+
+    def open(self) -> None:
+        """Connect, unless it is done. ssh prints its own messages, and asks in the terminal.
+
+        Raises:
+            NoConnectionError: ssh did not get through.
+        """
+        if self.is_open():
+            return
+        options = (*KEEP_ALIVE, *self._persist, "-o", "ControlMaster=auto", "-o", "ClearAllForwardings=yes")
+        code = run_in_terminal(
+            ["ssh", *self._control, *options, "-o", "RemoteCommand=none", "-T", "-f", "-N", self.destination]
+        )
+        if code != 0:
+            raise NoConnectionError(
+                f"{self.destination} cannot be reached by ssh, whose message stands above",
+                hint=f"does `ssh {self.destination}` work?",
+            )
+
+    def close(self) -> None:
+        """End the connection."""
+        programs.run(["ssh", *self._control, "-O", "exit", self.destination])
+
+    def cancel_forwarding(self, forwarding: str) -> None:
+        """Stop listening for ``forwarding`` (``port:host:port``), which outlives the ssh that asked for it."""
+        programs.run(["ssh", *self._control, "-O", "cancel", "-L", forwarding, self.destination])
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of an ssh that uses the connection."""
+        return (*self._control, *KEEP_ALIVE, "-o", "ControlMaster=no")
+
+    def command(self, script: str, *, terminal: bool = False) -> list[str]:
+        """The ssh that runs ``script`` there, in bash with the profile of a login shell."""
+        encoded = base64.b64encode(os.fsencode(script)).decode()
+        remote = f"exec bash -c {shlex.quote(_OUTER)} {shlex.quote(_INNER)} {encoded}"
+        return ["ssh", *self.options, *_AS_TYPED, "-t" if terminal else "-T", self.destination, remote]
+
+    def run(self, script: str, *, given: bytes | None = None) -> Result:
+        """Run ``script`` there; ``given`` is its standard input.
+
+        Raises:
+            NoConnectionError: the connection was lost.
+        """
+        with tempfile.TemporaryFile() as file:
+            file.write(given or b"")
+            file.seek(0)
+            with programs.start(self.command(script), stdin=file, stdout=PIPE, stderr=PIPE) as process:
+                out, err = (data.decode("utf-8", "surrogateescape") for data in process.communicate())
+        result = Result(process.returncode, out, err)
+        if self.is_lost(result.code):
+            raise NoConnectionError(f"the connection to {self.destination} is lost: {result.err.strip()}")
+        return result
+
+    def run_here(self, script: str) -> int:
+        """Run ``script`` with this terminal; its exit code, or that of an ssh that lost the connection (`is_lost`)."""
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return run_in_terminal(self.command(script, terminal=True))
+        with programs.start(self.command(script), stdin=_standard_input()) as process:
+            try:
+                return process.wait()
+            except BaseException:  # the program there ends when its output has no reader
+                process.kill()
+                raise
+
+    def is_lost(self, code: int) -> bool:
+        """Whether ``code`` is that of an ssh that lost the connection, and not that of the program."""
+        return code < 0 or (code == LOST and not self.is_open())
+
+    def copy(self, words: Sequence[str], *, given: str = "") -> None:
+        """Run rsync, whose ``words`` name a path there by `path_there`; ``given`` is its standard input.
+
+        Raises:
+            HpcJobsError: it failed. NoConnectionError: the connection was lost. CommandMissingError: no rsync here.
+        """
+        ssh = ["ssh", *self.options, *_AS_TYPED]
+        if self.login.port is not None:
+            ssh += ["-p", str(self.login.port)]
+        with tempfile.TemporaryFile() as file:
+            file.write(os.fsencode(given))
+            file.seek(0)
+            argv = ["rsync", "-e", shlex.join(ssh), *words]
+            with programs.start(argv, stdin=file, stdout=PIPE, stderr=PIPE) as process:
+                _, err = process.communicate()
+        if process.returncode == 0:
+            return
+        message = err.decode("utf-8", "backslashreplace").strip()
+        if self.is_lost(process.returncode):
+            raise NoConnectionError(f"the connection to {self.destination} is lost: {message}")
+        raise HpcJobsError(
+            f"rsync with {self.destination}: exit code {process.returncode}: {message}",
+            hint="rsync must be installed there too" if "rsync: command not found" in message else None,
+        )
+
+    def path_there(self, path: str) -> str:
+        """``path`` as rsync names it; its own shell there gets it quoted, as every version of rsync expects."""
+        host = self.login.host if self.login.user is None else f"{self.login.user}@{self.login.host}"
+        return f"{host}:{path}"
+
+
+def _standard_input() -> int | None:
+    """Standard input where something is given; a terminal that nobody reads would stop ssh in the background."""
+    return DEVNULL if sys.stdin is None or sys.stdin.isatty() else None
+
+
+def _read_settings(destination: str) -> dict[str, str]:
+    """What ~/.ssh/config says of a host.
+
+    Raises:
+        HpcJobsError: ssh refuses its configuration.
+    """
+    answer = programs.run(["ssh", "-G", destination])
+    if answer.code != 0:
+        raise HpcJobsError(f"ssh -G {destination}: {answer.err.strip()}", hint="is ~/.ssh/config right?")
+    pairs = (line.partition(" ") for line in answer.out.splitlines())
+    return {key: value for key, _, value in pairs}
+
+
+def _socket_folder() -> str:
+    """A private folder for the sockets of connections, its path short enough for them.
+
+    Raises:
+        HpcJobsError: another user has the folder.
+    """
+    folder = cache_dir() / "ssh"
+    if len(os.fsencode(folder)) + 1 + _NAME_OF_SOCKET > _LONGEST_SOCKET:
+        folder = Path(f"/tmp/hpcjobs-ssh-{os.getuid()}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise HpcJobsError(f"{folder} is no private folder of yours: sockets of ssh are not safe there")
+    return str(folder).replace("%", "%%")

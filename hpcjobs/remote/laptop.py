@@ -1,0 +1,163 @@
+"""A command of the laptop, run on the login host."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from hpcjobs.errors import HpcJobsError
+from hpcjobs.remote import submissions
+from hpcjobs.remote.code import copy_code, find_code
+from hpcjobs.remote.connection import Connection, NoConnectionError
+from hpcjobs.remote.login_host import LoginHost, pack_sites
+from hpcjobs.remote.outputs import OUTPUTS
+from hpcjobs.run.submission import VARIABLE
+from hpcjobs.site.login import Login
+
+OFF = "HPCJOBS_REMOTE"
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+Say = Callable[[str], None]
+Answer = TypeVar("Answer")
+
+
+class Target(NamedTuple):
+    """Where the commands of this laptop run."""
+
+    login: Login
+    site: str | None
+    """The site to use there where a command names none."""
+    site_file: Path | None
+    """The site's file, where it was named by its path."""
+
+
+class Laptop:
+    """This machine, connected to a login host."""
+
+    def __init__(self, target: Target, *, say: Say) -> None:
+        self._target, self._say = target, say
+        self._code = find_code()
+        self.connection = Connection(target.login)
+        sites = pack_sites(target.site_file)
+        self._host = LoginHost(self.connection, sites, code_name=self._code.name, say=say)
+
+    def connect(self, *, with_code: bool) -> None:
+        """Open the connection and bring there what is missing; ``with_code``: the code as it is now too.
+
+        Raises:
+            HpcJobsError: that is not possible.
+        """
+        self.connection.open()
+        self._place = self._host.prepare()
+        if with_code:
+            copy_code(self._code, self.connection, self._place.code)
+
+    def script(self, words: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
+        """Lines of bash that run ``hpcjobs WORDS`` in the copy of the current folder."""
+        folder = str(Path(self._place.code, self._code.below))
+        settings = {OFF: "no", **({"HPCJOBS_SITE": self._target.site} if self._target.site else {})}
+        settings |= {name: os.environ[name] for name in ("NO_COLOR", "HPCJOBS_DEBUG") if name in os.environ}
+        exports = (
+            f"export {name}={shlex.quote(value)}\n" for name, value in {**settings, **(environment or {})}.items()
+        )
+        return (
+            f"mkdir -p -- {shlex.quote(folder)} && cd -- {shlex.quote(folder)} || exit\n"
+            f"{self._host.environment(self._place)}{''.join(exports)}"
+            f"{self._host.hpcjobs(self._place)} {shlex.join(words)}\n"
+        )
+
+    def run(self, words: Sequence[str], *, submits: bool) -> int:
+        """Run ``hpcjobs WORDS`` there with this terminal; its exit code.
+
+        Where it ``submits``, the code goes along, and a connection that breaks meanwhile is made anew: what was
+        submitted is not submitted again. Files that the command was asked to write are fetched.
+
+        Raises:
+            NoConnectionError: the login host is out of reach.
+        """
+        self.connect(with_code=submits)
+        if not submits:
+            return self._run_connected(words, {})
+        return self.submit(words, lambda environment: self._run_connected(words, environment))
+
+    def submit(self, words: Sequence[str], send: Callable[[Mapping[str, str]], Answer]) -> Answer:
+        """Have ``send`` run ``words`` there, with the environment that it is given, until there is an answer.
+
+        A connection that breaks meanwhile is made anew; the environment has the same token each time, also when the
+        same command is typed again: what was submitted is not submitted again.
+
+        Raises:
+            NoConnectionError: the login host is out of reach. HpcJobsError: of ``send``, which is an answer too.
+        """
+        unanswered, is_repeated = submissions.find_or_record(self.connection.destination, words)
+        if is_repeated:
+            at = time.strftime("%F %H:%M", time.localtime(unanswered.sent))
+            self._say(f"this command was sent at {at} and got no answer: what it submitted then is not submitted again")
+        try:
+            answer = self._send_until_answered(lambda: send({VARIABLE: unanswered.token}))
+        except NoConnectionError:
+            raise
+        except HpcJobsError:
+            submissions.mark_answered(self.connection.destination, words)
+            raise
+        submissions.mark_answered(self.connection.destination, words)
+        return answer
+
+    def _send_until_answered(self, send: Callable[[], Answer]) -> Answer:
+        pauses = iter(_PAUSES_S)
+        while True:
+            with suppress(NoConnectionError):
+                return send()
+            while not self._reconnect(next(pauses, None)):
+                pass
+
+    def _reconnect(self, pause_s: float | None) -> bool:
+        """Whether the connection is there again after the pause.
+
+        Raises:
+            NoConnectionError: there was no pause left.
+        """
+        lost = f"the connection to {self.connection.destination} is lost"
+        if pause_s is None:
+            hint = "it may have submitted: type the same command here again, which submits nothing twice"
+            raise NoConnectionError(lost, hint=hint)
+        self._say(f"{lost}; trying again in {pause_s:g} s")
+        time.sleep(pause_s)
+        try:
+            self.connect(with_code=False)
+        except NoConnectionError:
+            return False
+        return True
+
+    def _run_connected(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        outputs = f"{self._place.data}/outputs-{os.uname().nodename}-{os.getpid()}"
+        code = self.connection.run_here(self.script(words, environment={**environment, OUTPUTS: outputs}))
+        if self.connection.is_lost(code):
+            raise NoConnectionError(f"the connection to {self.connection.destination} is lost")
+        self._fetch_outputs(outputs)
+        return code
+
+    def _fetch_outputs(self, record: str) -> None:
+        quoted = shlex.quote(record)
+        answer = self.connection.run(f"[ ! -e {quoted} ] || {{ cat -- {quoted}; rm -f -- {quoted}; }}")
+        here = str(Path(self._place.code, self._code.below))
+        for path in answer.out.splitlines():
+            local = os.path.relpath(path, here) if Path(path).is_relative_to(self._place.code) else Path(path).name
+            self.fetch(path, Path(local))
+            self._say(f"fetched {local}")
+
+    def fetch(self, path: str, local: Path, *, without: Iterable[str] = ()) -> None:
+        """Copy a file or folder of the login host to ``local``.
+
+        Raises:
+            HpcJobsError: it cannot be read there, or written here.
+        """
+        local.parent.mkdir(parents=True, exist_ok=True)
+        test = self.connection.run(f"[ -d {shlex.quote(path)} ]")
+        end = "/" if test.code == 0 else ""
+        excluded = (f"--exclude=/{name}" for name in without)
+        self.connection.copy(["-rlptz", *excluded, "-s", self.connection.path_there(f"{path}{end}"), f"{local}{end}"])

@@ -1,0 +1,90 @@
+"""Whether the centre's policies allow what `hpcjobs update` changes of a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.models import Job
+from hpcjobs.job.policy import check_change, limited_options
+from hpcjobs.run.control import KEYS
+from hpcjobs.run.identity import own_cluster
+from hpcjobs.run.index import Entry
+from hpcjobs.run.rerun import read_manifest
+from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.fields import read_clock_s
+from hpcjobs.site.centre import policies_of_job
+from hpcjobs.site.resources import Resources, gpus_in_gres, node_range
+from hpcjobs.units import requested_time, slurm_time, time_limit_s
+
+_FURTHER = {
+    "endtime": "time", "mincpusnode": "ntasks", "numcpus": "ntasks", "numtasks": "ntasks", "reqnodes": "nodes",
+    "reqprocs": "ntasks", "tasks": "ntasks", "tres": "gpus",
+}  # fmt: skip
+"""Further settings of scontrol, by how they begin, and the option that they change under another name."""
+
+
+def check_settings(settings: Sequence[str], entry: Entry, slurm: Slurm) -> None:
+    """Compare the job of ``entry``, as ``settings`` of scontrol would change it, with the centre's policies.
+
+    Raises:
+        RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
+    """
+    policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster("slurm", entry.slurm_conf))))
+    if not policies:
+        return
+    job = changed = read_manifest(Path(entry.run_dir)).job
+    limited = limited_options(policies)
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        sign = name[-1:] if name[-1:] in ("+", "-") else ""  # TimeLimit+=30
+        name = name.rstrip("+-").lower()
+        option = next((option for begin, option in _FURTHER.items() if name.startswith(begin)), None)
+        if option in limited:
+            raise RequestError(
+                f"update {setting}: a policy of the centre limits {option}, which this would change",
+                hint=f"name the option itself: {', '.join(KEYS)}",
+            )
+        for field in (field for field, key in KEYS.items() if name and key.lower().startswith(name)):
+            changed = _change(changed, field, _limit_now(sign + value, entry, slurm) if field == "time" else value)
+    check_change(job, changed, policies)
+
+
+def _change(job: Job, field: str, value: str) -> Job:
+    """``job`` with ``field`` as scontrol is told to set it."""
+    try:
+        stated = msgspec.convert({field: value or None}, Resources, strict=False)
+        fields = {
+            name: new for name in Resources.__struct_fields__ if (new := getattr(stated, name)) is not msgspec.UNSET
+        }
+        if field == "gres" and gpus_in_gres(value)[0]:
+            fields["gpus_per_node"] = int(str(fields["gpus_per_node"]).rpartition(":")[2])
+        sources = job.sources | dict.fromkeys(fields, "update")
+        job = replace(job, resources=replace(job.resources, **fields), sources=sources)
+        if field == "nodes":
+            least, most = node_range(value)
+            return replace(job, nodes=least, max_nodes=most if most > least else None, spare=0)
+        return replace(job, time_limit_s=time_limit_s(value)) if field == "time" else job
+    except (ValueError, msgspec.ValidationError) as error:
+        raise RequestError(f"update {field}: {error}") from error
+
+
+def _limit_now(value: str, entry: Entry, slurm: Slurm) -> str:
+    """The time limit that ``value`` leads to, in Slurm's spelling; ``+`` and ``-`` change the one that the job has."""
+    sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
+    try:
+        limit = requested_time(rest)
+    except ValueError as error:
+        raise RequestError(f"update time: {error}") from error
+    if not sign:
+        return limit
+    shown = slurm.query(["scontrol", "--all", "--oneliner", "show", "job", entry.job_id])
+    match = re.search(r"\bTimeLimit=(\S+)", shown)
+    now_s = read_clock_s(match[1]) if match else None
+    step_s = time_limit_s(limit) or 0
+    return "UNLIMITED" if now_s is None else slurm_time(max(60, round(now_s) + (step_s if sign == "+" else -step_s)))

@@ -1,0 +1,164 @@
+"""The sampler of `hpcjobs.node.monitor`, attached to a running job: one overlapping step with a task per node.
+
+The job may have been submitted by other means: then its id is all that is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import NamedTuple
+
+from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError, UnknownJobError
+from hpcjobs.files import write_beside
+from hpcjobs.job.resolve import choose_node_python
+from hpcjobs.job.run_root import locate_run_root
+from hpcjobs.job.script import MONITOR_PROGRAM
+from hpcjobs.processes.programs import Runner, run, start
+from hpcjobs.pyz import pack
+from hpcjobs.run import folder
+from hpcjobs.run.attempts import current_id
+from hpcjobs.run.folder import make_root
+from hpcjobs.run.identity import require_reachable
+from hpcjobs.run.index import Entry
+from hpcjobs.run.interactive import attach, overlapping_step
+from hpcjobs.run.progress import NodeSample, has_live_sampler, newest_samples
+from hpcjobs.run.rerun import read_manifest
+from hpcjobs.run.state_file import own_ids
+from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.wait import Watch
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.parse import parse_scontrol
+from hpcjobs.site.models import Site
+
+FRESH_S = 15.0
+"""A node whose newest sample is this young has a sampler."""
+_POLL_S = 1.0
+
+
+def write_program(run_dir: Path) -> Path:
+    """Put the sampler into a run folder."""
+    path = run_dir / MONITOR_PROGRAM
+    write_beside(path, pack("hpcjobs.node.monitor"))
+    return path
+
+
+def is_sampled(entry: Entry, *, now: float | None = None) -> bool:
+    """Whether somebody takes samples of the job already: a trainer with --monitor, or a job submitted with it."""
+    moment = time.time() if now is None else now
+    return has_live_sampler(samples_dir(entry), now=moment, fresh_s=FRESH_S)
+
+
+def samples_dir(entry: Entry) -> Path:
+    """Where the samples of the job, or of the one array task that is meant, lie."""
+    return folder.output_dir(Path(entry.run_dir), own_ids(entry)[0])
+
+
+def require_running(entry: Entry, *, connect: Connect = connect) -> None:
+    """Refuse jobs that have no processes now.
+
+    Raises:
+        RequestError: the job does not run, is an array, or belongs to another host, cluster or user.
+    """
+    require_reachable([entry])
+    if entry.array is not None and entry.task is None:
+        raise RequestError(f"job {entry.job_id} is an array", hint=f"name one of its tasks: {own_ids(entry)[0]}")
+    (known,) = statuses([entry], connect=connect)
+    if not any(record.state is State.RUNNING for record in known.records):
+        states = ", ".join(record.state.value for record in known.records)
+        raise RequestError(f"job {own_ids(entry)[0]} is {states}: it has no processes to sample")
+
+
+def start_sampler(entry: Entry, *, interval_s: float, connect: Connect = connect) -> Popen[bytes]:
+    """Start the sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM.
+
+    Raises:
+        RequestError: as `require_running`.
+    """
+    require_running(entry, connect=connect)
+    program = write_program(Path(entry.run_dir))
+    words = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
+    if entry.scheduler != "slurm":
+        argv = [*words, current_id(entry), str(interval_s)]
+        return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+    command = attach(entry, words, terminal=False, connect=connect)
+    job_id = next(text for text in command.argv if text.startswith("--jobid=")).partition("=")[2]
+    argv = [*command.argv, job_id, str(interval_s)]
+    return start(argv, cwd=command.cwd, env={**command.env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+
+
+def follow(
+    entry: Entry, *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep
+) -> Iterator[list[NodeSample]]:
+    """The newest sample of each node, every second, until the job has ended."""
+    watch = Watch([entry], connect=connect)
+    while watch.look():
+        yield newest_samples(samples_dir(entry))
+        pause(_POLL_S)
+
+
+class ForeignJob(NamedTuple):
+    """A running job of Slurm's that was submitted by other means."""
+
+    job_id: str
+    """As Slurm counts: of an array task not 12_3, but its own number."""
+    nodes: tuple[str, ...]
+    folder: Path
+    """Where the samples go."""
+    node_python: str
+    slurm_conf: str | None
+
+
+def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
+    """The running job with the id ``name``, by one question to Slurm.
+
+    Raises:
+        UnknownJobError: Slurm does not know it. RequestError: it does not run, or is an array.
+        SchedulerError: Slurm does not answer.
+    """
+    slurm = Slurm(site.slurm_conf, runner=runner)
+    try:
+        shown = slurm.query(["scontrol", "--oneliner", "show", "job", name])
+    except SchedulerDownError:
+        raise
+    except SchedulerError as error:
+        raise UnknownJobError(
+            f"no job {name} was submitted with hpcjobs, and Slurm does not know it: {error.message}"
+        ) from error
+    records = parse_scontrol(shown)
+    if len(records) > 1:
+        raise RequestError(f"job {name} is an array", hint=f"name one of its tasks: {records[0].job_id}")
+    if not records or records[0].state is not State.RUNNING or not records[0].node_list:
+        states = ", ".join(record.state.value for record in records) or "unknown"
+        raise RequestError(f"job {name} is {states}: it has no processes to sample")
+    number = re.search(r"JobId=(\d+)", shown)
+    assert number is not None  # of each record of scontrol's
+    folder = locate_run_root(site, Path.cwd()) / f"monitor-{name}"
+    nodes = tuple(hosts_of(records[0].node_list))
+    return ForeignJob(number[1], nodes, folder, choose_node_python(site), site.slurm_conf)
+
+
+def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> Popen[bytes]:
+    """Start the sampler on each node of ``job``, into its folder; it ends with the job, or by SIGTERM."""
+    make_root(job.folder.parent)
+    job.folder.mkdir(mode=0o700, exist_ok=True)
+    program = write_program(job.folder)
+    words = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
+    env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}
+    return start([*overlapping_step(job.job_id, job.nodes), *words], env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+
+
+def follow_sampler(
+    job: ForeignJob, sampler: Popen[bytes], *, pause: Callable[[float], None] = time.sleep
+) -> Iterator[list[NodeSample]]:
+    """The newest sample of each node, every second, until the sampler ends, as it does with the job; then the last."""
+    while sampler.poll() is None:
+        yield newest_samples(job.folder)
+        pause(_POLL_S)
+    yield newest_samples(job.folder)

@@ -1,0 +1,191 @@
+"""All ranks stop at the same boundary, without a collective call at every step.
+
+A boundary is a place that every rank passes equally often. Over a board that all ranks write to and read from:
+
+1. A rank that has got the signal writes a request.
+2. A rank that has got the signal, or sees the request (it looks once a second), writes the number of its boundary, and
+   from then on looks at every boundary.
+3. Rank 0, once all have written, announces the boundary at which all stop: so far ahead that nobody has passed it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpcjobs.runtime.signals import Stop
+from hpcjobs.runtime.streams import print_error
+
+LOOK_S = 1.0
+"""Between two looks for a request of another rank."""
+RANKS_PER_LOOK = 1000
+"""In larger worlds ranks look more rarely, so that the board is asked so often in a second, at most."""
+REQUEST, ANNOUNCED = "request", "announced"
+
+
+class Board(Protocol):
+    """Short texts by name, which every rank sees once they are written."""
+
+    def write(self, name: str, text: str) -> None: ...
+
+    def read(self, name: str) -> str | None:
+        """The text, or None: it is not written yet."""
+
+
+class FileBoard:
+    """A folder that all ranks see.
+
+    The files are there before anybody reads them, and are written in place: opening a file asks a network file system
+    for its newest content, while the absence of a file may be remembered for half a minute.
+    """
+
+    def __init__(self, folder: Path, *, rank: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (str(rank), *((REQUEST, ANNOUNCED) if rank == 0 else ())):
+            os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def write(self, name: str, text: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)  # rank 0 removes it when it has finished
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, f"{text}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str) -> str | None:
+        try:
+            text = (self.folder / name).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+        return text.strip() if text.endswith("\n") else None
+
+
+class StoreBoard:
+    """The key-value store by which torch's processes have met."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def write(self, name: str, text: str) -> None:
+        self._store.set(f"{self._prefix}/{name}", text)
+
+    def read(self, name: str) -> str | None:
+        key = f"{self._prefix}/{name}"
+        try:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except (
+            RuntimeError
+        ):  # the rank that holds the store has ended: at the end of a run, or the next collective fails
+            return None
+
+    def await_text(self, name: str) -> str:
+        """The text, once it is written; the store's own time limit holds."""
+        text: str = self._store.get(f"{self._prefix}/{name}").decode()
+        return text
+
+
+def find_store(prefix: str) -> StoreBoard | None:
+    """The store of torch.distributed, where that is loaded and has met over one."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not c10d.is_initialized():
+        return None
+    store = c10d._get_default_store()
+    return None if store is None else StoreBoard(store, f"hpcjobs/{prefix}")
+
+
+def name_attempt(env: Mapping[str, str]) -> str:
+    """Text that all ranks of one start share; what earlier starts left goes by another name.
+
+    Not by TORCHELASTIC_RESTART_COUNT: each agent of torchrun counts its own restarts. The port is new each time.
+    """
+    launch = next((env[name] for name in ("HPCJOBS_JOB_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE") if env.get(name)), "hand")
+    counts = [env.get(name) or "0" for name in ("SLURM_RESTART_COUNT", "MASTER_PORT")]
+    return "-".join("".join(c if c.isalnum() else "_" for c in text) for text in (launch, *counts))
+
+
+class StopAgreement:
+    """One rank's part. `decide` at every boundary gives every rank True for the first time at the same boundary."""
+
+    def __init__(
+        self,
+        stop: Stop,
+        *,
+        rank: int,
+        world_size: int,
+        open_board: Callable[[], Board],
+        reduce: Callable[[int], int] | None,
+        apart: int,
+    ) -> None:
+        """`reduce`: the largest value of all ranks, called at every boundary in place of the board.
+
+        `apart`: so many boundaries the ranks may be apart at any time.
+        """
+        self.stop, self.rank, self.world_size, self.apart = stop, rank, world_size, apart
+        self.why: str | None = None
+        """Set once all stop: the signal, or what is known of it."""
+        self._open_board, self._reduce = open_board, reduce
+        self._board: Board | None = None
+        self._boundary = 0
+        self._answered, self._announced = False, False
+        self._look_s = LOOK_S * max(1.0, world_size / RANKS_PER_LOOK)
+        self._look_at = 0.0
+
+    def decide(self) -> bool:
+        """Whether to stop here. On every rank equally often."""
+        if self.why is not None:
+            return True
+        self._boundary += 1
+        if self._reduce is not None:
+            if self._reduce(0 if self.stop.requested is None else 1):
+                self.why = self.stop.requested or "the signal of another rank"
+        elif self.world_size == 1:
+            self.why = self.stop.requested
+        else:
+            self._ask_board()
+        return self.why is not None
+
+    def _ask_board(self) -> None:
+        board = self._board
+        if board is None:
+            board = self._board = self._open_board()
+        if not self._answered:
+            now = time.monotonic()
+            if self.stop.requested is None:
+                if now < self._look_at:
+                    return
+                self._look_at = now + self._look_s
+                if board.read(REQUEST) is None:
+                    return
+            else:
+                board.write(REQUEST, self.stop.requested)
+            board.write(str(self.rank), str(self._boundary))
+            self._answered = True
+        if self.rank == 0 and not self._announced:
+            self._announce(board)
+        announced = board.read(ANNOUNCED)
+        if announced is not None and self._boundary >= int(announced):
+            if self._boundary > int(announced):
+                print_error(
+                    f"warning: rank {self.rank} stops {self._boundary - int(announced)} steps after the others: ranks "
+                    f"are more than {self.apart} apart. Hint: start(steps_apart=...)"
+                )
+            self.why = self.stop.requested or board.read(REQUEST) or "a signal"
+
+    def _announce(self, board: Board) -> None:
+        answers = [board.read(str(rank)) for rank in range(self.world_size)]
+        numbers = [int(answer) for answer in answers if answer is not None]
+        if len(numbers) == self.world_size:
+            board.write(ANNOUNCED, str(max(self._boundary, *numbers) + self.apart + 1))
+            self._announced = True
+
+    def close(self) -> None:
+        """Remove what the board left, once nobody reads it any more."""
+        if self.rank == 0 and isinstance(self._board, FileBoard):
+            shutil.rmtree(self._board.folder, ignore_errors=True)

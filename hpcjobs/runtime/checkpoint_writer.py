@@ -1,0 +1,150 @@
+"""Saves without stopping: a copy of the state, then a thread that writes it.
+
+Training stands still for the copy alone, and for the rest of the write before if saves come too fast.
+The time it stands still is measured. Storage that fails does not end the run: what was written before
+stays, the failure is reported, and later saves try again, ever less often.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoints import CheckpointMeta
+from hpcjobs.runtime.exits import StorageFault
+from hpcjobs.runtime.streams import print_error
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""After a write that failed no save is tried for so long; the pause doubles with each failure."""
+INSISTING_PAUSE_S = 1.0
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class BackgroundWriter(ABC):
+    """One writer, or one of several that write together, each its parts; the first of them has the say.
+
+    `stall_s` has one number per save, `write_s` one per checkpoint on disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        background: bool,
+        on_written: Callable[[int], None] = lambda step: None,
+        first: bool = True,
+        owner: str | int | None = None,
+        agree: Callable[[bool], bool] = lambda mine: mine,
+    ) -> None:
+        """`on_written` is called, from the thread that writes, with the step of each checkpoint on disk.
+
+        `agree` returns the first writer's decision on every writer; `owner` is that of their drafts.
+        """
+        self.folder, self.keep, self.background, self.on_written = folder, keep, background, on_written
+        self._first, self.owner, self._agree = first, owner, agree
+        self.stall_s: list[float] = []
+        self.write_s: list[float] = []
+        self.best_loss = checkpoints.recorded_loss(folder / checkpoints.BEST)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._newest: int | None = None  # step of the newest on disk
+        self._unwritten: tuple[CheckpointMeta, Any, str] | None = None  # what was tried since, and why it is not
+        self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
+
+    @abstractmethod
+    def copy_state(self, state: Any) -> Any:
+        """What the thread writes while the state itself changes on."""
+
+    @abstractmethod
+    def write_files(self, meta: CheckpointMeta, state: Any) -> Path:
+        """Write one checkpoint; its folder. OSError if the storage fails."""
+
+    def save(self, meta: CheckpointMeta, state: Any, *, last: bool) -> None:
+        """Write `state`, now or soon; not at all while the storage is given time to recover, but for the last one."""
+        began = time.perf_counter()
+        self.wait()  # the copy before is still being written
+        if self._agree(last or time.monotonic() >= self._not_before):
+            if self.background:
+                self._writing = self._thread.submit(self._try, meta, self.copy_state(state))
+            else:
+                self._try(meta, state)
+        self.stall_s.append(time.perf_counter() - began)
+
+    def save_blocking(self, meta: CheckpointMeta, state: Any, *, within_s: float) -> None:
+        """Have `state` on disk; StorageFault if that does not succeed in time."""
+        self.wait()
+        if self._newest != meta.step:
+            self._unwritten = meta, state, ""
+            self.finish(within_s=within_s)
+
+    def finish(self, *, within_s: float) -> None:
+        """Have what was saved last on disk; StorageFault if that does not succeed in time."""
+        self.wait()
+        give_up = time.monotonic() + within_s
+        while self._unwritten is not None:
+            meta, state, _ = self._unwritten
+            self._try(meta, state)
+            if self._unwritten is not None and self._agree(time.monotonic() >= give_up):
+                raise StorageFault(
+                    f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}",
+                    hint="free space or quota there; the checkpoints before it are complete, the next start finds them",
+                )
+            if self._unwritten is not None:
+                time.sleep(INSISTING_PAUSE_S)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _try(self, meta: CheckpointMeta, state: Any) -> None:
+        began = time.perf_counter()
+        try:
+            self._write(meta, state)
+        except OSError as error:
+            if error.errno in FULL and self._first:  # room for the next try: one good checkpoint is enough
+                checkpoints.prune(self.folder, keep=1, owner=self.owner)
+            self._note_failure(meta, state, error)
+            return
+        self.write_s.append(time.perf_counter() - began)
+        if self._unwritten is not None and self._unwritten[2] and self._first:
+            print(f"checkpoint of step {meta.step} is written: {self.folder} can be written again", flush=True)
+        self._newest = meta.step
+        self._unwritten, self._pause_s, self._not_before = None, FIRST_PAUSE_S, 0.0
+
+    def _write(self, meta: CheckpointMeta, state: Any) -> None:
+        place = self.write_files(meta, state)
+        if not self._first:
+            return
+        self.on_written(meta.step)
+        loss = meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None  # no loss is less than NaN
+        if loss is not None and (self.best_loss is None or loss < self.best_loss):
+            self.best_loss = loss
+            checkpoints.point(self.folder / checkpoints.BEST, place)
+        checkpoints.prune(self.folder, keep=self.keep, owner=self.owner)
+
+    def _note_failure(self, meta: CheckpointMeta, state: Any, error: OSError) -> None:
+        why = error.strerror or str(error)
+        before = next(iter(checkpoints.steps(self.folder)), None)
+        news = self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != meta.step
+        if news and self._first:
+            last = "none before it" if before is None else f"the last good one is {before.name}"
+            print_error(
+                f"warning: checkpoint of step {meta.step} not written: {why}; {last}; the run goes on, "
+                f"saves are tried again after {self._pause_s:.0f} s"
+            )
+        self._unwritten = meta, state, why
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

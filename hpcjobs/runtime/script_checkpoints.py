@@ -1,0 +1,248 @@
+"""Checkpoints of a program's own state: one file, or one of each rank.
+
+checkpoints/step-00000120/state.pt           written by rank 0 (.json, .pt or .pkl)
+checkpoints/step-00000120/ranks/rank-3.pt    with `sharded`: written by rank 3
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.files import write_beside
+from hpcjobs.runtime import checkpoints, state_file
+from hpcjobs.runtime.agreement import find_store
+from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
+from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import BadCheckpoint, WorldMismatch
+from hpcjobs.runtime.state_file import Snapshot, Snapshots
+
+STATE, RANKS, SUMS = "state", "ranks", ".sums"
+SHARDS_WAIT_S = 600.0
+"""Rank 0 waits so long for the files of the other ranks."""
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank saves: the state, or its own part of it."""
+
+    state: Any
+    sharded: bool
+
+
+class StateWriter(BackgroundWriter):
+    """Writes in the background; without `sharded` rank 0 alone."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        rank: int,
+        attempt: str,
+        on_written: Callable[[int], None],
+    ) -> None:
+        """`attempt` names this start of the program: files of a rank that an earlier one left are not taken for new."""
+        super().__init__(
+            folder, keep=keep, background=True, on_written=on_written, first=rank == 0, owner=f"kit-{attempt}"
+        )
+        self._rank, self._snapshots = rank, Snapshots()
+
+    def copy_state(self, state: Part) -> Part:
+        return Part(self._snapshots.take(state.state), state.sharded)
+
+    def write_files(self, meta: CheckpointMeta, state: Part) -> Path:
+        part = state if isinstance(state.state, Snapshot) else self.copy_state(state)
+        draft = Draft(self.folder, meta, owner=self.owner)
+        if part.sharded:
+            return self._write_shard(draft, part.state)
+        try:
+            draft.begin()
+            path = state_file.write(draft.path / STATE, part.state)
+            return draft.complete({path.name: measure(path)})
+        except BaseException:
+            draft.discard()
+            raise
+
+    def _write_shard(self, draft: Draft, snapshot: Snapshot) -> Path:
+        """Rank 0 completes the checkpoint once the sums of all ranks' files are there."""
+        sums = draft.path / SUMS
+        for folder in (draft.path / RANKS, sums):
+            folder.mkdir(parents=True, exist_ok=True)
+        path = state_file.write(draft.path / RANKS / f"rank-{self._rank}", snapshot)
+        write_beside(sums / str(self._rank), json.dumps([path.name, *measure(path)]), mode=None)
+        if self._rank != 0:
+            return draft.place
+        give_up = time.monotonic() + SHARDS_WAIT_S
+        while missing := [rank for rank in range(draft.meta.world_size) if not (sums / str(rank)).exists()]:
+            if time.monotonic() > give_up:
+                raise TimeoutError(0, f"rank {missing[0]} has not written its part in {SHARDS_WAIT_S:.0f} s")
+            time.sleep(POLL_S)
+        lines = [json.loads((sums / str(rank)).read_text()) for rank in range(draft.meta.world_size)]
+        shutil.rmtree(sums)
+        return draft.complete({f"{RANKS}/{name}": (size, crc) for name, size, crc in lines})
+
+
+def clear_drafts(folder: Path, *, attempt: str) -> None:
+    """Remove what earlier starts of the program did not complete."""
+    for left in folder.glob(".step-*"):
+        if not left.name.endswith(f".kit-{attempt}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def find_newest(folder: Path, report: Callable[[str], None]) -> tuple[Path, CheckpointMeta] | None:
+    """The newest sound checkpoint; damaged ones are reported. BadCheckpoint if none of several is sound."""
+    looked = list(checkpoints.newest_valid(folder))
+    for place, wrong in looked:
+        if wrong is None:
+            manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+            return place, checkpoints.read_meta(manifest)
+        report(f"passing over the damaged checkpoint {place.name}: {wrong}")
+    if looked:
+        raise BadCheckpoint(
+            f"none of {len(looked)} checkpoints in {folder} is sound", hint="move the folder away to start over"
+        )
+    return None
+
+
+def read_state(place: Path, meta: CheckpointMeta, *, rank: int, own: bool, world_size: int) -> Any:
+    """The state, or the part of `rank`. Raises BadCheckpoint.
+
+    `own`: this rank's own part, which there is only in a world of the same size.
+    """
+    if not (place / RANKS).is_dir():
+        return state_file.read(place / STATE)
+    if own and meta.world_size != world_size:
+        raise BadCheckpoint(
+            f"{place} has the parts of {meta.world_size} ranks, and this world has {world_size}",
+            hint="Run.load(rank=N) reads the part of one of them",
+        )
+    if not 0 <= rank < meta.world_size:
+        raise BadCheckpoint(f"{place} has no part of rank {rank}: the ranks are 0 to {meta.world_size - 1}")
+    return state_file.read(place / RANKS / f"rank-{rank}")
+
+
+def await_complete(folder: Path, step: int, *, within_s: float) -> bool:
+    """Whether the checkpoint of `step` became complete in time."""
+    give_up = time.monotonic() + within_s
+    manifest = folder / f"step-{step:08d}" / MANIFEST
+    while not os.path.exists(manifest):
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+class ScriptCheckpoints:
+    """The checkpoints of a run: the one that all ranks resume from, and those that it saves.
+
+    Attributes:
+        resumed_step: finished steps of the checkpoint that was chosen; 0 without one.
+        saved_step: steps that are saved, or being written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        env: DistEnv,
+        *,
+        attempt: str,
+        keep: int,
+        step: int | None,
+        report: Callable[[str], None],
+        on_written: Callable[[int], None],
+    ) -> None:
+        """`step`: where a program resumes that loads checkpoints of its own, which then need no look at the folder."""
+        self._folder, self._env, self._attempt = folder, env, attempt
+        self._of_program = step is not None
+        if env.rank == 0:
+            clear_drafts(folder, attempt=attempt)
+        for left in folder.glob(f".step-*/{SUMS}/{env.rank}"):
+            left.unlink(missing_ok=True)
+        self._chosen = self._choose(report) if step is None else None
+        self.resumed_step = step if step is not None else 0 if self._chosen is None else self._chosen[1].step
+        self.saved_step = self.resumed_step
+        self._writer = StateWriter(folder, keep=keep, rank=env.rank, attempt=attempt, on_written=on_written)
+
+    def _choose(self, report: Callable[[str], None]) -> tuple[Path, CheckpointMeta] | None:
+        """The newest sound checkpoint; where torch's processes have met, rank 0 alone looks through them."""
+        store = find_store(f"resumed/{self._attempt}")
+        if store is None or self._env.rank == 0:
+            chosen = find_newest(self._folder, report)
+            if store is not None:
+                store.write("chosen", "" if chosen is None else chosen[0].name)
+            return chosen
+        name = store.await_text("chosen")
+        if not name:
+            return None
+        meta = checkpoints.find_meta(self._folder / name)
+        if meta is None:
+            raise _folder_error(f"rank 0 resumes from {self._folder / name}, which rank {self._env.rank} does not see")
+        return self._folder / name, meta
+
+    def resume_at(self, step: int) -> None:
+        """Take `step` for the one that the program resumes at by itself."""
+        self.resumed_step = self.saved_step = step
+
+    def load(self, rank: int | None) -> Any:
+        """The state that was chosen, or None; of a sharded one the part of `rank`, or of this rank."""
+        self._refuse_other_step()
+        if self._chosen is None:
+            return None
+        place, meta = self._chosen
+        return read_state(
+            place,
+            meta,
+            rank=self._env.rank if rank is None else rank,
+            own=rank is None,
+            world_size=self._env.world_size,
+        )
+
+    def _refuse_other_step(self) -> None:
+        env, step = self._env, self.resumed_step
+        store = find_store(f"loaded/{self._attempt}")
+        if store is None or env.world_size == 1:
+            return
+        if env.rank == 0:
+            store.write("step", str(step))
+        elif (of_first := store.await_text("step")) != str(step):
+            raise _folder_error(f"rank 0 resumes at step {of_first}, rank {env.rank} at step {step}")
+
+    def save(self, meta: CheckpointMeta, part: Part, *, last: bool) -> None:
+        """Begin to write a checkpoint; on rank 0, and with a sharded state on every rank."""
+        self._writer.save(meta, part, last=last)
+
+    def finish(self, *, within_s: float) -> None:
+        """Wait until the newest checkpoint is on disk; the other ranks wait for rank 0. Raises StorageFault."""
+        self._writer.finish(within_s=within_s)
+        if self._env.rank != 0 and self.saved_step > self.resumed_step and not self._of_program:
+            await_complete(self._folder, self.saved_step, within_s=within_s)  # if not, rank 0 says why and fails
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @property
+    def stall_s(self) -> Sequence[float]:
+        """Seconds for which each save held up the program."""
+        return self._writer.stall_s
+
+    @property
+    def write_s(self) -> Sequence[float]:
+        """Seconds of each write to the disk."""
+        return self._writer.write_s
+
+
+def _folder_error(problem: str) -> WorldMismatch:
+    return WorldMismatch(
+        f"{problem} (on {socket.gethostname()})",
+        hint="the run folder must be on a file system that all hosts share",
+    )

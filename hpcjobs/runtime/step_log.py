@@ -1,0 +1,218 @@
+"""The lines that a program logs: metrics.jsonl, with time per step and throughput.
+
+`add` only keeps its values; a line is made of them, and of all since, once a second at most. What a device still
+computes is read then, so that a step does not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.runtime.summary import METRICS_FILE, METRICS_SCHEMA, MetricsLog
+from hpcjobs.runtime.tracking import Trackers, open_trackers
+
+FLUSH_S = 1.0
+WINDOW = 1000
+"""So many of the newest steps are judged while a run goes on."""
+COUNTS = ("tokens", "samples", "images")
+"""What is counted, of this rank since the line before; the first one that is logged gives the throughput."""
+OWN_KEYS = ("loss", "lr")
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode  # made once, for all lines
+WARMUP = 2
+"""So many first lines are left out of the summary: the first steps compile and allocate."""
+
+
+def read_number(name: str, value: Any) -> Any:
+    """`value`, if it is a number, or may become one when it is read. Raises TypeError, which names the key."""
+    if isinstance(value, (int, float)):
+        return value
+    if hasattr(value, "detach"):  # a tensor
+        if value.numel() != 1:
+            raise TypeError(f"log(): {name} is a tensor of shape {tuple(value.shape)}, expected one number")
+        return value.detach().clone() if value.device.type != "cpu" else value.item()
+    if hasattr(value, "__float__") and not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"log(): {name} is no single number: {error}") from error
+    raise TypeError(f"log(): {name} is {_describe(value)}, expected a number")
+
+
+def read_step(step: Any, method: str) -> int:
+    """`step` as an int. Raises TypeError, which names the method of `Run` that was called."""
+    try:
+        return operator.index(step)
+    except TypeError as error:
+        raise TypeError(
+            f"{method}(): step is a {type(step).__name__} ({step!r}), expected a whole number of finished steps"
+        ) from error
+
+
+def _describe(value: object) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__} ({text if len(text) <= 40 else text[:37] + '...'})"
+
+
+class StepLog:
+    """Rank 0 writes; on the others `add` keeps what the end needs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        rank: int,
+        world_size: int,
+        first_step: int,
+        total_steps: int | None,
+        log_to: Sequence[str] = (),
+    ) -> None:
+        self.name, self.world_size, self.first_step, self.total_steps = name, world_size, first_step, total_steps
+        self.step = first_step
+        self.loss: float | None = None
+        self.unit: str | None = None
+        self.step_s: deque[float] = deque(maxlen=WINDOW)
+        """Seconds per step, of the newest lines; the first ones left out."""
+        self._pending: list[tuple[int, float, dict[str, Any]]] = []
+        self._began_at, self._began = time.time(), time.perf_counter()
+        self._flush_at = 0.0
+        self._lines = 0
+        self._last: tuple[int, float] = (first_step, self._began)
+        self._counted, self._counted_s = 0.0, 0.0
+        self._path = folder / METRICS_FILE if rank == 0 else None
+        self._head = {
+            "kind": "run",
+            "time_s": 0.0,
+            "schema": METRICS_SCHEMA,
+            "workload": name,
+            "world_size": world_size,
+            "total_steps": total_steps,
+            "resumed_from_step": first_step or None,
+        }
+        self._log: MetricsLog | None = None  # opened with the first line
+        self._log_to = tuple(log_to)
+        self._trackers: Trackers | None = None
+
+    def add(self, step: int, values: dict[str, Any]) -> bool:
+        """Keep a line; whether lines were written."""
+        now = time.perf_counter()
+        self.step = step
+        self._pending.append((step, now, values))
+        if now < self._flush_at:
+            return False
+        self._flush_at = now + FLUSH_S
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Have every line in the file."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self._append("".join(self._make_line(*line) for line in pending))
+
+    def _make_line(self, step: int, now: float, values: Mapping[str, Any]) -> str:
+        last_step, last = self._last
+        steps, took = step - last_step, now - last
+        self._last = step, now
+        self._lines += 1
+        line: dict[str, Any] = {"kind": "step", "time_s": round(now - self._began, 6), "step": step}
+        metrics: dict[str, float] = {}
+        for key, value in values.items():
+            number = value if isinstance(value, (int, float)) else float(value)
+            if key == "epoch":
+                line["epoch"] = int(number)
+            elif key in OWN_KEYS:
+                line[key] = number
+            else:
+                metrics[key] = number
+        self.loss = line.get("loss", self.loss)
+        count = next((key for key in COUNTS if key in metrics), None)
+        if steps > 0 and took > 0:
+            line["step_time_s"] = took / steps
+            if self._lines > WARMUP:
+                self.step_s.append(took / steps)
+            if count is not None:
+                self.unit = f"{count}/s"
+                done = metrics.pop(count) * self.world_size
+                line["throughput"], line["unit"] = done / took, self.unit
+                if self._lines > WARMUP:
+                    self._counted, self._counted_s = self._counted + done, self._counted_s + took
+        if metrics:
+            line["metrics"] = metrics
+        return _encode(line) + "\n"
+
+    @property
+    def throughput(self) -> float | None:
+        """Of all ranks per second, over all lines but the first ones; None: nothing was counted."""
+        return self._counted / self._counted_s if self._counted_s else None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def started_at(self) -> float:
+        """Seconds since 1970."""
+        return self._began_at
+
+    def write(self, kind: str, **values: object) -> None:
+        """A line of another kind, after those that were logged before."""
+        self.flush()
+        line = {"kind": kind, "time_s": round(self.elapsed_s, 6), **values}
+        self._append(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def _append(self, text: str) -> None:
+        if self._path is None:
+            return
+        if self._log is None:
+            keep_bytes = _bytes_until(self._path, self.first_step)
+            self._trackers = self._open_trackers()
+            copy_to = None if self._trackers is None else self._trackers.copy
+            self._log = MetricsLog(self._path, keep_bytes=keep_bytes, copy_to=copy_to)
+            self._log.append(json.dumps(self._head) + "\n")
+        self._log.append(text)
+
+    def _open_trackers(self) -> Trackers | None:
+        if not self._log_to or self._path is None:
+            return None
+        from hpcjobs.trackers import TrackedRun  # with a client of HTTP, which takes time to load
+
+        run = TrackedRun(self._path.parent, str(self._head["workload"]), self.first_step, self._head)
+        return open_trackers(self._log_to, run, report=partial(print, flush=True))
+
+    def tell(self) -> int:
+        """Bytes of the file with all that was logged."""
+        self.flush()
+        return 0 if self._log is None else self._log.tell()
+
+    def close(self) -> None:
+        self.flush()
+        self._path = None
+        if self._trackers is not None:
+            self._trackers.close()
+        if self._log is not None:
+            self._log.close()
+
+
+def _bytes_until(path: Path, step: int) -> int:
+    """Bytes of the lines before the first one of a step later than `step`: what a run that resumes there keeps."""
+    size = 0
+    if step == 0 or not path.exists():
+        return 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                later = json.loads(line).get("step", 0) > step
+            except (ValueError, AttributeError, TypeError):  # cut short by a crash
+                return size
+            if later:
+                return size
+            size += len(line)
+    return size

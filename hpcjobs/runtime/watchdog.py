@@ -1,0 +1,215 @@
+"""Ends a run in which nothing moves any more, and says which rank the others wait for.
+
+Every rank watches its own steps. Where they stop on one rank they soon stop on all, since each step has a
+collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads and its
+last collectives included, and all end with code 19. A rank that writes nothing is stopped, or its node is gone.
+
+Only time in which this process ran counts, not that for which Slurm had suspended the job; and a rank that goes on
+while the reports are gathered withdraws its own.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hpcjobs.runtime import signals
+from hpcjobs.runtime.exits import ExitCode
+from hpcjobs.runtime.flight_recorder import Collective, begun, collectives
+from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.summary import Quantiles
+
+FOLDER = "stalled"
+FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
+"""No step for so many times the p95 step, and for so long at least; longer before the first steps (compilation)."""
+MOST_S = 3000.0
+"""Without --stall-after never longer than this, so that the verdict comes before a collective's own timeout."""
+KNOWN_STEPS = 5
+LOOK_S = 0.5
+MOST_BETWEEN_LOOKS_S = 2.0
+"""More than this between two looks was no time of this process: it was stopped (`scontrol suspend`, a debugger)."""
+GATHER_S = 5.0
+SHOWN_COLLECTIVES = 20
+PHASES = ("data", "probe", "evaluation", "step")
+"""What comes after a step that is finished, in this order; the last one is the next step."""
+
+
+@dataclass(frozen=True)
+class RankPosition:
+    """Finished steps, what this rank does since, collectives begun, and the innermost line of the main thread."""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    collectives: int
+    line: str
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.step, PHASES.index(self.phase), self.collectives
+
+
+class Ranks(Protocol):
+    """Which rank this is, and the hosts by rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]: ...
+
+
+class StepTimes(Protocol):
+    """How many steps were timed, and how long the newest steady ones took."""
+
+    @property
+    def step_s(self) -> Sequence[float]: ...
+
+    @property
+    def recent_steps(self) -> Sequence[float]: ...
+
+
+class Watchdog:
+    """`beat` at every sign of life; a thread looks at when the last one was."""
+
+    def __init__(self, group: Ranks, run_dir: Path, meter: StepTimes, *, after_s: float | None, on: bool) -> None:
+        self.group, self.folder, self.meter, self.after_s = group, run_dir / FOLDER, meter, after_s
+        self._ran_s = 0.0
+        self._step, self._phase, self._when = 0, "data", self._ran_s
+        self.limit_s = FIRST_S if after_s is None else after_s
+        """A rank may stand still for this long."""
+        self._over = threading.Event()
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True) if on else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def beat(self, step: int, phase: str) -> None:
+        self._step, self._phase, self._when = step, phase, self._ran_s
+
+    def close(self) -> None:
+        self._over.set()
+
+    def update_limit(self) -> None:
+        """Derives the limit from the newest steps; called when a line of metrics is written, not while watching."""
+        if self.after_s is None and len(self.meter.step_s) >= KNOWN_STEPS:
+            steps = Quantiles.of(self.meter.recent_steps)
+            self.limit_s = LEAST_S if steps is None else min(MOST_S, max(LEAST_S, FACTOR * steps.p95))
+
+    def _watch(self) -> None:
+        looked = time.monotonic()
+        while not self._over.wait(LOOK_S):
+            now = time.monotonic()
+            self._ran_s += min(now - looked, MOST_BETWEEN_LOOKS_S)
+            looked = now
+            if self._ran_s - self._when > self.limit_s:
+                self._end_if_confirmed(self._ran_s - self._when)
+                looked = time.monotonic()
+
+    def _end_if_confirmed(self, stood_s: float) -> None:
+        """End this process, unless it has gone on by the time the other ranks have reported."""
+        calls, last_beat = collectives(), self._when
+        mine = self._position(begun(calls))
+        self._report(mine, calls)
+        over = self._over.wait(GATHER_S)  # the others have stood as long as this one, give or take a step
+        if over or self._when != last_beat:
+            self._withdraw(mine)
+            return
+        everyone = read_reports(self.folder, since=time.time() - GATHER_S - stood_s)
+        if mine.rank == min(everyone, default=mine.rank):
+            words, late = describe_stall(everyone, self.group.hosts)
+            print_error(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}")
+            for host in late:
+                signals.suspect(host)
+        else:
+            time.sleep(LOOK_S)  # a launcher kills all ranks when the first one leaves
+        os._exit(ExitCode.STANDSTILL)
+
+    def _position(self, begun: int) -> RankPosition:
+        line = describe_position(self._main)
+        return RankPosition(self.group.rank, self.group.hosts[self.group.rank], self._step, self._phase, begun, line)
+
+    def _report(self, mine: RankPosition, calls: list[Collective]) -> None:
+        try:
+            write_position(self.folder, mine, calls)
+        except OSError as error:  # the folder may be what the ranks wait for: write to the log instead
+            print_error(f"rank {mine.rank} can't write its report: {error}; {mine}")
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+
+    def _withdraw(self, mine: RankPosition) -> None:
+        try:
+            (self.folder / f"rank-{mine.rank}.txt").unlink(missing_ok=True)
+        except OSError as error:
+            print_error(f"rank {mine.rank} goes on, and can't remove its report: {error}")
+
+
+def describe_position(thread: int) -> str:
+    """The line that a thread of this process is at: ``train.py:12 in forward``."""
+    last = traceback.extract_stack(sys._current_frames()[thread])[-1]
+    return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+
+
+def write_report(folder: Path, *, rank: int, host: str, step: int, line: str) -> Path:
+    """Write what this rank is doing, after finished `step`: its stacks and its last collectives. The file."""
+    calls = collectives()
+    return write_position(folder, RankPosition(rank, host, step, "step", begun(calls), line), calls)
+
+
+def write_position(folder: Path, mine: RankPosition, calls: list[Collective]) -> Path:
+    """Write the report of a rank, in one step. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    beside, path = folder / f".rank-{mine.rank}", folder / f"rank-{mine.rank}.txt"
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(mine)) + "\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.writelines(f"collective {call}\n" for call in calls[-SHOWN_COLLECTIVES:])
+    return beside.replace(path)
+
+
+def read_reports(folder: Path, *, since: float) -> dict[int, RankPosition]:
+    """What ranks have written since then (seconds since 1970), by rank."""
+    positions = {}
+    for path in folder.glob("rank-*.txt"):
+        if path.stat().st_mtime >= since:
+            place = RankPosition(**json.loads(path.read_text(encoding="utf-8").splitlines()[0]))
+            positions[place.rank] = place
+    return positions
+
+
+def describe_stall(everyone: dict[int, RankPosition], hosts: tuple[str, ...]) -> tuple[str, set[str]]:
+    """A message that names the ranks that are behind, and the hosts of these ranks."""
+    silent = {rank: host for rank, host in enumerate(hosts) if rank not in everyone}
+    if silent:
+        names = ", ".join(f"rank {rank} on {host}" for rank, host in silent.items())
+        return f"{names} says nothing: stopped, or its node is gone", set(silent.values())
+    first, last = min(p.order for p in everyone.values()), max(p.order for p in everyone.values())
+    behind = (
+        [place for place in everyone.values() if place.order == first] if first < last else differing_ranks(everyone)
+    )
+    if not behind:
+        return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike", set()
+    names = ", ".join(
+        f"rank {p.rank} on {p.host} (in {p.phase} of step {p.step + 1}, {p.collectives} collectives begun, {p.line})"
+        for p in behind
+    )
+    return f"behind: {names}", {place.host for place in behind}
+
+
+def differing_ranks(everyone: dict[int, RankPosition]) -> list[RankPosition]:
+    """The ranks whose line is not that of the most; none where there is no most."""
+    lines = Counter(place.line for place in everyone.values()).most_common()
+    if len(lines) < 2 or lines[0][1] == lines[1][1]:
+        return []
+    return [place for place in everyone.values() if place.line != lines[0][0]]

@@ -1,0 +1,95 @@
+"""Which policies of the centre hold for a site."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hpcjobs.errors import ConfigError
+from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site.frozen import Frozen
+from hpcjobs.site.inheritance import merge_trees, read_chain, where_of
+from hpcjobs.site.models import Site
+from hpcjobs.site.policy import AppliedPolicy, Policy
+from hpcjobs.site.search import layer_of, list_centre_files
+from hpcjobs.site.yaml_file import YamlFile, convert_tree
+
+_CLUSTERS = re.compile(r"(?:--)?clusters?=(.+)")
+
+
+class _Section(Frozen, frozen=True):
+    """The part of a centre's file that its policy stands in, and what must fit it."""
+
+    policy: Policy
+    cluster: str | None = None
+    directives: dict[str, str | None] = {}
+    sbatch: tuple[str, ...] = ()
+
+
+def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy, ...]:
+    """The policies that hold for ``site``, which ``files`` give: of the centre's files among them and of its name.
+
+    And those whose `cluster` the site states or Slurm's commands reach. So a file of one's own that has nothing to do
+    with the centre's comes under its policy too, and one that extends a file of another cluster escapes none.
+
+    Raises:
+        ConfigError: a policy is wrong, or stands in a file that is not the centre's.
+    """
+    for file in files:
+        if isinstance(file.tree, dict) and "policy" in file.tree and layer_of(file.path) != "centre":
+            raise ConfigError(
+                f"{where_of(file, ('policy',))}: policy: only a file of the centre has one",
+                hint="the centre's folders are those of HPCJOBS_SITE_PATH and XDG_CONFIG_DIRS (/etc/xdg)",
+            )
+    centre = {path.resolve(): path for path in list_centre_files()}
+    chain = {file.path.resolve() for file in files}
+    own = {path: key in chain or path.stem == site.name for key, path in centre.items()}
+    pairs = [(path, *pair) for path in centre.values() for pair in _policies(path)]
+    names = _clusters(site) if any(not own[path] for path, _, _ in pairs) else frozenset()
+    return tuple(policy for path, cluster, policy in pairs if own[path] or cluster.lower() in names)
+
+
+def _clusters(site: Site) -> frozenset[str]:
+    """The cluster that ``site`` states, and the one that gets its jobs, in small letters."""
+    if site.scheduler != "slurm":
+        return frozenset()
+    named = [match[1] for option in site.sbatch if (match := _CLUSTERS.match(option))]
+    slurm_conf = None if site.untrusted else site.slurm_conf
+    reached = named[-1].split(",") if named else [cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))]
+    return frozenset(cluster.lower() for cluster in (site.cluster, *reached) if cluster)
+
+
+def policies_of_job(site: str, clusters: Iterable[str]) -> tuple[AppliedPolicy, ...]:
+    """The policies for a job that ``site`` was submitted by, to the cluster that has one of these names.
+
+    Raises:
+        ConfigError: a policy is wrong.
+    """
+    names = {cluster.lower() for cluster in clusters}
+    return tuple(
+        policy
+        for path in list_centre_files()
+        for cluster, policy in _policies(path)
+        if path.stem == site or cluster.lower() in names
+    )
+
+
+def _policies(path: Path) -> Iterator[tuple[str, AppliedPolicy]]:
+    """The policy of the centre's file ``path``, if it has one, with the cluster that it holds for."""
+    files = read_chain(path)
+    tree = merge_trees(files)
+    if not isinstance(files[0].tree, dict) or "policy" not in files[0].tree:
+        return
+    stated = {key: tree[key] for key in _Section.__struct_fields__ if key in tree}
+    section = convert_tree(stated | {"policy": files[0].tree["policy"]}, _Section, files)
+    if section.cluster is None and tree.get("scheduler") != "local":
+        raise ConfigError(
+            f"{where_of(files[0], ('policy',))}: policy: the file names no cluster (Slurm's ClusterName), by which "
+            "jobs of other site files come under the policy",
+        )
+    yield (
+        section.cluster or "",
+        AppliedPolicy(path=str(path), policy=section.policy, directives=section.directives, sbatch=section.sbatch),
+    )

@@ -1,0 +1,145 @@
+"""Where site files are looked for: folders in order, each of one layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hpcjobs.data import data_folder
+from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.files import config_dir
+
+Layer = Literal["project", "user", "centre", "example", "gallery"]
+"""Whose site file it is; hpcjobs ships examples, and the gallery of public systems, to be extended or copied."""
+SHIPPED: tuple[Layer, ...] = ("example", "gallery")
+FOLDER = "site_configs"
+
+
+class SiteEntry(NamedTuple):
+    """A site file on the search path; ``shadowed`` when an earlier folder has one of the same name."""
+
+    name: str
+    path: Path
+    shadowed: bool
+    layer: Layer
+
+
+def search_path() -> tuple[Path, ...]:
+    """Folders searched for ``NAME.yaml``, first match wins: here, the user's, the centre's, those shipped."""
+    return tuple(folder for folder, _ in _layers())
+
+
+def _layers() -> list[tuple[Path, Layer]]:
+    """The folders with their layers; a path in HPCJOBS_SITE_PATH or XDG_CONFIG_DIRS that is not absolute is ignored.
+
+    No variable hides /etc/xdg: the centre's policies stand there. HPCJOBS_USER_SITES names the folders of what a
+    laptop has sent: its user's files stand before those of this host.
+    """
+    sent = [Path(text) for text in os.environ.get("HPCJOBS_USER_SITES", "").split(os.pathsep)]
+    named = os.environ.get("HPCJOBS_SITE_PATH", "").split(os.pathsep)
+    system = [*os.environ.get("XDG_CONFIG_DIRS", "").split(os.pathsep), "/etc/xdg"]
+    centre = [Path(text) for text in named] + [Path(text) / "hpcjobs" / FOLDER for text in system if text]
+    layers: list[tuple[Path, Layer]] = [
+        (Path.cwd() / FOLDER, "project"),
+        *((folder, "user") for folder in sent if folder.is_absolute()),
+        (config_dir() / FOLDER, "user"),
+        *((folder, "centre") for folder in centre if folder.is_absolute()),
+        (data_folder("site_configs"), "example"),
+        (gallery_folder(), "gallery"),
+    ]
+    return layers
+
+
+def gallery_folder() -> Path:
+    """Site files of public systems, written from their public documentation."""
+    return data_folder("site_configs") / "gallery"
+
+
+def list_sites() -> list[SiteEntry]:
+    """Every site file on the search path, in search order."""
+    seen: set[str] = set()
+    entries = []
+    for path, layer in _site_files():
+        entries.append(SiteEntry(path.stem, path, path.stem in seen, layer))
+        seen.add(path.stem)
+    return entries
+
+
+def site_files(layer: Layer) -> list[Path]:
+    """The site files of one layer, in search order."""
+    return [path for path, its_layer in _site_files() if its_layer == layer]
+
+
+def _site_files() -> Iterator[tuple[Path, Layer]]:
+    for folder, layer in _folders().items():
+        yield from ((path, layer) for path in sorted(folder.glob("*.yaml")))
+
+
+def _folders() -> dict[Path, Layer]:
+    """The folders, links followed, each once, where it is met first; of several layers the one furthest below counts.
+
+    So a checkout of hpcjobs is no project, and who works in the centre's folder does not take it from the centre.
+    """
+    return {folder.resolve(): layer for folder, layer in _layers()}
+
+
+def list_centre_files() -> list[Path]:
+    """The files of the centre's folders, shadowed ones too."""
+    return [path for path, layer in _site_files() if layer == "centre"]
+
+
+def layer_of(path: Path) -> Layer | None:
+    """The layer of a site file; None: it lies in no folder of site files, and somebody has named its path.
+
+    A folder ``site_configs`` that is not the user's, the centre's or shipped belongs to some project.
+    """
+    folder = path.parent.resolve()
+    return _folders().get(folder) or ("project" if folder.name == FOLDER else None)
+
+
+def find_file(name: str) -> Path:
+    """The file of the site ``name``, or the file at that path (anything with a ``/`` or ``.yaml``).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name).expanduser().absolute()
+        if not os.path.isfile(path):
+            what = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise ConfigError(f"site file {path} {what}")
+        return path
+    if (file := _first_file(name, search_path())) is not None:
+        return file
+    looked = ", ".join(str(folder) for folder in search_path())
+    raise ConfigError(f"no site {name!r} in {looked}", hint=nearest(name, {entry.name for entry in list_sites()}))
+
+
+def find_parent(name: str, child: Path) -> Path:
+    """The file that ``extends: NAME`` of the file ``child`` means: in its folder, then in the layers below.
+
+    Never in a layer above: what a project says changes no site of the user's or the centre's. A file of the same name
+    as ``child`` is the next one that it shadows.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    folders = search_path()
+    own = child.parent.resolve()
+    at = next((at for at, folder in enumerate(folders) if folder.resolve() == own), None)
+    below = [child.parent, *folders[1:]] if at is None else list(folders[at:])
+    if (file := _first_file(name, below, other_than=child)) is not None:
+        return file
+    looked = ", ".join(str(folder) for folder in below)
+    known = {path.stem for folder in below for path in folder.glob("*.yaml")} - {child.stem}
+    raise ConfigError(f"extends: no site {name!r} in {looked}", hint=nearest(name, known))
+
+
+def _first_file(name: str, folders: Iterable[Path], *, other_than: Path | None = None) -> Path | None:
+    for folder in folders:
+        path = folder / f"{name}.yaml"
+        if os.path.isfile(path) and not (other_than is not None and path.samefile(other_than)):
+            return path
+    return None

@@ -1,0 +1,230 @@
+"""Looking at jobs again and again: one question to each scheduler, and the files that have changed."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hpcjobs.errors import HpcJobsError, HpcJobsWarning, SchedulerError, UnknownJobError
+from hpcjobs.run.alarms import find_alarms
+from hpcjobs.run.folder import SUBMITTED, output_dir
+from hpcjobs.run.index import Entry
+from hpcjobs.run.listing import Survey, scheduler_of, site_asked, survey
+from hpcjobs.run.progress import NodeSample, Progress, newest_samples, read_progress
+from hpcjobs.run.rerun import read_manifest
+from hpcjobs.run.select import select
+from hpcjobs.run.status import Connect, statuses
+from hpcjobs.scheduler.base import JobRecord, Scheduler, State
+from hpcjobs.scheduler.connect import connect
+from hpcjobs.top.snapshot import Group, Snapshot, Task
+
+ACCOUNT_S = 30.0
+"""The accounting is asked about the same job at most this often."""
+READ_TASKS = 16
+"""The files of an array's running tasks are read while they are so few, or while the array is unfolded."""
+FRESH_S = 900.0
+"""Alarms are those of samples that are younger: three of the longest intervals of a sampler."""
+DAY_S = 86_400.0
+
+
+def select_watched(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
+    """The jobs that ``words`` name; also the folder that holds several run folders, a colleague's say.
+
+    Raises:
+        UnknownJobError: a name stands for no job.
+    """
+    entries: list[Entry] = []
+    for name in words:
+        folder = Path(name)
+        if folder.is_dir() and not (folder / SUBMITTED).is_file():
+            inside = [path.parent for path in sorted(folder.glob(f"*/{SUBMITTED}"))]
+            if not inside:
+                raise UnknownJobError(
+                    f"{folder} is no run folder of a submitted job (no {SUBMITTED}), and none lies in it"
+                )
+            entries += [entry for path in inside for entry in select([str(path.absolute())])]
+        else:
+            entries += select([name], site=site)
+    return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in entries}.values())
+
+
+class _Files(NamedTuple):
+    """What the files of one job said, and the state they were in."""
+
+    marks: tuple[tuple[int, int], ...]
+    progress: Progress | None
+    nodes: tuple[NodeSample, ...]
+
+
+class Looker:
+    """Takes snapshots: of the named jobs, or, without any, of mine as ``hpcjobs ps`` lists them."""
+
+    def __init__(
+        self,
+        entries: Sequence[Entry] = (),
+        *,
+        site: str | None = None,
+        connect: Connect = connect,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._entries, self._site, self._clock = list(entries), site, clock
+        self._since = clock() - DAY_S
+        self._connect = _rarely_accounting(connect, clock)
+        self._files: dict[Path, _Files] = {}
+        self._limits: dict[str, int | None] = {}
+        self._others: dict[str, JobRecord] = {}
+
+    def look(self, *, unfolded: Collection[str] = ()) -> Snapshot:
+        """Ask and read; ``unfolded`` are keys of groups whose tasks are all shown.
+
+        Raises:
+            ConfigError: the site's file cannot be used.
+        """
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always", HpcJobsWarning)
+            known, others, failures = self._ask()
+            self._others = {**self._find_ends(others), **{record.job_id: record for record in others}}
+            tasks = [
+                Task(group, record, job.entry)
+                for job in known
+                for group in (_group_of(job.entry),)
+                for record in job.records
+            ]
+            for record in self._others.values():
+                parent = record.job_id.split("_")[0]
+                tasks.append(Task(Group(f"other {parent}", parent, record.name or "-", None), record, None))
+            read = self._with_files(tasks, unfolded)
+        errors = dict.fromkeys([*map(str, failures), *(str(warning.message) for warning in noted)])
+        return Snapshot(tuple(read), tuple(errors), self._clock())
+
+    def reread(self, snapshot: Snapshot, *, unfolded: Collection[str] = ()) -> Snapshot:
+        """The same jobs in the same states, with what their files say now; no scheduler is asked."""
+        return snapshot._replace(tasks=tuple(self._with_files(snapshot.tasks, unfolded)))
+
+    def _with_files(self, tasks: Sequence[Task], unfolded: Collection[str]) -> list[Task]:
+        running: dict[str, int] = {}
+        for task in tasks:
+            running[task.group.key] = running.get(task.group.key, 0) + (task.record.state is State.RUNNING)
+        few = {key for key, count in running.items() if count <= READ_TASKS or key in unfolded}
+        return [self._read_task(task) if task.group.key in few else task for task in tasks]
+
+    def _ask(self) -> Survey:
+        if not self._entries:
+            return survey(since=self._since, site=self._site, connect=self._connect)
+        failures: list[SchedulerError] = []
+        return Survey(statuses(self._entries, connect=self._connect, errors=failures), [], failures)
+
+    def _find_ends(self, queue: Iterable[JobRecord]) -> dict[str, JobRecord]:
+        """Jobs submitted by other means that have left the queue since the first look, with the end that is known."""
+        queued = {record.job_id.split("_")[0] for record in queue}
+        left = {job_id: r for job_id, r in self._others.items() if job_id.split("_")[0] not in queued}
+        open_ones = {job_id.split("_")[0] for job_id, record in left.items() if not record.state.ended}
+        if open_ones:
+            try:
+                ends = {
+                    record.job_id: record
+                    for record in self._connect(*scheduler_of(site_asked(self._site))).account(open_ones)
+                }
+            except HpcJobsError:  # without accounting their end stays unknown
+                ends = {}
+            for job_id in [job_id for job_id, record in left.items() if not record.state.ended]:
+                unknown = msgspec.structs.replace(left[job_id], state=State.UNKNOWN, reason="it has left the queue")
+                left[job_id] = ends.get(job_id, unknown)
+        return left
+
+    def _read_task(self, task: Task) -> Task:
+        record, entry = task.record, task.entry
+        running = record.state is State.RUNNING
+        if running and record.started is not None:
+            record = msgspec.structs.replace(record, elapsed_s=max(0.0, self._clock() - record.started))
+        if running and record.time_limit_s is None and entry is not None:
+            record = msgspec.structs.replace(record, time_limit_s=self._limit(entry))
+        if entry is None or record.state in (State.PENDING, State.CONFIGURING):
+            return task._replace(record=record)
+        if task.progress is not None and not running:  # nothing more is written
+            return task
+        progress, nodes = self._read(output_dir(Path(entry.run_dir), record.job_id))
+        return task._replace(
+            record=record,
+            progress=progress,
+            nodes=nodes if running else (),
+            alarms=tuple(alarm.text for alarm in find_alarms(self._fresh(nodes))) if running else (),
+        )
+
+    def _fresh(self, nodes: Sequence[NodeSample]) -> list[NodeSample]:
+        """Those of samplers that still write: others say nothing of now, nor do nodes of an earlier attempt."""
+        return [node for node in nodes if self._clock() - node.taken < FRESH_S]
+
+    def _read(self, folder: Path) -> tuple[Progress | None, tuple[NodeSample, ...]]:
+        """What metrics.jsonl and monitor.jsonl say; files that are as they were are not read again."""
+        try:  # of a thousand tasks, one listing each is quick, and a search by pattern is not
+            names = sorted(os.listdir(folder))
+        except OSError:  # not there yet, or not to be read
+            names = []
+        written = [name for name in names if name.startswith(("metrics", "monitor")) and name.endswith(".jsonl")]
+        marks = tuple(_mark(folder / name) for name in written)
+        before = self._files.get(folder)
+        if before is None or before.marks != marks:
+            before = _Files(marks, read_progress(folder), tuple(newest_samples(folder)))
+            self._files[folder] = before
+        return before.progress, before.nodes
+
+    def _limit(self, entry: Entry) -> int | None:
+        """The limit that the job was submitted with, where no scheduler says what it is now."""
+        if entry.run_dir not in self._limits:
+            try:
+                self._limits[entry.run_dir] = read_manifest(Path(entry.run_dir)).job.time_limit_s
+            except HpcJobsError:  # the limit is one more thing that is not known of this folder
+                self._limits[entry.run_dir] = None
+        return self._limits[entry.run_dir]
+
+
+def _group_of(entry: Entry) -> Group:
+    """The chunks of a sweep lie in its folder's ``chunks``; any other job or array is a group of its own."""
+    chunks = Path(entry.run_dir).parent
+    if chunks.name == "chunks" and chunks.parent.name.startswith("sweep-"):
+        return Group(str(chunks.parent), "sweep", chunks.parent.name.removeprefix("sweep-"), entry.site)
+    return Group(f"{entry.run_dir} {entry.job_id}", entry.job_id, entry.name, entry.site)
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:  # not there, or not there any more
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)
+
+
+def _rarely_accounting(connect: Connect, clock: Callable[[], float]) -> Connect:
+    """Schedulers that are asked for the accounting of the same job at most every `ACCOUNT_S`."""
+    schedulers: dict[tuple[str, str | None], Scheduler] = {}
+
+    def connect_once(kind: str, conf: str | None) -> Scheduler:
+        if (kind, conf) not in schedulers:
+            schedulers[kind, conf] = _RarelyAccounting(connect(kind, conf), clock)
+        return schedulers[kind, conf]
+
+    return connect_once
+
+
+class _RarelyAccounting:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self._scheduler, self._clock = scheduler, clock
+        self._answers: dict[str, tuple[float, list[JobRecord]]] = {}
+        self.submit, self.queue, self.cancel = scheduler.submit, scheduler.queue, scheduler.cancel
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        """The records of these jobs, some of them as old as `ACCOUNT_S`."""
+        now, ids = self._clock(), list(job_ids)
+        due = [job_id for job_id in ids if now - self._answers.get(job_id, (0.0, []))[0] >= ACCOUNT_S]
+        records = self._scheduler.account(due) if due else []
+        for job_id in due:
+            own = [record for record in records if record.job_id.split("_")[0] == job_id.split("_")[0]]
+            self._answers[job_id] = (now, own)
+        return list(dict.fromkeys(record for job_id in ids for record in self._answers[job_id][1]))

@@ -1,0 +1,179 @@
+"""From a snapshot to the rows of the screen: arrays and sweeps folded, sorted, filtered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hpcjobs.job.array import count_tasks
+from hpcjobs.run.progress import NodeSample
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.top.snapshot import Group, Snapshot, Task
+
+SORTS = ("state", "newest", "name", "progress", "time left")
+"""What rows can be sorted by; the first one is the default."""
+_ORDER = (State.RUNNING, State.COMPLETING, State.SUSPENDED, State.STOPPED, State.CONFIGURING, State.PENDING)
+
+
+class View(NamedTuple):
+    """What the user has chosen to see."""
+
+    sort: str = SORTS[0]
+    text: str = ""
+    """Rows whose id, name, site, state, nodes or reason contains it; empty: all."""
+    unfolded: frozenset[str] = frozenset()
+
+
+class Row(NamedTuple):
+    """One line: a job, a task of an unfolded array, or a folded array or sweep."""
+
+    key: str
+    group: Group
+    job: str
+    tasks: tuple[Task, ...]
+    state: State
+    """The one that matters most: a failure, then what still runs or waits."""
+    counts: tuple[tuple[State, int], ...]
+    """How many tasks are in each state."""
+    share: float | None
+    """What is done, 0 to 1: of the steps, of the tasks, else of the time limit."""
+    share_of: str
+    """``steps``, ``tasks`` or ``limit``."""
+    left_s: float | None
+    """Until the last step, else until the time limit."""
+    inside: bool = False
+    """A task below the row of its array."""
+
+    @property
+    def first(self) -> Task:
+        """The task that stands for the row: one that failed, else one that is alive."""
+        return _most_telling(self.tasks)
+
+    @property
+    def folds(self) -> bool:
+        """Whether the row stands for several tasks."""
+        return len(self.tasks) > 1 or count_tasks(self.tasks[0].record.job_id) > 1
+
+    @property
+    def nodes(self) -> tuple[NodeSample, ...]:
+        return tuple(node for task in self.tasks for node in task.nodes)
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        return tuple(alarm for task in self.tasks for alarm in task.alarms)
+
+
+def make_rows(snapshot: Snapshot, view: View) -> list[Row]:
+    """The rows to show, in their order; the tasks of an unfolded group follow its row."""
+    groups: dict[str, list[Task]] = {}
+    for task in snapshot.tasks:
+        groups.setdefault(task.group.key, []).append(task)
+    rows = []
+    for row in _sort([_fold(tasks) for tasks in groups.values()], view.sort):
+        if not _matches(row, view.text):
+            continue
+        rows.append(row)
+        if row.folds and row.key in view.unfolded:
+            rows += [_row(task, inside=True) for task in row.tasks]
+    return rows
+
+
+def count_states(snapshot: Snapshot) -> list[tuple[State, int]]:
+    """How many jobs and array tasks are in each state, the living first."""
+    return list(_counts(snapshot.tasks))
+
+
+def _fold(tasks: Sequence[Task]) -> Row:
+    if len(tasks) == 1 and count_tasks(tasks[0].record.job_id) == 1:
+        return _row(tasks[0], inside=False)
+    counts = _counts(tasks)
+    total, ended = sum(n for _, n in counts), sum(n for state, n in counts if state.ended)
+    rows = [_by_steps(task) for task in tasks if not task.record.state.ended]
+    inner = [row.share or 0.0 for row in rows]
+    left = [row.left_s for row in rows if row.left_s is not None]
+    waiting = any(state is State.PENDING for state, _ in counts)
+    group = tasks[0].group
+    return Row(
+        key=group.key,
+        group=group,
+        job=group.job,
+        tasks=tuple(tasks),
+        state=_most_telling(tasks).record.state,
+        counts=counts,
+        share=(ended + sum(inner)) / total,
+        share_of="tasks",
+        left_s=max(left) if left and not waiting else None,
+    )
+
+
+def _row(task: Task, *, inside: bool) -> Row:
+    record = task.record
+    row = _by_steps(task)
+    if row.share is None and record.time_limit_s and record.elapsed_s is not None:
+        left = max(0.0, record.time_limit_s - record.elapsed_s)
+        row = row._replace(share=min(1.0, record.elapsed_s / record.time_limit_s), share_of="limit", left_s=left)
+    return row._replace(key=f"{task.group.key} {record.job_id}" if inside else task.group.key, inside=inside)
+
+
+def _by_steps(task: Task) -> Row:
+    progress, record = task.progress, task.record
+    share = progress.share if progress is not None else None
+    return Row(
+        key=task.group.key,
+        group=task.group,
+        job=record.job_id,
+        tasks=(task,),
+        state=record.state,
+        counts=_counts([task]),
+        share=1.0 if record.state is State.COMPLETED else share,
+        share_of="steps",
+        left_s=progress.remaining_s if progress is not None and record.state is State.RUNNING else None,
+    )
+
+
+def _counts(tasks: Iterable[Task]) -> tuple[tuple[State, int], ...]:
+    counts: dict[State, int] = {}
+    for task in tasks:
+        counts[task.record.state] = counts.get(task.record.state, 0) + count_tasks(task.record.job_id)
+    return tuple(sorted(counts.items(), key=lambda item: _rank(item[0])))
+
+
+def _rank(state: State) -> int:
+    """Running jobs first, then those that wait, then those that ended."""
+    if state in _ORDER:
+        return _ORDER.index(state)
+    return len(_ORDER) + (state is State.COMPLETED) if state.ended else len(_ORDER) - 1
+
+
+def _most_telling(tasks: Sequence[Task]) -> Task:
+    """A task that failed, else the first by `_rank`."""
+    failed = [t for t in tasks if t.record.state.ended and t.record.state is not State.COMPLETED]
+    return failed[0] if failed else min(tasks, key=lambda task: _rank(task.record.state))
+
+
+def _matches(row: Row, text: str) -> bool:
+    group = row.group
+    texts = [group.job, group.name, group.site, *(state.value for state, _ in row.counts)]
+    texts += [text for task in row.tasks for text in _texts(task.record)]
+    return any(text.lower() in candidate.lower() for candidate in texts if candidate)
+
+
+def _texts(record: JobRecord) -> tuple[str | None, ...]:
+    return record.job_id, record.node_list, record.reason, record.partition
+
+
+def _sort(rows: list[Row], by: str) -> list[Row]:
+    def submit_time(row: Row) -> float:
+        record = row.tasks[0].record
+        return record.submitted or record.started or 0.0
+
+    newest = sorted(rows, key=submit_time, reverse=True)
+    if by == "name":
+        return sorted(newest, key=lambda row: row.group.name)
+    if by == "progress":
+        return sorted(newest, key=lambda row: -1.0 if row.share is None else row.share, reverse=True)
+    if by == "time left":
+        return sorted(newest, key=lambda row: float("inf") if row.left_s is None else row.left_s)
+    if by == "state":
+        return sorted(newest, key=lambda row: min(_rank(state) for state, _ in row.counts))
+    return newest

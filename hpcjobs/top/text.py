@@ -1,0 +1,266 @@
+"""Rows as text: the columns that a width has room for, bars, sparklines, and what is shown of the chosen job. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from hpcjobs.diagnosis.reasons import explain_reason
+from hpcjobs.run.progress import NodeSample
+from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.top.rows import Row, count_states
+from hpcjobs.top.snapshot import Snapshot
+from hpcjobs.units import human_bytes, human_duration
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_GAP = 1
+"""Characters between two columns."""
+
+
+class Column(NamedTuple):
+    """A column: its title, its width, and what it has of a row."""
+
+    title: str
+    width: int
+    text: Callable[[Row, float], str]
+    right: bool = False
+
+
+def bar(share: float, width: int) -> str:
+    """``share`` (0 to 1) as a bar of ``width`` characters."""
+    full = round(max(0.0, min(1.0, share)) * width)
+    return "█" * full + "░" * (width - full)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """``values`` as at most ``width`` characters, each the mean of its part; a constant is a line in the middle."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    edges = [number * len(values) // count for number in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high == low:
+        return _SPARKS[3] * count
+    return "".join(_SPARKS[round((value - low) / (high - low) * (len(_SPARKS) - 1))] for value in means)
+
+
+def cut(text: str, width: int) -> str:
+    """``text`` in ``width`` characters, with an ellipsis where it was longer."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def short_number(value: float) -> str:
+    """``13892`` -> ``13.9k``: three digits."""
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.5 or unit == "G":
+            return f"{value:.3g}{unit}" if unit or value != int(value) else f"{value:.0f}"
+        value /= 1000
+    raise AssertionError("unreachable: the last unit takes every value")
+
+
+def _job(row: Row, _: float) -> str:
+    return ("  " if row.inside else "") + row.job
+
+
+def _state(row: Row, _: float) -> str:
+    if not row.folds:
+        return row.state.value
+    marks = {State.RUNNING: "R", State.PENDING: "P", State.COMPLETED: "✓"}
+    numbers: dict[str, int] = {}
+    for state, count in row.counts:
+        mark = marks.get(state, "✗" if state.ended else "?")
+        numbers[mark] = numbers.get(mark, 0) + count
+    return " ".join(f"{numbers[mark]}{mark}" for mark in "✗RP?✓" if mark in numbers)
+
+
+def _progress(row: Row, _: float) -> str:
+    if row.share is None:
+        return ""
+    return f"{bar(row.share, 8)} {row.share:4.0%}{'t' if row.share_of == 'limit' else ''}"
+
+
+def _left(row: Row, now: float) -> str:
+    record = row.first.record
+    if row.state is State.PENDING and record.start_estimate is not None:
+        return "~" + moment(record.start_estimate, now)
+    if row.left_s is not None:
+        return human_duration(row.left_s)
+    return ""
+
+
+def _speed(row: Row, _: float) -> str:
+    step = row.first.progress.step if row.first.progress is not None else None
+    if step is None or step.throughput is None:
+        return ""
+    return f"{short_number(step.throughput)} {step.unit or ''}".rstrip()
+
+
+def _loss(row: Row, _: float) -> str:
+    progress = row.first.progress
+    if progress is None or not progress.losses:
+        return ""
+    return f"{sparkline(progress.losses, 8)} {progress.losses[-1]:.3g}"
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percent(row: Row, name: str) -> str:
+    mean = _mean([value for node in row.nodes if (value := getattr(node.sample, name)) is not None])
+    return "" if mean is None else f"{mean:.0f}%"
+
+
+def _memory(row: Row, _: float) -> str:
+    used = [node.sample.rss_bytes for node in row.nodes if node.sample.rss_bytes is not None]
+    return human_bytes(int(sum(used))) if used else ""
+
+
+def _elapsed_time(row: Row, _: float) -> str:
+    times = [task.record.elapsed_s for task in row.tasks if task.record.elapsed_s is not None]
+    return human_duration(max(times)) if times else ""
+
+
+def _nodes(row: Row, _: float) -> str:
+    record = row.first.record
+    if row.folds:
+        return f"{sum(n for _, n in row.counts)} tasks"
+    return record.node_list or (str(record.nnodes) if record.nnodes else "")
+
+
+def _note(row: Row, _: float) -> str:
+    """An alarm, else how it ended, else why it waits."""
+    record = row.first.record
+    if row.alarms:
+        return f"! {row.alarms[0]}"
+    if record.state.ended:
+        return ", ".join(record.ending) if record.state is not State.COMPLETED else ""
+    return record.reason or ""
+
+
+_JOB = Column("JOB", 9, _job)
+_NAME = Column("NAME", 10, lambda row, _: row.group.name)
+_COLUMNS = (
+    _JOB,
+    _NAME,
+    Column("STATE", 12, _state),
+    Column("PROGRESS", 14, _progress),
+    Column("LEFT", 9, _left, right=True),
+    Column("ELAPSED", 7, _elapsed_time, right=True),
+    Column("SPEED", 15, _speed, right=True),
+    Column("LOSS", 14, _loss),
+    Column("GPU", 4, lambda row, _: _percent(row, "gpu_percent"), right=True),
+    Column("CPU", 4, lambda row, _: _percent(row, "cpu_percent"), right=True),
+    Column("MEMORY", 6, _memory, right=True),
+    Column("SITE", 8, lambda row, _: row.group.site or ""),
+    Column("NODES", 10, _nodes),
+)
+_CHOSEN_IN_THIS_ORDER = ("JOB", "STATE", "NAME", "PROGRESS", "LEFT", "GPU", "CPU", "MEMORY", "LOSS", "SPEED", "NODES",
+                         "ELAPSED", "SITE")  # fmt: skip
+_NEEDED = 7
+"""So many of these columns may squeeze the note to `_LEAST_NOTE`; the further ones leave it `_EASY_NOTE`."""
+_LEAST_NOTE, _EASY_NOTE = 8, 24
+
+
+def choose_columns(width: int) -> list[Column]:
+    """The columns for a terminal of ``width``: the first ones that fit, and the note with what is left."""
+    names, room = set[str](), width - _LEAST_NOTE - _GAP
+    for number, name in enumerate(_CHOSEN_IN_THIS_ORDER):
+        (column,) = [column for column in _COLUMNS if column.title == name]
+        spare = 0 if number < _NEEDED else _EASY_NOTE - _LEAST_NOTE
+        if column.width + _GAP + spare > room:
+            break
+        names.add(name)
+        room -= column.width + _GAP
+    more = min(room // 2, 16)
+    chosen = [c._replace(width=c.width + more) if c.title == "NAME" else c for c in _COLUMNS if c.title in names]
+    return [*chosen, Column("NOTE", _LEAST_NOTE + room - more, _note)]
+
+
+def cells(row: Row, columns: Sequence[Column], now: float) -> list[str]:
+    """The row's text in each column, no wider than that."""
+    texts = [cut(column.text(row, now), column.width) for column in columns]
+    return [
+        text.rjust(column.width) if column.right else text.ljust(column.width)
+        for text, column in zip(texts, columns, strict=True)
+    ]
+
+
+def titles(columns: Sequence[Column]) -> list[str]:
+    """The heads of the columns."""
+    return [c.title.rjust(c.width) if c.right else c.title.ljust(c.width) for c in columns]
+
+
+def moment(seconds: float, now: float) -> str:
+    """A time of today as a clock, of another day with its date."""
+    then, today = time.localtime(seconds), time.localtime(now)
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%d %b %H:%M", then)
+
+
+def headline(snapshot: Snapshot, *, sort: str, text: str, every_s: float, width: int) -> str:
+    """The first line: the filter, what there is; at the right the order, and when and how often it is asked for."""
+    counts = ", ".join(f"{n} {state.value.lower()}" for state, n in count_states(snapshot)) or "no jobs"
+    when = time.strftime("%H:%M:%S", time.localtime(snapshot.taken))
+    right = f"by {sort}  {when}, every {human_duration(every_s)}"
+    left = (f"filter: {text}  " if text else "") + counts
+    return f"{cut(left, max(0, width - len(right) - 2)):<{max(0, width - len(right))}}{right}"[:width]
+
+
+def describe(row: Row, now: float, width: int) -> list[str]:
+    """What is shown of the chosen row below the table: state, steps, loss, a line for each node, alarms."""
+    task, record = row.first, row.first.record
+    lines = [_summary(row, record, now)]
+    lines += [f"! {alarm}" for alarm in row.alarms]
+    if task.progress is not None:
+        step = task.progress.step
+        total = f" of {task.progress.total_steps}" if task.progress.total_steps else ""
+        facts = [f"step {step.step}{total}"]
+        facts += [] if step.epoch is None else [f"epoch {step.epoch + 1}"]
+        facts += [f"{task.progress.steps_per_s:.3g} steps/s"] if task.progress.steps_per_s else []
+        facts += [f"{short_number(step.throughput)} {step.unit or ''}".rstrip()] if step.throughput is not None else []
+        if row.left_s is not None and row.share_of != "limit":
+            facts.append(f"ends about {moment(now + row.left_s, now)}")
+        lines.append(", ".join(facts))
+        if task.progress.losses:
+            losses = task.progress.losses
+            lines.append(f"loss {sparkline(losses, max(8, min(60, width - 20)))} {losses[-1]:.4g}")
+    lines += [_node_line(node, now) for node in row.nodes]
+    if not record.state.ended and record.reason and row.state is State.PENDING:
+        lines.append(f"{record.reason}: {explain_reason(record.reason).text}")
+    return [cut(line, width) for line in lines]
+
+
+def _summary(row: Row, record: JobRecord, now: float) -> str:
+    place = f" on {row.group.site}" if row.group.site else ""
+    words = [f"{row.job}  {row.group.name}{place}"]
+    if row.folds:
+        words.append(", ".join(f"{n} {state.value}" for state, n in row.counts))
+    else:
+        limit = record.time_limit_s
+        lasting = f" for {human_duration(record.elapsed_s)}" if record.elapsed_s is not None else ""
+        of_limit = f" of {human_duration(limit)}" if limit and lasting else ""
+        words.append(record.state.value + lasting + of_limit)
+        words += [record.node_list] if record.node_list else []
+        words += record.ending
+        if record.state is State.PENDING and record.start_estimate is not None:
+            words.append(f"expected to start {moment(record.start_estimate, now)}")
+    return "  ".join(words)
+
+
+def _node_line(node: NodeSample, now: float) -> str:
+    """``n1  GPU ██████░░  71% 12.5G  CPU ████░░░░  48%  memory 1.5G of 8G  (2s ago)``."""
+    sample = node.sample
+    words = [f"{node.host:<10}"]
+    if sample.gpu_percent is not None:
+        held = f" {human_bytes(int(sample.gpu_memory_bytes))}" if sample.gpu_memory_bytes is not None else ""
+        words.append(f"GPU {bar(sample.gpu_percent / 100, 8)} {sample.gpu_percent:3.0f}%{held}")
+    if sample.cpu_percent is not None:
+        words.append(f"CPU {bar(sample.cpu_percent / 100, 8)} {sample.cpu_percent:3.0f}%")
+    if sample.rss_bytes is not None:
+        limit = f" of {human_bytes(int(sample.memory_limit_bytes))}" if sample.memory_limit_bytes else ""
+        words.append(f"memory {human_bytes(int(sample.rss_bytes))}{limit}")
+    words.append(f"({human_duration(max(0.0, now - node.taken))} ago)")
+    return "  ".join(words)

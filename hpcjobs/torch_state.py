@@ -1,0 +1,69 @@
+"""States that hold torch's tensors: copied into buffers that stay, written, read.
+
+Everybody else leaves torch unloaded: this module is imported where a state has tensors, or a file of them is read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Buffers:
+    """Copies of a state in host memory, each tensor in the buffer that it had the time before."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def copy(self, state: Any) -> Any:
+        """The same tree of dicts, lists and tuples with every tensor copied, once all copies have arrived."""
+        copied = self.copy_tree(state, "")
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        return copied
+
+    def copy_tree(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.copy_tensor(value.detach(), path)
+        if isinstance(value, dict):
+            return {key: self.copy_tree(item, f"{path}/{key}") for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.copy_tree(item, f"{path}/{n}") for n, item in enumerate(value))
+        return value
+
+    def copy_tensor(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            self._buffers[path] = buffer
+        return buffer.copy_(tensor, non_blocking=True)
+
+
+def write(path: Path, state: Any) -> None:
+    """Write a state and sync it. Without torch's own checksums, which it writes and never reads: manifests have one.
+
+    Raises:
+        OSError: it cannot be written; torch hides what its file said.
+    """
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+def read(path: Path, *, any_object: bool) -> Any:
+    """A state, in host memory; with ``any_object`` also what is no plain value or tensor: that may run code."""
+    return torch.load(path, map_location="cpu", weights_only=not any_object)

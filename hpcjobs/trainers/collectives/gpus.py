@@ -1,0 +1,242 @@
+"""``python -m hpcjobs.trainers.collectives.gpus``: one process for each GPU measures it, and the links between GPUs.
+
+Started once on each node, it starts a process for each GPU that it sees; they form one world. Each multiplies large
+matrices in bf16, some of integers, whose product is known exactly, copies its memory, and copies to its neighbours, one
+GPU of a node at a time. Then NCCL sums within nodes and over all of them. Rank 0 writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import TrainerError
+from hpcjobs.trainers.collectives.sweep import list_sizes, measure
+from hpcjobs.trainers.commandline.launch import report
+from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
+
+ROUNDS = 5
+PORT_OFFSET = 7
+"""From the port of the launch, which another program of the same check may still hold."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A product large enough for all tensor cores; copies larger than any cache."""
+
+    matrix: int
+    memory_bytes: int
+    peer_bytes: int
+    allreduce_bytes: int
+
+
+ON_GPU = Sizes(8192, 1 << 30, 256 << 20, 64 << 20)
+ON_CPU = Sizes(64, 1 << 20, 1 << 20, 64 << 10)
+
+
+def multiply(device: torch.device, size: int) -> tuple[float, str | None]:
+    """FLOP/s of bf16 products (fp16 before compute capability 8.0), and what is wrong with one.
+
+    Row i of A is i % 8, column j of B is j % 4 - 2: every entry of C is `size` times their product, at most 16 `size`,
+    which is exact in fp32 and, a small integer times a power of two, in bf16. fp16 ends at 65504.
+    """
+    dtype = torch.bfloat16
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # parts of a sum have more bits
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8:
+            dtype, size = torch.float16, min(size, 4096)
+    rows = (torch.arange(size, device=device) % 8).to(dtype)
+    columns = (torch.arange(size, device=device) % 4 - 2).to(dtype)
+    a, b = rows[:, None].expand(size, size).contiguous(), columns[None, :].expand(size, size).contiguous()
+    product = torch.mm(a, b)
+    off = torch.nonzero(product.double() != size * rows.double()[:, None] * columns.double()[None, :])
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # power as in training
+    rate = 2 * size**3 / best_time(lambda: torch.mm(a, b, out=product), device)
+    if not len(off):
+        return rate, None
+    i, j = off[0].tolist()
+    return rate, f"computes wrongly: {len(off)} of {size * size} entries, the first at ({i}, {j})"
+
+
+def copy_memory(device: torch.device, size_bytes: int) -> float:
+    """Bytes read and written a second by copies within the memory of the device."""
+    source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size_bytes / best_time(lambda: target.copy_(source), device)
+
+
+def copy_to_peers(device: torch.device, size_bytes: int) -> tuple[dict[str, float], str | None]:
+    """Bytes a second to each other GPU that this process sees, and a copy that came out wrong."""
+    rates: dict[str, float] = {}
+    source = torch.arange(size_bytes // 8, dtype=torch.int64, device=device)
+    for other in range(torch.cuda.device_count()):
+        if other == device.index:
+            continue
+        target = torch.zeros_like(source, device=torch.device("cuda", other))
+
+        def copy(target: torch.Tensor = target) -> None:
+            target.copy_(source)
+            torch.cuda.synchronize(target.device)
+
+        rates[str(other)] = size_bytes / best_time(copy, device)
+        if not torch.equal(target.cpu(), source.cpu()):
+            return rates, f"copies wrongly to GPU {other}"
+    return rates, None
+
+
+def best_time(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of several rounds, after one that starts clocks and libraries."""
+    seconds = []
+    for _ in range(1 + ROUNDS):
+        synchronize(device)
+        began = time.perf_counter()
+        work()
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def read_bus_id(device: torch.device) -> str | None:
+    """As `nvidia-smi` and the kernel's Xid lines write it: ``0000:81:00.0``."""
+    if device.type != "cuda":
+        return None
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    except AttributeError:  # torch before 2.7
+        return None
+
+
+def measure_gpu(group: RankGroup, sizes: Sizes) -> dict[str, Any]:
+    """The figures of this rank's GPU; a collective call, since one GPU of a node at a time copies to its neighbours."""
+    device = group.device
+    flops, wrong = multiply(device, sizes.matrix)
+    memory = copy_memory(device, sizes.memory_bytes)
+    peers: dict[str, float] = {}
+    for turn in range(group.env.local_world_size):
+        group.barrier()
+        if turn == group.env.local_rank and device.type == "cuda":
+            peers, wrong_copy = copy_to_peers(device, sizes.peer_bytes)
+            wrong = wrong or wrong_copy
+    return {
+        "host": group.hosts[group.rank],
+        "index": device.index or 0 if device.type == "cuda" else group.env.local_rank,
+        "bus_id": read_bus_id(device),
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "flops": flops,
+        "memory_bytes_per_s": memory,
+        "wrong": wrong,
+        "peers": peers,
+    }
+
+
+def measure_allreduce(group: RankGroup, most: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds by size: within nodes, all of them at once, and over all GPUs."""
+    results = {}
+    nodes = list(dict.fromkeys(group.hosts))
+    members = {node: [rank for rank, host in enumerate(group.hosts) if host == node] for node in nodes}
+    parts = {node: dist.new_group(ranks) for node, ranks in members.items()}
+    mine = parts[group.hosts[group.rank]]
+    name, local = group.backend, len(members[group.hosts[group.rank]])
+    if local > 1:
+        points = [time_sum(group, size, within=mine, ranks=local) for size in list_sizes(most)]
+        results[f"{name} within nodes"] = points
+    if len(nodes) > 1 or local == 1:
+        points = [time_sum(group, size, within=None, ranks=group.world_size) for size in list_sizes(most)]
+        results[f"{name} of {group.world_size} GPUs"] = points
+    return results
+
+
+def time_sum(group: RankGroup, size: int, *, within: dist.ProcessGroup | None, ranks: int) -> dict[str, float]:
+    def reduce(values: torch.Tensor) -> None:
+        dist.all_reduce(values, group=within)
+        synchronize(values.device)
+
+    return {"bytes": size, "seconds": measure(reduce, group, size, expected=ranks)}
+
+
+def run_rank(flags: argparse.Namespace) -> int:
+    """One process of the world."""
+    sizes = ON_CPU if flags.device == "cpu" else ON_GPU
+    try:
+        with join_world(DistEnv.from_environ(os.environ), device=flags.device, timeout_s=60) as group:
+            figures = group.gather(measure_gpu(group, sizes))
+            many = group.world_size > 1 and not flags.no_collectives
+            allreduce = measure_allreduce(group, sizes.allreduce_bytes) if many else {}
+            if group.rank == 0:
+                flags.json.write_text(json.dumps({"gpus": figures, "allreduce": allreduce}))
+    except TrainerError as error:
+        return report(error)
+    return 0
+
+
+def find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ranks(flags: argparse.Namespace, count: int) -> int:
+    """One process for each GPU of this node; the first exit code that is not 0."""
+    node = DistEnv.from_environ(os.environ)
+    port = find_port() if node.master_port is None else node.master_port + PORT_OFFSET
+    common = {"MASTER_ADDR": node.master_addr, "MASTER_PORT": port, "WORLD_SIZE": node.world_size * count}
+    processes = []
+    for index in range(count):
+        place = {
+            "RANK": node.rank * count + index,
+            "LOCAL_RANK": index,
+            "LOCAL_WORLD_SIZE": count,
+            "NODE_RANK": node.rank,
+        }
+        variables = {name: str(value) for name, value in {**common, **place}.items()}
+        process = multiprocessing.get_context("spawn").Process(target=become_rank, args=(flags, variables))
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join()
+    return next((process.exitcode for process in processes if process.exitcode), 0)
+
+
+def become_rank(flags: argparse.Namespace, variables: Mapping[str, str]) -> NoReturn:
+    """The start of a process; the job's number of tasks is that of the nodes here."""
+    os.environ.pop("HPCJOBS_NTASKS", None)
+    os.environ.update(variables)
+    sys.exit(run_rank(flags))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpus", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--processes", type=int, help="[one for each GPU that is visible]")
+    parser.add_argument("--no-collectives", action="store_true")
+    flags = parser.parse_args(argv)
+    count = flags.processes or torch.cuda.device_count()
+    if count == 0:
+        print("error: no GPU is visible here", file=sys.stderr)
+        return 1
+    return start_ranks(flags, count)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021), by the package peft: only they are trained, and only they are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcjobs.runtime.exits import BadCheckpoint, BadData, MissingData, UsageError
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.strategies.base import blocks_of, choose_blocks
+from hpcjobs.trainers.workloads.base import Workload
+
+NAME = "default"  # peft's, for a model with one adapter
+DOWN, UP = f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"
+BASE = ".base_layer."
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What a checkpoint says of its adapters, beside their weights."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    base: str | None
+    """Where the frozen weights were read: a safetensors file, or a folder of such."""
+    transposed: tuple[str, ...] = ()
+    """Adapted layers whose weight is input × output, as GPT-2's."""
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> Adapters | None:
+        """Of a checkpoint's state; None where all weights were trained."""
+        saved = state.get("adapters")
+        if saved is None:
+            return None
+        names = {key: tuple(saved[key]) for key in ("targets", "transposed")}
+        return cls(saved["rank"], saved["alpha"], names["targets"], saved["base"], names["transposed"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingData("--lora needs the package peft", hint="pip install 'hpcjobs[huggingface]'") from error
+    return peft
+
+
+def add_adapters(model: nn.Module, workload: Workload, config: Config, group: RankGroup) -> Adapters:
+    """Put adapters beside layers of the model, and freeze all else. The product of a new adapter is zero.
+
+    Raises:
+        UsageError: there is no such layer, or no base whose weights are known later on.
+    """
+    assert config.lora is not None
+    base = config.model if config.init_from is None else config.init_from
+    if base is None and ":" not in config.workload:
+        raise UsageError("--lora adapts weights that were trained before", hint="--init-from PATH, or lm --model DIR")
+    targets = config.lora_targets or list_targets(model, workload, group)
+    alpha = 2.0 * config.lora if config.lora_alpha is None else config.lora_alpha
+    peft = load_peft()
+    transposed = any(_is_transposed(module) for module in model.modules())
+    settings = peft.LoraConfig(
+        r=config.lora, lora_alpha=alpha, target_modules=list(targets), lora_dropout=0.0, fan_in_fan_out=transposed
+    )
+    try:
+        peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
+    except ValueError as error:
+        raise UsageError(f"--lora: {error}", hint="--lora-targets names layers of the model") from error
+    names = [name for name, module in model.named_modules() if _is_transposed(getattr(module, "base_layer", None))]
+    return Adapters(
+        config.lora, alpha, tuple(targets), None if base is None else str(Path(base).resolve()), tuple(names)
+    )
+
+
+def list_targets(model: nn.Module, workload: Workload, group: RankGroup) -> tuple[str, ...]:
+    """The last parts of the names of all linear layers in blocks."""
+    blocks = blocks_of(model, choose_blocks(model, workload, group))
+    names = {
+        name.rpartition(".")[2]
+        for block in blocks
+        for name, module in block.named_modules()
+        if isinstance(module, nn.Linear) or _is_transposed(module)
+    }
+    if not names:
+        raise UsageError("--lora: the model has no blocks with linear layers", hint="--lora-targets NAME ...")
+    return tuple(sorted(names))
+
+
+def _is_transposed(module: object) -> bool:
+    """Whether it is the linear layer of transformers that has its weight the other way round."""
+    return type(module).__name__ == "Conv1D"
+
+
+def list_saved(model: nn.Module) -> frozenset[str]:
+    """The names of what a checkpoint has: trained weights, and buffers."""
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    return frozenset(model.state_dict().keys() - frozen)
+
+
+def merge(
+    base: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor], adapters: Adapters
+) -> dict[str, torch.Tensor]:
+    """The base's tensors, with the products of the adapters added.
+
+    Raises:
+        BadData: the base has no weight for an adapter.
+    """
+    merged = dict(base)
+    for name in [name.removesuffix(DOWN) for name in trained if name.endswith(DOWN)]:
+        target = _find_weight(f"{name}.weight", merged)
+        change = trained[name + UP].double() @ trained[name + DOWN].double() * (adapters.alpha / adapters.rank)
+        change = change.T if name in adapters.transposed else change
+        if change.shape != merged[target].shape:
+            raise BadData(
+                f"{target} of the base has the shape {tuple(merged[target].shape)}, its adapter {tuple(change.shape)}"
+            )
+        merged[target] = (merged[target].double() + change).to(merged[target].dtype)
+    return merged
+
+
+def _find_weight(name: str, base: Mapping[str, torch.Tensor]) -> str:
+    """The base's own name, which may lack the first parts."""
+    while name:
+        if name in base:
+            return name
+        name = name.partition(".")[2]
+    raise BadData("the base lacks a weight that an adapter changes", hint="is it the model that was adapted?")
+
+
+def write_adapters(folder: Path, trained: Mapping[str, torch.Tensor], adapters: Adapters) -> None:
+    """A folder that peft's `PeftModel.from_pretrained(model, FOLDER)` reads."""
+    from hpcjobs.trainers.workloads.weights import write_weights
+
+    tensors = {
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor
+        for name, tensor in trained.items()
+        if name.endswith((DOWN, UP))
+    }
+    if not tensors:
+        raise BadCheckpoint("the checkpoint has no adapters")
+    settings = load_peft().LoraConfig(
+        r=adapters.rank, lora_alpha=adapters.alpha, target_modules=list(adapters.targets), lora_dropout=0.0,
+        fan_in_fan_out=bool(adapters.transposed), base_model_name_or_path=adapters.base, inference_mode=True,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.save_pretrained(str(folder))
+    write_weights(folder / "adapter_model.safetensors", tensors, {})

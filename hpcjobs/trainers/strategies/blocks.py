@@ -1,0 +1,37 @@
+"""What flags change about a model's blocks, before a strategy spreads the model: the same under each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hpcjobs.runtime.exits import UsageError
+from hpcjobs.trainers.commandline.config import Config
+from hpcjobs.trainers.distributed.process_group import RankGroup
+from hpcjobs.trainers.strategies.base import blocks_of, choose_blocks
+from hpcjobs.trainers.workloads.base import Workload
+
+
+def change_blocks(model: nn.Module, workload: Workload, config: Config, group: RankGroup) -> Workload:
+    """Compile blocks, and have them compute again in the backward pass, where flags say so; the workload, with blocks.
+
+    Only `forward` is replaced: names stay, and the hooks of a strategy that gathers a block's weights run around it.
+
+    Raises:
+        UsageError: the model has no blocks.
+    """
+    kinds = choose_blocks(model, workload, group)
+    blocks = list(blocks_of(model, kinds))
+    if not blocks:
+        option = "--activation-checkpointing" if config.activation_checkpointing else "--compile-blocks"
+        raise UsageError(f"{option}: the model has no block that repeats", hint="`blocks` of the workload names some")
+    for block in blocks:
+        forward = torch.compile(block.forward) if config.compile_blocks else block.forward
+        if config.activation_checkpointing:
+            forward = partial(checkpoint, forward, use_reentrant=False)
+        block.forward = forward
+    return replace(workload, blocks=kinds)

@@ -1,0 +1,199 @@
+"""The sampler of `hpcjobs monitor`: control groups of both versions, processes by their environment, GPUs, its file."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interpreters import interpreter
+from waiting import eventually
+
+from hpcjobs.node.monitor.cgroup import JobGroup
+from hpcjobs.node.monitor.gpus import Gpus
+from hpcjobs.node.monitor.job_processes import JobProcesses
+from hpcjobs.node.monitor.sampler import Sampler
+from hpcjobs.pyz import pack
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def test_the_jobs_group_of_version_2_has_memory_without_caches_its_limit_and_cpu_time(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/system.slice/slurmstepd.scope/job_12/step_3/user/task_0\n")
+    write(
+        tmp_path / "fs/system.slice/slurmstepd.scope/job_12",
+        {"memory.stat": "anon 100\nfile 900\nshmem 20\n", "memory.max": "4096\n", "cpu.stat": "usage_usec 2500000\n"},
+    )
+    group = JobGroup(str(tmp_path / "fs"), str(tmp_path / "own"))
+    assert (group.used_bytes(), group.limit_bytes(), group.cpu_s()) == (120, 4096, 2.5)
+
+
+def test_the_jobs_group_of_version_1_too_and_no_limit_is_none(tmp_path: Path) -> None:
+    place = "slurm/uid_0/job_12"
+    (tmp_path / "own").write_text(f"4:memory:/{place}/step_0\n3:cpu,cpuacct:/{place}/step_0\n1:name=systemd:/x\n")
+    files = {"memory.stat": "total_rss 7\ntotal_shmem 1\n", "memory.limit_in_bytes": f"{(1 << 63) - 4096}\n"}
+    write(tmp_path / "fs/memory" / place, files)
+    write(tmp_path / "fs/cpu,cpuacct" / place, {"cpuacct.usage": "1500000000\n"})
+    group = JobGroup(str(tmp_path / "fs"), str(tmp_path / "own"))
+    assert (group.used_bytes(), group.limit_bytes(), group.cpu_s()) == (8, None, 1.5)
+
+
+def test_outside_a_group_of_slurms_nothing_is_invented(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/user.slice\n")
+    group = JobGroup(str(tmp_path), str(tmp_path / "own"))
+    assert (group.used_bytes(), group.limit_bytes(), group.cpu_s()) == (None, None, None)
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two ranks of job 4711 on this machine, and a process of another job."""
+    started = [
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "HPCJOBS_JOB_ID": job, "RANK": rank})
+        for job, rank in (("4711", "0"), ("4711", "1"), ("4712", "0"))
+    ]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_processes_are_the_jobs_by_their_environment_and_a_rank_that_ends_is_named(
+    ranks: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text("0::/\n")
+    processes = JobProcesses("4711")
+    eventually(lambda: processes.read().ranks == {0, 1})
+    now = [100.0]
+    group = JobGroup(str(tmp_path), str(tmp_path / "own"))
+    sampler = Sampler(processes, group, Gpus({}, None), clock=lambda: now[0])
+    now[0] += 5
+    first = sampler.sample()
+    assert (first["ranks"], first["ended_ranks"], first["ended_s"]) == (2, [], None)
+    assert first["rss_bytes"] > 100_000
+    assert first["idle_s"] == 5.0
+    ranks[1].kill()
+    ranks[1].wait()
+    for _ in range(2):
+        now[0] += 30
+        last = sampler.sample()
+    assert (last["ranks"], last["ended_ranks"], last["ended_s"]) == (1, [1], 30.0)
+
+
+def test_the_cpu_time_of_short_programs_counts_once_they_have_ended(tmp_path: Path) -> None:
+    burn = f"{sys.executable} -c 'import time\nwhile time.process_time() < 0.4: pass'"
+    program = f"read; {burn}; {burn}; touch done; read; ({burn}); exit 0"
+    env = {**os.environ, "HPCJOBS_JOB_ID": "4711"}
+    job = subprocess.Popen(["bash", "-c", program], stdin=subprocess.PIPE, env=env, cwd=tmp_path)
+    assert job.stdin is not None
+    try:
+        processes = JobProcesses("4711")
+        eventually(lambda: processes.read().cores)
+        before = processes.read().cpu_s
+        job.stdin.write(b"\n")
+        job.stdin.flush()
+        eventually((tmp_path / "done").exists)
+        between = processes.read().cpu_s
+        assert 0.7 < between - before < 3
+        job.stdin.write(b"\n")
+        job.stdin.close()
+        assert job.wait() == 0
+        assert processes.read().cpu_s >= between
+    finally:
+        job.kill()
+        job.wait()
+
+
+class Library:
+    """NVIDIA's management library as far as it is called: two GPUs, of which the second is a part of one."""
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
+        handle._obj.value = index.value + 1
+        return 0 if index.value < 2 else 6
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        handle._obj.value = 2
+        return 0 if uuid == b"GPU-b" else 6
+
+    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, value: Any) -> int:
+        value._obj.gpu = 80
+        return 3 if handle.value == 2 else 0  # not supported
+
+    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, value: Any) -> int:
+        value._obj.used = 1000 * (handle.value or 0)
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, value: Any) -> int:
+        value._obj.value = 250_000
+        return 0
+
+    def nvmlDeviceGetTemperature(self, handle: ctypes.c_void_p, sensor: int, value: Any) -> int:
+        value._obj.value = 40 + (handle.value or 0)
+        return 0
+
+
+def test_gpus_are_those_that_the_job_holds() -> None:
+    values = {
+        "gpu_percent": 80.0,
+        "gpu_memory_bytes": 3000.0,
+        "gpu_power_w": 500.0,
+        "gpu_temperature_c": 42.0,
+    }
+    assert Gpus({}, Library()).read() == values
+    assert len(Gpus({"CUDA_VISIBLE_DEVICES": "1"}, Library())) == 1
+    assert Gpus({"CUDA_VISIBLE_DEVICES": "GPU-b"}, Library()).read()["gpu_percent"] is None
+    assert len(Gpus({"CUDA_VISIBLE_DEVICES": ""}, Library())) == 0
+    assert set(Gpus({}, None).read().values()) == {None}
+
+
+@pytest.mark.parametrize("version", ["3.6", "this"])
+def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the_program(
+    ranks: list[subprocess.Popen[bytes]], tmp_path: Path, version: str
+) -> None:
+    python = sys.executable if version == "this" else interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    program = tmp_path / "monitor.pyz"
+    program.write_bytes(pack("hpcjobs.node.monitor"))
+    words = [python, "-I", str(program), str(tmp_path), "4711", "0.2"]
+    path = tmp_path / "monitor-3.jsonl"
+    sampler = subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n3"})
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    eventually(lambda: len(lines()) > 2)
+    sampler.send_signal(signal.SIGUSR1)
+    count = len(lines())
+    eventually(lambda: len(lines()) > count + 1)
+    second = subprocess.run(words, env={**os.environ, "SLURM_NODEID": "3"}, capture_output=True, text=True)
+    assert second.returncode == 0
+    assert "n3 samples" in second.stderr
+    sampler.terminate()
+    assert sampler.wait() == 0
+    head, *samples, end = lines()
+    assert end == {"kind": "end"}
+    assert (head["kind"], head["host"], head["schema"]) == ("monitor", "n3", "hpcjobs.monitor/1")
+    assert {sample["ranks"] for sample in samples} == {2}
+    # It has ended, so that another one may begin at once: the job's next attempt.
+    third = subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n4"})
+    eventually(lambda: lines()[0]["host"] == "n4" and len(lines()) > 1)
+    third.terminate()
+    assert third.wait() == 0

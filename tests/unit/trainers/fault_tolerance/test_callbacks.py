@@ -1,0 +1,151 @@
+"""Lightning's Trainer and Hugging Face's with our callbacks: stopped by a signal, they go on with the same losses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.summary import RunSummary
+
+from ..conftest import free_port, start_rank
+
+LIGHTNING = """
+import logging, os, signal, time, warnings
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from hpcjobs.callbacks.lightning import RunCallback
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, number):
+        step = self.trainer.global_step
+        if os.environ.get("TOLD_AT") == f"{self.global_rank}:{step}":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3 if os.environ.get("TOLD_AT") and step >= 14 else 0)
+        mine = torch.Generator().manual_seed(2 * step + self.global_rank)
+        points = torch.randn(8, 4, generator=mine)
+        return ((self.layer(points) - points.sum(1, keepdim=True)) ** 2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+def train():
+    torch.manual_seed(0)
+    callback = RunCallback(save_every=10)
+    data = torch.utils.data.DataLoader(torch.zeros(1000, 1), batch_size=1)
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=30, callbacks=[callback], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(Module(), data, ckpt_path=callback.find_checkpoint())
+"""
+HUGGING_FACE = """
+import os, signal, time, warnings
+warnings.simplefilter("ignore")
+import torch
+import transformers
+from hpcjobs.callbacks.huggingface import RunCallback
+
+transformers.logging.set_verbosity_error()
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 160
+    def __getitem__(self, n):
+        points = torch.randn(4, generator=torch.Generator().manual_seed(n))
+        return {"points": points, "labels": points.sum()}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.calls = 0
+    def forward(self, points, labels):
+        self.calls += 1
+        if os.environ.get("TOLD_AT") == f"{os.environ['RANK']}:{self.calls}":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3 if os.environ.get("TOLD_AT") and self.calls >= 14 else 0)
+        return {"loss": ((self.layer(points).squeeze(1) - labels) ** 2).mean()}
+
+def train():
+    torch.manual_seed(0)
+    callback = RunCallback()
+    output_dir = os.environ["HPCJOBS_RUN_DIR"] + "/hf"
+    arguments = transformers.TrainingArguments(
+        output_dir, max_steps=30, per_device_train_batch_size=8, logging_steps=1, save_steps=10, report_to=[],
+        use_cpu=True, disable_tqdm=True, learning_rate=0.05, ddp_backend="gloo",
+    )
+    trainer = transformers.Trainer(Model(), arguments, train_dataset=Points(), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=callback.find_checkpoint(output_dir))
+"""
+
+
+THREE_STARTS = """
+PLACE = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
+
+def start(name, told_at, restarts):
+    run_dir = os.path.join(os.environ["RUNS"], name)
+    os.makedirs(os.path.join(run_dir, "control"), exist_ok=True)
+    os.environ.update(  # Lightning removes WORLD_SIZE at the end
+        PLACE, HPCJOBS_RUN_DIR=run_dir, HPCJOBS_CONTROL_DIR=os.path.join(run_dir, "control"), TOLD_AT=told_at,
+        SLURM_RESTART_COUNT=restarts,
+    )
+    try:
+        train()
+    except SystemExit as left:
+        print(name, "left with", left.code, flush=True)
+
+start("alone", "", "9")
+start("told", "1:14", "0")
+start("told", "", "1")
+"""
+
+
+def read_losses(run_dir: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, HUGGING_FACE], ids=["lightning", "huggingface"])
+def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_losses(
+    tmp_path: Path, script: str
+) -> None:
+    (tmp_path / "script.py").write_text(script + THREE_STARTS)  # in one process: each start would load the library anew
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    settings = {**place, "RUNS": str(tmp_path), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    ranks = [start_rank(number, 2, ["script"], settings, tmp_path) for number in range(2)]
+    try:
+        printed = [rank.communicate(timeout=500) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    assert all("told left with 85\n" in out for out, _ in printed), "the signal reaches rank 1, and both stop"
+    out, err = printed[0]
+    message = re.search(r"stopped by SIGUSR1 after step (\d+), saved at step (\d+)", out)
+    assert message is not None, (out, err)
+    step = int(message[1])
+    assert (14 <= step < 30, message[2]) == (True, message[1]), "ranks agree within a second or two"
+    assert int((tmp_path / "told" / "control" / "requeue").read_text()) == step
+    losses = read_losses(tmp_path / "told")
+    assert [number for number, _ in losses] == list(range(1, 31))
+    assert losses == read_losses(tmp_path / "alone")
+    summary = RunSummary.read(tmp_path / "told")
+    assert (summary.status, summary.steps, summary.resumed_from_step) == ("completed", 30, step)
+    if script == LIGHTNING:
+        newest, *_ = checkpoints.steps(tmp_path / "told" / "checkpoints")
+        assert checkpoints.damage(newest) is None
+    else:
+        from hpcjobs.callbacks.huggingface import find_damage
+
+        place = tmp_path / "told" / "hf" / "checkpoint-30"
+        assert find_damage(place) is None
+        (place / "trainer_state.json").write_text("{}")
+        assert "trainer_state.json has 2 bytes" in str(find_damage(place))
