@@ -90,7 +90,7 @@ def drive(
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
+            await until(pilot, lambda: "Logs" in text_of(app))  # the keys are drawn last
             await steps(pilot, app, actions)
 
     asyncio.run(run())
@@ -100,10 +100,9 @@ def drive(
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (40, 12)])
 def test_every_size_shows_the_jobs_their_states_and_the_keys(size: tuple[int, int]) -> None:
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
-        text = text_of(app)
-        assert max(map(len, text.splitlines())) <= size[0]
-        for part in ("42", "RUNNING", "1✗ 1R 97P 1✓", "q Quit" if size[0] > 60 else "Logs"):
-            assert part in text
+        parts = ("42", "RUNNING", "1✗ 1R 97P 1✓", "q Quit" if size[0] > 60 else "Logs")
+        await until(pilot, lambda: all(part in text_of(app) for part in parts))
+        assert max(map(len, text_of(app).splitlines())) <= size[0]
 
     drive(steps, size=size)
 
@@ -112,10 +111,8 @@ def test_the_arrow_keys_choose_the_job_that_is_described() -> None:
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
         assert "44  array on tu-hpc  1 RUNNING, 97 PENDING" in text_of(app)
         await pilot.press("down", "down")
-        await pilot.pause()
-        text = text_of(app)
-        assert "step 250 of 1000" in text
-        assert "n2          GPU ██████░░  71%" in text
+        await until(pilot, lambda: "step 250 of 1000" in text_of(app))
+        assert "n2          GPU ██████░░  71%" in text_of(app)
 
     drive(steps, size=(100, 30))
 
@@ -124,11 +121,9 @@ def test_enter_unfolds_an_array_and_folds_it_again() -> None:
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
         assert "44_1" not in text_of(app)
         await pilot.press("enter")
-        await pilot.pause()
-        assert "  44_1" in text_of(app)
+        await until(pilot, lambda: "  44_1" in text_of(app))
         await pilot.press("down", "enter")
-        await pilot.pause()
-        assert "44_1" not in text_of(app)
+        await until(pilot, lambda: "44_1" not in text_of(app))
 
     drive(steps)
 
@@ -136,12 +131,10 @@ def test_enter_unfolds_an_array_and_folds_it_again() -> None:
 def test_a_filter_is_typed_and_escape_drops_it() -> None:
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
         await pilot.press("slash", *"wide", "enter")
-        await pilot.pause()
-        assert [row.job for row in rows_of(app)] == ["45"]
+        await until(pilot, lambda: [row.job for row in rows_of(app)] == ["45"])
         assert "filter: wide" in text_of(app)
         await pilot.press("escape")
-        await pilot.pause()
-        assert len(rows_of(app)) == 6
+        await until(pilot, lambda: len(rows_of(app)) == 6)
 
     drive(steps)
 
@@ -152,8 +145,7 @@ def test_the_cursor_stays_on_its_job_when_the_order_changes() -> None:
         assert app.chosen is not None
         assert app.chosen.job == "42"
         await pilot.press("o")
-        await pilot.pause()
-        assert "by newest" in text_of(app)
+        await until(pilot, lambda: "by newest" in text_of(app))
         assert rows_of(app)[0].job == "46"
         assert app.chosen.job == "42"
 
@@ -163,15 +155,13 @@ def test_the_cursor_stays_on_its_job_when_the_order_changes() -> None:
 def test_cancel_asks_and_only_yes_cancels() -> None:
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
         await pilot.press("c")
-        await pilot.pause()
-        assert "Cancel 98 tasks of 44 (array)?" in text_of(app)
+        await until(pilot, lambda: "Cancel 98 tasks of 44 (array)?" in text_of(app))
         await pilot.press("n")
         await pilot.press("down", "c", "y")
         await until(pilot, lambda: "cancelled 43" in text_of(app))
         assert actions.calls == [("cancel", "43")]
         await pilot.press(*["down"] * 5, "c")
-        await pilot.pause()
-        assert "job 41 has ended" in text_of(app)
+        await until(pilot, lambda: "job 41 has ended" in text_of(app))
         assert len(actions.calls) == 1
 
     drive(steps)
@@ -184,8 +174,7 @@ def test_logs_and_why_are_shown_as_they_are_and_escape_leaves_them() -> None:
         await pilot.press("escape", "w")
         await until(pilot, lambda: "cause: [bold] is no markup" in text_of(app))
         await pilot.press("escape")
-        await pilot.pause()
-        assert "JOB" in text_of(app)
+        await until(pilot, lambda: "JOB" in text_of(app))
         assert actions.calls == [("log", "44"), ("why", "44")]
 
     drive(steps)
@@ -194,8 +183,7 @@ def test_logs_and_why_are_shown_as_they_are_and_escape_leaves_them() -> None:
 def test_what_a_key_cannot_do_is_said() -> None:
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
         await pilot.press("s")
-        await pilot.pause()
-        assert "no shell for 44" in text_of(app)
+        await until(pilot, lambda: "no shell for 44" in text_of(app))
 
     drive(steps)
 
@@ -244,7 +232,7 @@ def test_the_picture_of_the_documentation_is_the_screen_of_today(monkeypatch: py
 
     async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
         await pilot.press("down", "down")
-        await pilot.pause()
+        await until(pilot, lambda: "step 250 of 1000" in text_of(app))
         drawn.append(app.export_screenshot(title="hpcjobs top"))
 
     drive(steps, size=(110, 18))

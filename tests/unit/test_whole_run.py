@@ -1,0 +1,73 @@
+"""`make test` tries what failed once more, alone, and only forgives what passes then."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("cluster/jupyter", "cluster", "docs", "unit/trainers", "unit/horovod", "unit", "packaging")
+PASSES = "def test_{name}():\n    pass\n"
+FLAKY = """
+from pathlib import Path
+
+def test_flaky():
+    before = Path(__file__).with_suffix(".before")
+    if not before.exists():
+        before.touch()
+        raise AssertionError("the first time")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose lanes have one test each."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "test", tmp_path / "tools")
+    for name, text in (("lint", ""), ("elsewhere", 'exec "$@"\n')):
+        (tmp_path / "tools" / name).write_text(f"#!/usr/bin/env bash\n{text}", encoding="utf-8")
+        (tmp_path / "tools" / name).chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    runner = tmp_path / ".venv" / "bin" / "pytest"
+    runner.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" -m pytest "$@"\n', encoding="utf-8")
+    runner.chmod(0o755)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    for folder in FOLDERS:
+        place = tmp_path / "tests" / folder
+        place.mkdir(parents=True, exist_ok=True)
+        name = folder.replace("/", "_")
+        (place / f"test_{name}.py").write_text(PASSES.format(name=name), encoding="utf-8")
+    for name in ("conftest.py", "known_skips.txt"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
+    return tmp_path
+
+
+def run(checkout: Path) -> tuple[int, str]:
+    ended = subprocess.run(["tools/test"], cwd=checkout, capture_output=True, text=True, check=False, timeout=300)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_what_passes_alone_is_named_and_does_not_fail_the_run(checkout: Path) -> None:
+    (checkout / "tests" / "cluster" / "test_cluster.py").write_text(FLAKY, encoding="utf-8")
+    (checkout / "tests" / "docs" / "test_docs.py").write_text(FLAKY, encoding="utf-8")
+    status, output = run(checkout)
+    assert status == 0, output
+    assert "flaky unless it fails again:\n  tests/cluster/test_cluster.py::test_flaky" in output
+    assert "flaky unless it fails again:\n  tests/docs/test_docs.py::test_flaky" in output
+
+
+def test_what_fails_twice_or_skips_without_leave_fails_the_run(checkout: Path) -> None:
+    broken = checkout / "tests" / "unit" / "test_unit.py"
+    broken.write_text("def test_broken():\n    raise AssertionError('each time')\n", encoding="utf-8")
+    skips = "import pytest\n\ndef test_skips():\n    pytest.skip('no reason')\n"
+    (checkout / "tests" / "docs" / "test_docs.py").write_text(FLAKY + skips, encoding="utf-8")
+    status, output = run(checkout)
+    assert status == 1, output
+    assert "the_rest failed (pytest's exit status: 1)" in output
+    assert "pages failed (pytest's exit status: 8)" in output
+    assert "pages: the tests that failed, once more" not in output
