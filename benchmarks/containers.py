@@ -62,12 +62,12 @@ def main() -> None:
         Path("first.py").write_text(FIRST)
         Path("bench.yaml").write_text(SITE.format(slurm_conf=record.slurm_conf, program=program))
         start = ("bash", "-c", STAMP)
-        for title, words, per_node, unit in (
+        for title, arguments, per_node, unit in (
             ("start of 8 ranks on 2 nodes", start, 4, "start"),
             ("first all-reduce of 2 ranks on 2 nodes", ("first.py",), 1, "first-step"),
         ):
             places = {"on the node": "none", "in an image": image}
-            ways = {name: partial(by_job, words, per_node, place) for name, place in places.items()}
+            ways = {name: partial(by_job, arguments, per_node, place) for name, place in places.items()}
             outcome = compete("on the node", ways, rounds=ROUNDS, name=unit)
             report(f"Job script to {title}", outcome, unit="ms")
         inside = (program, "--quiet", "exec", "--no-home", image, "python3", "-c", "import torch")
@@ -77,10 +77,10 @@ def main() -> None:
         report("import torch, one process, with the start of Python and of the image", outcome, unit="ms")
 
 
-def by_job(words: tuple[str, ...], per_node: int, container: str) -> float:
+def by_job(arguments: tuple[str, ...], per_node: int, container: str) -> float:
     """Milliseconds from the job script's first lines to the last rank's own stamp."""
     plan = hpcjobs.plan(
-        words,
+        arguments,
         site="./bench.yaml",
         nodes=2,
         ntasks_per_node=per_node,

@@ -77,8 +77,8 @@ def main() -> None:
     with TemporaryDirectory() as name:
         program = Path(name) / "monitor.pyz"
         program.write_bytes(pack("hpcjobs.node.monitor"))
-        words = [sys.executable, "-I", str(program), name, JOB, str(INTERVAL_S)]
-        process = subprocess.Popen(words, env={**os.environ, "HPCJOBS_MONITOR": "1"})
+        arguments = [sys.executable, "-I", str(program), name, JOB, str(INTERVAL_S)]
+        process = subprocess.Popen(arguments, env={**os.environ, "HPCJOBS_MONITOR": "1"})
         try:
             timed = Timed(psutil.Process(process.pid))
             for kind in ("cpu", "wall"):

@@ -37,8 +37,8 @@ def main() -> None:
         settings.write_text("ClusterName=bench\nSlurmctldHost=localhost\n", encoding="utf-8")
         os.environ["SLURM_CONF"] = str(settings)  # sbatch does not start without one
 
-        def cost(*words: str) -> float:
-            return cpu_ms([cli, *words], cwd=folder)
+        def cost(*arguments: str) -> float:
+            return cpu_ms([cli, *arguments], cwd=folder)
 
         dry_run = ("submit", "--site", str(site), "--dry-run")
         outcome = compete(

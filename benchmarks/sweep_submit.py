@@ -51,8 +51,10 @@ def grows(site: str, numbers: list[int]) -> None:
     """A line for each number of cells, each in a process of its own."""
     print(f"{'cells':>8} {'ms':>8} {'us a cell':>10} {'peak MB':>8}")
     for cells in numbers:
-        words = [sys.executable, "-c", ONE_SWEEP, site, str(cells)]
-        cost_ms, peak_mb = map(float, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split())
+        arguments = [sys.executable, "-c", ONE_SWEEP, site, str(cells)]
+        cost_ms, peak_mb = map(
+            float, subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.split()
+        )
         print(f"{cells:>8} {cost_ms:>8.0f} {1000 * cost_ms / cells:>10.1f} {peak_mb:>8.0f}")
         _clear()
 

@@ -88,8 +88,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean 'nodes'? `` plus every legal word, for the end of an error message."""
     import difflib  # only errors need it
 
-    words = sorted(known)
-    if not words:
+    arguments = sorted(known)
+    if not arguments:
         return "none is known"
-    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6) or [w for w in words if name and w.startswith(name)]
-    return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(words)
+    close = difflib.get_close_matches(name, arguments, n=1, cutoff=0.6) or [
+        w for w in arguments if name and w.startswith(name)
+    ]
+    return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(arguments)

@@ -32,14 +32,14 @@ class Answer:
 
 
 def start(
-    *words: str,
+    *arguments: str,
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     start_new_session: bool = False,
 ) -> subprocess.Popen[str]:
-    """``hpcjobs WORDS`` begun; ``env`` is added to the environment of the test."""
+    """``hpcjobs ARGUMENTS`` begun; ``env`` is added to the environment of the test."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hpcjobs", *words],
+        [sys.executable, "-m", "hpcjobs", *arguments],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,
@@ -52,10 +52,10 @@ def start(
 
 
 def hpcjobs(
-    *words: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 500
+    *arguments: str, cwd: str | Path | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 500
 ) -> Answer:
-    """``hpcjobs WORDS`` to its end."""
-    return await_answer(start(*words, cwd=cwd, env=env), timeout_s=timeout_s)
+    """``hpcjobs ARGUMENTS`` to its end."""
+    return await_answer(start(*arguments, cwd=cwd, env=env), timeout_s=timeout_s)
 
 
 def await_answer(process: subprocess.Popen[str], *, timeout_s: float) -> Answer:
@@ -68,9 +68,9 @@ def await_answer(process: subprocess.Popen[str], *, timeout_s: float) -> Answer:
     return Answer(process.returncode, out, err)
 
 
-def within_streams(*words: str) -> int:
-    """``hpcjobs WORDS`` in this process, printing to its streams; the exit code."""
-    with patch.object(sys, "argv", ["hpcjobs", *words]):
+def within_streams(*arguments: str) -> int:
+    """``hpcjobs ARGUMENTS`` in this process, printing to its streams; the exit code."""
+    with patch.object(sys, "argv", ["hpcjobs", *arguments]):
         try:
             main()
         except SystemExit as end:
@@ -78,11 +78,11 @@ def within_streams(*words: str) -> int:
     return 0
 
 
-def within(*words: str) -> Answer:
-    """``hpcjobs WORDS`` in this process: the same way through, without the cost of a start."""
+def within(*arguments: str) -> Answer:
+    """``hpcjobs ARGUMENTS`` in this process: the same way through, without the cost of a start."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = within_streams(*words)
+        code = within_streams(*arguments)
     return Answer(code, out.getvalue(), err.getvalue())
 
 
@@ -91,8 +91,8 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def ok(*words: str) -> Answer:
-    """``hpcjobs WORDS`` in this process, which must succeed."""
-    answer = within(*words)
+def ok(*arguments: str) -> Answer:
+    """``hpcjobs ARGUMENTS`` in this process, which must succeed."""
+    answer = within(*arguments)
     assert answer.code == 0, answer
     return answer

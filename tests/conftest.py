@@ -28,7 +28,7 @@ def _allowed() -> list[str]:
         "no-horovod": NO_HOROVOD.exists(),
         "lowest": Path(sys.prefix).name == ".venv-lowest",
     }
-    return [words[1] for words in lines if words and holds[words[0]]]
+    return [arguments[1] for arguments in lines if arguments and holds[arguments[0]]]
 
 
 class _Notes:

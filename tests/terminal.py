@@ -62,8 +62,8 @@ def screen(columns: int, **environment: str) -> Iterator[Screen]:
         seen.text = printed.decode("utf-8", "replace")
 
 
-def on_terminal(*words: str, columns: int, **environment: str) -> Answer:
-    """``hpcjobs WORDS`` in this process on a terminal; both streams are in ``out``, as a user sees them."""
+def on_terminal(*arguments: str, columns: int, **environment: str) -> Answer:
+    """``hpcjobs ARGUMENTS`` in this process on a terminal; both streams are in ``out``, as a user sees them."""
     with screen(columns, **environment) as seen:
-        code = within_streams(*words)
+        code = within_streams(*arguments)
     return Answer(code, seen.text, "")

@@ -17,20 +17,20 @@ class Terminal:
         self._exit_code = folder / "exit_code"
         self._size = ("-x", str(width), "-y", str(height))
 
-    def _tmux(self, *words: str) -> str:
+    def _tmux(self, *arguments: str) -> str:
         done = subprocess.run(
-            ["tmux", "-S", self._socket, "-f", os.devnull, *words], capture_output=True, text=True, check=True
+            ["tmux", "-S", self._socket, "-f", os.devnull, *arguments], capture_output=True, text=True, check=True
         )
         return done.stdout
 
     def start(self, *command: str) -> None:
         env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         env |= {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
-        words = ["tmux", "-S", self._socket, "-f", os.devnull, "-u", "new-session", "-d", *self._size]
+        arguments = ["tmux", "-S", self._socket, "-f", os.devnull, "-u", "new-session", "-d", *self._size]
         # tmux 3.3 now and then does not notice that a command has ended, which then stays a zombie.
         self._exit_code.unlink(missing_ok=True)
         noted = ["sh", "-c", '"$@"; echo $? >"$0.new"; mv "$0.new" "$0"', str(self._exit_code), *command]
-        subprocess.run([*words, *noted], env=env, check=True)
+        subprocess.run([*arguments, *noted], env=env, check=True)
         self._tmux("set-option", "-wg", "remain-on-exit", "on")
 
     def press(self, *keys: str) -> None:

@@ -24,7 +24,7 @@ _OF_JOBS = (
     *("ConsumedEnergyRaw", "Restarts"),
 )
 _OF_STEPS = ("ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS", "ConsumedEnergyRaw")
-_WORDS = (
+_TEXT_FIELDS = (
     *("JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason", "ReqMem"),
     *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU"),
 )
@@ -52,7 +52,7 @@ def _fold_rows(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     frame = _with_ids(frame, doubts)
     is_job = frame["JobID"].str.contains(".", literal=True).not_()
     frame = frame.with_columns(is_job.cum_sum().alias("_group"))
-    jobs = _parse_counts(frame.select("JobID", "_group", *_WORDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
+    jobs = _parse_counts(frame.select("JobID", "_group", *_TEXT_FIELDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
     steps = frame.select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS).filter(~is_job)
     steps = steps.join(jobs.select("_group", _job_tres="AllocTRES"), on="_group", how="left", maintain_order="left")
     steps = _parse_counts(_drop_orphan_steps(steps, jobs, doubts), _OF_STEPS, doubts)
@@ -78,7 +78,7 @@ def _with_ids(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         odd = frame.filter(~sound)
         doubts.add("no job id", ("|".join(str(v) for v in row[:4] if v is not None) for row in odd.iter_rows()))
         frame = frame.filter(sound)
-    missing = [name for name in (*_WORDS, *_OF_JOBS, *_OF_STEPS, *_USAGE) if name not in frame.columns]
+    missing = [name for name in (*_TEXT_FIELDS, *_OF_JOBS, *_OF_STEPS, *_USAGE) if name not in frame.columns]
     return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in dict.fromkeys(missing))
 
 

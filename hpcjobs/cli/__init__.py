@@ -222,10 +222,10 @@ def _drop_output() -> None:
 def _use_utf8() -> None:
     """Take names and texts as UTF-8 in every locale, as the files of jobs are; what cannot be printed is escaped."""
     if sys.getfilesystemencoding() != "utf-8":
-        words = (sys.executable, "-X", "utf8", *sys.orig_argv[1:])
+        arguments = (sys.executable, "-X", "utf8", *sys.orig_argv[1:])
         from hpcjobs.processes.start import become
 
-        become(sys.executable, [os.fsencode(arg) for arg in words])
+        become(sys.executable, [os.fsencode(arg) for arg in arguments])
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 # until the end

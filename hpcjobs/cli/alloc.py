@@ -58,7 +58,7 @@ def alloc(
     if dry_run:
         print(plan.script, end="")
         return
-    words = plan.job.argv if request.program else ()
-    command = allocate(plan, words, terminal=sys.stdin.isatty())
+    arguments = plan.job.argv if request.program else ()
+    command = allocate(plan, arguments, terminal=sys.stdin.isatty())
     note(f"run folder {plan.run_dir}")
     raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))

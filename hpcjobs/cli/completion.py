@@ -33,14 +33,14 @@ def prepare() -> None:
     if not os.environ.get("HPCJOBS_DEBUG"):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if "COMP_WORDS" in os.environ and os.environ.get("COMP_CWORD", "").isdecimal():
-        words, at = _without_equals(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
-        os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(at)}
+        arguments, at = _without_equals(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
+        os.environ |= {"COMP_WORDS": "\n".join(arguments), "COMP_CWORD": str(at)}
 
 
-def _without_equals(words: Sequence[str], at: int) -> tuple[list[str], int]:
+def _without_equals(arguments: Sequence[str], at: int) -> tuple[list[str], int]:
     """The words of a line without those ``=`` that bash takes for words of their own, as in ``--site=tu``."""
-    equals = [n for n, arg in enumerate(words) if arg == "=" and words[n - 1].startswith("--") and n != at]
-    return [arg for n, arg in enumerate(words) if n not in equals], at - sum(n < at for n in equals)
+    equals = [n for n, arg in enumerate(arguments) if arg == "=" and arguments[n - 1].startswith("--") and n != at]
+    return [arg for n, arg in enumerate(arguments) if n not in equals], at - sum(n < at for n in equals)
 
 
 def script_for(shell: str) -> str:
@@ -58,31 +58,31 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
     """Bundled trainers and programs of the current folder; behind a trainer its flags and their values."""
     from hpcjobs.job.program import trainers
 
-    first, *words = ctx.params.get("program") or [None]
+    first, *arguments = ctx.params.get("program") or [None]
     if first is None:
         files = [path.name for path in Path().glob("*.py")] + [path.name for path in Path().glob("*.sbatch")]
-        return _filter_by_beginning(incomplete, [*trainers(), *sorted(files)])
+        return _filter_by_prefix(incomplete, [*trainers(), *sorted(files)])
     if first not in trainers():
         return []  # the shell then offers files
     from hpcjobs.trainers.commandline.check import flag_choices, flag_names
 
     if incomplete.startswith("-"):
-        return _filter_by_beginning(incomplete, flag_names(first))
-    return _filter_by_beginning(incomplete, flag_choices(first, words[-1]) if words else [])
+        return _filter_by_prefix(incomplete, flag_names(first))
+    return _filter_by_prefix(incomplete, flag_choices(first, arguments[-1]) if arguments else [])
 
 
 def complete_sites(incomplete: str) -> list[str]:
     """Names of the known sites."""
     from hpcjobs.site.search import list_sites
 
-    return _filter_by_beginning(incomplete, (site.name for site in list_sites()))
+    return _filter_by_prefix(incomplete, (site.name for site in list_sites()))
 
 
 def complete_partitions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Partitions of the site that was typed, or of the default one; behind a comma a further one."""
     first, comma, begin = incomplete.rpartition(",")
     site = _site(ctx)
-    return [] if site is None else [first + comma + name for name in _filter_by_beginning(begin, site.partitions)]
+    return [] if site is None else [first + comma + name for name in _filter_by_prefix(begin, site.partitions)]
 
 
 def complete_qos(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -90,7 +90,7 @@ def complete_qos(ctx: typer.Context, incomplete: str) -> list[str]:
     site = _site(ctx)
     if site is None:
         return []
-    return _filter_by_beginning(incomplete, sorted(site.known_qos) or _of_associations(site, "qos"))
+    return _filter_by_prefix(incomplete, sorted(site.known_qos) or _of_associations(site, "qos"))
 
 
 def complete_accounts(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -99,7 +99,7 @@ def complete_accounts(ctx: typer.Context, incomplete: str) -> list[str]:
     if site is None:
         return []
     named = {name for partition in site.partitions.values() for name in partition.accounts or ()}
-    return _filter_by_beginning(incomplete, sorted(named) or _of_associations(site, "account"))
+    return _filter_by_prefix(incomplete, sorted(named) or _of_associations(site, "account"))
 
 
 def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -108,9 +108,9 @@ def complete_launchers(ctx: typer.Context, incomplete: str) -> list[str]:
 
     site = _site(ctx)
     if site is None:
-        return _filter_by_beginning(incomplete, LAUNCHERS)
+        return _filter_by_prefix(incomplete, LAUNCHERS)
     known = [name for name, launcher in LAUNCHERS.items() if site.scheduler in launcher.schedulers]
-    return _filter_by_beginning(incomplete, [name for name in site.launchers or known if name in known])
+    return _filter_by_prefix(incomplete, [name for name in site.launchers or known if name in known])
 
 
 def complete_images(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -118,14 +118,14 @@ def complete_images(ctx: typer.Context, incomplete: str) -> list[str]:
     from hpcjobs.containers.images import known
 
     site = _site(ctx)
-    return [] if site is None else _filter_by_beginning(incomplete, sorted(known(site)))
+    return [] if site is None else _filter_by_prefix(incomplete, sorted(known(site)))
 
 
 def complete_recipes(incomplete: str) -> list[str]:
     """Recipes of images."""
     from hpcjobs.containers.recipes import recipes
 
-    return _filter_by_beginning(incomplete, recipes())
+    return _filter_by_prefix(incomplete, recipes())
 
 
 def complete_templates(incomplete: str) -> list[str]:
@@ -133,7 +133,7 @@ def complete_templates(incomplete: str) -> list[str]:
     from hpcjobs.job.script import SUFFIX, template_folders
 
     files = {path.name.removesuffix(SUFFIX) for folder in template_folders() for path in folder.glob(f"*{SUFFIX}")}
-    return _filter_by_beginning(incomplete, sorted(files))
+    return _filter_by_prefix(incomplete, sorted(files))
 
 
 def complete_jobs(incomplete: str) -> list[str]:
@@ -141,37 +141,35 @@ def complete_jobs(incomplete: str) -> list[str]:
     from hpcjobs.run import index
 
     newest = index.entries()[: -NEWEST_JOBS - 1 : -1]
-    return _filter_by_beginning(incomplete, [*(entry.job_id for entry in newest), *(entry.name for entry in newest)])
+    return _filter_by_prefix(incomplete, [*(entry.job_id for entry in newest), *(entry.name for entry in newest)])
 
 
 def complete_settings(incomplete: str) -> list[str]:
     """What ``hpcjobs update JOB NAME=VALUE`` can change."""
     from hpcjobs.site.models import Resources
 
-    return _filter_by_beginning(incomplete, [f"{name.replace('_', '-')}=" for name in Resources.__struct_fields__])
+    return _filter_by_prefix(incomplete, [f"{name.replace('_', '-')}=" for name in Resources.__struct_fields__])
 
 
 def complete_sweeps(incomplete: str) -> list[str]:
     """Names of sweeps, the newest first."""
     from hpcjobs.sweeps.sweep_index import list_sweeps
 
-    return _filter_by_beginning(incomplete, [sweep.name for sweep in list_sweeps()])
+    return _filter_by_prefix(incomplete, [sweep.name for sweep in list_sweeps()])
 
 
 def complete_studies(incomplete: str) -> list[str]:
     """Names of the scaling studies in the current folder."""
     from hpcjobs.scaling.study import SUFFIX
 
-    return _filter_by_beginning(
-        incomplete, sorted(path.name.removesuffix(SUFFIX) for path in Path().glob(f"*{SUFFIX}"))
-    )
+    return _filter_by_prefix(incomplete, sorted(path.name.removesuffix(SUFFIX) for path in Path().glob(f"*{SUFFIX}")))
 
 
 def complete_states(incomplete: str) -> list[str]:
     """States of jobs, in any case."""
     from hpcjobs.scheduler.base import State
 
-    return _filter_by_beginning(incomplete.upper(), State.__members__)
+    return _filter_by_prefix(incomplete.upper(), State.__members__)
 
 
 OF_FIELDS: dict[str, Callable[..., list[str]]] = {
@@ -187,11 +185,11 @@ OF_FIELDS: dict[str, Callable[..., list[str]]] = {
 
 def complete_shells(incomplete: str) -> list[str]:
     """Shells that hpcjobs has lines for."""
-    return _filter_by_beginning(incomplete, SHELLS)
+    return _filter_by_prefix(incomplete, SHELLS)
 
 
-def _filter_by_beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    return [arg for arg in dict.fromkeys(words) if arg.startswith(incomplete)]
+def _filter_by_prefix(incomplete: str, arguments: Iterable[str]) -> list[str]:
+    return [arg for arg in dict.fromkeys(arguments) if arg.startswith(incomplete)]
 
 
 def _site(ctx: typer.Context) -> Site | None:
@@ -228,10 +226,10 @@ def _ask_sacctmgr(site: Site, column: str) -> list[str]:
     from hpcjobs.processes.programs import start
     from hpcjobs.user import user_name
 
-    words = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user_name()}", f"format={column}"]
+    arguments = ["sacctmgr", "-n", "-P", "show", "associations", f"user={user_name()}", f"format={column}"]
     env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
     try:
-        process = start(words, env=env, stdout=PIPE, stderr=DEVNULL)
+        process = start(arguments, env=env, stdout=PIPE, stderr=DEVNULL)
     except CommandMissingError:
         return []
     try:

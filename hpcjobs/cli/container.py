@@ -185,7 +185,7 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
     from hpcjobs.containers.recipes import find_recipe, read_recipe
 
     recipe_name = (read_recipe if dry_run else find_recipe)(recipe).name
-    args = [arg for arg in _own_words(sys.argv[1:]) if arg not in ("--submit", "--dry-run")]
+    args = [arg for arg in _own_arguments(sys.argv[1:]) if arg not in ("--submit", "--dry-run")]
     options: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, **sbatch_options(option, {})}
     plan = hpcjobs.plan(
         [sys.executable, "-u", "-m", "hpcjobs", *args],
@@ -203,10 +203,10 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
     return follow_to_end(handle)
 
 
-def _own_words(words: list[str]) -> list[str]:
-    """``words`` without ``-o`` and its value, which are the job's."""
+def _own_arguments(argv: list[str]) -> list[str]:
+    """``argv`` without ``-o`` and its value, which are the job's."""
     remaining, skip = [], False
-    for arg in words:
+    for arg in argv:
         if skip or arg == "-o":
             skip = not skip
         elif not arg.startswith("-o"):

@@ -113,21 +113,21 @@ def _run_there(target: Target, verb: str, context: Any) -> int:
     from hpcjobs.cli.output import note
     from hpcjobs.remote.laptop import Laptop
 
-    words = words_there(sys.argv[1:], context.params.get("site"))
+    arguments = words_there(sys.argv[1:], context.params.get("site"))
     laptop = Laptop(target, say=note)
     name, params = context.info_name, context.params
     if verb == "jupyter" and name == "jupyter" and not (params["detach"] or params["no_wait"] or params["dry_run"]):
-        return _start_session(laptop, words, params)
+        return _start_session(laptop, arguments, params)
     if verb == "jupyter" and name == "open" and not params["as_json"]:
         from hpcjobs.jupyter.laptop import follow
         from hpcjobs.jupyter.remote import SharedRemote
 
         laptop.connect(with_code=False)
-        return follow(SharedRemote(laptop), [arg for arg in words if arg != "--browser"], say=note)
-    return laptop.run(words, submits=verb in _SUBMIT or name == "jupyter")
+        return follow(SharedRemote(laptop), [arg for arg in arguments if arg != "--browser"], say=note)
+    return laptop.run(arguments, submits=verb in _SUBMIT or name == "jupyter")
 
 
-def _start_session(laptop: Laptop, words: list[str], params: Mapping[str, Any]) -> int:
+def _start_session(laptop: Laptop, arguments: list[str], params: Mapping[str, Any]) -> int:
     """A session with its tunnel and browser, until Ctrl-C. A token file is read here, and sent by a pipe."""
     from hpcjobs.cli.jupyter import words_of_session
     from hpcjobs.cli.output import note
@@ -138,12 +138,12 @@ def _start_session(laptop: Laptop, words: list[str], params: Mapping[str, Any]) 
     token_file = params["token_file"]
     token = None if token_file is None else private_token(token_file)
     laptop.connect(with_code=True)
-    return connect(SharedRemote(laptop), words_of_session(words, token=token), token=token, say=note)
+    return connect(SharedRemote(laptop), words_of_session(arguments, token=token), token=token, say=note)
 
 
-def words_there(words: list[str], site: str | None) -> list[str]:
+def words_there(arguments: list[str], site: str | None) -> list[str]:
     """The words of the command line for the login host: without ``--remote``, a site's file by its name."""
-    rest = list(words)
+    rest = list(arguments)
     while rest and rest[0].startswith("--remote"):
         del rest[: 1 if "=" in rest[0] else 2]
     if rest[:1] == ["--debug"]:

@@ -60,7 +60,7 @@ def with_job_options(
             if field not in left_out and (only is None or field in only):
                 names = ("--" + field.replace("_", "-"), *flag.others)
                 flags[field] = _option(*names, kind=kind, help=(help or {}).get(field, flag.help))
-        words = typer.Argument(
+        arguments = typer.Argument(
             help="Trainer, module, .py file, executable, or script with #SBATCH lines.", autocompletion=complete_program
         )
         takes_program = only is None
@@ -80,7 +80,7 @@ def with_job_options(
 
         parameters: list[inspect.Parameter] = []
         if takes_program:
-            annotation = Annotated[list[str] | None, words]
+            annotation = Annotated[list[str] | None, arguments]
             parameters.append(
                 inspect.Parameter("program", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             )
@@ -97,7 +97,7 @@ def with_job_options(
     return decorate
 
 
-def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[str, object]:
+def sbatch_options(arguments: Sequence[str], flags: Mapping[str, object]) -> dict[str, object]:
     """``-o key=value``, ``-o key`` (a flag), ``-o key=`` (clears), keys with dashes or underscores.
 
     ``flags`` are options that were given by flags of their own (None: not given), and are part of the answer.
@@ -107,7 +107,7 @@ def sbatch_options(words: Sequence[str], flags: Mapping[str, object]) -> dict[st
     """
     options = {name: value for name, value in flags.items() if value is not None}
     by_o: dict[str, object] = {}
-    for text in words:
+    for text in arguments:
         key, equals, value = text.removeprefix("--").partition("=")
         name = key.replace("-", "_")
         if name not in Resources.__struct_fields__:
@@ -135,10 +135,10 @@ def _hint(key: str, equals: str) -> str:
     return option.reason if option.treatment is Treatment.REFUSED else f"say --{option.name}"
 
 
-def environment(words: Sequence[str]) -> dict[str, str]:
+def environment(arguments: Sequence[str]) -> dict[str, str]:
     """``--env NAME=VALUE``, or ``--env NAME`` to pass a variable on."""
     variables = {}
-    for text in words:
+    for text in arguments:
         key, equals, value = text.partition("=")
         if not equals and key not in os.environ:
             raise typer.BadParameter(f"--env {key}: not set here; say {key}=VALUE")

@@ -32,8 +32,8 @@ def page() -> str:
 
 
 def _command(verb: str) -> str:
-    words, comma, case = verb.partition(", ")
-    return f"`hpcjobs {words} --json`{comma}{case}"
+    arguments, comma, case = verb.partition(", ")
+    return f"`hpcjobs {arguments} --json`{comma}{case}"
 
 
 def _section(name: str, value: dict[str, Any]) -> str:

@@ -220,19 +220,19 @@ def _from_laptop(site: str | None, token_file: Path | None) -> int:
 
     where = load_site(site or default_site())
     token = None if token_file is None else private_token(token_file)
-    words = words_of_session(sys.argv[1:], token=token)
+    arguments = words_of_session(sys.argv[1:], token=token)
     if site is None:
-        words += ["--site", where.name]  # the default there may be another one
-    return connect(remote_of(where), words, token=token, say=note)
+        arguments += ["--site", where.name]  # the default there may be another one
+    return connect(remote_of(where), arguments, token=token, say=note)
 
 
 def words_of_session(typed: list[str], *, token: str | None) -> list[str]:
     """The words for the login node, where standard input holds the ``token``."""
-    words: list[str] = []
+    arguments: list[str] = []
     rest = iter(typed)
     for arg in rest:
         if arg == "--token-file":
             next(rest)
         elif arg != "--connect" and not arg.startswith("--token-file="):
-            words.append(arg)
-    return words if token is None else [*words, "--token-file", "-"]
+            arguments.append(arg)
+    return arguments if token is None else [*arguments, "--token-file", "-"]

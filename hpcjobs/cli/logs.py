@@ -89,8 +89,8 @@ def logs(
     printed = _print_lines(map(_colour_rank, chosen) if colours else chosen, flush=follow)
     if not printed and selection._replace(merges=False) != job_logs.ALL and count != 0:
         options = {"--since": since, "--rank": rank, "--node": node, "--grep": grep}
-        words = " ".join(f"{option} {value}" for option, value in options.items() if value is not None)
-        note(f"job {entry.job_id} has no line for {words or '-n'} ({job_logs.paths(entry)[0]})")
+        arguments = " ".join(f"{option} {value}" for option, value in options.items() if value is not None)
+        note(f"job {entry.job_id} has no line for {arguments or '-n'} ({job_logs.paths(entry)[0]})")
 
 
 def _check(*, stderr: bool, timestamps: bool, follow: bool) -> None:

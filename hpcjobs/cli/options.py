@@ -112,8 +112,8 @@ class OptionalValues:
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         options = [param for param in ctx.command.params if not getattr(param, "is_flag", True)]
         names = {name for option in options for name in option.opts}
-        words = give_values(args, names, to_the_end=ctx.allow_interspersed_args)
-        return super().parse_args(ctx, words)  # type: ignore[misc]
+        arguments = give_values(args, names, to_the_end=ctx.allow_interspersed_args)
+        return super().parse_args(ctx, arguments)  # type: ignore[misc]
 
 
 class SbatchCommand(OptionalValues, TyperCommand):
@@ -136,18 +136,18 @@ class ProgramCommand(SbatchCommand):
 
 def give_values(args: Sequence[str], with_value: set[str], *, to_the_end: bool) -> list[str]:
     """``args`` in which each option of `VALUE_OF_BARE` has its value; what follows a program is left alone."""
-    words = list(args)
+    arguments = list(args)
     at = 0
-    while at < len(words) and words[at] != "--":
-        arg = words[at]
+    while at < len(arguments) and arguments[at] != "--":
+        arg = arguments[at]
         if not arg.startswith("-") and not to_the_end:
             break
         if arg in VALUE_OF_BARE and arg in with_value:
-            words[at] = f"{arg}={VALUE_OF_BARE[arg]}"
+            arguments[at] = f"{arg}={VALUE_OF_BARE[arg]}"
         elif arg in with_value or _ends_with_one(arg, with_value):
             at += 1  # the next word is its value
         at += 1
-    return words
+    return arguments
 
 
 def _ends_with_one(arg: str, with_value: set[str]) -> bool:

@@ -93,13 +93,13 @@ def _print_rows(jobs: Listing, *, tasks: bool, count: int | None, wide: bool) ->
     print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())
 
 
-def parse_states(words: list[str]) -> set[State]:
-    """The states that ``words`` name, each in any case; several may be joined by commas."""
+def parse_states(names: list[str]) -> set[State]:
+    """The states that ``names`` name, each in any case; several may be joined by commas."""
     from hpcjobs.errors import RequestError, nearest
     from hpcjobs.scheduler.base import State
 
     states = set()
-    for name in ",".join(words).upper().split(",") if words else []:
+    for name in ",".join(names).upper().split(",") if names else []:
         if name not in State.__members__:
             raise RequestError(f"--state {name}: no state of a job", hint=nearest(name, State.__members__))
         states.add(State[name])

@@ -27,13 +27,13 @@ def shell(
 
 
 def run_within(
-    job: str, words: tuple[str, ...], *, node: str | None, rank: int | None, site: str | None, terminal: bool
+    job: str, arguments: tuple[str, ...], *, node: str | None, rank: int | None, site: str | None, terminal: bool
 ) -> None:
-    """Run ``words`` (none: a shell) within a job, and end with its exit code."""
+    """Run ``arguments`` (none: a shell) within a job, and end with its exit code."""
     from hpcjobs.processes.programs import run_in_terminal
     from hpcjobs.run.interactive import attach
     from hpcjobs.run.select import select
 
     (entry,) = select([job], site=site)
-    command = attach(entry, words, node=node, rank=rank, terminal=terminal)
+    command = attach(entry, arguments, node=node, rank=rank, terminal=terminal)
     raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))

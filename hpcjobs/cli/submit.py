@@ -121,7 +121,7 @@ def print_notes(plan: "Plan") -> None:
 
 def _with_dependencies(request: JobSpec, jobs: dict[str, list[str] | None], site: str | None) -> JobSpec:
     """``request`` that depends on ``jobs`` too, by kind; they must be jobs of the same site."""
-    named = {kind: words for kind, words in jobs.items() if words}
+    named = {kind: arguments for kind, arguments in jobs.items() if arguments}
     if not named:
         return request
     from hpcjobs.run.dependency import dependency_on

@@ -29,8 +29,8 @@ def update(
     from hpcjobs.run.select import select
 
     (entry,) = select([job], site=site)
-    words = update(entry, settings)
+    arguments = update(entry, settings)
     if as_json:
-        print_output("update", {"job_id": entry.job_id, "changed": words})
+        print_output("update", {"job_id": entry.job_id, "changed": arguments})
     else:
-        print(f"job {entry.job_id}: {' '.join(words)}")
+        print(f"job {entry.job_id}: {' '.join(arguments)}")

@@ -37,9 +37,9 @@ class Head:
         self._runner = runner
         self._pause = pause
 
-    def run(self, *words: str) -> Result:
+    def run(self, *arguments: str) -> Result:
         """Run a command there, without questions."""
-        return self._runner([*self._login[:1], "-o", "BatchMode=yes", *self._options, *self._login[1:], *words])
+        return self._runner([*self._login[:1], "-o", "BatchMode=yes", *self._options, *self._login[1:], *arguments])
 
     def deliver(self, wheel: Wheel, say: Callable[[str], None]) -> None:
         """Copy ``wheel`` into the user's home, as soon as the head lets somebody in.
@@ -58,8 +58,8 @@ class Head:
                 hint=f"the machines wait for it: scp {shlex.quote(local)} {login}:",
             )
 
-    def run_when_ready(self, words: Sequence[str], say: Callable[[str], None]) -> int:
-        """Wait until the head has installed itself, run ``words`` there with this terminal, return the exit code.
+    def run_when_ready(self, arguments: Sequence[str], say: Callable[[str], None]) -> int:
+        """Wait until the head has installed itself, run ``arguments`` there with this terminal, return the exit code.
 
         Raises:
             HpcJobsError: it is not ready within `PATIENCE_S`.
@@ -71,8 +71,8 @@ class Head:
                 f"the head is not ready after {PATIENCE_S / 60:.0f} minutes: {error}",
                 hint=f"{self.ssh} tail /var/log/hpcjobs-bootstrap.log",
             )
-        say(shlex.join(words))
-        argv = [*self._login[:1], *self._options, *self._login[1:], shlex.join(words)]
+        say(shlex.join(arguments))
+        argv = [*self._login[:1], *self._options, *self._login[1:], shlex.join(arguments)]
         return run_in_terminal(argv)
 
     def _await(self, attempt: Callable[[], Result]) -> str | None:

@@ -81,10 +81,10 @@ def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
     """Choices of one call, which the site file does not make."""
     built = len(terraform.outputs(folder).get("nodes", ())) if (folder / "terraform.tfstate").is_file() else 0
     count = nodes if nodes is not None else built or cluster.cloud.nodes.min
-    words = ["-var", f"nodes={count}"]
+    arguments = ["-var", f"nodes={count}"]
     if cluster.cloud.provider == "nebius" and "NB_SA_ID" in os.environ and "NEBIUS_IAM_TOKEN" not in os.environ:
-        words += ["-var", "service_account=true"]
-    return words
+        arguments += ["-var", "service_account=true"]
+    return arguments
 
 
 def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = False, force: bool = False) -> None:

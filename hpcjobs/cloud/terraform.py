@@ -30,7 +30,7 @@ def program() -> str:
     )
 
 
-def stream(folder: Path, *words: str) -> None:
+def stream(folder: Path, *arguments: str) -> None:
     """Run one command of Terraform in ``folder`` with the terminal as its own: progress, questions, colours.
 
     Files it makes, the state among them, are readable to their owner alone.
@@ -40,11 +40,11 @@ def stream(folder: Path, *words: str) -> None:
     """
     before = os.umask(0o077)
     try:
-        code = run_in_terminal([program(), *words], cwd=str(folder))
+        code = run_in_terminal([program(), *arguments], cwd=str(folder))
     finally:
         os.umask(before)
     if code:
-        raise HpcJobsError(f"{program()} {words[0]} ended with {code} in {folder}")
+        raise HpcJobsError(f"{program()} {arguments[0]} ended with {code} in {folder}")
 
 
 def outputs(folder: Path) -> Mapping[str, Any]:

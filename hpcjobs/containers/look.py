@@ -38,8 +38,10 @@ def program_there(site: Site) -> str:
     return program_here(site) if here else site.containers.program or site.containers.runtime
 
 
-def inside(site: Site, image: str, words: list[str], *, binds: tuple[str, ...] = (), runner: Runner = run) -> Result:
-    """Run ``words`` in ``image`` with nothing of this machine but ``binds`` and those of the site that are here.
+def inside(
+    site: Site, image: str, arguments: list[str], *, binds: tuple[str, ...] = (), runner: Runner = run
+) -> Result:
+    """Run ``arguments`` in ``image`` with nothing of this machine but ``binds`` and those of the site that are here.
 
     Raises:
         CommandMissingError: the runtime is not on this machine.
@@ -48,7 +50,7 @@ def inside(site: Site, image: str, words: list[str], *, binds: tuple[str, ...] =
     here = [bind for bind in of_site if os.path.exists(bind.split(":")[0])]
     seen = [arg for bind in (*here, *binds) for arg in ("--bind", bind)]
     try:
-        return runner([program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", *seen, image, *words])
+        return runner([program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", *seen, image, *arguments])
     except CommandMissingError as error:
         raise CommandMissingError(
             f"{program_here(site)}: not found here",

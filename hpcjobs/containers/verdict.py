@@ -95,9 +95,9 @@ def _python(facts: Facts) -> Iterator[Finding]:
 def _package(image: Image, site: Site, runner: Runner) -> Iterator[Finding]:
     """The nodes' corner of hpcjobs comes by a bind: does this Python import it there?"""
     source = Path(hpcjobs.__file__).resolve().parent
-    words = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
+    arguments = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
     imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.commandline.config"
-    done = inside(site, image.path, [*words, imports], binds=(f"{source}:{PACKAGE}/hpcjobs:ro",), runner=runner)
+    done = inside(site, image.path, [*arguments, imports], binds=(f"{source}:{PACKAGE}/hpcjobs:ro",), runner=runner)
     if done.code == 0:
         yield Finding("good", "hpcjobs", f"{source} can be bound and imported")
     else:
@@ -133,8 +133,8 @@ def _check_mpi_type(site: Site, runner: Runner) -> Iterator[Finding]:
         done = runner(["timeout", "20", "srun", "--mpi=list"], env=env)
     except CommandMissingError:
         return
-    words = set(re.findall(r"^\s*(?:srun: )?(\w+)\s*$|(pmix_v\d+)", done.out + done.err, re.MULTILINE))
-    offered = {name for pair in words for name in pair if name}
+    arguments = set(re.findall(r"^\s*(?:srun: )?(\w+)\s*$|(pmix_v\d+)", done.out + done.err, re.MULTILINE))
+    offered = {name for pair in arguments for name in pair if name}
     if done.code != 0 or not offered:
         yield Finding("warning", "mpi", "no srun answers here: what types it has is not known", "check on a login node")
     elif site.mpi not in offered:

@@ -172,9 +172,9 @@ def _unknown_text(facts: Facts, failure: Failure | None) -> str:
 
 def _evidence(facts: Facts, failure: Failure | None, best: Match | None, line: Line | None) -> Iterator[Evidence]:
     if facts.state is not None:
-        words = [f"state {facts.state}", describe_exit(facts.exit_code, facts.signal)]
-        words.append(f"reason {facts.reason}" if facts.reason else "")
-        yield Evidence(facts.source or "scheduler", ", ".join(filter(None, words)))
+        arguments = [f"state {facts.state}", describe_exit(facts.exit_code, facts.signal)]
+        arguments.append(f"reason {facts.reason}" if facts.reason else "")
+        yield Evidence(facts.source or "scheduler", ", ".join(filter(None, arguments)))
     if facts.elapsed_s is not None and facts.time_limit_s is not None and facts.state == "TIMEOUT":
         text = f"ran {human_duration(facts.elapsed_s)} of {human_duration(facts.time_limit_s)}"
         yield Evidence(facts.source or "scheduler", text)

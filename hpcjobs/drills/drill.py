@@ -80,13 +80,13 @@ def drill(
     if by is not None and (fault != "preempt" or where.scheduler != "slurm"):
         raise RequestError(f"--by {by}: only preempt, on a site with Slurm, is done by a job of another partition")
     chosen_options: dict[str, object] = {**LAYOUT[where.scheduler], **(options or {})}
-    chosen, words = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
+    chosen, arguments = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
     if by is not None:
         chosen = taken_by(by, where)
-    alone = hpcjobs.submit(_plan(words, where, {"name": "drill-alone", **chosen_options}))
+    alone = hpcjobs.submit(_plan(arguments, where, {"name": "drill-alone", **chosen_options}))
     limit = {"time": "1m", "signal_before": "20s"} if chosen.inject is None else {}
     fields = {"retries": RETRIES, **limit, **chosen_options, **({"exclusive": True} if by is not None else {})}
-    job = hpcjobs.submit(_plan(words, where, {"name": f"drill-{fault}", **fields}))
+    job = hpcjobs.submit(_plan(arguments, where, {"name": f"drill-{fault}", **fields}))
     say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
     try:
         resume_s = _disturb(job, chosen, at_step=at_step, give_up=time.monotonic() + timeout_s, say=say)
@@ -99,8 +99,8 @@ def drill(
     return _judge(fault, chosen, job, alone, resume_s=resume_s, tolerance=tolerance)
 
 
-def _plan(words: Sequence[str], site: Site, options: Mapping[str, object]) -> Plan:
-    return hpcjobs.plan(make_spec(words, options), site, made_by="hpcjobs drill")
+def _plan(arguments: Sequence[str], site: Site, options: Mapping[str, object]) -> Plan:
+    return hpcjobs.plan(make_spec(arguments, options), site, made_by="hpcjobs drill")
 
 
 def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say: Callable[[str], None]) -> float | None:

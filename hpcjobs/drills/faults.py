@@ -56,10 +56,10 @@ def _do(target: Target, *argv: str) -> None:
         )
 
 
-def _on_node(target: Target, node: str, script: str, *words: str) -> None:
+def _on_node(target: Target, node: str, script: str, *arguments: str) -> None:
     step = ("srun", f"--jobid={target.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0")
     there = (*step, "--mpi=none") if target.slurm else ()
-    _do(target, *there, "sh", "-c", script, "sh", target.job_id, *words)
+    _do(target, *there, "sh", "-c", script, "sh", target.job_id, *arguments)
 
 
 def _tell(target: Target) -> None:

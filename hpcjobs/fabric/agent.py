@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     me, server = hello(args.interface, alone=args.alone)
     _say(0, me)
     for line in sys.stdin:
-        words = json.loads(line)
-        _say(words.pop("number"), DOES[words.pop("do")](**words))
+        arguments = json.loads(line)
+        _say(arguments.pop("number"), DOES[arguments.pop("do")](**arguments))
     if server is not None:
         server.close()
     return 0

@@ -286,8 +286,8 @@ def measure_allreduce(
     )
     for index, (over, package) in enumerate(there):
         json_file = folder / f"allreduce-{over}.json"
-        words = ("--over", over, "--most", "16M", "--json", str(json_file))
-        command = place.module(hosts, "hpcjobs.trainers.collectives.sweep", *words, mpi=place.mpi)
+        arguments = ("--over", over, "--most", "16M", "--json", str(json_file))
+        command = place.module(hosts, "hpcjobs.trainers.collectives.sweep", *arguments, mpi=place.mpi)
         share_s = max(1.0, (until - time.monotonic()) / (len(there) - index))
         try:
             run(command, env=place.world(hosts), timeout_s=share_s)

@@ -36,18 +36,18 @@ class HostGroup:
     interface: str | None
     suffix: str
 
-    def words(self, hosts: Sequence[str], *, mpi: str | None) -> list[str]:
+    def srun_command(self, hosts: Sequence[str], *, mpi: str | None) -> list[str]:
         """Before a command that is to run once on each of ``hosts``."""
         if not self.srun:
             return []
-        words = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
-        words += [f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=1"]
-        words += [f"--cpus-per-task={self.cpus_per_task}"] if self.cpus_per_task is not None else []
-        return [*words, *([f"--mpi={mpi}"] if mpi is not None else [])]
+        command = ["srun", f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1"]
+        command += [f"--nodelist={','.join(hosts)}", "--kill-on-bad-exit=1"]
+        command += [f"--cpus-per-task={self.cpus_per_task}"] if self.cpus_per_task is not None else []
+        return [*command, *([f"--mpi={mpi}"] if mpi is not None else [])]
 
     def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
         """The command that runs a Python module once on each of ``hosts``."""
-        return [*self.words(hosts, mpi=mpi), sys.executable, "-u", "-m", name, *arguments]
+        return [*self.srun_command(hosts, mpi=mpi), sys.executable, "-u", "-m", name, *arguments]
 
     def world(self, hosts: Sequence[str]) -> dict[str, str]:
         """The variables of a program over ``hosts``, whose world is smaller than the job's."""
@@ -75,12 +75,12 @@ class Agent:
         for reader in self._readers:
             reader.start()
 
-    def ask(self, **words: object) -> None:
+    def ask(self, **request: object) -> None:
         """Send a request; an agent that has ended does not read it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._number += 1
-            self._process.stdin.write(json.dumps({"number": self._number, **words}).encode() + b"\n")
+            self._process.stdin.write(json.dumps({"number": self._number, **request}).encode() + b"\n")
             self._process.stdin.flush()
 
     def answer(self, deadline: float) -> dict[str, Any] | None:

@@ -77,7 +77,7 @@ def _marked_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _split(line: str, where: str) -> list[str]:
     """The words of a line: quotes group, a backslash takes the next character as it is, ``#`` begins a comment."""
-    words: list[str] = []
+    arguments: list[str] = []
     current: list[str] | None = None
     quote = ""
     chars = iter(line)
@@ -94,18 +94,18 @@ def _split(line: str, where: str) -> list[str]:
         elif char == "#":
             break
         elif char in _SPACE:
-            words += ["".join(current)] if current is not None else []
+            arguments += ["".join(current)] if current is not None else []
             current = None
         else:
             current = [*(current or []), char]
     if quote:
         raise RequestError(f"{where}: {_MARK}{line}: the quotation {quote} is not closed")
-    return [*words, *(["".join(current)] if current is not None else [])]
+    return [*arguments, *(["".join(current)] if current is not None else [])]
 
 
-def _parse(words: list[str], number: int, where: str) -> Iterator[Directive]:
+def _parse(arguments: list[str], number: int, where: str) -> Iterator[Directive]:
     """Options as getopt_long reads them: ``-N2``, ``-N 2``, ``--nodes=2``, ``--nodes 2``, abbreviations."""
-    rest = iter(words)
+    rest = iter(arguments)
     for arg in rest:
         if arg in ("hetjob", "packjob"):
             raise RequestError(f"{where}: {arg}: jobs of several components are not supported", hint="use sbatch")

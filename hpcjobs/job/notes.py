@@ -82,8 +82,8 @@ def _options_after_program(job: Job) -> Iterator[str]:
 
 def _source(job: Job) -> str | None:
     """The text of a program that is one file of Python; None: another kind of program."""
-    python, *words = job.argv
-    file = Path(job.chdir, words[1]) if python == job.python and len(words) > 1 else None
+    python, *args = job.argv
+    file = Path(job.chdir, args[1]) if python == job.python and len(args) > 1 else None
     if file is None or file.suffix != ".py" or not file.is_file():
         return None
     return file.read_text(encoding="utf-8", errors="replace")

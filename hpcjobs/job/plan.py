@@ -56,8 +56,8 @@ def plan(
     if not isinstance(site, Site):
         site = load_site(site or default_site(), allow_untrusted=allow_untrusted)
     job = resolve_request(request, site, spec=spec, **options)
-    words = request.program if isinstance(request, JobSpec) else make_spec(request, {}).program
-    made_by = made_by or shlex.join(["hpcjobs.plan:", *words])
+    arguments = request.program if isinstance(request, JobSpec) else make_spec(request, {}).program
+    made_by = made_by or shlex.join(["hpcjobs.plan:", *arguments])
     return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by, allow_untrusted=allow_untrusted)
 
 

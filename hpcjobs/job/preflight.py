@@ -11,12 +11,12 @@ REHEARSED_TOLERANCE = "0.8"
 
 def check_words(site: Site, *, cpus_per_task: object) -> tuple[str, ...]:
     """What the check must know of a site, and of what each of its tasks may compute with."""
-    words = ["--record", str(record_of(site.name))]
+    arguments = ["--record", str(record_of(site.name))]
     for flag, value in (("--interface", site.interface), ("--mpi", site.mpi), ("--suffix", site.address_suffix)):
-        words += [flag, value] if value else []
-    words += ["--tolerance", REHEARSED_TOLERANCE] if site.rehearsal else []
-    words += ["--cpus-per-task", str(cpus_per_task)] if isinstance(cpus_per_task, int) else []
-    return tuple(words)
+        arguments += [flag, value] if value else []
+    arguments += ["--tolerance", REHEARSED_TOLERANCE] if site.rehearsal else []
+    arguments += ["--cpus-per-task", str(cpus_per_task)] if isinstance(cpus_per_task, int) else []
+    return tuple(arguments)
 
 
 def preflight_words(
@@ -28,5 +28,5 @@ def preflight_words(
     """
     chosen: tuple[str, ...] = () if nodes is None else ("--choose", str(nodes))
     chosen += ("--keep-first",) if chosen and launcher == "mpirun" else ()
-    words = check_words(site, cpus_per_task=cpus_per_task)
-    return (python, "-u", "-m", "hpcjobs.fabric.check", "--quick", *words, *chosen)
+    arguments = check_words(site, cpus_per_task=cpus_per_task)
+    return (python, "-u", "-m", "hpcjobs.fabric.check", "--quick", *arguments, *chosen)

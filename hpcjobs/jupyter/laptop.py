@@ -47,8 +47,8 @@ def remote_of(site: Site) -> Remote:
     return Remote(site.login_host.destination, site.jupyter.hpcjobs)
 
 
-def connect(remote: Remote, words: Sequence[str], *, token: str | None, say: Say) -> int:
-    """Run ``hpcjobs WORDS`` (``jupyter ...``) on the site's login node, and stay until Ctrl-C or the session's end.
+def connect(remote: Remote, arguments: Sequence[str], *, token: str | None, say: Say) -> int:
+    """Run ``hpcjobs ARGUMENTS`` (``jupyter ...``) on the site's login node, and stay until Ctrl-C or the session's end.
 
     A link that is lost is made anew for as long as it takes: only Ctrl-C, `hpcjobs jupyter stop` and the time limit
     end the session. ``token`` goes to the login node by standard input. Returns the exit code: not 0 where the session
@@ -57,15 +57,15 @@ def connect(remote: Remote, words: Sequence[str], *, token: str | None, say: Say
     Raises:
         HpcJobsError: it could not be reached, or the session does not answer.
     """
-    if "--dry-run" in words:
-        return remote.show(words)
+    if "--dry-run" in arguments:
+        return remote.show(arguments)
     for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt_once)
     job_id, site = None, ""
     stopped = False
     try:
         with _delay_signals():
-            answer = remote.submit([*words, "--no-wait", "--json"], given=token)
+            answer = remote.submit([*arguments, "--no-wait", "--json"], given=token)
             job_id, site = str(answer["job_id"]), str(answer["site"])
         _Link(remote, job_id, site, say, at_end="which ends the session too").follow()
     except KeyboardInterrupt:
@@ -77,13 +77,13 @@ def connect(remote: Remote, words: Sequence[str], *, token: str | None, say: Say
     return 0 if stopped else HpcJobsError.exit_code
 
 
-def follow(remote: Remote, words: Sequence[str], *, say: Say) -> int:
-    """Keep a tunnel to the session of ``hpcjobs WORDS`` (``jupyter open ...``) until Ctrl-C; the session runs on.
+def follow(remote: Remote, arguments: Sequence[str], *, say: Say) -> int:
+    """Keep a tunnel to the session of ``hpcjobs ARGUMENTS`` (``jupyter open ...``) until Ctrl-C; the session runs on.
 
     Raises:
         HpcJobsError: there is no such session, or it does not answer.
     """
-    answer = remote.ask([*words, "--json"])
+    answer = remote.ask([*arguments, "--json"])
     job_id = str(answer["job_id"])
     try:
         _Link(remote, job_id, str(answer["site"]), say, at_end="after which the session runs on").follow()

@@ -39,17 +39,17 @@ class Remote:
             process.kill()
             process.wait()
 
-    def ask(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
+    def ask(self, arguments: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
         """The JSON it answers with; its messages go to the terminal. ``given`` is its standard input.
 
         Raises:
             HpcJobsError: it failed there, or answered with something else.
         """
-        return self._ask(self._command(words), given)
+        return self._ask(self._command(arguments), given)
 
-    def submit(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
-        """As `ask`, of ``words`` that submit a session."""
-        return self.ask(words, given=given)
+    def submit(self, arguments: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
+        """As `ask`, of ``arguments`` that submit a session."""
+        return self.ask(arguments, given=given)
 
     def _ask(self, command: Sequence[str], given: str | None) -> dict[str, Any]:
         result = run(command, given=given or "", show_errors=True)
@@ -64,12 +64,12 @@ class Remote:
             )
         return find_json(result.out)
 
-    def show(self, words: Sequence[str]) -> int:
+    def show(self, arguments: Sequence[str]) -> int:
         """Run it with this terminal; its exit code."""
-        return run_in_terminal(self._command(words), stdin=DEVNULL)
+        return run_in_terminal(self._command(arguments), stdin=DEVNULL)
 
-    def _command(self, words: Sequence[str]) -> list[str]:
-        return ["ssh", *KEEP_ALIVE, self.login, f"{self._hpcjobs} {shlex.join(words)}"]
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return ["ssh", *KEEP_ALIVE, self.login, f"{self._hpcjobs} {shlex.join(arguments)}"]
 
 
 class SharedRemote(Remote):
@@ -97,13 +97,15 @@ class SharedRemote(Remote):
         if not _is_to_node(way):
             self._laptop.connection.cancel_forwarding(f"{port}:{way.to}")
 
-    def submit(self, words: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
+    def submit(self, arguments: Sequence[str], *, given: str | None = None) -> dict[str, Any]:
         """As `ask`, once, however often the connection breaks before the answer or the command is typed again."""
-        return self._laptop.submit(words, lambda environment: self._ask(self._command(words, environment), given))
+        return self._laptop.submit(
+            arguments, lambda environment: self._ask(self._command(arguments, environment), given)
+        )
 
-    def _command(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
+    def _command(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
         self._laptop.connect(with_code=False)
-        return self._laptop.connection.command(self._laptop.script(words, environment=environment))
+        return self._laptop.connection.command(self._laptop.script(arguments, environment=environment))
 
 
 def _is_to_node(way: Tunnel) -> bool:

@@ -8,11 +8,11 @@ from hpcjobs.node.supervisor import supervise
 
 
 def main() -> int:
-    verb, words = sys.argv[1], sys.argv[2:]
+    verb, arguments = sys.argv[1], sys.argv[2:]
     if verb == "attempts":
-        return supervise(parse(words))
+        return supervise(parse(arguments))
     if verb == "aftermath":
-        return conclude_killed(*words)
+        return conclude_killed(*arguments)
     raise SystemExit(f"hpcjobs: node.pyz knows attempts and aftermath, not {verb!r}")
 
 

@@ -22,7 +22,7 @@ def conclude_killed(control_dir: str) -> int:
         return 0
     if is_alive(running.pid):
         return 0
-    options = parse(running.words)
+    options = parse(running.argv)
     scheduler = connect(options, dict(os.environ))
     if scheduler.read_cause() == decide.REQUEUED:
         return 0

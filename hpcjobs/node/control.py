@@ -19,7 +19,7 @@ class Running(NamedTuple):
     nodes: str
     host: str = ""
     pid: int = 0
-    words: List[str] = []
+    argv: List[str] = []
     """Options of the process that decides."""
 
 

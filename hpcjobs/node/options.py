@@ -29,12 +29,12 @@ class Options(NamedTuple):
     notify: List[str]
     """The command that reports the end, before STATE and EXIT_CODE; empty: nobody wants to know."""
     command: List[str]
-    words: List[str]
+    argv: List[str]
     """The options as they were given."""
 
 
-def parse(words: List[str]) -> Options:
-    """The options in ``words``; the command follows ``--``."""
+def parse(argv: List[str]) -> Options:
+    """The options in ``argv``; the command follows ``--``."""
     parser = argparse.ArgumentParser(prog="node.pyz attempts")
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--scheduler", choices=("slurm", "local"), required=True)
@@ -48,7 +48,7 @@ def parse(words: List[str]) -> Options:
     parser.add_argument("--nodes", default="")
     parser.add_argument("--notify", action="append", default=[], metavar="WORD")
     parser.add_argument("command", nargs="*")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     return Options(
         run_dir=arguments.run_dir,
         scheduler=arguments.scheduler,
@@ -62,7 +62,7 @@ def parse(words: List[str]) -> Options:
         held=arguments.held,
         notify=arguments.notify,
         command=arguments.command,
-        words=words,
+        argv=argv,
     )
 
 

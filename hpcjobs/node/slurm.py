@@ -106,8 +106,8 @@ class Slurm(Scheduler):
         return _epoch(self._show().get("SubmitTime"))
 
     def read_earlier_cause(self, job_id: str) -> str:
-        words = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=State", "--jobs=" + job_id)
-        states = [(line.split() or [""])[0] for line in self._call("sacct", *words).out.splitlines()]
+        arguments = ("--allocations", "--duplicates", "--noheader", "--parsable2", "--format=State", "--jobs=" + job_id)
+        states = [(line.split() or [""])[0] for line in self._call("sacct", *arguments).out.splitlines()]
         ended = [state for state in states if state not in _UNFINISHED]
         cause = _STATES.get(ended[-1]) if ended else None
         return cause or decide.PREEMPT
@@ -145,12 +145,12 @@ class Slurm(Scheduler):
 
     def _submit_again(self, refusal: str, exclude: str) -> Continuation:
         """A job after this one, in the same run folder."""
-        words = ["--parsable", "--dependency=afterany:" + self.job_id]
+        arguments = ["--parsable", "--dependency=afterany:" + self.job_id]
         log = _log_path()
-        words += ["--output=" + log.replace("%", "%%")] if log else []
-        words += ["--exclude=" + exclude] if exclude else []
+        arguments += ["--output=" + log.replace("%", "%%")] if log else []
+        arguments += ["--exclude=" + exclude] if exclude else []
         # sbatch hands its environment on to the job.
-        answer = self._run(["sbatch", *words, self._script], self._job_env)
+        answer = self._run(["sbatch", *arguments, self._script], self._job_env)
         # A site's banner may surround the id, on standard output too.
         ids = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
         if answer.code != 0 or not ids:
@@ -191,8 +191,8 @@ class Slurm(Scheduler):
         out = self._call("scontrol", "--all", "--oneliner", "show", "job", self.job_id).out
         return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
 
-    def _call(self, *words: str) -> Result:
-        return self._run(list(words), self._env)
+    def _call(self, *arguments: str) -> Result:
+        return self._run(list(arguments), self._env)
 
 
 def report(message: str) -> None:

@@ -232,7 +232,7 @@ def supervise(options: Options) -> int:
             return 1
     try:
         job.control.prepare(
-            Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.words)
+            Running(scheduler.job_id, job.started, nodes, os.uname().nodename, os.getpid(), options.argv)
         )
         job.control.write_aftermath([sys.executable, "-I", os.path.abspath(sys.argv[0]), "aftermath", job.control.path])
     except OSError as error:

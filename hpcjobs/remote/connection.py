@@ -128,8 +128,8 @@ class Connection:
         """Whether ``code`` is that of an ssh that lost the connection, and not that of the program."""
         return code < 0 or (code == LOST and not self.is_open())
 
-    def copy(self, words: Sequence[str], *, given: str = "") -> None:
-        """Run rsync, whose ``words`` name a path there by `path_there`; ``given`` is its standard input.
+    def copy(self, arguments: Sequence[str], *, given: str = "") -> None:
+        """Run rsync, whose ``arguments`` name a path there by `path_there`; ``given`` is its standard input.
 
         Raises:
             HpcJobsError: it failed. NoConnectionError: the connection was lost. CommandMissingError: no rsync here.
@@ -140,7 +140,7 @@ class Connection:
         with tempfile.TemporaryFile() as file:
             file.write(os.fsencode(given))
             file.seek(0)
-            argv = ["rsync", "-e", shlex.join(ssh), *words]
+            argv = ["rsync", "-e", shlex.join(ssh), *arguments]
             with programs.start(argv, stdin=file, stdout=PIPE, stderr=PIPE) as process:
                 _, err = process.communicate()
         if process.returncode == 0:

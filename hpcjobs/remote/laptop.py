@@ -56,8 +56,8 @@ class Laptop:
         if with_code:
             copy_code(self._code, self.connection, self._place.code)
 
-    def script(self, words: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
-        """Lines of bash that run ``hpcjobs WORDS`` in the copy of the current folder."""
+    def script(self, arguments: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
+        """Lines of bash that run ``hpcjobs ARGUMENTS`` in the copy of the current folder."""
         folder = str(Path(self._place.code, self._code.below))
         settings = {OFF: "no", **({"HPCJOBS_SITE": self._target.site} if self._target.site else {})}
         settings |= {name: os.environ[name] for name in ("NO_COLOR", "HPCJOBS_DEBUG") if name in os.environ}
@@ -67,11 +67,11 @@ class Laptop:
         return (
             f"mkdir -p -- {shlex.quote(folder)} && cd -- {shlex.quote(folder)} || exit\n"
             f"{self._host.environment(self._place)}{''.join(exports)}"
-            f"{self._host.hpcjobs(self._place)} {shlex.join(words)}\n"
+            f"{self._host.hpcjobs(self._place)} {shlex.join(arguments)}\n"
         )
 
-    def run(self, words: Sequence[str], *, submits: bool) -> int:
-        """Run ``hpcjobs WORDS`` there with this terminal; its exit code.
+    def run(self, arguments: Sequence[str], *, submits: bool) -> int:
+        """Run ``hpcjobs ARGUMENTS`` there with this terminal; its exit code.
 
         Where it ``submits``, the code goes along, and a connection that breaks meanwhile is made anew: what was
         submitted is not submitted again. Files that the command was asked to write are fetched.
@@ -81,11 +81,11 @@ class Laptop:
         """
         self.connect(with_code=submits)
         if not submits:
-            return self._run_connected(words, {})
-        return self.submit(words, lambda environment: self._run_connected(words, environment))
+            return self._run_connected(arguments, {})
+        return self.submit(arguments, lambda environment: self._run_connected(arguments, environment))
 
-    def submit(self, words: Sequence[str], send: Callable[[Mapping[str, str]], Answer]) -> Answer:
-        """Have ``send`` run ``words`` there, with the environment that it is given, until there is an answer.
+    def submit(self, arguments: Sequence[str], send: Callable[[Mapping[str, str]], Answer]) -> Answer:
+        """Have ``send`` run ``arguments`` there, with the environment that it is given, until there is an answer.
 
         A connection that breaks meanwhile is made anew; the environment has the same token each time, also when the
         same command is typed again: what was submitted is not submitted again.
@@ -93,7 +93,7 @@ class Laptop:
         Raises:
             NoConnectionError: the login host is out of reach. HpcJobsError: of ``send``, which is an answer too.
         """
-        unanswered, is_repeated = submissions.find_or_record(self.connection.destination, words)
+        unanswered, is_repeated = submissions.find_or_record(self.connection.destination, arguments)
         if is_repeated:
             at = time.strftime("%F %H:%M", time.localtime(unanswered.sent))
             self._say(f"this command was sent at {at} and got no answer: what it submitted then is not submitted again")
@@ -102,9 +102,9 @@ class Laptop:
         except NoConnectionError:
             raise
         except HpcJobsError:
-            submissions.mark_answered(self.connection.destination, words)
+            submissions.mark_answered(self.connection.destination, arguments)
             raise
-        submissions.mark_answered(self.connection.destination, words)
+        submissions.mark_answered(self.connection.destination, arguments)
         return answer
 
     def _send_until_answered(self, send: Callable[[], Answer]) -> Answer:
@@ -133,9 +133,9 @@ class Laptop:
             return False
         return True
 
-    def _run_connected(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+    def _run_connected(self, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         outputs = f"{self._place.data}/outputs-{os.uname().nodename}-{os.getpid()}"
-        code = self.connection.run_here(self.script(words, environment={**environment, OUTPUTS: outputs}))
+        code = self.connection.run_here(self.script(arguments, environment={**environment, OUTPUTS: outputs}))
         if self.connection.is_lost(code):
             raise NoConnectionError(f"the connection to {self.connection.destination} is lost")
         self._fetch_outputs(outputs)

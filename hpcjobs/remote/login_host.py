@@ -225,10 +225,10 @@ def _expand_there(path: str) -> str:
     """``path`` as a word of bash that expands ``~`` and ``$VARIABLES`` and nothing else."""
     home = re.match(r"~(?=/|\Z)", path)
     parts = re.split(r"\$(?:\{(\w+)\}|(\w+))", path[1:] if home else path)
-    words = ['"$HOME"'] if home else []
+    arguments = ['"$HOME"'] if home else []
     for number in range(0, len(parts), 3):
-        words.append(shlex.quote(parts[number]) if parts[number] else "")
+        arguments.append(shlex.quote(parts[number]) if parts[number] else "")
         variable = next(filter(None, parts[number + 1 : number + 3]), None)
         if variable is not None:
-            words.append(f'"${{{variable}:?is not set on the login host}}"')
-    return "".join(words)
+            arguments.append(f'"${{{variable}:?is not set on the login host}}"')
+    return "".join(arguments)

@@ -26,9 +26,9 @@ class Unanswered(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
-def find_or_record(destination: str, words: Sequence[str]) -> tuple[Unanswered, bool]:
+def find_or_record(destination: str, arguments: Sequence[str]) -> tuple[Unanswered, bool]:
     """The same command of the same folder that got no answer, and whether there was one; recorded as new if not."""
-    path = _path(destination, words)
+    path = _path(destination, arguments)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Unanswered), True
     except FileNotFoundError:
@@ -41,12 +41,12 @@ def find_or_record(destination: str, words: Sequence[str]) -> tuple[Unanswered, 
     return sent, False
 
 
-def mark_answered(destination: str, words: Sequence[str]) -> None:
+def mark_answered(destination: str, arguments: Sequence[str]) -> None:
     """Forget the command: the next of its kind is a new one."""
-    _path(destination, words).unlink(missing_ok=True)
+    _path(destination, arguments).unlink(missing_ok=True)
 
 
-def _path(destination: str, words: Sequence[str]) -> Path:
-    key = "\0".join((destination, os.getcwd(), *words))
+def _path(destination: str, arguments: Sequence[str]) -> Path:
+    key = "\0".join((destination, os.getcwd(), *arguments))
     digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
     return state_dir() / "remote" / "unanswered" / f"{digest[:32]}.json"

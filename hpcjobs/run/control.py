@@ -58,11 +58,11 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     """
     from hpcjobs.run.change import check_settings
 
-    words = [_setting(setting) for setting in settings]
+    arguments = [_setting(setting) for setting in settings]
     for slurm, known in _by_cluster([entry], "update", connect):
-        check_settings(words, known[0].entry, slurm)
-        slurm.control(["update", f"JobId={_id(known[0].entry)}", *words])
-    return words
+        check_settings(arguments, known[0].entry, slurm)
+        slurm.control(["update", f"JobId={_id(known[0].entry)}", *arguments])
+    return arguments
 
 
 def signal(entries: Iterable[Entry], name: str, *, connect: Connect = connect) -> list[str]:

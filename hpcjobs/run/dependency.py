@@ -28,9 +28,9 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
         UnknownJobError: a word names no job. RequestError: a job of another cluster, or no delay in whole minutes.
     """
     parts: list[str] = []
-    for kind, words in jobs.items():
+    for kind, arguments in jobs.items():
         plain: list[str] = []
-        for text in words:
+        for text in arguments:
             match = _DELAY.match(text)
             ids = _ids(match["job"] if match else text, site)
             if match:

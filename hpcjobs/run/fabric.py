@@ -86,12 +86,12 @@ def check_plan(
     """The job that checks ``nodes`` of ``site``; ``resources`` as of `plan`."""
     where = load_site(site or default_site())
     cpus = resources.get("cpus_per_task", where.defaults.cpus_per_task)
-    words = ["hpcjobs.fabric.check", *check_words(where, cpus_per_task=cpus)]
-    words += ["--quick"] if quick else []
-    words += ["--tolerance", str(tolerance)] if tolerance is not None else []
+    arguments = ["hpcjobs.fabric.check", *check_words(where, cpus_per_task=cpus)]
+    arguments += ["--quick"] if quick else []
+    arguments += ["--tolerance", str(tolerance)] if tolerance is not None else []
     # Nodes that are left out elsewhere are checked here: this is how a repaired node is recognised.
     options: dict[str, Any] = {"time": LIMIT, "ntasks_per_node": 1, "exclude": None, **resources}
-    return plan(words, site=where, name="fabric", template="fabric", container="none", made_by=made_by, **options)
+    return plan(arguments, site=where, name="fabric", template="fabric", container="none", made_by=made_by, **options)
 
 
 def silent_first_node(

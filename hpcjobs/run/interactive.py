@@ -41,14 +41,14 @@ class Command(NamedTuple):
 
 def attach(
     entry: Entry,
-    words: Sequence[str],
+    arguments: Sequence[str],
     *,
     node: str | None = None,
     rank: int | None = None,
     terminal: bool,
     connect: Connect = connect,
 ) -> Command:
-    """What runs ``words`` (none: a shell) within a running job, beside its tasks.
+    """What runs ``arguments`` (none: a shell) within a running job, beside its tasks.
 
     A shell starts on one node, the first one unless ``node`` or ``rank`` names another; other commands on every node.
 
@@ -65,7 +65,7 @@ def attach(
     nodes = hosts_of(record.node_list or "")
     if node is not None or rank is not None:
         nodes = [_node_of(job, nodes, node, rank)]
-    elif not words:
+    elif not arguments:
         nodes = nodes[:1]
     state = read_state(entry, record.job_id)
     job_id = state.job_id if state is not None and entry.task is not None else current_id(entry)
@@ -76,7 +76,7 @@ def attach(
         argv.append("--label")
     shell = _shell(job, folder.task_dir(run_dir, record.job_id), job_id, run_dir)
     env = {"SLURM_CONF": entry.slurm_conf} if entry.slurm_conf else {}
-    return Command((*argv, *(words or shell)), job.chdir if os.path.isdir(job.chdir) else "/", env)
+    return Command((*argv, *(arguments or shell)), job.chdir if os.path.isdir(job.chdir) else "/", env)
 
 
 def overlapping_step(job_id: str, nodes: Sequence[str]) -> list[str]:
@@ -141,8 +141,8 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
     return path
 
 
-def allocate(plan: Plan, words: Sequence[str], *, terminal: bool) -> Command:
-    """What asks for the nodes of ``plan`` and runs ``words`` (none: a shell) on the first, as a task would run.
+def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Command:
+    """What asks for the nodes of ``plan`` and runs ``arguments`` (none: a shell) on the first, as a task would run.
 
     It writes the run folder.
 
@@ -161,5 +161,5 @@ def allocate(plan: Plan, words: Sequence[str], *, terminal: bool) -> Command:
     # The interactive step takes nothing from the steps that are started in it.
     argv += ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]
     argv += ["--pty"] if terminal else []
-    within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *words) if words else _interactive_bash(rc)
+    within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *arguments) if arguments else _interactive_bash(rc)
     return Command((*argv, *within), job.chdir, {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {})

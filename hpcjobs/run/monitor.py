@@ -83,11 +83,11 @@ def start_sampler(entry: Entry, *, interval_s: float, connect: Connect = connect
     """
     require_running(entry, connect=connect)
     program = write_program(Path(entry.run_dir))
-    words = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
+    arguments = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
     if entry.scheduler != "slurm":
-        argv = [*words, current_id(entry), str(interval_s)]
+        argv = [*arguments, current_id(entry), str(interval_s)]
         return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
-    command = attach(entry, words, terminal=False, connect=connect)
+    command = attach(entry, arguments, terminal=False, connect=connect)
     job_id = next(text for text in command.argv if text.startswith("--jobid=")).partition("=")[2]
     argv = [*command.argv, job_id, str(interval_s)]
     return start(argv, cwd=command.cwd, env={**command.env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
@@ -149,9 +149,11 @@ def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> Popen[bytes]
     make_root(job.folder.parent)
     job.folder.mkdir(mode=0o700, exist_ok=True)
     program = write_program(job.folder)
-    words = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
+    arguments = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
     env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}
-    return start([*overlapping_step(job.job_id, job.nodes), *words], env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+    return start(
+        [*overlapping_step(job.job_id, job.nodes), *arguments], env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE
+    )
 
 
 def follow_sampler(

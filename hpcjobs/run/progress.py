@@ -45,11 +45,11 @@ class Step(msgspec.Struct, frozen=True):
 
     def describe(self, step: str) -> str:
         """All that is known, with ``step`` in the place of the number."""
-        words = [f"step {step}"]
-        words += [] if self.epoch is None else [f"epoch {self.epoch}"]
-        words += [] if self.loss is None else [f"loss {self.loss:.4g}"]
-        words += [] if self.throughput is None else [f"{self.throughput:,.0f} {self.unit or ''}".rstrip()]
-        return ", ".join(words)
+        arguments = [f"step {step}"]
+        arguments += [] if self.epoch is None else [f"epoch {self.epoch}"]
+        arguments += [] if self.loss is None else [f"loss {self.loss:.4g}"]
+        arguments += [] if self.throughput is None else [f"{self.throughput:,.0f} {self.unit or ''}".rstrip()]
+        return ", ".join(arguments)
 
 
 class _Run(msgspec.Struct, frozen=True):

@@ -23,8 +23,8 @@ _ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
 _RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
 
 
-def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
-    """The jobs that ``words`` name, in that order, each once.
+def select(names: Sequence[str], *, site: str | None = None) -> list[Entry]:
+    """The jobs that ``names`` name, in that order, each once.
 
     ``123`` an id · ``123_4`` a task of an array · ``123-130`` those of the range that exist · a run
     folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
@@ -35,7 +35,7 @@ def select(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
     """
     known = entries_of(site)
     of_site = f" of site {site}" if site is not None else ""
-    selected = [entry for name in words for entry in _one(name, known, of_site)]
+    selected = [entry for name in names for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
 

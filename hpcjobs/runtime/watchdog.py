@@ -128,8 +128,8 @@ class Watchdog:
             return
         everyone = read_reports(self.folder, since=time.time() - GATHER_S - stood_s)
         if mine.rank == min(everyone, default=mine.rank):
-            words, late = describe_stall(everyone, self.group.hosts)
-            print_error(f"error: no step for {stood_s:.0f} s: {words}. Stacks: {self.folder}")
+            arguments, late = describe_stall(everyone, self.group.hosts)
+            print_error(f"error: no step for {stood_s:.0f} s: {arguments}. Stacks: {self.folder}")
             for host in late:
                 signals.suspect(host)
         else:

@@ -65,5 +65,5 @@ def _account_options(layout: Layout) -> tuple[str, ...]:
     return (f"cluster={layout.cluster}", f"qos={','.join(layout.qos)}", "defaultqos=normal")
 
 
-def _manage(folder: Folder, *words: str) -> None:
-    must(_with_slurm_conf(folder, ["sacctmgr", "--immediate", "--quiet", *words]))
+def _manage(folder: Folder, *arguments: str) -> None:
+    must(_with_slurm_conf(folder, ["sacctmgr", "--immediate", "--quiet", *arguments]))

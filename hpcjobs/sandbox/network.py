@@ -119,12 +119,12 @@ def _namespace(folder: Folder, name: str, kind: str) -> Path:
 
 def enter(folder: Folder, host: Host | None = None) -> list[str]:
     """Words before a command that is to run on ``host``, or on the controller's side."""
-    words = [program("nsenter"), f"--wd={folder.root}"]
+    arguments = [program("nsenter"), f"--wd={folder.root}"]
     if host is None:
-        return [*words, f"--uts={folder.namespaces / _HEAD}.uts", "--"]
+        return [*arguments, f"--uts={folder.namespaces / _HEAD}.uts", "--"]
     names = folder.namespaces / host.name
     freezer = [f"--cgroup={cgroups.namespace(folder)}"] if cgroups.namespace(folder).exists() else []
-    return [*words, f"--net={names}.net", f"--uts={names}.uts", *freezer, "--"]
+    return [*arguments, f"--net={names}.net", f"--uts={names}.uts", *freezer, "--"]
 
 
 def remove(folder: Folder) -> None:

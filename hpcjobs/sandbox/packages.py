@@ -48,8 +48,8 @@ def is_debian() -> bool:
         lines = Path("/etc/os-release").read_text().splitlines()
     except OSError:
         return False
-    words = " ".join(line.partition("=")[2].strip('"') for line in lines if line.startswith(("ID=", "ID_LIKE=")))
-    return not {"debian", "ubuntu"}.isdisjoint(words.split())
+    arguments = " ".join(line.partition("=")[2].strip('"') for line in lines if line.startswith(("ID=", "ID_LIKE=")))
+    return not {"debian", "ubuntu"}.isdisjoint(arguments.split())
 
 
 def missing_packages() -> list[str]:

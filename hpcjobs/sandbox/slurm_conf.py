@@ -21,7 +21,7 @@ _PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S*)')
 _GPU = re.compile(r"gpu(?::(?P<model>[A-Za-z]\w*))?(?::(?P<count>\d+))?(?:\(.*\))?\Z", re.ASCII | re.IGNORECASE)
 _NO_LIMIT = ("", "unlimited", "infinite")
 
-Words = Mapping[str, str]
+Fields = Mapping[str, str]
 """One line of slurm.conf: values by their names in lower case, which is how Slurm compares them."""
 
 
@@ -39,36 +39,36 @@ def read_slurm_conf(path: Path) -> ForeignCluster:
     Raises:
         ConfigError: unreadable, or without a partition that has nodes; names file and line.
     """
-    defaults: dict[str, Words] = {"nodename": {}, "partitionname": {}}
+    defaults: dict[str, Fields] = {"nodename": {}, "partitionname": {}}
     nodes: dict[str, NodeShape] = {}
-    sets: list[Words] = []
-    partitions: list[tuple[str, Words]] = []
+    sets: list[Fields] = []
+    partitions: list[tuple[str, Fields]] = []
     settings: dict[str, str] = {}
-    for where, words in _lines(path):
-        kind = next(iter(words))
-        if kind in defaults and words[kind].upper() == "DEFAULT":
-            defaults[kind] = {**defaults[kind], **words}
+    for where, fields in _lines(path):
+        kind = next(iter(fields))
+        if kind in defaults and fields[kind].upper() == "DEFAULT":
+            defaults[kind] = {**defaults[kind], **fields}
         elif kind == "nodename":
-            values = {**defaults[kind], **words}
+            values = {**defaults[kind], **fields}
             if values.get("state", "").upper() != "FUTURE":
-                nodes |= dict.fromkeys(_hosts(words[kind], where), _node(values, where))
+                nodes |= dict.fromkeys(_hosts(fields[kind], where), _node(values, where))
         elif kind == "nodeset":
-            sets.append(words)
+            sets.append(fields)
         elif kind == "partitionname":
-            partitions.append((where, {**defaults[kind], **words}))
+            partitions.append((where, {**defaults[kind], **fields}))
         else:
-            settings |= {name: words[kind] for name in CARRIED if name.lower() == kind}
+            settings |= {name: fields[kind] for name in CARRIED if name.lower() == kind}
     described = {
-        words["partitionname"]: _partition(words, shapes, where)
-        for where, words in partitions
-        if (shapes := [nodes[name] for name in _members(words, nodes, sets, where)])
+        fields["partitionname"]: _partition(fields, shapes, where)
+        for where, fields in partitions
+        if (shapes := [nodes[name] for name in _members(fields, nodes, sets, where)])
     }
     if not described:
         raise ConfigError(f"{path}: no partition with nodes (PartitionName=... Nodes=...)")
     return ForeignCluster(Site(name=path.stem, path=str(path), partitions=described), settings)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Words]]:
+def _lines(path: Path) -> Iterator[tuple[str, Fields]]:
     """The lines that say something, with ``file:line``; of files that are included too."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -84,8 +84,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Words]]:
         included = re.match(r"\s*include\s+(\S+)", content, re.IGNORECASE)
         if included is not None:
             yield from _lines(path.parent / included[1])
-        elif words := {name.lower(): value.strip('"') for name, value in _PAIR.findall(content)}:
-            yield f"{path}:{first}", words
+        elif fields := {name.lower(): value.strip('"') for name, value in _PAIR.findall(content)}:
+            yield f"{path}:{first}", fields
 
 
 def _hosts(nodelist: str, where: str) -> list[str]:
@@ -95,9 +95,9 @@ def _hosts(nodelist: str, where: str) -> list[str]:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _count(words: Words, name: str, where: str, *, default: int | None = None) -> int | None:
+def _count(fields: Fields, name: str, where: str, *, default: int | None = None) -> int | None:
     """A number; ``default``: the line has none, or no limit."""
-    text = words.get(name, "")
+    text = fields.get(name, "")
     if text.lower() in _NO_LIMIT:
         return default
     if not (text.isascii() and text.isdecimal()):
@@ -105,20 +105,20 @@ def _count(words: Words, name: str, where: str, *, default: int | None = None) -
     return int(text)
 
 
-def _node(words: Words, where: str) -> NodeShape:
+def _node(fields: Fields, where: str) -> NodeShape:
     """A node, as its jobs can have it."""
-    sockets = _count(words, "sockets", where) or (
-        (_count(words, "boards", where, default=1) or 1) * (_count(words, "socketsperboard", where, default=1) or 1)
+    sockets = _count(fields, "sockets", where) or (
+        (_count(fields, "boards", where, default=1) or 1) * (_count(fields, "socketsperboard", where, default=1) or 1)
     )
-    threads = _count(words, "threadspercore", where, default=1) or 1
-    built = sockets * (_count(words, "corespersocket", where, default=1) or 1) * threads
-    cpus = _count(words, "cpus", where) or _count(words, "procs", where) or built
-    cpus -= (_count(words, "corespeccount", where) or 0) * threads
-    memory = _count(words, "realmemory", where)
+    threads = _count(fields, "threadspercore", where, default=1) or 1
+    built = sockets * (_count(fields, "corespersocket", where, default=1) or 1) * threads
+    cpus = _count(fields, "cpus", where) or _count(fields, "procs", where) or built
+    cpus -= (_count(fields, "corespeccount", where) or 0) * threads
+    memory = _count(fields, "realmemory", where)
     if memory is not None:
-        memory -= _count(words, "memspeclimit", where) or 0
-    gpus, model = _gpus(words.get("gres", ""))
-    features = words.get("features", words.get("feature", ""))
+        memory -= _count(fields, "memspeclimit", where) or 0
+    gpus, model = _gpus(fields.get("gres", ""))
+    features = fields.get("features", fields.get("feature", ""))
     names = tuple(filter(None, features.split(",")))
     return NodeShape(
         cpus=max(1, cpus),
@@ -151,10 +151,10 @@ def _is_name(text: str) -> bool:
     return True
 
 
-def _members(words: Words, nodes: Mapping[str, NodeShape], sets: list[Words], where: str) -> list[str]:
+def _members(fields: Fields, nodes: Mapping[str, NodeShape], sets: list[Fields], where: str) -> list[str]:
     """The partition's nodes, in the order of the file; ``Nodes`` may name sets of nodes, or ALL."""
     names: set[str] = set()
-    for part in _hosts(words.get("nodes", ""), where) if words.get("nodes") else []:
+    for part in _hosts(fields.get("nodes", ""), where) if fields.get("nodes") else []:
         chosen = [one for one in sets if one["nodeset"] == part]
         names |= {part, *(name for one in chosen for name in _members(one, nodes, [], where))}
         features = {feature for one in chosen for feature in one.get("feature", "").split(",") if feature}
@@ -162,12 +162,12 @@ def _members(words: Words, nodes: Mapping[str, NodeShape], sets: list[Words], wh
     return [name for name in nodes if name in names or "ALL" in {part.upper() for part in names}]
 
 
-def _partition(words: Words, shapes: list[NodeShape], where: str) -> Partition:
-    name = words["partitionname"]
+def _partition(fields: Fields, shapes: list[NodeShape], where: str) -> Partition:
+    name = fields["partitionname"]
     if not _is_name(name):
         raise ConfigError(f"{where}: a site file cannot hold the name of partition {name}")
-    longest = words.get("maxtime", "")
-    least = _count(words, "minnodes", where) or 1
+    longest = fields.get("maxtime", "")
+    least = _count(fields, "minnodes", where) or 1
     groups = tuple(
         NodeGroup(count=count, **{field: getattr(shape, field) for field in NodeShape.__struct_fields__})
         for shape, count in Counter(shapes).items()
@@ -175,15 +175,15 @@ def _partition(words: Words, shapes: list[NodeShape], where: str) -> Partition:
     try:
         return Partition(
             nodes=groups,
-            default=words.get("default", "").upper() == "YES",
+            default=fields.get("default", "").upper() == "YES",
             min_nodes=least if least > 1 else None,
-            max_nodes=_count(words, "maxnodes", where),
+            max_nodes=_count(fields, "maxnodes", where),
             max_time=None if longest.lower() in _NO_LIMIT else _time(longest),
-            max_mem_per_node=_memory(_count(words, "maxmempernode", where)),
-            max_mem_per_cpu=_memory(_count(words, "maxmempercpu", where)),
-            max_cpus_per_node=_count(words, "maxcpuspernode", where),
-            qos=_names(words, "allowqos"),
-            accounts=_names(words, "allowaccounts"),
+            max_mem_per_node=_memory(_count(fields, "maxmempernode", where)),
+            max_mem_per_cpu=_memory(_count(fields, "maxmempercpu", where)),
+            max_cpus_per_node=_count(fields, "maxcpuspernode", where),
+            qos=_names(fields, "allowqos"),
+            accounts=_names(fields, "allowaccounts"),
         )
     except ValueError as error:
         raise ConfigError(f"{where}: partition {name}: {error}") from error
@@ -194,7 +194,7 @@ def _time(text: str) -> str:
     return f"{text}m" if text.isdecimal() else text
 
 
-def _names(words: Words, name: str) -> tuple[str, ...] | None:
+def _names(fields: Fields, name: str) -> tuple[str, ...] | None:
     """Names that are allowed; None: all."""
-    text = words.get(name, "")
+    text = fields.get(name, "")
     return None if text.upper() in ("", "ALL") else tuple(filter(None, text.split(",")))

@@ -102,8 +102,8 @@ def slurm_conf(layout: Layout, folder: Folder) -> str:
     default = next((n for n, p in layout.partitions.items() if p.default), next(iter(layout.partitions)))
     for name, partition in layout.partitions.items():
         line = partition_line(name, partition, hosts=layout.members[name], default=name == default)
-        words = [line + (_precedence(partition) if preemption else ""), layout.partition_settings.get(name, "")]
-        lines.append(" ".join(filter(None, words)))
+        parts = [line + (_precedence(partition) if preemption else ""), layout.partition_settings.get(name, "")]
+        lines.append(" ".join(filter(None, parts)))
     return settings + "\n".join(lines) + "\n"
 
 
@@ -131,16 +131,16 @@ def _limit_megabytes(memory: str | int | None) -> int | None:
 def node_line(host: Host, features: tuple[str, ...]) -> str:
     """A node of slurm.conf, as its shape claims it."""
     shape = host.shape
-    words = [
+    parts = [
         f"NodeName={host.name} NodeAddr={host.address} NodeHostname={host.name}",
         f"Sockets=1 CoresPerSocket={shape.cpus} ThreadsPerCore=1",
         f"RealMemory={_megabytes(shape)} TmpDisk=20480 State=UNKNOWN",
     ]
     if shape.gpus:
-        words.append("Gres=" + ",".join(f"gpu:{text}" for text in _gpus_by_type(shape)))
+        parts.append("Gres=" + ",".join(f"gpu:{text}" for text in _gpus_by_type(shape)))
     if own := dict.fromkeys((*(shape.features or ()), *features)):
-        words.append("Feature=" + ",".join(own))
-    return " ".join(words)
+        parts.append("Feature=" + ",".join(own))
+    return " ".join(parts)
 
 
 def _gpus_by_type(shape: NodeShape) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ def _gpus_by_type(shape: NodeShape) -> tuple[str, ...]:
 
 def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], default: bool) -> str:
     """A partition of slurm.conf over ``hosts``."""
-    words = [f"PartitionName={name} Nodes={','.join(hosts)} State=UP Default={'YES' if default else 'NO'}"]
-    words.append(f"MaxTime={partition.max_time or 'UNLIMITED'}")
+    parts = [f"PartitionName={name} Nodes={','.join(hosts)} State=UP Default={'YES' if default else 'NO'}"]
+    parts.append(f"MaxTime={partition.max_time or 'UNLIMITED'}")
     limits = {
         "MinNodes": partition.min_nodes,
         "MaxNodes": partition.max_nodes,
@@ -161,17 +161,17 @@ def partition_line(name: str, partition: Partition, *, hosts: tuple[str, ...], d
         "AllowQos": ",".join(partition.qos) if partition.qos else None,
         "AllowAccounts": ",".join(partition.accounts) if partition.accounts else None,
     }
-    words += [f"{name}={value}" for name, value in limits.items() if value is not None]
+    parts += [f"{name}={value}" for name, value in limits.items() if value is not None]
     # A job that asks for no memory gets its CPUs' share: else the first one would take the whole node.
     share = min(_megabytes(group) // group.cpus for group in partition.groups)
-    words.append(f"DefMemPerCPU={max(1, share)}")
-    return " ".join(words)
+    parts.append(f"DefMemPerCPU={max(1, share)}")
+    return " ".join(parts)
 
 
 def _precedence(partition: Partition) -> str:
     """Who makes room for whom, where one of the partitions may be preempted."""
-    words = f" PriorityTier={1 if partition.preemptible else 2} PreemptMode={(partition.preemptible or 'off').upper()}"
-    return words if partition.grace is None else f"{words} GraceTime={walltime_s(partition.grace)}"
+    parts = f" PriorityTier={1 if partition.preemptible else 2} PreemptMode={(partition.preemptible or 'off').upper()}"
+    return parts if partition.grace is None else f"{parts} GraceTime={walltime_s(partition.grace)}"
 
 
 def gres_conf(layout: Layout, folder: Folder) -> str:

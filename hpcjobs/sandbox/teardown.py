@@ -47,8 +47,8 @@ def leftovers(folder: Folder) -> tuple[str, ...]:
     """What of the sandbox stands on this machine, in words."""
     running, mounted = len(processes(folder)), len(mounts(folder))
     return tuple(
-        words
-        for there, words in (
+        arguments
+        for there, arguments in (
             (running, f"{running} processes"),
             (network.bridge_owner() == str(folder.root), f"bridge {network.BRIDGE}"),
             (mounted, f"{mounted} mounts"),

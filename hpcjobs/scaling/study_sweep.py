@@ -87,10 +87,10 @@ def _params(study: Study, size: Size, repeat: int, smallest: Size) -> dict[str, 
 
 def _batch_size(study: Study) -> int | None:
     """The batch size of one rank at the smallest size, where it is to be divided; None: the program stays as it is."""
-    words = study.program
-    if study.mode == "weak" or _BATCH not in words[:-1]:
+    arguments = study.program
+    if study.mode == "weak" or _BATCH not in arguments[:-1]:
         return None
-    value = words[words.index(_BATCH) + 1]
+    value = arguments[arguments.index(_BATCH) + 1]
     return int(value) if value.isdigit() else None
 
 
@@ -105,10 +105,10 @@ def _share(global_batch: int, size: Size) -> int:
 
 def _program(study: Study) -> list[str]:
     """The program, with a place for the batch size of each size."""
-    words = list(study.program)
+    arguments = list(study.program)
     if _batch_size(study) is not None:
-        words[words.index(_BATCH) + 1] = f"{{{_BATCH_PARAM}}}"
-    return words
+        arguments[arguments.index(_BATCH) + 1] = f"{{{_BATCH_PARAM}}}"
+    return arguments
 
 
 def _job(study: Study, size: Size) -> Job:

@@ -8,7 +8,7 @@ from hpcjobs.site.frozen import Frozen
 UNLIMITED = 10**9
 WARNING_S = 300
 """Ahead of the time limit, as long as the program has measured nothing better (a quarter of a shorter limit)."""
-_WORDS = ("∞", "inf", "unlimited")
+_UNLIMITED_NAMES = ("∞", "inf", "unlimited")
 
 
 class Retries(Frozen, frozen=True):
@@ -44,7 +44,7 @@ def parse_retries(text: str) -> Retries | None:
                 f"retries {text!r}: {name!r} is neither on, off nor a cause;"
                 f" {nearest(name, Retries.__struct_fields__)}; say on, off, or counts such as timeout=∞,node=3"
             )
-        if count not in _WORDS and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
+        if count not in _UNLIMITED_NAMES and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
             raise ValueError(f"retries {text!r}: {name}={count!r} is neither a number nor ∞ (inf)")
-        counts[name] = UNLIMITED if count in _WORDS else int(count)
+        counts[name] = UNLIMITED if count in _UNLIMITED_NAMES else int(count)
     return Retries(**counts)

@@ -143,8 +143,8 @@ def locate_error(
         hint = "memory is text with a unit: '64G'; the megabytes that sinfo prints are '192000M'"
     elif is_unquoted_text(message):
         hint = f"write the value in quotes: '{_dig(tree, steps)}'"
-    elif message.startswith("Invalid enum value") and (words := _words_at(kind, steps)):
-        hint = nearest(message.split("'")[1] if "'" in message else "", words)
+    elif message.startswith("Invalid enum value") and (arguments := _words_at(kind, steps)):
+        hint = nearest(message.split("'")[1] if "'" in message else "", arguments)
     file = find_source(files, steps)
     line = line_of(file.text, steps)
     key = ".".join(str(step) for step in steps) or "the file"

@@ -39,7 +39,7 @@ class Cell(Frozen, frozen=True):
 class Program(NamedTuple):
     """What every cell runs, and how it receives its parameters."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     identity: str
     """Hash of the words, of the program's own file, and of the environment the user gave."""
     passing: Passing
@@ -49,23 +49,23 @@ class Program(NamedTuple):
 def make_program(job: Job, *, env: dict[str, str], passing: Passing | None = None) -> Program:
     """The program of a resolved job. Python programs take flags unless ``passing`` says otherwise."""
     python = job.argv[0] == job.python
-    words = job.argv[1:] if python else job.argv
-    digest = hashlib.sha256(json.dumps([words, env], sort_keys=True).encode())
-    for file in _own_files(words, Path(job.chdir), python=python):
+    argv = job.argv[1:] if python else job.argv
+    digest = hashlib.sha256(json.dumps([argv, env], sort_keys=True).encode())
+    for file in _own_files(argv, Path(job.chdir), python=python):
         digest.update(file.read_bytes())
-    trainer = python and words[1] == "-m" and words[2].startswith(_TRAINER)
+    trainer = python and argv[1] == "-m" and argv[2].startswith(_TRAINER)
     if trainer:
         digest.update(__version__.encode())
     return Program(job.argv, digest.hexdigest(), passing or ("flags" if python else "env"), trainer)
 
 
-def _own_files(words: Sequence[str], folder: Path, *, python: bool) -> Iterator[Path]:
+def _own_files(argv: Sequence[str], folder: Path, *, python: bool) -> Iterator[Path]:
     """The program's own file, if it lies in the folder that the job starts in or is named by a path."""
-    if python and words[1] == "-m":
-        base = folder / words[2].replace(".", "/")
+    if python and argv[1] == "-m":
+        base = folder / argv[2].replace(".", "/")
         files = [base.with_suffix(".py"), base / "__main__.py"]
     else:
-        files = [folder / (words[1] if python else words[0])]
+        files = [folder / (argv[1] if python else argv[0])]
     yield from (path for path in files if os.path.isfile(path))  # no error for a name that is too long
 
 
@@ -120,7 +120,7 @@ def command(program: Program, cell: Cell) -> tuple[str, ...]:
         placed.add(name)
         return cell.params[name] or ""
 
-    args = [_PLACE.sub(put, arg) if "{" in arg else arg for arg in program.words]
+    args = [_PLACE.sub(put, arg) if "{" in arg else arg for arg in program.argv]
     if program.passing == "flags":
         for name, text in cell.params.items():
             if name not in placed and text is not None:

@@ -19,7 +19,7 @@ from hpcjobs.units import human_bytes
 
 LARGEST_ARGUMENTS, LARGEST_FUNCTION = 64 << 10, 64 << 20
 """Bytes of a cell's keywords (a variable of the environment holds 128 KiB), and of the function itself."""
-WORDS = ("hpcjobs.runtime.call",)
+CALL_MODULE = ("hpcjobs.runtime.call",)
 
 
 def pickle_function(function: Callable[..., object]) -> bytes:
@@ -96,7 +96,7 @@ def _add_code(digest: Any, code: types.CodeType) -> None:
 
 def cells_of(function: Callable[..., object], points: Sequence[Point]) -> list[Cell]:
     """A cell per point; values that are no text or number count by their pickle and show as their repr."""
-    what = Program(words=(), identity=identity_of(function), passing="env", trainer=False)
+    what = Program(argv=(), identity=identity_of(function), passing="env", trainer=False)
     cells: dict[str, Cell] = {}
     for point in check_points(points):
         keys = {name: _key(name, value) for name, value in point.items()}

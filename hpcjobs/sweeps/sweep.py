@@ -163,7 +163,7 @@ def sweep(
         from hpcjobs.sweeps import functions
 
         options["name"] = options.get("name") or functions.name_of(program)
-        request, defined = make_spec(functions.WORDS, options), list[Point]([{}])
+        request, defined = make_spec(functions.CALL_MODULE, options), list[Point]([{}])
     else:
         request, defined = make_spec(program, options), list(points)
     definition = define(

@@ -33,14 +33,14 @@ FRESH_S = 900.0
 DAY_S = 86_400.0
 
 
-def select_watched(words: Sequence[str], *, site: str | None = None) -> list[Entry]:
-    """The jobs that ``words`` name; also the folder that holds several run folders, a colleague's say.
+def select_watched(names: Sequence[str], *, site: str | None = None) -> list[Entry]:
+    """The jobs that ``names`` name; also the folder that holds several run folders, a colleague's say.
 
     Raises:
         UnknownJobError: a name stands for no job.
     """
     entries: list[Entry] = []
-    for name in words:
+    for name in names:
         folder = Path(name)
         if folder.is_dir() and not (folder / SUBMITTED).is_file():
             inside = [path.parent for path in sorted(folder.glob(f"*/{SUBMITTED}"))]

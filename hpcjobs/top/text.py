@@ -235,32 +235,32 @@ def describe(row: Row, now: float, width: int) -> list[str]:
 
 def _summary(row: Row, record: JobRecord, now: float) -> str:
     place = f" on {row.group.site}" if row.group.site else ""
-    words = [f"{row.job}  {row.group.name}{place}"]
+    parts = [f"{row.job}  {row.group.name}{place}"]
     if row.folds:
-        words.append(", ".join(f"{n} {state.value}" for state, n in row.counts))
+        parts.append(", ".join(f"{n} {state.value}" for state, n in row.counts))
     else:
         limit = record.time_limit_s
         lasting = f" for {human_duration(record.elapsed_s)}" if record.elapsed_s is not None else ""
         of_limit = f" of {human_duration(limit)}" if limit and lasting else ""
-        words.append(record.state.value + lasting + of_limit)
-        words += [record.node_list] if record.node_list else []
-        words += record.ending
+        parts.append(record.state.value + lasting + of_limit)
+        parts += [record.node_list] if record.node_list else []
+        parts += record.ending
         if record.state is State.PENDING and record.start_estimate is not None:
-            words.append(f"expected to start {moment(record.start_estimate, now)}")
-    return "  ".join(words)
+            parts.append(f"expected to start {moment(record.start_estimate, now)}")
+    return "  ".join(parts)
 
 
 def _node_line(node: NodeSample, now: float) -> str:
     """``n1  GPU ██████░░  71% 12.5G  CPU ████░░░░  48%  memory 1.5G of 8G  (2s ago)``."""
     sample = node.sample
-    words = [f"{node.host:<10}"]
+    parts = [f"{node.host:<10}"]
     if sample.gpu_percent is not None:
         held = f" {human_bytes(int(sample.gpu_memory_bytes))}" if sample.gpu_memory_bytes is not None else ""
-        words.append(f"GPU {bar(sample.gpu_percent / 100, 8)} {sample.gpu_percent:3.0f}%{held}")
+        parts.append(f"GPU {bar(sample.gpu_percent / 100, 8)} {sample.gpu_percent:3.0f}%{held}")
     if sample.cpu_percent is not None:
-        words.append(f"CPU {bar(sample.cpu_percent / 100, 8)} {sample.cpu_percent:3.0f}%")
+        parts.append(f"CPU {bar(sample.cpu_percent / 100, 8)} {sample.cpu_percent:3.0f}%")
     if sample.rss_bytes is not None:
         limit = f" of {human_bytes(int(sample.memory_limit_bytes))}" if sample.memory_limit_bytes else ""
-        words.append(f"memory {human_bytes(int(sample.rss_bytes))}{limit}")
-    words.append(f"({human_duration(max(0.0, now - node.taken))} ago)")
-    return "  ".join(words)
+        parts.append(f"memory {human_bytes(int(sample.rss_bytes))}{limit}")
+    parts.append(f"({human_duration(max(0.0, now - node.taken))} ago)")
+    return "  ".join(parts)

@@ -23,11 +23,11 @@ def run(name: str, argv: Sequence[str] = (), **flags: str | float | bool | None)
     """
     if name not in names():
         raise ValueError(f"no trainer is called {name!r}: there are {', '.join(names())}")
-    code: int = import_module(f"{__name__}.{name}").main([*argv, *words(flags)])
+    code: int = import_module(f"{__name__}.{name}").main([*argv, *flag_arguments(flags)])
     return code
 
 
-def words(flags: Mapping[str, str | float | bool | None]) -> list[str]:
+def flag_arguments(flags: Mapping[str, str | float | bool | None]) -> list[str]:
     """Keywords as command-line flags."""
     dashed = {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
     return [

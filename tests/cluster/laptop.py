@@ -46,13 +46,13 @@ class Laptop:
 
     def start(self, command: str, **options: Any) -> subprocess.Popen[str]:
         """``command``, a line of shell, begun."""
-        words = [*self._inside, "bash", "-c", f"exec {command}"]
-        return subprocess.Popen(words, env=self._env, text=True, stdin=subprocess.DEVNULL, **options)
+        arguments = [*self._inside, "bash", "-c", f"exec {command}"]
+        return subprocess.Popen(arguments, env=self._env, text=True, stdin=subprocess.DEVNULL, **options)
 
     def status(self, url: str, *, into: str = "/dev/null") -> str:
         """The HTTP status that ``url`` gives, what it holds goes ``into`` a file; 000: nobody answers."""
-        words = [*self._inside, "curl", "--silent", "--output", into, "--write-out", "%{http_code}", url]
-        return subprocess.run(words, env=self._env, capture_output=True, text=True).stdout
+        arguments = [*self._inside, "curl", "--silent", "--output", into, "--write-out", "%{http_code}", url]
+        return subprocess.run(arguments, env=self._env, capture_output=True, text=True).stdout
 
     @contextmanager
     def tunnel(self, command: str) -> Iterator[subprocess.Popen[str]]:
@@ -75,10 +75,10 @@ class Laptop:
 
         ``once_typed`` is called when the browser has typed what it was asked to ``append``.
         """
-        words = [*self._inside, sys.executable, str(_BROWSER)]
+        arguments = [*self._inside, sys.executable, str(_BROWSER)]
         wished = {"url": url, "failure": str(ARTEFACTS / "failure.png"), **wishes}
         process = subprocess.Popen(
-            words, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            arguments, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdin is not None
         assert process.stderr is not None
@@ -123,8 +123,8 @@ def laptop(folder: Path, *, login_environment: Mapping[str, str] | None = None) 
 def sshd_on(folder: Path, host: Host, *, environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """An sshd on a node that lets its users in; it sees the node's own /tmp."""
     (daemon,) = [d for d in recorded_daemons(folder_at(None)) if d.name == f"slurmd-{host.name}"]
-    words = ["nsenter", f"--target={daemon.pid}", "--mount", "--net", "--uts", "--"]
-    with _sshd(folder, host.name, host.address, words, environment or {}):
+    arguments = ["nsenter", f"--target={daemon.pid}", "--mount", "--net", "--uts", "--"]
+    with _sshd(folder, host.name, host.address, arguments, environment or {}):
         yield
 
 

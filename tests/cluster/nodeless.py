@@ -67,8 +67,8 @@ class Nodeless:
     def __init__(self, conf: Path) -> None:
         self.env = {**os.environ, "SLURM_CONF": str(conf)}
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, env=self.env, capture_output=True, text=True, check=False)
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(arguments, env=self.env, capture_output=True, text=True, check=False)
 
     def submit(self, options: Sequence[str]) -> tuple[str | None, str]:
         """The job's id, or None; and what sbatch said. It is not to start: a node that starts is not there for others.
@@ -96,9 +96,9 @@ def _gres_lines(lines: Sequence[str]) -> list[str]:
     return [f"NodeName={m[1]} Name=gpu Type={m[2]} Count={m[3]}" for line in lines if (m := pattern.match(line))]
 
 
-def _manage(sandbox: Sandbox, *words: str) -> None:
+def _manage(sandbox: Sandbox, *arguments: str) -> None:
     env = {**os.environ, "SLURM_CONF": sandbox.slurm_conf}
-    subprocess.run(["sacctmgr", "--immediate", "--quiet", *words], env=env, check=True, capture_output=True)
+    subprocess.run(["sacctmgr", "--immediate", "--quiet", *arguments], env=env, check=True, capture_output=True)
 
 
 def _fill_accounting(sandbox: Sandbox, name: str, site: Site) -> None:

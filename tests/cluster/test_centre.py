@@ -37,12 +37,12 @@ class Member:
     installation: Path
     env: dict[str, str]
 
-    def hpcjobs(self, *words: str, cwd: Path | None = None) -> Answer:
+    def hpcjobs(self, *arguments: str, cwd: Path | None = None) -> Answer:
         ids = [f"--reuid={self.name}", f"--regid={pwd.getpwnam(self.name).pw_gid}", "--clear-groups"]
         # May read everything: this Python can lie in root's home.
         user = ["setpriv", *ids, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
         mount = ["unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, str(self.installation)]
-        command = [*mount, *user, sys.executable, "-m", "hpcjobs", *words]
+        command = [*mount, *user, sys.executable, "-m", "hpcjobs", *arguments]
         done = subprocess.run(
             command, cwd=cwd or self.folder, env=self.env, capture_output=True, text=True, timeout=200
         )

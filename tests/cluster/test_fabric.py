@@ -31,12 +31,12 @@ def folder(sandbox: Sandbox, workdir: Path) -> Path:
 def on(sandbox: Sandbox, host: str, worse: str, better: str) -> Iterator[None]:
     """``worse`` run on a host, and undone by ``better``."""
     (there,) = [each for each in sandbox.hosts if each.name == host]
-    words = enter(folder_at(None), there)
-    subprocess.run([*words, *worse.split()], check=True)
+    arguments = enter(folder_at(None), there)
+    subprocess.run([*arguments, *worse.split()], check=True)
     try:
         yield
     finally:
-        subprocess.run([*words, *better.split()], check=True)
+        subprocess.run([*arguments, *better.split()], check=True)
 
 
 def run_dir(name: str) -> Path:
@@ -53,8 +53,8 @@ def log(name: str) -> str:
     return "".join(path.read_text(encoding="utf-8") for path in sorted((run_dir(name) / "logs").iterdir()))
 
 
-def submit(*words: str) -> Answer:
-    return hpcjobs("submit", "--wait", *words, timeout_s=280)
+def submit(*arguments: str) -> Answer:
+    return hpcjobs("submit", "--wait", *arguments, timeout_s=280)
 
 
 SLOW = ("tc qdisc add dev eth0 root tbf rate 20mbit burst 64kbit latency 200ms", "tc qdisc del dev eth0 root")

@@ -34,8 +34,8 @@ def folder(sandbox: Sandbox, workdir: Path) -> Path:
     return workdir
 
 
-def submit(*words: str) -> Answer:
-    return hpcjobs("submit", *words, timeout_s=280)
+def submit(*arguments: str) -> Answer:
+    return hpcjobs("submit", *arguments, timeout_s=280)
 
 
 @pytest.mark.timeout(1200)
@@ -76,8 +76,17 @@ def test_a_program_of_ones_own_is_one_world_too(launcher: str, folder: Path) -> 
 
 
 def test_horovodrun_starts_the_ranks_of_one_node_without_ssh(folder: Path) -> None:
-    words = ("--launcher", "horovodrun", "--name", "own", "--wait", "bash", "-c", 'echo "rank $RANK of $WORLD_SIZE"')
-    ended = submit("--site", "tu-hpc", "--ntasks-per-node", "2", *words)
+    arguments = (
+        "--launcher",
+        "horovodrun",
+        "--name",
+        "own",
+        "--wait",
+        "bash",
+        "-c",
+        'echo "rank $RANK of $WORLD_SIZE"',
+    )
+    ended = submit("--site", "tu-hpc", "--ntasks-per-node", "2", *arguments)
     assert ended.code == 0, (ended, log("own"))
     assert sorted(line for line in log("own").splitlines() if " of 2" in line) == ["0: rank 0 of 2", "1: rank 1 of 2"]
 

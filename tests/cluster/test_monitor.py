@@ -31,8 +31,8 @@ def newest(folder: Path) -> list[dict[str, object]]:
 
 
 def test_a_job_submitted_with_monitor_has_a_sampler_on_each_node_until_it_ends(sandbox: Sandbox, workdir: Path) -> None:
-    words = ("--site", "tu-hpc", "--nodes", "2", "--ntasks-per-node", "2", "--time", "10m", "--name", "sampled")
-    job = ok("submit", *words, "--monitor", "--json", str(write_program(workdir))).json
+    arguments = ("--site", "tu-hpc", "--nodes", "2", "--ntasks-per-node", "2", "--time", "10m", "--name", "sampled")
+    job = ok("submit", *arguments, "--monitor", "--json", str(write_program(workdir))).json
     folder = Path(job["run_dir"])
     eventually(lambda: [sample.get("ranks") for sample in newest(folder)] == [4, 4], what="a sampler on each node")
     assert len({node["host"] for node in ok("show", "sampled", "--json").json["monitor"]}) == 2
@@ -43,9 +43,9 @@ def test_a_job_submitted_with_monitor_has_a_sampler_on_each_node_until_it_ends(s
 
 def test_a_job_of_sbatch_alone_is_sampled_by_its_id(sandbox: Sandbox, workdir: Path) -> None:
     program = write_program(workdir)
-    words = ("sbatch", "--parsable", "-N", "2", "--ntasks-per-node=2", "-t", "10", f"--wrap=srun {program}")
+    arguments = ("sbatch", "--parsable", "-N", "2", "--ntasks-per-node=2", "-t", "10", f"--wrap=srun {program}")
     env = {**os.environ, "SLURM_CONF": sandbox.slurm_conf}
-    job_id = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
+    job_id = subprocess.run(arguments, env=env, capture_output=True, text=True, check=True).stdout.strip()
     eventually(lambda: len(list(workdir.glob("started-*"))) == 4)
     watcher = start("monitor", job_id, "--site", "tu-hpc", "--interval", "1")
     folder = workdir / "runs" / f"monitor-{job_id}"
@@ -60,8 +60,8 @@ def test_every_node_of_a_job_of_any_program_is_sampled_beside_its_tasks(sandbox:
     program = workdir / "program.sh"
     program.write_text("#!/bin/bash\n: >started-$RANK\nuntil [ -e go ]; do sleep 0.2; done\n")
     program.chmod(0o755)
-    words = ("--site", "tu-hpc", "--nodes", "2", "--ntasks-per-node", "2", "--time", "10m", "--name", "any")
-    job = ok("submit", *words, "--json", str(program)).json
+    arguments = ("--site", "tu-hpc", "--nodes", "2", "--ntasks-per-node", "2", "--time", "10m", "--name", "any")
+    job = ok("submit", *arguments, "--json", str(program)).json
     eventually(lambda: len(list(workdir.glob("started-*"))) == 4)
     watcher = start("monitor", "any", "--interval", "1")
     run_dir = Path(job["run_dir"])

@@ -31,8 +31,8 @@ def test_under_a_launcher_that_does_not_speak_to_mpi_gloo_is_used_and_that_is_sa
     sandbox: Sandbox, workdir: Path
 ) -> None:
     started = ("--launcher", "torchrun", "--ntasks-per-node", "2")  # an agent alone on its node hands its place on
-    words = (*started, "-J", "gloo", "ddp", *LM, "--steps", "1", "--comm", "mpi")
-    ended = hpcjobs("submit", *LAYOUT, *words, timeout_s=280)
+    arguments = (*started, "-J", "gloo", "ddp", *LM, "--steps", "1", "--comm", "mpi")
+    ended = hpcjobs("submit", *LAYOUT, *arguments, timeout_s=280)
     assert ended.code == 0, ended
     log = "".join(path.read_text(encoding="utf-8") for path in (run_dir("gloo") / "logs").iterdir())
     assert "--comm mpi: torchrun does not speak to Open MPI" in log

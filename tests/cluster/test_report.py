@@ -61,15 +61,15 @@ def slurm(sandbox: Sandbox, workdir: Path) -> Callable[..., str]:
     return ask
 
 
-def ok(*words: str, env: Mapping[str, str] | None = None) -> Answer:
-    """``hpcjobs WORDS``, which must succeed."""
-    answer = hpcjobs(*words, env=env)
+def ok(*arguments: str, env: Mapping[str, str] | None = None) -> Answer:
+    """``hpcjobs ARGUMENTS``, which must succeed."""
+    answer = hpcjobs(*arguments, env=env)
     assert answer.code == 0, answer
     return answer
 
 
-def jobs(*words: str, env: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    return {row["job_id"]: row for row in ok("report", "jobs", *SITE, *words, "--json", env=env).json}
+def jobs(*arguments: str, env: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    return {row["job_id"]: row for row in ok("report", "jobs", *SITE, *arguments, "--json", env=env).json}
 
 
 def accounted(job_id: str, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def accounted(job_id: str, condition: Callable[[dict[str, Any]], object]) -> dic
         time.sleep(0.5)
 
 
-def submit(*words: str) -> str:
-    job_id: str = ok("submit", *SITE, "--json", "-t", "10m", *words).json["job_id"]
+def submit(*arguments: str) -> str:
+    job_id: str = ok("submit", *SITE, "--json", "-t", "10m", *arguments).json["job_id"]
     return job_id
 
 

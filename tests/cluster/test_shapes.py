@@ -42,9 +42,9 @@ def test_the_file_that_sites_init_writes_describes_the_cluster_and_takes_a_job_i
             key: facts(each) for key, each in site.partitions.items()
         }
         for partition in described:
-            words = ("submit", "--site", "ours", "-p", partition, "--test-only", "hostname")
-            answer = within(*words)
-            assert answer.code == 0, (words, answer)
+            arguments = ("submit", "--site", "ours", "-p", partition, "--test-only", "hostname")
+            answer = within(*arguments)
+            assert answer.code == 0, (arguments, answer)
 
 
 @pytest.mark.parametrize("name", GALLERY)

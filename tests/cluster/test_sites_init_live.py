@@ -16,6 +16,8 @@ def test_jobs_run_by_the_file_as_it_is_written_also_where_a_partition_needs_a_qo
     monkeypatch.setenv("SLURM_CONF", sandbox.slurm_conf)
     ok("sites", "init", "ours")
     monkeypatch.delenv("SLURM_CONF")
-    jobs = [ok("submit", "--site", "ours", *words, "--parsable", "hostname").out for words in ((), ("-p", "long"))]
+    jobs = [
+        ok("submit", "--site", "ours", *arguments, "--parsable", "hostname").out for arguments in ((), ("-p", "long"))
+    ]
     for job in jobs:
         ok("wait", "--site", "ours", job.strip().partition(";")[0])

@@ -44,8 +44,8 @@ def folder(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     slurm("scancel", "--me")
 
 
-def sweep(*words: str, code: int = 0) -> Answer:
-    answer = hpcjobs("sweep", *words)
+def sweep(*arguments: str, code: int = 0) -> Answer:
+    answer = hpcjobs("sweep", *arguments)
     assert answer.code == code, answer
     return answer
 
@@ -180,8 +180,8 @@ def test_a_hundred_cells_finish_once_while_the_controller_is_started_anew_and_ac
     ok("sites", "trust", str(folder / "site_configs" / "tu-hpc.yaml"))
     (folder / "slow.sh").write_text(COUNT + "sleep 3\n")
     (folder / "slow.sh").chmod(0o755)
-    words = (*SITE, "--name", "hundred", "--set", "i=0..99", "--max-parallel", "4")
-    waiting = start("sweep", *words, "--wait", "./slow.sh", cwd=folder)
+    arguments = (*SITE, "--name", "hundred", "--set", "i=0..99", "--max-parallel", "4")
+    waiting = start("sweep", *arguments, "--wait", "./slow.sh", cwd=folder)
     ran = folder / "ran"
     try:
         eventually(lambda: ran.exists() and len(ran.read_text().split()) >= 8)
@@ -272,15 +272,15 @@ def test_a_sweep_that_its_account_refuses_for_its_size_ends_with_slurms_words(
 def test_killing_the_submitter_anywhere_loses_no_cell_and_runs_none_twice(folder: Path) -> None:
     """SIGKILL at random moments between the first import and the last rename; resume finishes each sweep."""
     draw, names = random.Random(5), [f"kill{n}" for n in range(10)]
-    words = {
+    arguments = {
         name: (*SITE, "--name", name, "--set", "i=0..3", "--env", f"RAN=ran-{name}", "./count.sh") for name in names
     }
     for name in names:
-        process = start("sweep", *words[name])
+        process = start("sweep", *arguments[name])
         time.sleep(draw.uniform(0.05, 0.6))
         process.kill()
         process.communicate()
-        sweep(*words[name])
+        sweep(*arguments[name])
     for name in names:
         eventually(lambda name=name: states(name) == {"COMPLETED": 4})  # type: ignore[misc]
         assert sorted((folder / f"ran-{name}").read_text().split()) == ["0", "1", "2", "3"]

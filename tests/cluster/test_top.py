@@ -26,8 +26,8 @@ TASKS, TRAININGS = 56, ("first", "second")
 REFRESHES = 5
 
 
-def submit(*words: str) -> dict[str, Any]:
-    answer: dict[str, Any] = ok("submit", "--site", "tu-hpc", "--time", "10m", "--json", *words).json
+def submit(*arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = ok("submit", "--site", "tu-hpc", "--time", "10m", "--json", *arguments).json
     return answer
 
 

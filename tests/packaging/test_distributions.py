@@ -63,8 +63,8 @@ def clean_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def _pip(python: Path, *words: str) -> None:
-    _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *words])
+def _pip(python: Path, *arguments: str) -> None:
+    _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def _answers(python: Path, workplace: Path) -> list[str]:
     package = _run([python, "-c", "import hpcjobs; print(hpcjobs.__path__[0])"], cwd=workplace)
     places = [(place.strip(), "SHIPPED"), (package.strip(), "PACKAGE"), (str(python), "PYTHON")]
     result = []
-    for words in COMMANDS:
-        text = _run([python, "-m", "hpcjobs", *words], cwd=workplace, USER="tester", COLUMNS="400", **home)
+    for arguments in COMMANDS:
+        text = _run([python, "-m", "hpcjobs", *arguments], cwd=workplace, USER="tester", COLUMNS="400", **home)
         for path, name in sorted(places, reverse=True):  # what lies inside another place comes before it
             text = text.replace(path, name)
         text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4,8}", "MOMENT", text)

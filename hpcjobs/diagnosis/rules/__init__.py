@@ -11,7 +11,7 @@ from hpcjobs.diagnosis.rules.system import SYSTEM
 RULES: tuple[Rule, ...] = (*SYSTEM, *GPU, *DISTRIBUTED, *PYTHON)
 """The first rule whose pattern is in a line explains the line."""
 
-WORDS: tuple[str, ...] = (
+ERROR_SIGNS: tuple[str, ...] = (
     *("err", "exce", "fail", "kill", "abort", "refused", "denied", "lost", "closed", "reset", "broken", "terminat"),
     *("cancel", "signal", "timed out", "timeout", "time limit", "limit", "deadline", "unable", "cannot", "can't"),
     *("couldn't", "could not", "no ", "not ", "notfound", "missing", "too ", "in use", "inuse", "quota", "edquot"),
@@ -66,4 +66,4 @@ WORDS: tuple[str, ...] = (
 def may_explain(text: str) -> bool:
     """Whether a rule may explain this line, by a search that costs a hundredth of trying them all."""
     small = text.lower()
-    return any(sign in small for sign in WORDS)
+    return any(sign in small for sign in ERROR_SIGNS)

@@ -74,5 +74,5 @@ def _text(folder: Optional[str], name: str) -> Optional[str]:
 
 def _table(folder: Optional[str], name: str) -> Dict[str, int]:
     """Lines of ``key value``."""
-    words = (line.split() for line in (_text(folder, name) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+    arguments = (line.split() for line in (_text(folder, name) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in arguments if len(pair) == 2 and pair[1].isdigit()}

@@ -57,11 +57,11 @@ class Gpus:
             "gpu_temperature_c": max(degrees) if degrees else None,
         }
 
-    def _each(self, kind: Any, function: str, take: Callable[[Any], float], *words: int) -> List[float]:
+    def _each(self, kind: Any, function: str, take: Callable[[Any], float], *arguments: int) -> List[float]:
         """What a device does not tell (a part of a GPU has no utilisation of its own) is left out."""
         answers = []
         for handle in self._handles:
             value = kind()
-            if getattr(self._library, function)(handle, *words, ctypes.byref(value)) == 0:
+            if getattr(self._library, function)(handle, *arguments, ctypes.byref(value)) == 0:
                 answers.append(float(take(value)))
         return answers

@@ -88,10 +88,21 @@ def _make_certificate(private: Path, address: str) -> servers.Certificate:
     """A self-signed certificate for this session: the user compares its fingerprint in the browser."""
     path, key = private / "certificate.pem", private / "key.pem"
     names = f"subjectAltName=DNS:localhost,DNS:{socket.gethostname()},IP:{address},IP:127.0.0.1"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=hpcjobs session"]
-    words += ["-addext", names, "-keyout", str(key), "-out", str(path)]
+    arguments = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "30",
+        "-subj",
+        "/CN=hpcjobs session",
+    ]
+    arguments += ["-addext", names, "-keyout", str(key), "-out", str(path)]
     try:
-        result = run(words)
+        result = run(arguments)
     except FileNotFoundError as error:
         raise _NoPlace("jupyter.tls of the site file needs openssl on the node, and there is none") from error
     if result.code != 0:
@@ -199,8 +210,8 @@ class _Session:
         )
         way = tunnel.tunnel(self._settings, connection, self._run_dir)
         if way is not None:
-            words = way.command(tunnel.local_port(connection))
-            write_beside(self._run_dir / files.COMMAND, shlex.join(words) + "\n")
+            arguments = way.command(tunnel.local_port(connection))
+            write_beside(self._run_dir / files.COMMAND, shlex.join(arguments) + "\n")
         write_beside(self._run_dir / files.CONNECTION, json.dumps(connection._asdict(), indent=2))
         _say(f"{self._settings.kind} answers on {connection.host}, {connection.socket or connection.port}")
 

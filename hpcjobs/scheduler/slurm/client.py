@@ -138,9 +138,9 @@ class Slurm:
         if ids:
             self._ask(["scancel", "--quiet", *ids])
 
-    def control(self, words: Sequence[str]) -> None:
+    def control(self, arguments: Sequence[str]) -> None:
         """Run a command of scontrol that changes jobs: ``hold 12``."""
-        self._ask(["scontrol", *words])
+        self._ask(["scontrol", *arguments])
 
     def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
         """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""

@@ -157,4 +157,4 @@ HINTS: tuple[tuple[str, str], ...] = (
 def hint_for(answer: str) -> str | None:
     """What to do about the refusal that ``answer`` quotes; ``None``: it is none that Slurm itself makes."""
     lowered = answer.lower()
-    return next((hint for words, hint in HINTS if words in lowered), None)
+    return next((hint for arguments, hint in HINTS if arguments in lowered), None)

@@ -21,12 +21,12 @@ def check_arguments(trainer: str, argv: Sequence[str]) -> str:
     Raises:
         UnknownFlagError: there is no such flag. UsageError: a value that a flag cannot have.
     """
-    words = [arg for arg in argv if arg not in ("-h", "--help")]
+    arguments = [arg for arg in argv if arg not in ("-h", "--help")]
     parser = _parser(trainer)
-    parsed, unknown = parser.parse_known_args(words)
+    parsed, unknown = parser.parse_known_args(arguments)
     workload: str = parsed.workload
     if unknown and ":" not in workload:
-        parse_all(parser, words)
+        parse_all(parser, arguments)
     return workload
 
 

@@ -37,14 +37,16 @@ def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     return _at_least(kind, "0 or more", lambda value: value >= 0)
 
 
-def _at_least(kind: Callable[[str], Number], words: str, holds: Callable[[Number], bool]) -> Callable[[str], Number]:
+def _at_least(
+    kind: Callable[[str], Number], requirement: str, holds: Callable[[Number], bool]
+) -> Callable[[str], Number]:
     def parse(text: str) -> Number:
         try:
             value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not holds(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {words}")
+            raise argparse.ArgumentTypeError(f"{text} is not {requirement}")
         return value
 
     return parse

@@ -23,22 +23,23 @@ class Machine:
     def __init__(self, name: str, pid: int, root: Path) -> None:
         self.name, self._pid, self._root = name, pid, root
 
-    def start(self, *words: str, user: str = "root", **env: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, user: str = "root", **env: str) -> subprocess.Popen[str]:
         """Start a program in it, with no variables but ``env``."""
         inside = ["nsenter", "--target", str(self._pid), "--mount", "--uts", "--ipc", "--net", "--pid"]
         become = [] if user == "root" else ["runuser", "-u", user, "--"]
         home = "/root" if user == "root" else f"/shared/home/{user}"
         values = {"PATH": PATH, "HOME": home, "USER": user, **env}
+        environment = ["env", "-i", *(f"{k}={values[k]}" for k in values)]
         return subprocess.Popen(
-            [*inside, "chroot", str(self._root), "env", "-i", *(f"{k}={values[k]}" for k in values), *become, *words],
+            [*inside, "chroot", str(self._root), *environment, *become, *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
 
-    def run(self, *words: str, user: str = "root", code: int = 0, **env: str) -> str:
+    def run(self, *arguments: str, user: str = "root", code: int = 0, **env: str) -> str:
         """What a program in it prints; it must end with ``code``."""
-        process = self.start(*words, user=user, **env)
+        process = self.start(*arguments, user=user, **env)
         out, _ = process.communicate()
-        assert process.returncode == code, f"{self.name}: {' '.join(words)} ended with {process.returncode}\n{out}"
+        assert process.returncode == code, f"{self.name}: {' '.join(arguments)} ended with {process.returncode}\n{out}"
         return out
 
 

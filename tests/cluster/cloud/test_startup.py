@@ -200,9 +200,9 @@ def test_a_wheel_with_other_content_is_not_installed(cluster: Mapping[str, Machi
     name = build_wheel().name
     check = "sed -n '/^find_wheel/,/^}/p; /^put()/,/^}/p; /^say()/p' /root/bootstrap.sh"
     settings = f"inside=/run/wheel home=/run/other wheel={name} wheel_sha256={build_wheel().sha256}"
-    words = f'{settings}; eval "$({check})"; find_wheel'
+    arguments = f'{settings}; eval "$({check})"; find_wheel'
     head.run("bash", "-c", f"mkdir -p /run/other; echo other >/run/other/{name}")
-    out = head.run("bash", "-c", f"cd /run; {words.replace('BASH_SOURCE', 'NONE')}", code=1)
+    out = head.run("bash", "-c", f"cd /run; {arguments.replace('BASH_SOURCE', 'NONE')}", code=1)
     assert "is not the wheel that this cluster was made with" in out
     assert head.run("ls", "/run/wheel") == ""
 

@@ -48,8 +48,8 @@ print("the second time, as", os.getuid())
 USER = "games"
 
 
-def submit(site: str, *words: str) -> Answer:
-    return hpcjobs("submit", "--site", site, "--wait", *words, timeout_s=280)
+def submit(site: str, *arguments: str) -> Answer:
+    return hpcjobs("submit", "--site", site, "--wait", *arguments, timeout_s=280)
 
 
 @pytest.mark.timeout(900)
@@ -62,8 +62,8 @@ def test_inside_an_image_every_launcher_makes_one_world_with_the_losses_of_the_h
     ended = submit(thin, *layout, "--name", "host", "ddp", *LM)
     assert ended.code == 0, (ended, log("host"))
     for launcher, (trainer, backend) in ways.items():
-        words = ("--container", "thin", "--launcher", launcher, "--name", launcher)
-        ended = submit(thin, *layout, *words, trainer, *LM)
+        arguments = ("--container", "thin", "--launcher", launcher, "--name", launcher)
+        ended = submit(thin, *layout, *arguments, trainer, *LM)
         assert ended.code == 0, (ended, log(launcher))
         run_summary = summary(launcher)
         assert (run_summary["world_size"], run_summary["nnodes"], run_summary["backend"]) == (2, 2, backend)
@@ -113,11 +113,11 @@ def ordinary(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
     return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", *env]
 
 
-def by(words: list[str], plan: Plan) -> str:
-    """The plan's job, submitted by whoever ``words`` make it; its id."""
+def by(arguments: list[str], plan: Plan) -> str:
+    """The plan's job, submitted by whoever ``arguments`` make it; its id."""
     run_folder.create(plan, None)
     subprocess.run(["chown", "-R", f"{USER}:", "."], check=True)
-    done = subprocess.run([*words, *plan.command], capture_output=True, text=True)
+    done = subprocess.run([*arguments, *plan.command], capture_output=True, text=True)
     assert done.returncode == 0, done
     return done.stdout.strip().split(";")[0]
 

@@ -27,9 +27,9 @@ def site(site_file: Callable[..., str]) -> str:
     return site_file(folder=str(IMAGES), binds=[])
 
 
-def run(site: str, name: str, *words: str) -> tuple[list[float], dict[str, Any]]:
+def run(site: str, name: str, *arguments: str) -> tuple[list[float], dict[str, Any]]:
     """Losses and summary of a job that must succeed."""
-    ended = hpcjobs("submit", "--site", site, *LAYOUT, "--name", name, "--wait", *words, timeout_s=600)
+    ended = hpcjobs("submit", "--site", site, *LAYOUT, "--name", name, "--wait", *arguments, timeout_s=600)
     (folder,) = Path("runs").glob(f"{name}-2*")
     text = "".join(path.read_text(encoding="utf-8") for path in (folder / "logs").iterdir())
     assert ended.code == 0, (ended, text)
@@ -47,8 +47,8 @@ def test_every_way_to_start_gives_the_losses_of_the_host(site: str) -> None:
         ("pytorch", "srun", "ddp", "gloo"),
         ("pytorch", "torchrun", "ddp", "gloo"),
     ):
-        words = ("--container", image, "--launcher", launcher, trainer, *MNIST)
-        losses, summary = run(site, f"{launcher}-{trainer}", *words)
+        arguments = ("--container", image, "--launcher", launcher, trainer, *MNIST)
+        losses, summary = run(site, f"{launcher}-{trainer}", *arguments)
         assert losses == pytest.approx(host, rel=2e-4)
         assert (summary["backend"], summary["world_size"], summary["nnodes"]) == (backend, 4, 2)
 
@@ -56,8 +56,8 @@ def test_every_way_to_start_gives_the_losses_of_the_host(site: str) -> None:
 @pytest.mark.timeout(1800)
 def test_a_job_that_meets_its_time_limit_goes_on_inside_the_image(site: str, workdir: Path) -> None:
     lm = ("--workload", "lm", "--sequence-length", "32", "--batch-size", "4", "--steps", "1500", "--log-every", "50")
-    words = ("submit", "--site", site, "-N", "2", "-t", "1m", "--retries", "on", "--container", "pytorch")
-    ended = hpcjobs(*words, "--name", "long", "--wait", "ddp", *lm, timeout_s=1700)
+    arguments = ("submit", "--site", site, "-N", "2", "-t", "1m", "--retries", "on", "--container", "pytorch")
+    ended = hpcjobs(*arguments, "--name", "long", "--wait", "ddp", *lm, timeout_s=1700)
     (folder,) = Path("runs").glob("long-2*")
     assert ended.code == 0, ended
     text = list(map(json.loads, (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()))
@@ -69,8 +69,8 @@ def test_a_job_that_meets_its_time_limit_goes_on_inside_the_image(site: str, wor
 @pytest.mark.timeout(900)
 def test_a_staged_image_is_what_the_ranks_run(site: str, workdir: Path) -> None:
     (workdir / "where.py").write_text("import os; print('image', os.environ['APPTAINER_CONTAINER'])", encoding="utf-8")
-    words = ("submit", "--site", site, *LAYOUT, "--container", "horovod_cpu", "--stage-image", "--name", "staged")
-    ended = hpcjobs(*words, "--wait", "where.py", timeout_s=600)
+    arguments = ("submit", "--site", site, *LAYOUT, "--container", "horovod_cpu", "--stage-image", "--name", "staged")
+    ended = hpcjobs(*arguments, "--wait", "where.py", timeout_s=600)
     assert ended.code == 0, ended
     (log,) = Path("runs").glob("staged-2*/logs/*")
     text = {line.rpartition(" ")[2] for line in log.read_text(encoding="utf-8").splitlines() if " image " in line}

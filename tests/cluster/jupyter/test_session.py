@@ -43,9 +43,9 @@ def notebook(folder: Path, cell: str) -> Path:
     return path
 
 
-def start(site: str, *words: str) -> dict[str, Any]:
+def start(site: str, *arguments: str) -> dict[str, Any]:
     """A session that answers, as ``--json`` tells of it."""
-    answer = hpcjobs("jupyter", "--site", site, "--detach", "--json", *words, timeout_s=200)
+    answer = hpcjobs("jupyter", "--site", site, "--detach", "--json", *arguments, timeout_s=200)
     assert answer.code == 0, answer
     document: dict[str, Any] = answer.json
     return document
@@ -177,8 +177,8 @@ def test_a_session_from_the_laptop_ends_there_with_its_tunnel(site: Site, desk: 
     browser = desk.folder / "bin" / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >{urls_file}\n')
     browser.chmod(0o755)
-    words = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
-    line = f"env BROWSER={browser} {shlex.join(words)}"
+    arguments = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
+    line = f"env BROWSER={browser} {shlex.join(arguments)}"
     process = desk.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     eventually(lambda: process.poll() is not None or urls_file.exists(), what="the browser")
     assert process.poll() is None, process.communicate()
@@ -208,8 +208,8 @@ def test_a_kernel_keeps_its_variables_while_the_link_is_cut_and_the_login_host_r
     greeting = "echo Welcome {to} the login node"
     path = site(bind=bind, hpcjobs=f"{greeting}; cd {shlex.quote(str(workdir))} && {python}")
     document = notebook(workdir, COUNTED)
-    words = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
-    line = f"env BROWSER=true http_proxy=http://127.0.0.1:9 {shlex.join(words)}"
+    arguments = [commandline.sys.executable, "-m", "hpcjobs", "jupyter", "--connect", "--site", path]
+    line = f"env BROWSER=true http_proxy=http://127.0.0.1:9 {shlex.join(arguments)}"
     process = desk.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     url = next(text for text in process.stderr if "open: " in text).split("open: ")[1].strip()

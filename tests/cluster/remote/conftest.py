@@ -48,17 +48,17 @@ class Desk:
         own = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         return own | {"HOME": str(self.home), "PATH": str(self.home / "bin"), **more}
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
-        """``hpcjobs WORDS`` typed into the folder of code, begun."""
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """``hpcjobs ARGUMENTS`` typed into the folder of code, begun."""
         env = self.environment(**options.pop("env", {}))
-        argv = [*self._inside, sys.executable, "-m", "hpcjobs", *words]
+        argv = [*self._inside, sys.executable, "-m", "hpcjobs", *arguments]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         program = {"executable": _NSENTER}
         return subprocess.Popen(argv, cwd=self.code, env=env, text=True, **{**pipes, **program, **options})
 
-    def hpcjobs(self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 300) -> Answer:
-        """``hpcjobs WORDS`` to its end."""
-        return await_answer(self.start(*words, env=env or {}), timeout_s=timeout_s)
+    def hpcjobs(self, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 300) -> Answer:
+        """``hpcjobs ARGUMENTS`` to its end."""
+        return await_answer(self.start(*arguments, env=env or {}), timeout_s=timeout_s)
 
     def status(self, url: str) -> str:
         """The HTTP status that ``url`` gives on the laptop; 000: nobody answers."""

@@ -63,10 +63,10 @@ def test_a_job_is_submitted_followed_and_fetched_with_every_argument_as_it_was_t
 def test_what_is_removed_on_the_laptop_is_removed_there_and_what_jobs_wrote_stays(desk: Desk) -> None:
     write_code(desk)
     (desk.code / "old.py").write_text("print('old')")
-    words = ("submit", "--site", "full", "--wait", "bash", "-c")
-    assert desk.hpcjobs(*words, "test -e old.py && echo 1 >result.csv").code == 0
+    arguments = ("submit", "--site", "full", "--wait", "bash", "-c")
+    assert desk.hpcjobs(*arguments, "test -e old.py && echo 1 >result.csv").code == 0
     (desk.code / "old.py").unlink()
-    assert desk.hpcjobs(*words, "test ! -e old.py && test -e result.csv").code == 0
+    assert desk.hpcjobs(*arguments, "test ! -e old.py && test -e result.csv").code == 0
 
 
 @pytest.mark.timeout(400)
@@ -120,12 +120,12 @@ def ssh_processes(desk: Desk) -> dict[str, int]:
     seen = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            arguments = (folder / "cmdline").read_bytes().decode().split("\0")
         except OSError:  # it has ended
             continue
-        if str(desk.home / "ssh_config") in words and "-O" not in words and words[0].endswith("ssh"):
-            seen["command" if "exec bash" in words[-2] else "connection"] = int(folder.name)
-        elif words[0].startswith(("ssh: ", str(desk.home))) and "[mux]" in words[0]:
+        if str(desk.home / "ssh_config") in arguments and "-O" not in arguments and arguments[0].endswith("ssh"):
+            seen["command" if "exec bash" in arguments[-2] else "connection"] = int(folder.name)
+        elif arguments[0].startswith(("ssh: ", str(desk.home))) and "[mux]" in arguments[0]:
             seen["connection"] = int(folder.name)
     return seen
 
@@ -154,19 +154,19 @@ def test_a_connection_that_breaks_after_sbatch_has_submitted_leaves_one_job(
 def test_a_command_typed_again_after_the_laptop_died_finds_the_job_and_typed_a_third_time_submits_anew(
     desk: Desk, slow_sbatch: Path, sandbox: Sandbox
 ) -> None:
-    words = ("submit", "--site", "full", "--name", "twice", "--parsable", "sleep", "300")
-    process = desk.start(*words)
+    arguments = ("submit", "--site", "full", "--name", "twice", "--parsable", "sleep", "300")
+    process = desk.start(*arguments)
     eventually((slow_sbatch / "submitted").exists, what="the submission")
     for pid in (process.pid, *ssh_processes(desk).values()):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
     (slow_sbatch / "go").touch()
-    again = desk.hpcjobs(*words)
+    again = desk.hpcjobs(*arguments)
     assert again.code == 0, again
     ids = slurm(sandbox, "squeue", "-h", "-o", "%i", "--name", "twice").split()
     assert ids == [again.out.strip()]
     assert "got no answer" in again.err
-    third = desk.hpcjobs(*words).out.strip()
+    third = desk.hpcjobs(*arguments).out.strip()
     ids = slurm(sandbox, "squeue", "-h", "-o", "%i", "--name", "twice").split()
     assert sorted(ids) == sorted([again.out.strip(), third])
     assert desk.hpcjobs("cancel", "--site", "full", *ids).code == 0
@@ -176,8 +176,8 @@ def test_a_command_typed_again_after_the_laptop_died_finds_the_job_and_typed_a_t
 def test_a_sweep_whose_connection_breaks_after_sbatch_has_submitted_is_one_array(
     desk: Desk, slow_sbatch: Path, sandbox: Sandbox
 ) -> None:
-    words = ("--site", "full", "--name", "swept", "--set", "x=1,2", "bash", "-c", "sleep 300")
-    process = desk.start("sweep", *words)
+    arguments = ("--site", "full", "--name", "swept", "--set", "x=1,2", "bash", "-c", "sleep 300")
+    process = desk.start("sweep", *arguments)
     eventually((slow_sbatch / "submitted").exists, what="the submission")
     os.kill(ssh_processes(desk)["command"], signal.SIGKILL)
     assert process.stderr is not None

@@ -53,13 +53,13 @@ class ClusterApart:
         done = subprocess.run(inside, env=self._environment, capture_output=True, text=True, check=False, timeout=500)
         return Answer(done.returncode, done.stdout, done.stderr)
 
-    def python(self, script: str, *words: str) -> str:
-        answer = self.run(sys.executable, "-c", script, *words)
+    def python(self, script: str, *arguments: str) -> str:
+        answer = self.run(sys.executable, "-c", script, *arguments)
         assert answer.code == 0, answer
         return answer.out
 
-    def hpcjobs(self, *words: str) -> Answer:
-        return self.run(sys.executable, "-m", "hpcjobs", *words)
+    def hpcjobs(self, *arguments: str) -> Answer:
+        return self.run(sys.executable, "-m", "hpcjobs", *arguments)
 
     def rows(self) -> list[dict[str, Any]]:
         """What ``hpcjobs ps`` lists."""

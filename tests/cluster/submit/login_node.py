@@ -26,17 +26,17 @@ class Cluster:
     submitted: list[str] = field(default_factory=list)
     """Ids of the jobs that must not outlive the test."""
 
-    def hpcjobs(self, *words: str, cwd: Path | None = None, timeout_s: float = 500) -> Answer:
-        return hpcjobs(*words, cwd=cwd or self.folder, timeout_s=timeout_s)
+    def hpcjobs(self, *arguments: str, cwd: Path | None = None, timeout_s: float = 500) -> Answer:
+        return hpcjobs(*arguments, cwd=cwd or self.folder, timeout_s=timeout_s)
 
-    def submit(self, *words: str, cwd: Path | None = None) -> Submitted:
-        answer = self.hpcjobs("submit", "--site", SITE, "--json", *words, cwd=cwd)
+    def submit(self, *arguments: str, cwd: Path | None = None) -> Submitted:
+        answer = self.hpcjobs("submit", "--site", SITE, "--json", *arguments, cwd=cwd)
         assert answer.code == 0, answer
         return self.took(answer.out)
 
-    def rows(self, *words: str) -> list[dict[str, Any]]:
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
         """What ``hpcjobs ps`` tells of this test's own jobs."""
-        answer = self.hpcjobs("ps", "--json", *words)
+        answer = self.hpcjobs("ps", "--json", *arguments)
         assert answer.code == 0, answer
         return [row for row in answer.json if row["run_dir"] is not None]
 

@@ -47,9 +47,9 @@ SuspendTime=600
 """A controller alone: its nodes are cloud nodes that never start."""
 
 
-def slurm(conf: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def slurm(conf: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "SLURM_CONF": str(conf)}
-    return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(arguments, env=env, capture_output=True, text=True, check=False)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def test_sixty_scripts_of_many_centres_ask_for_what_sbatch_asks(sandbox: Sandbox
             actual = request(conf, json.loads(ours.out)["job_id"])
             if expected != actual:
                 differences[script.name] = sorted(set(expected) ^ set(actual))
-    assert "\n".join(f"{script}: {words}" for script, words in differences.items()) == ""
+    assert "\n".join(f"{script}: {arguments}" for script, arguments in differences.items()) == ""
 
 
 def test_a_script_runs_as_by_sbatch_with_log_first_failure_and_signals(cluster: Cluster) -> None:

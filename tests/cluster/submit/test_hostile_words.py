@@ -14,7 +14,7 @@ if os.environ["RANK"] == "1":
     (pathlib.Path(os.environ["HPCJOBS_RUN_DIR"]) / "told.json").write_text(json.dumps(told))
 """
 
-WORDS = [
+ARGUMENTS = [
     "two words",
     "",
     "'single'",
@@ -61,12 +61,12 @@ FOLDERS = [
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_arguments_and_environment_values_arrive_unchanged(cluster: Cluster, launcher: str) -> None:
-    values = {f"WORD_{n}": part for n, part in enumerate(WORDS)}
+    values = {f"WORD_{n}": part for n, part in enumerate(ARGUMENTS)}
     flags = [token for name, value in values.items() for token in ("--env", f"{name}={value}")]
     program = cluster.program("tell.py", TELL)
-    job = cluster.submit("--ntasks-per-node", "2", "--launcher", launcher, *flags, program, *WORDS).done()
+    job = cluster.submit("--ntasks-per-node", "2", "--launcher", launcher, *flags, program, *ARGUMENTS).done()
     document = json.loads((job.run_dir / "told.json").read_text())
-    assert document["argv"] == WORDS
+    assert document["argv"] == ARGUMENTS
     assert {name: document["env"][name] for name in values} == values
     assert not (cluster.folder / "x").exists()
 

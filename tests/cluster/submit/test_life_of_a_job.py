@@ -126,8 +126,8 @@ def batch_shell(sandbox: Sandbox, job: str) -> int:
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_text().split("\0")
-            if any(w.startswith(f"{sandbox.root}/") and w.endswith(f"job{job:0>5}/slurm_script") for w in words):
+            arguments = (process / "cmdline").read_text().split("\0")
+            if any(w.startswith(f"{sandbox.root}/") and w.endswith(f"job{job:0>5}/slurm_script") for w in arguments):
                 pids.append(int(process.name))
     (eldest,) = (pid for pid in pids if parent(pid) not in pids)
     return eldest

@@ -99,8 +99,8 @@ def test_two_jobs_on_one_node_at_the_same_time_have_ports_of_their_own(cluster: 
     program = cluster.program("port.py", HOLD_PORT)
     meeting = cluster.folder / "meeting"
     meeting.mkdir()
-    words = ("--ntasks-per-node", "2", "-o", "nodelist=tu02", program, str(meeting))
-    jobs = [cluster.submit(*words) for _ in range(2)]
+    arguments = ("--ntasks-per-node", "2", "-o", "nodelist=tu02", program, str(meeting))
+    jobs = [cluster.submit(*arguments) for _ in range(2)]
     for job in jobs:
         assert f"1: hello from {job.id}\n" in job.done().log
     places = [(meeting / job.id).read_text().split() for job in jobs]

@@ -17,12 +17,12 @@ from waiting import eventually
 
 
 def typed(
-    cluster: Cluster, words: list[str], lines: list[str], *, env: Mapping[str, str] | None = None
+    cluster: Cluster, arguments: list[str], lines: list[str], *, env: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Exit code and screen of ``hpcjobs WORDS`` on a terminal, in which ``lines`` are typed once a prompt is there."""
+    """Exit code and screen of ``hpcjobs …`` on a terminal, in which ``lines`` are typed once a prompt is there."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "hpcjobs", *words], cwd=cluster.folder, env={**os.environ, **(env or {})},
+        [sys.executable, "-m", "hpcjobs", *arguments], cwd=cluster.folder, env={**os.environ, **(env or {})},
         stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
@@ -65,15 +65,15 @@ def test_a_shell_and_commands_run_beside_the_tasks_of_a_job(cluster: Cluster) ->
 
 
 def test_an_allocation_is_a_shell_in_which_ranks_can_be_started(cluster: Cluster) -> None:
-    words = ["alloc", "--site", SITE, "-N", "2", "--ntasks-per-node", "2", "-t", "5m"]
+    arguments = ["alloc", "--site", SITE, "-N", "2", "--ntasks-per-node", "2", "-t", "5m"]
     command = "ranks bash -c 'echo rank=$RANK of=$WORLD_SIZE main=$MASTER_ADDR' | sort"
-    code, screen = typed(cluster, words, [command, "exit 3"])
+    code, screen = typed(cluster, arguments, [command, "exit 3"])
     lines = [
         line.split("rank=")[1].split()[:2] for line in screen.splitlines() if "rank=" in line and "$RANK" not in line
     ]
     assert lines == [[str(n), "of=4"] for n in range(4)], screen
     assert code == 3, screen
-    alone = cluster.hpcjobs(*words, "bash", "-c", "echo $HPCJOBS_NTASKS")
+    alone = cluster.hpcjobs(*arguments, "bash", "-c", "echo $HPCJOBS_NTASKS")
     assert (alone.code, alone.out.split()) == (0, ["4"]), alone
 
 

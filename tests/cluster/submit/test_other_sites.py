@@ -34,8 +34,8 @@ def test_tasks_have_the_scripts_environment_where_jobs_are_submitted_with_export
     cluster: Cluster, launcher: str
 ) -> None:
     site = site_of(cluster, sbatch=["export=NONE"], env={"OF_THE_SITE": "yes"})
-    words = ("-N", "2", "--ntasks-per-node", "1", "--launcher", launcher, "bash", "-c", 'echo "has $OF_THE_SITE"')
-    answer = cluster.hpcjobs("submit", "--site", site, "--json", *words)
+    arguments = ("-N", "2", "--ntasks-per-node", "1", "--launcher", launcher, "bash", "-c", 'echo "has $OF_THE_SITE"')
+    answer = cluster.hpcjobs("submit", "--site", site, "--json", *arguments)
     assert answer.code == 0, answer
     job = cluster.took(answer.out).done()
     assert sorted(line for line in job.log.splitlines() if "has" in line) == ["0: has yes", "1: has yes"]
@@ -46,8 +46,8 @@ def test_a_job_loads_the_modules_of_its_site_and_one_that_is_not_there_ends_it_b
     """By the hosts' own Environment Modules; openmpi is what tu-hpc names."""
     listed = cluster.submit("-N", "2", "--ntasks-per-node", "1", "bash", "-c", "module -t list 2>&1").done().log
     assert sorted(line for line in listed.splitlines() if "openmpi" in line) == ["0: openmpi", "1: openmpi"]
-    words = ("submit", "--site", site_of(cluster, modules=["openmpi", "cuda/99"]), "--json", "true")
-    job = cluster.took(cluster.hpcjobs(*words).out)
+    arguments = ("submit", "--site", site_of(cluster, modules=["openmpi", "cuda/99"]), "--json", "true")
+    job = cluster.took(cluster.hpcjobs(*arguments).out)
     assert job.wait().code == 1
     assert "Unable to locate a modulefile for 'cuda/99'" in job.log
     assert "module load cuda/99 failed" in job.log
@@ -56,8 +56,19 @@ def test_a_job_loads_the_modules_of_its_site_and_one_that_is_not_there_ends_it_b
 def test_the_script_of_a_dry_run_runs_by_sbatch_alone(cluster: Cluster) -> None:
     """``hpcjobs submit --dry-run ... > job.sh; sbatch job.sh``, for a job and for an array."""
     for name, flags in (("one", ("-N", "2", "--ntasks-per-node", "1")), ("many", ("-a", "0-1"))):
-        words = ("submit", "--site", SITE_NAME, "--dry-run", "--name", name, *flags, "bash", "-c", 'echo "rank $RANK"')
-        answer = cluster.hpcjobs(*words)
+        arguments = (
+            "submit",
+            "--site",
+            SITE_NAME,
+            "--dry-run",
+            "--name",
+            name,
+            *flags,
+            "bash",
+            "-c",
+            'echo "rank $RANK"',
+        )
+        answer = cluster.hpcjobs(*arguments)
         assert answer.code == 0, answer
         (cluster.folder / f"{name}.sh").write_text(answer.out)
         cluster.slurm("sbatch", "--wait", f"{name}.sh")

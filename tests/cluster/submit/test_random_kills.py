@@ -22,10 +22,10 @@ def processes(job: Submitted) -> dict[int, str]:
     result = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (place / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            arguments = (place / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
             environ = (place / "environ").read_bytes().split(b"\0")
-            if f"slurmstepd: [{job.id}." in words or f"SLURM_JOB_ID={job.id}".encode() in environ:
-                result[int(place.name)] = words[:60]
+            if f"slurmstepd: [{job.id}." in arguments or f"SLURM_JOB_ID={job.id}".encode() in environ:
+                result[int(place.name)] = arguments[:60]
     return result
 
 
@@ -51,8 +51,8 @@ def test_twenty_killed_processes_leave_the_losses_of_the_run_left_alone(cluster:
         target = max(steps(job), STEPS_BETWEEN * (number - 1)) + STEPS_BETWEEN
         eventually(lambda target=target: steps(job) >= target or failed(job), timeout_s=240)  # type: ignore[misc]
         assert not failed(job), job.log
-        pid, words = chance.choice(sorted(processes(job).items()))
-        print(f"kill {number} at step {steps(job)}: {words}", flush=True)
+        pid, arguments = chance.choice(sorted(processes(job).items()))
+        print(f"kill {number} at step {steps(job)}: {arguments}", flush=True)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     answer = job.wait(timeout_s=400)

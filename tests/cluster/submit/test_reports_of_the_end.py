@@ -40,11 +40,11 @@ def test_a_webhook_hears_of_the_end_a_failure_a_cancellation_and_a_requeue(clust
     hook = cluster.folder / "hook"
     hook.touch(mode=0o600)
     hook.write_text(f"http://127.0.0.1:{(cluster.folder / 'port').read_text()}/s3cret\n")
-    words = ("-w", host, "-c", "1", "-t", "5m", "--notify", f"webhook:{hook}")
-    endless = cluster.submit(*words, "-J", "endless", "sleep", "300")
-    again = cluster.submit(*words, "-J", "again", "--retries", "error=1", cluster.program("once.sh", ONCE))
-    good = cluster.submit(*words, "-J", "good", "true")
-    bad = cluster.submit(*words, "-J", "bad", "false")
+    arguments = ("-w", host, "-c", "1", "-t", "5m", "--notify", f"webhook:{hook}")
+    endless = cluster.submit(*arguments, "-J", "endless", "sleep", "300")
+    again = cluster.submit(*arguments, "-J", "again", "--retries", "error=1", cluster.program("once.sh", ONCE))
+    good = cluster.submit(*arguments, "-J", "good", "true")
+    bad = cluster.submit(*arguments, "-J", "bad", "false")
     endless.becomes("RUNNING")
     assert cluster.hpcjobs("cancel", endless.id).code == 0
     for job in (endless, again, good, bad):

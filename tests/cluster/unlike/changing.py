@@ -34,13 +34,13 @@ class Cluster:
         self.hosts = [host.name for host in sandbox.hosts]
         self._env = {"SLURM_CONF": sandbox.slurm_conf}
 
-    def slurm(self, *words: str) -> str:
-        answer = run([*words], env=self._env)
+    def slurm(self, *arguments: str) -> str:
+        answer = run([*arguments], env=self._env)
         assert answer.code == 0, answer
         return answer.out
 
-    def update(self, *words: str) -> None:
-        self.slurm("scontrol", "update", *words)
+    def update(self, *arguments: str) -> None:
+        self.slurm("scontrol", "update", *arguments)
 
     def rename_partition(self, old: str, new: str) -> None:
         text = self.conf.read_text()
@@ -92,8 +92,8 @@ def wrong(answer: Answer) -> dict[str, str]:
     return {f["subject"]: f["text"] for f in answer.json["findings"] if f["verdict"] == "wrong"}
 
 
-def check(*words: str) -> Answer:
-    return within("sites", "check", "ours", "--json", *words)
+def check(*arguments: str) -> Answer:
+    return within("sites", "check", "ours", "--json", *arguments)
 
 
 CPUS = """\
@@ -118,8 +118,10 @@ def test_cpus_with_whole_nodes_a_hidden_partition_licences_and_switches(
         assert yaml.safe_load(file.read_text())["licenses"] == {"matlab": 2}
         is_green(cluster, jobs=3)
         shown = 'scontrol show job "$SLURM_JOB_ID"'
-        words = ("submit", "--site", "ours", "--follow", "-p", "whole", "-n", "1", "-L", "matlab:2")
-        job = ok(*words, "bash", "-c", f"{shown} | grep -o 'OverSubscribe=.*\\|Licenses=[^ ]*\\|NumCPUs=[0-9]*'").out
+        arguments = ("submit", "--site", "ours", "--follow", "-p", "whole", "-n", "1", "-L", "matlab:2")
+        job = ok(
+            *arguments, "bash", "-c", f"{shown} | grep -o 'OverSubscribe=.*\\|Licenses=[^ ]*\\|NumCPUs=[0-9]*'"
+        ).out
         assert "NumCPUs=4" in job
         assert "Licenses=matlab:2" in job
         assert "there are 2 of matlab" in within("submit", "--site", "ours", "-L", "matlab:3", "true").err

@@ -88,21 +88,21 @@ class Visitor:
     folder: Path
     env: dict[str, str]
 
-    def hpcjobs(self, *words: str) -> Answer:
+    def hpcjobs(self, *arguments: str) -> Answer:
         # May read everything: this Python can lie in root's home.
         user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=+dac_read_search"]
-        command = [*user, "--ambient-caps=+dac_read_search", sys.executable, "-m", "hpcjobs", *words]
+        command = [*user, "--ambient-caps=+dac_read_search", sys.executable, "-m", "hpcjobs", *arguments]
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300)
         return Answer(done.returncode, done.stdout, done.stderr)
 
-    def run(self, *words: str) -> str:
+    def run(self, *arguments: str) -> str:
         """What one of Slurm's own commands prints for the user."""
         user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
         env = {name: value for name, value in self.env.items() if name not in DEFAULTS}
         record = current()
         assert record is not None
         done = subprocess.run(
-            [*user, *words],
+            [*user, *arguments],
             cwd=self.folder,
             env=env | {"PATH": "/usr/bin:/bin", "SLURM_CONF": record.slurm_conf},
             capture_output=True,
@@ -111,8 +111,8 @@ class Visitor:
         )
         return done.stdout
 
-    def submit(self, *words: str) -> tuple[str, Path]:
-        answer = self.hpcjobs("submit", "--json", *words)
+    def submit(self, *arguments: str) -> tuple[str, Path]:
+        answer = self.hpcjobs("submit", "--json", *arguments)
         assert answer.code == 0, answer
         return answer.json["job_id"], Path(answer.json["run_dir"])
 
@@ -177,8 +177,8 @@ def test_a_program_that_asks_to_be_started_again_goes_on_as_another_job_in_the_s
         'echo "${LC_ALL-none} ${SLURM_TIME_FORMAT-none}"; [ ! -e $HPCJOBS_CONTROL_DIR/progress ] || exit 0; '
         "echo 5 > $HPCJOBS_CONTROL_DIR/progress; exit 85"
     )
-    words = ["--site", "own-python", "--retries", "on", "-o", "comment=x JobState=TIMEOUT Restarts=7", "bash", "-c"]
-    job_id, run_dir = visitor.submit(*words, program)
+    arguments = ["--site", "own-python", "--retries", "on", "-o", "comment=x JobState=TIMEOUT Restarts=7", "bash", "-c"]
+    job_id, run_dir = visitor.submit(*arguments, program)
     answer = visitor.hpcjobs("wait", job_id)
     assert answer.code == 0, answer
     attempts = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]

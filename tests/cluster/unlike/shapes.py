@@ -37,7 +37,7 @@ def test_what_sites_init_writes_on_a_sandbox_like_a_slurm_conf_runs_jobs_as_it_i
 def test_a_job_runs_on_a_sandbox_like_a_system_of_the_gallery(name: str, says: str) -> None:
     """Two nodes, with the options, the QOS and the environment of the site."""
     ok("sandbox", "up", "--like", name, "--nodes", "4")
-    words = ("-N", "2", "--ntasks-per-node", "2", "-c", "1", "env")
-    job = ok("submit", "--site", name, "--wait", "--json", *words).json
+    arguments = ("-N", "2", "--ntasks-per-node", "2", "-c", "1", "env")
+    job = ok("submit", "--site", name, "--wait", "--json", *arguments).json
     log = ok("logs", "--site", name, job["job_id"]).out
     assert {line.partition(":")[0] for line in log.splitlines() if line.endswith(f": {says}")} == {"0", "1", "2", "3"}

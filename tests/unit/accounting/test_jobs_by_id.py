@@ -76,8 +76,8 @@ def test_sacct_is_asked_about_the_cluster_that_the_environment_names(
 
 def test_sums_and_jobs_that_nobody_measured_are_printed_as_unknown() -> None:
     """A site without prices and watts: no ``0.00 None``, no ``0 Wh``, no ``0 kWh``."""
-    for words in (["7"], ["7", "--by", "user"]):
-        answer = within("report", "jobs", "--all-users", *words)
+    for arguments in (["7"], ["7", "--by", "user"]):
+        answer = within("report", "jobs", "--all-users", *arguments)
         assert answer.code == 0, answer
         assert "None" not in answer.out
         assert "Wh" not in answer.out

@@ -178,12 +178,12 @@ class SampleCluster:
         path.write_text(script if script.startswith("#!") else f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
 
-    def submit(self, job_id: str, *words: str, at: float) -> Path:
+    def submit(self, job_id: str, *arguments: str, at: float) -> Path:
         """The run folder of a job that was submitted ``at`` so many seconds before now."""
         (self.commands / "next").write_text(job_id)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "time", lambda: NOW - at)
-            folder = Path(ok("submit", "--json", *words).json["run_dir"])
+            folder = Path(ok("submit", "--json", *arguments).json["run_dir"])
         self.run_dirs[job_id] = folder
         return folder
 

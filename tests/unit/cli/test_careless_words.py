@@ -15,7 +15,7 @@ from hpcjobs.sweeps.sweep_index import remember
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         ("submit --site {here} true", 4, "is a folder, not a file"),
         ("submit --site local -o constraint true", 5, "it takes a value: -o constraint=VALUE"),
@@ -38,11 +38,11 @@ from hpcjobs.sweeps.sweep_index import remember
         ("jupyter --site local --token-file none.txt", 5, "No such file or directory"),
     ],
 )
-def test_a_careless_word_is_explained(here: Path, words: str, code: int, message: str) -> None:
+def test_a_careless_word_is_explained(here: Path, arguments: str, code: int, message: str) -> None:
     (here / "number.yaml").write_text("program: [ddp, 3]\n")
     (here / "high.yaml").write_text("sample: {n: 3, space: {lr: {low: 2, high: 1}}}\n")
     (here / "log.yaml").write_text("sample: {n: 3, space: {lr: {low: 0, high: 1, log: true}}}\n")
-    answer = within(*words.format(here=here).split())
+    answer = within(*arguments.format(here=here).split())
     assert answer.code == code, answer
     assert message.format(here=here) in answer.err, answer
     assert "[Errno" not in answer.err
@@ -58,8 +58,8 @@ def test_a_folder_that_cannot_be_written_is_no_unforeseen_error(
 
     monkeypatch.setattr(Path, "mkdir", refused)
     monkeypatch.setattr("hpcjobs.scaling.study.write_beside", refused)
-    name, *words = verb.split()
-    answer = within(name, "--site", "local", *words)
+    name, *arguments = verb.split()
+    answer = within(name, "--site", "local", *arguments)
     assert answer.code in (3, 5), answer
     assert "Permission denied" in answer.err
     assert "details in" not in answer.err

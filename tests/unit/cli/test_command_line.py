@@ -124,7 +124,7 @@ def test_options_after_the_program_belong_to_it(cluster: Path) -> None:
 
 
 def test_every_sbatch_option_is_reached_by_o(cluster: Path) -> None:
-    words = (
+    arguments = (
         "-o",
         "comment=123",
         "-o",
@@ -138,7 +138,7 @@ def test_every_sbatch_option_is_reached_by_o(cluster: Path) -> None:
         "-o",
         "time=",
     )
-    script = ok("submit", "--dry-run", *words, "true").out
+    script = ok("submit", "--dry-run", *arguments, "true").out
     for line in ("--comment=123", "--nice=-5", "--exclusive", "--mail-type=END", "--mem=0"):
         assert f"\n#SBATCH {line}\n" in script
     assert "--time" not in script
@@ -161,7 +161,7 @@ def test_explain_tells_where_each_value_was_read(cluster: Path, here: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "keys"),
+    ("arguments", "keys"),
     [
         (["submit", "--json", "true"], {"job_id", "cluster", "site", "run_dir", "name"}),
         (["submit", "--dry-run", "--json", "true"], {"job", "script", "run_dir", "command", "made_by"}),
@@ -172,25 +172,25 @@ def test_explain_tells_where_each_value_was_read(cluster: Path, here: Path) -> N
         (["sites", "show", "mine", "--json"], {"name", "path", "partitions", "defaults", "gpu_request"}),
     ],
 )
-def test_json_is_one_object_with_its_documented_keys(cluster: Path, words: list[str], keys: set[str]) -> None:
+def test_json_is_one_object_with_its_documented_keys(cluster: Path, arguments: list[str], keys: set[str]) -> None:
     ok("submit", "true")
-    document = ok(*words).json
+    document = ok(*arguments).json
     assert keys <= set(document)
 
 
 @pytest.mark.parametrize(
-    ("words", "keys"),
+    ("arguments", "keys"),
     [
         (["ps", "--json"], {"record", "name", "site", "run_dir"}),
         (["sites", "--json"], {"name", "path", "shadowed", "description"}),
         (["wait", "--json", "42"], {"job_id", "state", "source", "exit_code", "elapsed_s"}),
     ],
 )
-def test_json_of_many_is_one_list(cluster: Path, words: list[str], keys: set[str]) -> None:
+def test_json_of_many_is_one_list(cluster: Path, arguments: list[str], keys: set[str]) -> None:
     ok("submit", "true")
-    if words[0] == "wait":
+    if arguments[0] == "wait":
         ended(cluster, 0)
-    document = ok(*words).json
+    document = ok(*arguments).json
     assert document
     assert all(keys == set(row) or keys <= set(row) for row in document)
 
@@ -246,7 +246,7 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["submit", "--nodse", "2", "true"], 2, "--nodes"),
         (["submit", "-N", "two", "true"], 5, "two"),
@@ -266,9 +266,9 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
     ],
 )
 def test_a_mistake_ends_with_its_code_and_one_message(
-    cluster: Path, here: Path, words: list[str], code: int, message: str
+    cluster: Path, here: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    answered = within(*words)
+    answered = within(*arguments)
     assert answered.code == code, answered
     assert message in answered.err
     assert "Traceback" not in answered.err
@@ -380,10 +380,10 @@ def test_records_from_an_earlier_version_are_still_read(cluster: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("submit", "-h"), ("help", "submit"), ("sweep", "run", "-h"), ("help", "sweep", "run")]
+    "arguments", [("submit", "-h"), ("help", "submit"), ("sweep", "run", "-h"), ("help", "sweep", "run")]
 )
-def test_help_is_found_however_it_is_asked_for(words: tuple[str, ...]) -> None:
-    assert "--constraint" in ok(*words).out
+def test_help_is_found_however_it_is_asked_for(arguments: tuple[str, ...]) -> None:
+    assert "--constraint" in ok(*arguments).out
 
 
 def test_help_alone_and_the_version_have_short_forms() -> None:
@@ -403,8 +403,8 @@ def test_jobs_are_listed_by_state_name_age_and_number() -> None:
         ok("submit", "--site", "local", "--name", name, "--wait", "true")
     within("submit", "--site", "local", "--name", "third", "--wait", "false")
 
-    def names(*words: str) -> list[str]:
-        return [row["name"] for row in ok("ps", "--json", *words).json]
+    def names(*arguments: str) -> list[str]:
+        return [row["name"] for row in ok("ps", "--json", *arguments).json]
 
     assert names("--name", "second") == ["second", "second"]
     assert names("--state", "failed") == ["third"]
@@ -420,10 +420,12 @@ def test_jobs_are_listed_by_state_name_age_and_number() -> None:
 def test_run_folders_are_left_out_on_a_terminal_unless_they_are_asked_for() -> None:
     run_dir = ok("submit", "--site", "local", "--wait", "--json", "true").json["run_dir"]
     assert run_dir in ok("ps").out
-    for words, shown in (((), False), (("--wide",), True)):
+    for arguments, shown in (((), False), (("--wide",), True)):
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        with subprocess.Popen([sys.executable, "-m", "hpcjobs", "ps", *words], stdout=slave, stdin=slave) as process:
+        with subprocess.Popen(
+            [sys.executable, "-m", "hpcjobs", "ps", *arguments], stdout=slave, stdin=slave
+        ) as process:
             os.close(slave)
             seen = read_all(master)
         assert process.returncode == 0

@@ -127,8 +127,12 @@ def test_bash_completes_names_and_values() -> None:
     ],
 )
 def test_every_verb_that_takes_a_job_completes_it(verb: str) -> None:
-    words = ["hpcjobs", *verb.split(), "res"]
-    env = {"_HPCJOBS_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    arguments = ["hpcjobs", *verb.split(), "res"]
+    env = {
+        "_HPCJOBS_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(arguments),
+        "COMP_CWORD": str(len(arguments) - 1),
+    }
     command = [sys.executable, "-m", "hpcjobs"]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.stdout.split(), done.stderr) == (["resnet"], "")

@@ -51,12 +51,12 @@ def each_verb(run_dir: Path) -> None:
     listed = within("ps", "-a")
     assert "second" in listed.out, listed
     asking = (["ps"], ["show", "L1"], ["show", "--json", "L1"], ["logs", "L1"], ["wait", "L1"], ["cancel", "L1"])
-    for words in (*asking, ["prune", "--older-than", "1m"]):
-        answer = within(*words)  # an exception that nobody foresaw would come through
-        assert answer.code in (0, 1, 3, 6), (words, answer)
+    for arguments in (*asking, ["prune", "--older-than", "1m"]):
+        answer = within(*arguments)  # an exception that nobody foresaw would come through
+        assert answer.code in (0, 1, 3, 6), (arguments, answer)
     within("show", str(run_dir))
-    for words in (["archive", "L1"], ["exec", "L1", "true"], ["hold", "L1"]):
-        assert within(*words).code in (0, 5, 6), words
+    for arguments in (["archive", "L1"], ["exec", "L1", "true"], ["hold", "L1"]):
+        assert within(*arguments).code in (0, 5, 6), arguments
     Path("first_L1.tar").unlink(missing_ok=True)
 
 
@@ -86,9 +86,9 @@ def test_a_run_folder_that_cannot_be_read_is_named_and_ends_no_verb(
         refused(path)
         return read(path)
 
-    def stat_of(path: int | str | Path, *words: object, **more: object) -> os.stat_result:
+    def stat_of(path: int | str | Path, *arguments: object, **more: object) -> os.stat_result:
         refused(path)
-        return stat(path, *words, **more)  # type: ignore[arg-type]
+        return stat(path, *arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     monkeypatch.setattr(os, "stat", stat_of)

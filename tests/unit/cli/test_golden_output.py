@@ -49,7 +49,7 @@ def block(title: str, text: str) -> str:
 def record(case: Case, see: Callable[[int | None], Answer]) -> str:
     """The text of one case: on a pipe, and on terminals where that differs."""
     pipe = see(None)
-    parts = [f"$ {shlex.join(['hpcjobs', *case.words])}\n", f"exit code {pipe.code}\n"]
+    parts = [f"$ {shlex.join(['hpcjobs', *case.arguments])}\n", f"exit code {pipe.code}\n"]
     parts += [block("pipe", pipe.out), *([block("pipe, standard error", pipe.err)] if pipe.err else [])]
     before, seen = "", {width: see(width) for width in WIDTHS}
     for width, answer in seen.items():
@@ -76,7 +76,7 @@ def test_what_a_verb_prints_is_as_recorded(
 
     def see(width: int | None) -> Answer:
         cluster.restore(prepared)
-        return within(*case.words) if width is None else on_terminal(*case.words, columns=width)
+        return within(*case.arguments) if width is None else on_terminal(*case.arguments, columns=width)
 
     text = record(case, see)
     path = GOLDEN / f"{case.name}.txt"
@@ -96,22 +96,22 @@ def test_the_width_of_a_terminal_is_no_matter_on_a_pipe(
     assert len(texts) == 2
 
 
-def verbs(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def verbs(command: Any, arguments: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every verb that a user can type, without hidden ones."""
     if not hasattr(command, "list_commands"):
-        yield words
+        yield arguments
         return
-    context = command.make_context(words[-1] if words else "hpcjobs", ["x"], resilient_parsing=True)
-    if words and command.invoke_without_command:
-        yield words
+    context = command.make_context(arguments[-1] if arguments else "hpcjobs", ["x"], resilient_parsing=True)
+    if arguments and command.invoke_without_command:
+        yield arguments
     for name in command.list_commands(context):
         verb = command.get_command(context, name)
         if not verb.hidden:
-            yield from verbs(verb, (*words, name))
+            yield from verbs(verb, (*arguments, name))
 
 
 def test_every_verb_is_recorded_and_nothing_else() -> None:
-    everything = {" ".join(words) for words in verbs(typer.main.get_command(app))}
+    everything = {" ".join(arguments) for arguments in verbs(typer.main.get_command(app))}
     assert everything - FULL_SCREEN == {case.verb for case in CASES}
     assert {path.stem for path in GOLDEN.iterdir()} == {case.name for case in CASES}
 
@@ -120,10 +120,10 @@ def test_every_verb_is_recorded_and_nothing_else() -> None:
 def test_no_help_is_cut_or_wider_than_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     every_verb = list(verbs(typer.main.get_command(app)))
-    groups = {words[:1] for words in every_verb if len(words) > 1}
-    for words in (*every_verb, *groups, ()):
-        out = within(*words, "--help").out
+    groups = {arguments[:1] for arguments in every_verb if len(arguments) > 1}
+    for arguments in (*every_verb, *groups, ()):
+        out = within(*arguments, "--help").out
         assert not re.search(r"[^]}]\.\.\.$", out, re.MULTILINE), out
-        assert "--install-completion" not in out or not words
+        assert "--install-completion" not in out or not arguments
         if "Also, as sbatch" not in out:  # whose names are not broken
             assert max(map(len, out.splitlines())) <= width, out

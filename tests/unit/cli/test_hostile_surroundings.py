@@ -113,7 +113,7 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (("-o", "time=2h", "-t", "1h"), 5, "time has been given by its own flag too"),
         (("-o", "chdir="), 5, "say --chdir"),
@@ -123,10 +123,10 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
     ],
 )
 def test_an_option_said_twice_or_in_the_wrong_place_is_refused(
-    cluster: Path, words: tuple[str, ...], code: int, message: str
+    cluster: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     ok("submit", "true")
-    answer = within(*SUBMIT, *words, "true")
+    answer = within(*SUBMIT, *arguments, "true")
     assert (answer.code, message in answer.err) == (code, True), answer
 
 
@@ -179,8 +179,8 @@ def test_a_deleted_working_folder_is_explained(cluster: Path, here: Path, tmp_pa
     os.chdir(missing)
     missing.rmdir()
     try:
-        for words in (*VERBS, ("cancel", "42"), ("--help",), ("--version",)):
-            answer = within(*words)
+        for arguments in (*VERBS, ("cancel", "42"), ("--help",), ("--version",)):
+            answer = within(*arguments)
             explained(answer)
             if answer.code != 0 and "hpcjobs" in answer.err:
                 assert "Traceback" not in answer.err
@@ -194,9 +194,9 @@ def test_a_working_folder_whose_name_is_no_utf8_is_explained(cluster: Path, here
     os.mkdir(odd)
     os.chdir(odd)
     try:
-        for words in VERBS:
+        for arguments in VERBS:
             explained(within("submit", "--site", str(here / "site_configs" / "mine.yaml"), "true"))
-            explained(within(*words))
+            explained(within(*arguments))
     finally:
         os.chdir(here)
 
@@ -212,19 +212,19 @@ def test_a_terminal_without_utf8_shows_every_job(cluster: Path, here: Path, loca
     index.add(
         Entry(job_id="42", name="नमस्ते", site="mine", scheduler="slurm", run_dir=str(run_dir), submitted=time.time())
     )
-    for words in (("ps",), ("show", "42"), ("submit", "--dry-run", "--name", "x", "echo", "∞é")):
-        answer = hpcjobs(*words, env=locale)
+    for arguments in (("ps",), ("show", "42"), ("submit", "--dry-run", "--name", "x", "echo", "∞é")):
+        answer = hpcjobs(*arguments, env=locale)
         assert "Traceback" not in answer.err, answer
         assert answer.code in (0, 5), answer
 
 
 def test_a_reader_that_goes_away_is_no_error(cluster: Path, here: Path) -> None:
     ok("submit", "true")
-    for words in (("ps",), ("show", "42"), ("submit", "--dry-run", "true"), ("submit", "true")):
+    for arguments in (("ps",), ("show", "42"), ("submit", "--dry-run", "true"), ("submit", "true")):
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            command = [sys.executable, "-m", "hpcjobs", *words]
+            command = [sys.executable, "-m", "hpcjobs", *arguments]
             done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
         finally:
             os.close(writer)
@@ -288,8 +288,8 @@ def test_the_packages_of_slurm_alone_make_no_login_node(
 
 def test_combinations_of_flags_and_environment_are_explained(cluster: Path) -> None:
     """Pairs of careless flags under environments as users have them."""
-    words = "-N 2,-a 0-1,--snapshot,--retries on,--preflight,--spare 1,--min-nodes 1,--signal-before 5m,--explain"
-    flags = [flag.split() for flag in (*words.split(","), "--launcher torchrun")]
+    arguments = "-N 2,-a 0-1,--snapshot,--retries on,--preflight,--spare 1,--min-nodes 1,--signal-before 5m,--explain"
+    flags = [flag.split() for flag in (*arguments.split(","), "--launcher torchrun")]
     settings: list[dict[str, str]] = [
         {"SBATCH_PARTITION": "x"},
         {"SLURM_CLUSTERS": "a,b"},
@@ -325,22 +325,22 @@ def test_a_damaged_file_of_a_run_folder_is_explained(cluster: Path, here: Path, 
     (run_dir,) = (here / "runs").glob("true-*")
     for content in (b"", b"[]", b"{}", b'{"state": 1}', b"\xff\xfe", b"[" * 3000):
         (run_dir / name).write_bytes(content)
-        for words in (("ps",), ("show", "42"), ("logs", "42"), ("cancel", "42")):
-            explained(within(*words))
+        for arguments in (("ps",), ("show", "42"), ("logs", "42"), ("cancel", "42")):
+            explained(within(*arguments))
     (run_dir / name).unlink(missing_ok=True)
     (run_dir / name).mkdir()
-    for words in (("ps",), ("show", "42"), ("logs", "42"), ("cancel", "42")):
-        explained(within(*words))
+    for arguments in (("ps",), ("show", "42"), ("logs", "42"), ("cancel", "42")):
+        explained(within(*arguments))
 
 
 def test_a_state_folder_that_cannot_be_made_is_explained(cluster: Path) -> None:
     (Path.home() / ".local").write_text("in its place")
-    for words in (
+    for arguments in (
         ("ps",),
         ("submit", "true"),
         ("submit", "--site", "local", "true"),
         ("nodes",),
         ("sweep", "status", "x"),
     ):
-        explained(within(*words))
+        explained(within(*arguments))
     assert "the queue of this machine cannot be written" in within("submit", "--site", "local", "true").err

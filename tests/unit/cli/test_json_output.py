@@ -101,9 +101,9 @@ def test_what_a_verb_prints_is_valid_by_its_schema(
 def test_every_output_has_a_case_and_every_verb_with_json_an_output() -> None:
     assert {*CASES, *ELSEWHERE} == {*OUTPUTS}
     described = {re.split(r",| --", output)[0] for output in OUTPUTS}
-    for words in verbs(typer.main.get_command(app)):
-        if "--json" in within(*words, "--help").out:
-            assert " ".join(words) in described or words[0] in described, words
+    for arguments in verbs(typer.main.get_command(app)):
+        if "--json" in within(*arguments, "--help").out:
+            assert " ".join(arguments) in described or arguments[0] in described, arguments
 
 
 def test_moments_are_times_with_a_zone_and_a_field_that_is_missing_is_an_error(cluster: SampleCluster) -> None:

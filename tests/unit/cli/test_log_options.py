@@ -60,7 +60,7 @@ def test_lines_are_chosen_by_rank_pattern_and_number(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--grep", "("), "--grep (: no regular expression"),
         (("--since", "soon"), "--since: time 'soon' is not understood"),
@@ -72,8 +72,8 @@ def test_lines_are_chosen_by_rank_pattern_and_number(run_dir: Path) -> None:
         (("--timestamps",), "--timestamps: a log does not hold the times of its lines\nhint: with -f"),
     ],
 )
-def test_options_that_cannot_be_used_are_named(run_dir: Path, words: tuple[str, ...], message: str) -> None:
-    answered = within("logs", *words)
+def test_options_that_cannot_be_used_are_named(run_dir: Path, arguments: tuple[str, ...], message: str) -> None:
+    answered = within("logs", *arguments)
     assert (answered.code, answered.out) == (5, "")
     assert message in answered.err
 

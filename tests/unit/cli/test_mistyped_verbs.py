@@ -21,10 +21,10 @@ def mistype(verb: str) -> list[str]:
     return [swapped, verb[:middle] + verb[middle - 1 :], verb[:middle] + verb[middle + 1 :]]
 
 
-@pytest.mark.parametrize("words", [words for words in EVERY_VERB if words], ids=" ".join)
-def test_a_mistyped_verb_is_an_error_with_the_nearest_name(words: tuple[str, ...], here: Path) -> None:
-    *group, verb = words
-    typed = {" ".join(words) for words in EVERY_VERB}
+@pytest.mark.parametrize("arguments", [arguments for arguments in EVERY_VERB if arguments], ids=" ".join)
+def test_a_mistyped_verb_is_an_error_with_the_nearest_name(arguments: tuple[str, ...], here: Path) -> None:
+    *group, verb = arguments
+    typed = {" ".join(arguments) for arguments in EVERY_VERB}
     for slip in mistype(verb):
         if " ".join([*group, slip]) in typed or slip == verb:
             continue
@@ -35,8 +35,8 @@ def test_a_mistyped_verb_is_an_error_with_the_nearest_name(words: tuple[str, ...
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("words", ["sweep train.py", "jupyter notebook", "report 42", "help sweep statsu"])
-def test_what_is_no_verb_of_a_group_is_never_run(words: str, here: Path) -> None:
-    answer = within(*words.split())
+@pytest.mark.parametrize("arguments", ["sweep train.py", "jupyter notebook", "report 42", "help sweep statsu"])
+def test_what_is_no_verb_of_a_group_is_never_run(arguments: str, here: Path) -> None:
+    answer = within(*arguments.split())
     assert (answer.code, answer.out) == (2, ""), answer
     assert "known: " in answer.err, answer

@@ -88,9 +88,9 @@ def test_waiting_for_a_job_shows_its_steps_and_the_time_left(here: Path) -> None
 
 
 def test_a_sweep_on_a_pipe_is_waited_for_without_rich(here: Path) -> None:
-    words = ("sweep", "--site", "local", "--set", "lr=1,2", "--name", "lr", "--wait", "true")
+    arguments = ("sweep", "--site", "local", "--set", "lr=1,2", "--name", "lr", "--wait", "true")
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "hpcjobs", *words], capture_output=True, text=True, timeout=500
+        [sys.executable, "-X", "importtime", "-m", "hpcjobs", *arguments], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert "hpcjobs: sweep lr: 2 of 2 cells have ended: 2 COMPLETED\n" in done.stderr

@@ -48,10 +48,10 @@ def test_every_option_that_a_job_can_have_is_declared_once() -> None:
 @pytest.mark.parametrize("option", SBATCH_OPTIONS, ids=lambda option: option.field)
 def test_an_option_typed_as_for_sbatch_reaches_sbatch(site: str, option: SbatchOption) -> None:
     value = VALUES.get(option.field, "3" if option.kind is int or option.field in PER_NODE else "a")
-    words = [option.short or option.flag] + ([] if option.kind is SWITCH else [value])
-    words = [f"{option.flag}={value}"] if option.flag in VALUE_OF_BARE else words
-    words += ["--gpus", "1"] if option.field in ("cpus_per_gpu", "ntasks_per_gpu") else []
-    script = ok("submit", "--site", site, *words, "--dry-run", "true").out
+    arguments = [option.short or option.flag] + ([] if option.kind is SWITCH else [value])
+    arguments = [f"{option.flag}={value}"] if option.flag in VALUE_OF_BARE else arguments
+    arguments += ["--gpus", "1"] if option.field in ("cpus_per_gpu", "ntasks_per_gpu") else []
+    script = ok("submit", "--site", site, *arguments, "--dry-run", "true").out
     line = option.flag if option.kind is SWITCH else f"{option.flag}={value}"
     line = PER_NODE.get(option.field, line)
     assert f"#SBATCH {line}\n" in script
@@ -60,13 +60,13 @@ def test_an_option_typed_as_for_sbatch_reaches_sbatch(site: str, option: SbatchO
 @pytest.mark.parametrize("verb", ["submit", "where", "alloc", "sweep --set a=1", "scale", "rerun", "jupyter"])
 def test_exclusive_has_a_value_or_none_on_every_verb(verb: str) -> None:
     """``--exclusive PROGRAM``: the program is no value of it."""
-    name, *words = verb.split()
+    name, *arguments = verb.split()
     for option in ("--exclusive", "--exclusive=user"):
-        assert "Option '--exclusive'" not in within(name, *words, option, "--site", "none", "true").err
+        assert "Option '--exclusive'" not in within(name, *arguments, option, "--site", "none", "true").err
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("arguments", "line"),
     [
         ("--exclusive true", "--exclusive"),
         ("--exclusive=user true", "--exclusive=user"),
@@ -76,25 +76,25 @@ def test_exclusive_has_a_value_or_none_on_every_verb(verb: str) -> None:
         ("true --exclusive", None),
     ],
 )
-def test_exclusive_stands_as_sbatch_has_it(site: str, words: str, line: str | None) -> None:
-    script = ok("submit", "--site", site, "--dry-run", *words.split()).out
+def test_exclusive_stands_as_sbatch_has_it(site: str, arguments: str, line: str | None) -> None:
+    script = ok("submit", "--site", site, "--dry-run", *arguments.split()).out
     sent = [text.removeprefix("#SBATCH ") for text in script.splitlines() if text.startswith("#SBATCH --exclusive")]
     assert sent == ([] if line is None else [line])
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("arguments", "line"),
     [
         (("sweep", "--set", "lr=1,2", "-C", "ib", "--dry-run", "--json", "true"), None),
         (("jupyter", "-C", "ib", "--dry-run"), "#SBATCH --constraint=ib"),
     ],
     ids=["sweep", "jupyter"],
 )
-def test_other_verbs_take_the_same_options(site: str, words: tuple[str, ...], line: str | None) -> None:
+def test_other_verbs_take_the_same_options(site: str, arguments: tuple[str, ...], line: str | None) -> None:
     out = (
-        ok(words[0], "--site", site, *words[1:]).out
-        if words[0] == "jupyter"
-        else ok(*words[:1], "--site", site, *words[1:]).out
+        ok(arguments[0], "--site", site, *arguments[1:]).out
+        if arguments[0] == "jupyter"
+        else ok(*arguments[:1], "--site", site, *arguments[1:]).out
     )
     assert line is None or line in out
 
@@ -122,9 +122,9 @@ def test_a_dependency_of_ones_own_and_after_add_up(here: Path, site: str) -> Non
         assert json.loads(out)["job"]["resources"]["dependency"] == f"singleton,afterok:{submitted}"
 
 
-def script(site: str, *words: str) -> str:
+def script(site: str, *arguments: str) -> str:
     """The script that a dry run prints."""
-    return ok("submit", "--site", site, *words, "--dry-run", "true").out
+    return ok("submit", "--site", site, *arguments, "--dry-run", "true").out
 
 
 def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path, site: str) -> None:
@@ -139,7 +139,7 @@ def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (("--sbatch", "nodes=4"), "hpcjobs has this option itself\nhint: say --nodes"),
         (("--sbatch", "output=x"), "the output lies in the run folder"),
@@ -157,8 +157,8 @@ def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path
         (("-t", "1h", "-o", "time=2h"), "time has been given by its own flag too"),
     ],
 )
-def test_what_is_not_passed_through_says_why(site: str, words: tuple[str, ...], text: str) -> None:
-    answer = within("submit", "--site", site, *words, "--dry-run", "true")
+def test_what_is_not_passed_through_says_why(site: str, arguments: tuple[str, ...], text: str) -> None:
+    answer = within("submit", "--site", site, *arguments, "--dry-run", "true")
     assert (answer.code, answer.out) == (5, "")
     assert text in answer.err
 

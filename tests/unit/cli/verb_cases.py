@@ -21,7 +21,7 @@ class Case(NamedTuple):
     """One command line; ``fits``: no line is wider than the terminal, which only tables promise."""
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     verb: str
     prepare: Prepare = _nothing
     fits: bool = False
@@ -30,9 +30,9 @@ class Case(NamedTuple):
 def _case(
     line: str, *, name: str | None = None, verb: str | None = None, prepare: Prepare = _nothing, fits: bool = False
 ) -> Case:
-    words = tuple(line.split())
-    verb = verb or words[0]
-    return Case(name or verb.replace(" ", "_"), words, verb, prepare, fits)
+    arguments = tuple(line.split())
+    verb = verb or arguments[0]
+    return Case(name or verb.replace(" ", "_"), arguments, verb, prepare, fits)
 
 
 def sweep(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,6 @@ def test_checkov_finds_nothing_that_is_not_explained(provider: str, tmp_path: Pa
     if checkov is None:
         pytest.skip("checkov is not on PATH (pip install checkov, in an environment of its own)")
     write(render(settle(saved(sized(provider, nodes=2)))), tmp_path / "out")
-    words = (checkov, "--directory", str(tmp_path / "out"), "--quiet", "--compact", "--skip-download")
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = (checkov, "--directory", str(tmp_path / "out"), "--quiet", "--compact", "--skip-download")
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

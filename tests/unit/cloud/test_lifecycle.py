@@ -47,12 +47,16 @@ class Person:
         path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
         path.chmod(0o755)
 
-    def types(self, *words: str, code: int = 0, answer: str = "", path: str | None = None) -> str:
+    def types(self, *arguments: str, code: int = 0, answer: str = "", path: str | None = None) -> str:
         env = self._env | ({"PATH": path} if path is not None else {})
         done = subprocess.run(
-            [sys.executable, "-m", "hpcjobs", "cloud", *words], env=env, input=answer, capture_output=True, text=True
+            [sys.executable, "-m", "hpcjobs", "cloud", *arguments],
+            env=env,
+            input=answer,
+            capture_output=True,
+            text=True,
         )
-        assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done.stdout + done.stderr
 

@@ -50,16 +50,16 @@ class Terraform:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder, self._environment = folder, {**os.environ, **environment}
 
-    def run(self, *words: str, code: int = 0) -> str:
+    def run(self, *arguments: str, code: int = 0) -> str:
         done = subprocess.run(
-            ["terraform", *words], cwd=self.folder, env=self._environment, capture_output=True, text=True
+            ["terraform", *arguments], cwd=self.folder, env=self._environment, capture_output=True, text=True
         )
-        assert done.returncode == code, f"terraform {' '.join(words)}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"terraform {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    def planned(self, *words: str) -> dict[str, dict[str, Any]]:
+    def planned(self, *arguments: str) -> dict[str, dict[str, Any]]:
         """Address -> what would be made."""
-        self.run("plan", "-input=false", "-out=plan", *words)
+        self.run("plan", "-input=false", "-out=plan", *arguments)
         tree = json.loads(self.run("show", "-json", "plan"))
         resources = tree["planned_values"]["root_module"]["resources"]
         return {r["address"]: r["values"] for r in sorted(resources, key=lambda r: (r["type"], r.get("index", 0)))}

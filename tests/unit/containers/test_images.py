@@ -106,10 +106,10 @@ def test_a_build_is_recorded_and_not_done_again_until_something_changes(site: st
         lambda: (here / "image").write_bytes(write_image(here / "other", build=b"2").read_bytes()),
     ):
         change()
-        words = ("--arg", "extra=yes") if (here / "other").exists() else ()
-        assert "built" in ok("container", "build", "containers/mine.def", "--site", site, *words).out
+        args = ("--arg", "extra=yes") if (here / "other").exists() else ()
+        assert "built" in ok("container", "build", "containers/mine.def", "--site", site, *args).out
     assert "extra=yes\n" in str(recorded_calls(here)[-1]["arguments"])
-    assert "built" in ok("container", "build", "containers/mine.def", "--site", site, *words, "--force").out
+    assert "built" in ok("container", "build", "containers/mine.def", "--site", site, *args, "--force").out
     assert len(recorded_calls(here)) == 5
 
 
@@ -246,8 +246,8 @@ def test_an_image_is_listed_with_what_is_in_it(site: str, here: Path) -> None:
 
 
 def test_a_build_in_a_job_is_the_same_command_on_a_node(site: str, here: Path) -> None:
-    words = ("container", "build", "containers/mine.def", "--site", site, "--arg", "extra=it's")
-    script = ok(*words, "-o", "time=2h", "--dry-run").out
+    args = ("container", "build", "containers/mine.def", "--site", site, "--arg", "extra=it's")
+    script = ok(*args, "-o", "time=2h", "--dry-run").out
     assert "#SBATCH --time=02:00:00" in script
     launched = next(line for line in script.splitlines() if line.startswith("srun "))
     assert f"-m hpcjobs container build containers/mine.def --site {site} --arg 'extra=it'\"'\"'s' " in launched

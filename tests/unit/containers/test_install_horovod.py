@@ -52,9 +52,9 @@ def python(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return stubs / "python"
 
 
-def install(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def install(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     script = data_folder("containers") / "install_horovod.sh"
-    return subprocess.run(["bash", script, *words], capture_output=True, text=True, check=False)
+    return subprocess.run(["bash", script, *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("option", [("--optional",), ("--optional", "--wheel")])

@@ -25,14 +25,14 @@ def put_on_path(folder: Path, cluster: str, *, changes: dict[str, tuple[str, str
     answers = json.loads((RECORDED / f"{cluster}.json").read_text(encoding="utf-8"))
     scripts = dict.fromkeys(_COMMANDS, 'case "$*" in\n')
     for argv, reply in answers.items():
-        command, _, words = argv.replace("USER", user_name()).partition(" ")
+        command, _, arguments = argv.replace("USER", user_name()).partition(" ")
         out = reply["out"]
         for start, (old, new) in (changes or {}).items():
             if argv.startswith(start):
                 assert old in out, (argv, old)
                 out = out.replace(old, new)
         texts = f"printf %s {shlex.quote(out)}; printf %s {shlex.quote(reply['err'])} >&2; exit {reply['code']}"
-        scripts[command] += f"{shlex.quote(words)}) {texts};;\n"
+        scripts[command] += f"{shlex.quote(arguments)}) {texts};;\n"
     for command, script in scripts.items():
         answer(folder, command, f"{script}esac\nexit 1")
 

@@ -28,15 +28,15 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return put_login_node_on_path(tmp_path / "slurm", monkeypatch, modules=shell)
 
 
-def site_of(*words: str) -> dict[str, Any]:
-    """The site file that ``sites init WORDS`` would write."""
-    site = ok("sites", "init", "mine", "--dry-run", "--json", *words).json["site"]
+def site_of(*arguments: str) -> dict[str, Any]:
+    """The site file that ``sites init ARGUMENTS`` would write."""
+    site = ok("sites", "init", "mine", "--dry-run", "--json", *arguments).json["site"]
     assert isinstance(site, dict)
     return site
 
 
-def refused(*words: str) -> Answer:
-    done = within("sites", "init", *words)
+def refused(*arguments: str) -> Answer:
+    done = within("sites", "init", *arguments)
     assert (done.code, done.out) == (5, ""), done
     return done
 
@@ -214,7 +214,7 @@ def test_text_of_the_cluster_cannot_leave_its_comment(commands: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("../up",), "site name '../up'"),
         (("mine", "--file", "other.yaml"), "the file's stem is the site's name"),
@@ -226,10 +226,10 @@ def test_text_of_the_cluster_cannot_leave_its_comment(commands: Path) -> None:
     ],
 )
 def test_a_wrong_answer_is_explained_and_nothing_is_written(
-    words: tuple[str, ...], message: str, commands: Path, here: Path
+    arguments: tuple[str, ...], message: str, commands: Path, here: Path
 ) -> None:
     put_on_path(commands, "cpu")
-    assert message in refused(*words).err
+    assert message in refused(*arguments).err
     assert not list((here.parent / "home").rglob("*.yaml"))
 
 

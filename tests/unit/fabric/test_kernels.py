@@ -48,11 +48,11 @@ def compile_emulated(folder: Path, header: str) -> Path:
     return program
 
 
-def multiply(program: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def multiply(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     env |= {"OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
-        [program, "--matrices", "random", *words], env=env, capture_output=True, text=True, check=False
+        [program, "--matrices", "random", *arguments], env=env, capture_output=True, text=True, check=False
     )
 
 
@@ -64,7 +64,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_mpi
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("--size", "300"),
         ("--size", "1"),
@@ -73,10 +73,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_cuda_program_computes_all_of_c_rightly_when_a_cpu_runs_its_text(
-    emulated: Path, words: tuple[str, ...], backwards: bool
+    emulated: Path, arguments: tuple[str, ...], backwards: bool
 ) -> None:
     """The program compares all of C itself."""
-    done = multiply(emulated, *words, **({"EMULATION_BACKWARDS": "1"} if backwards else {}))
+    done = multiply(emulated, *arguments, **({"EMULATION_BACKWARDS": "1"} if backwards else {}))
     assert done.returncode == 0, done
     assert "(emulated GPU)" in done.stdout
 

@@ -35,11 +35,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return made
 
 
-def run(program: Path, ranks: int, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(program: Path, ranks: int, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     own |= {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", **env}
     return subprocess.run(
-        [*MPIRUN, "-np", str(ranks), program, *words], env=own, capture_output=True, text=True, timeout=120
+        [*MPIRUN, "-np", str(ranks), program, *arguments], env=own, capture_output=True, text=True, timeout=120
     )
 
 
@@ -50,9 +50,9 @@ def test_two_ranks_print_the_sum_that_the_formula_gives(program: Path) -> None:
     assert "sum over 2 ranks, N=256: 25165824.00" in done.stdout
 
 
-@pytest.mark.parametrize("words", [("--dtype", "double"), ("--dtype", "float"), ("--size", "97"), ("--size", "1")])
-def test_random_matrices_are_checked_against_double_precision(program: Path, words: tuple[str, ...]) -> None:
-    done = run(program, 2, "--matrices", "random", *words)
+@pytest.mark.parametrize("arguments", [("--dtype", "double"), ("--dtype", "float"), ("--size", "97"), ("--size", "1")])
+def test_random_matrices_are_checked_against_double_precision(program: Path, arguments: tuple[str, ...]) -> None:
+    done = run(program, 2, "--matrices", "random", *arguments)
     assert done.returncode == 0, done
 
 
@@ -67,11 +67,11 @@ def test_figures_come_as_json_with_a_host_for_each_rank_and_the_sweep(program: P
     assert all(rank["gflops"] > 0 for rank in figures["ranks"])
 
 
-@pytest.mark.parametrize("words", [("--size", "-3"), ("--sise", "3"), ("--dtype", "half"), ("--size",)])
-def test_a_wrong_option_is_named_and_ends_with_2(program: Path, words: tuple[str, ...]) -> None:
-    done = run(program, 1, *words)
+@pytest.mark.parametrize("arguments", [("--size", "-3"), ("--sise", "3"), ("--dtype", "half"), ("--size",)])
+def test_a_wrong_option_is_named_and_ends_with_2(program: Path, arguments: tuple[str, ...]) -> None:
+    done = run(program, 1, *arguments)
     assert done.returncode == 2, done
-    assert words[0] in done.stderr
+    assert arguments[0] in done.stderr
 
 
 def test_a_world_of_one_is_refused_where_more_were_asked_for(program: Path) -> None:
@@ -160,8 +160,8 @@ def test_another_kind_of_gpu_gets_a_program_of_its_own(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = build("cuda")
-    words = made.read_text().split()
-    assert [arg for arg in words if "arch=" in arg] == flags
+    arguments = made.read_text().split()
+    assert [arg for arg in arguments if "arch=" in arg] == flags
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 12.0\n")
     assert build("cuda") != made
 

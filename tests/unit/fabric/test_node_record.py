@@ -95,9 +95,9 @@ def test_a_submission_leaves_a_bad_node_out_beside_those_the_user_excludes_and_s
 
 
 @pytest.mark.usefixtures("tu03_is_bad")
-@pytest.mark.parametrize("words", [("-o", "exclude="), ("-o", "nodelist=tu[02-03]"), ("-N", "8")])
-def test_it_does_not_where_the_user_says_so_names_the_node_or_would_have_too_few(words: tuple[str, ...]) -> None:
-    shown = ok("submit", "--site", "mine", "--dry-run", *words, "true")
+@pytest.mark.parametrize("arguments", [("-o", "exclude="), ("-o", "nodelist=tu[02-03]"), ("-N", "8")])
+def test_it_does_not_where_the_user_says_so_names_the_node_or_would_have_too_few(arguments: tuple[str, ...]) -> None:
+    shown = ok("submit", "--site", "mine", "--dry-run", *arguments, "true")
     assert "--exclude" not in shown.out
     assert "leaves out" not in shown.out
 

@@ -19,8 +19,8 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
 
 
-def prove(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(REPOSITORY / "tools/gpu"), *words]
+def prove(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(REPOSITORY / "tools/gpu"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
 
 
@@ -33,8 +33,8 @@ def steps_of(folder: Path) -> dict[str, Any]:
 def test_the_help_says_what_it_does_how_long_it_takes_and_what_its_exit_codes_mean() -> None:
     answer = prove("--help")
     assert answer.returncode == 0
-    for words in ("--rehearse", "--only", "less than ten minutes", "Exit code: 0", "gpu-report"):
-        assert words in answer.stdout
+    for arguments in ("--rehearse", "--only", "less than ten minutes", "Exit code: 0", "gpu-report"):
+        assert arguments in answer.stdout
 
 
 def test_without_a_gpu_it_says_so_and_names_the_rehearsal() -> None:

@@ -23,7 +23,7 @@ from hpcjobs.pyz import pack
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 
-WORDS = [
+ARGUMENTS = [
     "two words", "", "it's", '"so"', "$(touch x)", "`touch x`", "back\\slash", "new\nline", "a,b", "100%j", "{{ job }}",
     "TASK", "--", "नमस्ते", "$$ ${local_rank} $local_rank",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ HERE = ("--site", "local")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("submit ddp --epoch 3", "ddp: unknown argument '--epoch'\nhint: did you mean --epochs?; --no-check submits"),
         ("submit hpcjobs.trainers.fsdp --epoch 3", "fsdp: unknown argument '--epoch'"),
@@ -40,23 +40,23 @@ HERE = ("--site", "local")
         ("submit no_such.module", "no module 'no_such' here"),
     ],
 )
-def test_a_program_that_would_fail_is_not_queued(here: Path, words: str, message: str) -> None:
-    verb, *rest = words.split()
+def test_a_program_that_would_fail_is_not_queued(here: Path, arguments: str, message: str) -> None:
+    verb, *rest = arguments.split()
     answer = within(verb, *HERE, *rest)
     assert (answer.code, message in answer.err + answer.out) == (5, True), answer
     assert not (here / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    "words", ["submit --no-check ddp --epoch 3", "submit --no-check no-such", "sweep --no-check --set epoch=1 ddp"]
+    "arguments", ["submit --no-check ddp --epoch 3", "submit --no-check no-such", "sweep --no-check --set epoch=1 ddp"]
 )
-def test_no_check_escapes(words: str) -> None:
-    verb, *rest = words.split()
+def test_no_check_escapes(arguments: str) -> None:
+    verb, *rest = arguments.split()
     ok(verb, *HERE, "--dry-run", *rest)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         "ddp --epochs 3 --no-probe",
         "ddp --workload my.module:make --width 3",
@@ -65,9 +65,9 @@ def test_no_check_escapes(words: str) -> None:
         "true",
     ],
 )
-def test_a_program_that_can_run_passes(here: Path, words: str) -> None:
+def test_a_program_that_can_run_passes(here: Path, arguments: str) -> None:
     (here / "train.py").write_text("")
-    assert hpcjobs.plan(words, "local").job.argv
+    assert hpcjobs.plan(arguments, "local").job.argv
 
 
 def test_a_command_that_modules_or_an_image_may_bring_is_not_looked_for(here: Path) -> None:
@@ -97,7 +97,7 @@ def test_each_option_of_submit_is_known_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "noted"),
+    ("text", "arguments", "noted"),
     [
         ("", "--dry-run", True),
         ("", "--site tu", True),
@@ -109,10 +109,10 @@ def test_each_option_of_submit_is_known_as_one() -> None:
     ],
 )
 def test_options_behind_a_program_that_does_not_have_them_are_named(
-    here: Path, text: str, words: str, noted: bool
+    here: Path, text: str, arguments: str, noted: bool
 ) -> None:
     (here / "train.py").write_text(text)
-    answer = ok("submit", *HERE, "--dry-run", "train.py", *words.split())
+    answer = ok("submit", *HERE, "--dry-run", "train.py", *arguments.split())
     assert ("stands after the program" in answer.err) is noted, answer
 
 
@@ -127,7 +127,7 @@ def test_python_gets_the_same_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "noted"),
+    ("text", "arguments", "noted"),
     [
         ("", "--dry-run", True),
         ("#SBATCH --time=1:00:00", "--time=2h", True),
@@ -137,10 +137,10 @@ def test_python_gets_the_same_refusal() -> None:
     ],
 )
 def test_options_behind_a_batch_script_that_does_not_have_them_are_named(
-    here: Path, text: str, words: str, noted: bool
+    here: Path, text: str, arguments: str, noted: bool
 ) -> None:
     """A job that was to be shown only is submitted: to the user that must not be silent."""
     (here / "mine.yaml").write_text("partitions: {cpu: {nodes: 4, node: {cpus: 4, mem: 8G}}}\n")
     (here / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N1\n{text}\n")
-    answer = ok("submit", "--site", "./mine.yaml", "--dry-run", "job.sbatch", *words.split())
+    answer = ok("submit", "--site", "./mine.yaml", "--dry-run", "job.sbatch", *arguments.split())
     assert ("stands after the program" in answer.err) is noted, answer

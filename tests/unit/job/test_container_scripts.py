@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from imagefile import write_image
 from msgspec.structs import replace
-from scripts_here import TELL, WORDS, as_recorded, run_here, without_complaint
+from scripts_here import ARGUMENTS, TELL, as_recorded, run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.containers.sif import fingerprint
@@ -108,15 +108,15 @@ def test_ranks_words_and_variables_arrive_inside_unchanged(
     launcher: str, clean_env: bool, image: Path, here: Path, tmp_path: Path
 ) -> None:
     (here / "tell.py").write_text(TELL)
-    env = {"WORD": "".join(WORDS)}
+    env = {"WORD": "".join(ARGUMENTS)}
     plan = planned(
-        site(clean_env=clean_env), launcher, "tell.py", *WORDS, container=str(image), env=env, cpus_per_task=3
+        site(clean_env=clean_env), launcher, "tell.py", *ARGUMENTS, container=str(image), env=env, cpus_per_task=3
     )
     done = run(plan, tmp_path)
     assert done.returncode == 0, done
     for rank in range(4):
         document = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
-        assert document["argv"] == WORDS
+        assert document["argv"] == ARGUMENTS
         assert document["WORD"] == env["WORD"]
         assert (document["cwd"], document["OMP_NUM_THREADS"], document["RANK"]) == (str(here), "3", str(rank))
         assert (document["WORLD_SIZE"], document["LOCAL_RANK"]) == ("4", str(rank % 2))

@@ -17,7 +17,7 @@ from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.retries import UNLIMITED, Retries
 
-WORDS = ("--nodes", "4", "--time", "2h", "--retries", "node=5", "--container")
+ARGUMENTS = ("--nodes", "4", "--time", "2h", "--retries", "node=5", "--container")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def hops(here: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobSpec, Plan, Pa
         return plans[0]
 
     monkeypatch.setattr(hpcjobs, "plan", plan, raising=False)
-    assert within("submit", *WORDS, str(image), "--dry-run", "true").code == 0
+    assert within("submit", *ARGUMENTS, str(image), "--dry-run", "true").code == 0
     return requests[0], plans[0], image
 
 

@@ -83,7 +83,7 @@ def test_what_enough_nodes_can_run_is_accepted(request_: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("request_", "arguments"),
     [
         ({"gpus_per_node": 9}, "gpus_per_node=9 (flag): a node of partition gpu has 4 or 8"),
         ({"gpus_per_node": "v100:5"}, "gpus_per_node=v100:5 (flag): a node of partition gpu has 4 or 8 x a100"),
@@ -122,8 +122,8 @@ def test_what_enough_nodes_can_run_is_accepted(request_: dict[str, object]) -> N
     ],
     ids=str,
 )
-def test_what_no_node_or_too_few_can_run_is_refused(request_: dict[str, object], words: str) -> None:
-    assert words in refusal(**request_)
+def test_what_no_node_or_too_few_can_run_is_refused(request_: dict[str, object], arguments: str) -> None:
+    assert arguments in refusal(**request_)
 
 
 def test_a_model_is_chosen_per_submission_and_each_gpu_keeps_its_task() -> None:

@@ -38,8 +38,8 @@ def rank(
         "OMP_NUM_THREADS": str(threads),
     }
     env |= given
-    words = ["bash", SHELL / "rank.sh", *options, "--", "bash", "-c", program]
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    arguments = ["bash", SHELL / "rank.sh", *options, "--", "bash", "-c", program]
+    return subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(

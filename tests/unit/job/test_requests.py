@@ -77,7 +77,7 @@ def test_every_option_of_a_job_has_a_flag_from_its_declaration() -> None:
 def test_every_option_of_a_job_is_in_help_and_reaches_the_request(
     field: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, value = EXAMPLES[field]
+    arguments, value = EXAMPLES[field]
     seen: list[JobSpec] = []
 
     def plan(request: JobSpec, *rest: Any, **named: Any) -> Any:
@@ -86,7 +86,7 @@ def test_every_option_of_a_job_is_in_help_and_reaches_the_request(
 
     monkeypatch.setattr(hpcjobs, "plan", plan, raising=False)
     flag = "--" + field.replace("_", "-")
-    assert within("submit", flag, *words, "true").code == 5
+    assert within("submit", flag, *arguments, "true").code == 5
     assert seen == [replace(JobSpec(program=("true",)), **{field: value})]
     assert flag in ok("submit", "--help").out
 

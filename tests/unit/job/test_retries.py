@@ -96,9 +96,9 @@ class Script:
         self.place, self.here, self.starts = tmp_path, here, 0
         self.run_dir = tmp_path / "run"
 
-    def start(self, *words: str, program: str = LEAVES) -> subprocess.CompletedProcess[str]:
+    def start(self, *arguments: str, program: str = LEAVES) -> subprocess.CompletedProcess[str]:
         (self.here / "leaves.py").write_text(program)
-        plan = planned("sandbox", "srun", "leaves.py", *words, retries="on")
+        plan = planned("sandbox", "srun", "leaves.py", *arguments, retries="on")
         self.starts += 1
         folder = self.place / f"start-{self.starts}"
         folder.mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from scripts_here import GOLDEN, TELL, WORDS, as_recorded, planned, run_here, without_complaint
+from scripts_here import ARGUMENTS, GOLDEN, TELL, as_recorded, planned, run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.data import data_folder
@@ -47,10 +47,10 @@ def user(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_script_is_the_recorded_one(site: str, launcher: str, here: Path) -> None:
     """That of tu-hpc with srun in full; of a site the difference to it, of a launcher that to the site's first one."""
     (here / "train.py").touch()
-    words, env = ("train.py", "--epochs", "3", "two words"), {"GREETING": "it's"}
+    arguments, env = ("train.py", "--epochs", "3", "two words"), {"GREETING": "it's"}
     first = next(other for named, other in CASES if named == site)
     base = ("tu-hpc", "srun") if launcher == first else (site, first)
-    as_recorded(planned(site, launcher, *words, env=env), f"{site}-{launcher}", planned(*base, *words, env=env))
+    as_recorded(planned(site, launcher, *arguments, env=env), f"{site}-{launcher}", planned(*base, *arguments, env=env))
 
 
 RETRIES: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -92,14 +92,14 @@ def test_the_script_runs_every_task_with_its_rank_and_the_words_unchanged(
     site: str, launcher: str, here: Path, tmp_path: Path
 ) -> None:
     (here / "tell.py").write_text(TELL)
-    plan = planned(site, launcher, "tell.py", *WORDS, env={"WORD": "".join(WORDS)}, cpus_per_task=3)
+    plan = planned(site, launcher, "tell.py", *ARGUMENTS, env={"WORD": "".join(ARGUMENTS)}, cpus_per_task=3)
     done = run_here(plan, tmp_path)
     assert done.returncode == 0, done
     world = 2 * plan.job.nodes
     for rank in range(world):
         document = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
         assert document == {
-            "argv": WORDS,
+            "argv": ARGUMENTS,
             "cwd": str(here),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % 2),
@@ -107,7 +107,7 @@ def test_the_script_runs_every_task_with_its_rank_and_the_words_unchanged(
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": "2",
             "OMP_NUM_THREADS": "3",
-            "WORD": "".join(WORDS),
+            "WORD": "".join(ARGUMENTS),
         }
     assert not list(tmp_path.rglob("x"))
     state = json.loads((tmp_path / "run folder" / "state.json").read_text())
@@ -226,10 +226,10 @@ def test_a_variable_that_the_scripts_keep_for_themselves_has_their_prefix(text: 
 @pytest.mark.parametrize("name", ["host", "code", "task", "step", "label", "run_dir", "state", "image", "port", "rank"])
 def test_a_users_variable_may_have_any_ordinary_name(name: str, here: Path, tmp_path: Path) -> None:
     (here / "tell.py").write_text(TELL)
-    words = ["sh", "-c", f'[ "${name}" = mine ]']
+    arguments = ["sh", "-c", f'[ "${name}" = mine ]']
     for launcher in ("srun", "torchrun"):
         (tmp_path / launcher).mkdir()
-        done = run_here(planned("sandbox", launcher, *words, env={name: "mine"}), tmp_path / launcher)
+        done = run_here(planned("sandbox", launcher, *arguments, env={name: "mine"}), tmp_path / launcher)
         assert done.returncode == 0, done
 
 

@@ -82,7 +82,7 @@ def test_a_node_gets_one_task_per_gpu_unless_told_otherwise(site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "arguments"),
     [
         ({"nodes": 3}, "nodes=3 (flag): partition small allows 2"),
         ({"time": "3h"}, "time=03:00:00 (flag): partition small allows 02:00:00"),
@@ -104,10 +104,10 @@ def test_a_node_gets_one_task_per_gpu_unless_told_otherwise(site: str) -> None:
     ],
 )
 def test_each_limit_is_checked_and_names_who_asked_and_what_is_allowed(
-    site: str, settings: dict[str, object], words: str
+    site: str, settings: dict[str, object], arguments: str
 ) -> None:
     answer = refused(site, **settings)
-    assert words in answer
+    assert arguments in answer
     assert "site.yaml" in answer
 
 

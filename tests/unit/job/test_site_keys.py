@@ -19,14 +19,14 @@ def site(here: Path, keys: str = "", *, partition: str = "max_nodes: 4", text: s
     (here / "mine.yaml").write_text(text.replace("PARTITION", partition) + keys + "\n")
 
 
-def script(*words: str) -> list[str]:
+def script(*arguments: str) -> list[str]:
     """The #SBATCH options of a job, and the line that starts its tasks."""
-    lines = ok("submit", "--site", "./mine.yaml", "--dry-run", *words, "true").out.splitlines()
+    lines = ok("submit", "--site", "./mine.yaml", "--dry-run", *arguments, "true").out.splitlines()
     return [line.removeprefix("#SBATCH --") for line in lines if line.startswith(("#SBATCH", "srun"))]
 
 
-def refusal(*words: str) -> str:
-    refused = within("submit", "--site", "./mine.yaml", "--dry-run", *words, "true")
+def refusal(*arguments: str) -> str:
+    refused = within("submit", "--site", "./mine.yaml", "--dry-run", *arguments, "true")
     assert refused.code == RequestError.exit_code, refused
     return refused.err
 
@@ -66,11 +66,11 @@ partitions:
 
 
 @pytest.mark.parametrize(
-    "words", [("--gpus-per-node", "1g.5gb:3"), ("-o", "gres=gpu:1g.5gb:3")], ids=lambda words: words[0]
+    "arguments", [("--gpus-per-node", "1g.5gb:3"), ("-o", "gres=gpu:1g.5gb:3")], ids=lambda arguments: arguments[0]
 )
-def test_slices_of_gpus_are_requested_by_their_type_and_counted_by_it(here: Path, words: tuple[str, ...]) -> None:
+def test_slices_of_gpus_are_requested_by_their_type_and_counted_by_it(here: Path, arguments: tuple[str, ...]) -> None:
     site(here, "gpu_request: gres", text=MIG)
-    lines = script(*words)
+    lines = script(*arguments)
     assert "gres=gpu:1g.5gb:3" in lines
     assert "ntasks-per-node=3" in lines
     assert "gpus_per_node=1g.5gb:15 (flag): a node of partition gpu has a100:2, 1g.5gb:14 or 4" in refusal(

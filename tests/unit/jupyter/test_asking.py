@@ -12,8 +12,8 @@ from commandline import ok, within
 JUPYTER = ("jupyter", "--site", "local")
 
 
-def refused(*words: str) -> str:
-    answer = within(*words)
+def refused(*arguments: str) -> str:
+    answer = within(*arguments)
     assert answer.code == 5, answer
     assert not Path("runs").exists()
     return answer.err

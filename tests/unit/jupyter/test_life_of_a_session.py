@@ -125,9 +125,9 @@ def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(
     assert not re.search(rf"kernel-{kernel}", unix.read_text())
 
 
-def start_together(count: int, *words: str) -> list[dict[str, Any]]:
+def start_together(count: int, *arguments: str) -> list[dict[str, Any]]:
     """Sessions that were all submitted before the first was waited for, as ``open --json`` tells of them."""
-    entries = [ok(*words, "--no-wait", "--json", "-t", "20m").json for _ in range(count)]
+    entries = [ok(*arguments, "--no-wait", "--json", "-t", "20m").json for _ in range(count)]
     return [ok("jupyter", "open", "--json", entry["job_id"]).json for entry in entries]
 
 

@@ -30,7 +30,7 @@ def connection(**options: object) -> Connection:
     return Connection(**{**usual, **options})  # type: ignore[arg-type]
 
 
-def words(session_settings: Settings, answering: Connection) -> list[str]:
+def ssh_arguments(session_settings: Settings, answering: Connection) -> list[str]:
     way = tunnel(session_settings, answering, RUN_DIR)
     assert way is not None
     command_line = list(way.command(8888))
@@ -42,24 +42,24 @@ def words(session_settings: Settings, answering: Connection) -> list[str]:
 
 def test_a_server_on_the_nodes_address_is_reached_from_the_login_node() -> None:
     request = settings(bind="address", address_suffix="-ib")
-    command_line = words(request, connection(address="10.0.0.7"))
+    command_line = ssh_arguments(request, connection(address="10.0.0.7"))
     assert command_line == ["-N", "-L", "8888:n07-ib:41000", "ada@login"]
 
 
 def test_a_server_on_loopback_is_reached_by_an_ssh_to_its_node_through_the_login_node() -> None:
-    command_line = words(settings(ssh_to_nodes=True), connection())
+    command_line = ssh_arguments(settings(ssh_to_nodes=True), connection())
     assert command_line == ["-N", "-J", "ada@login", "-L", "8888:localhost:41000", "ada@n07"]
 
 
 def test_a_server_at_a_socket_is_reached_by_an_ssh_to_its_node() -> None:
-    command_line = words(
+    command_line = ssh_arguments(
         settings(ssh_to_nodes=True, bind="socket"), connection(address=None, port=None, socket="/tmp/x/s")
     )
     assert command_line == ["-N", "-J", "ada@login", "-L", "8888:/tmp/x/s", "ada@n07"]
 
 
 def test_where_nobody_may_ssh_to_a_node_the_login_node_runs_a_relay() -> None:
-    command_line = words(settings(), connection())
+    command_line = ssh_arguments(settings(), connection())
     assert command_line[:3] == ["-L", "8888:/tmp/hpcjobs-ada/17.socket", "ada@login"]
     (remote,) = command_line[3:]
     assert shlex.split(remote) == ["/opt/py thon", f"{RUN_DIR}/session.pyz", "relay", str(RUN_DIR)]
@@ -67,7 +67,7 @@ def test_where_nobody_may_ssh_to_a_node_the_login_node_runs_a_relay() -> None:
 
 def test_a_session_on_this_machine_needs_no_tunnel_and_one_on_a_box_elsewhere_only_ssh() -> None:
     assert tunnel(settings(login=None, srun=None), connection(), RUN_DIR) is None
-    assert words(settings(srun=None), connection()) == ["-N", "-L", "8888:localhost:41000", "ada@login"]
+    assert ssh_arguments(settings(srun=None), connection()) == ["-N", "-L", "8888:localhost:41000", "ada@login"]
 
 
 def test_the_address_to_open_holds_the_token_but_for_a_server_that_asks_for_it() -> None:

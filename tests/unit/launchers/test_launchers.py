@@ -77,9 +77,9 @@ def submit(here: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setenv("HPCJOBS_LOCAL_CPUS", "4")
     (here / "show.py").write_text(PROGRAM, encoding="utf-8")
 
-    def call(launcher: str, *words: str) -> tuple[Answer, str]:
+    def call(launcher: str, *arguments: str) -> tuple[Answer, str]:
         layout = ("--site", "local", "--ntasks-per-node", "2", "--launcher", launcher, "--name", "job")
-        answer = hpcjobs("submit", *layout, "--env", "GREETING=बिहान", "--wait", *words, timeout_s=280)
+        answer = hpcjobs("submit", *layout, "--env", "GREETING=बिहान", "--wait", *arguments, timeout_s=280)
         logs = sorted(path for folder in here.glob("runs/job-*") for path in (folder / "logs").iterdir())
         return answer, "".join(path.read_text(encoding="utf-8") for path in logs)
 

@@ -101,7 +101,7 @@ class Machine:
     def keepers(self, job_id: str) -> list[int]:
         """The supervisor of a job first; then, each after its parent, those of an array's tasks, and guards."""
         folder = str(state_folder() / "jobs" / job_id)
-        left = {pid: tree.parent(pid) for pid, words in commands().items() if folder in words}
+        left = {pid: tree.parent(pid) for pid, arguments in commands().items() if folder in arguments}
         records: list[int] = []
         while left:
             nearest = sorted(pid for pid, parent in left.items() if parent not in left)
@@ -115,11 +115,11 @@ def commands() -> dict[int, list[str]]:
     records = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if words != [""]:  # a zombie has none
-            records[int(folder.name)] = words[:-1]
+        if arguments != [""]:  # a zombie has none
+            records[int(folder.name)] = arguments[:-1]
     return records
 
 

@@ -67,8 +67,8 @@ def test_a_script_that_a_signal_ends_is_recorded_with_the_signal(machine: Machin
 
 def test_a_failing_rank_ends_the_job_with_its_code_and_is_named(machine: Machine) -> None:
     late = 'if [ "$RANK" = 1 ]; then until [ -e 0 ] && [ -e 2 ]; do sleep 0.05; done; exit 9; fi'
-    words = f'echo here; touch "$RANK"; {late}; sleep 60'
-    job = machine.submit("bash", "-c", words, ntasks_per_node=3)
+    arguments = f'echo here; touch "$RANK"; {late}; sleep 60'
+    job = machine.submit("bash", "-c", arguments, ntasks_per_node=3)
     record = machine.end_of(job)
     state = json.loads((machine.plans[job].run_dir / "state.json").read_text())
     assert (record.state, record.exit_code) == (State.FAILED, 9)
@@ -93,8 +93,8 @@ def test_a_cancelled_waiting_job_is_gone_at_once(machine: Machine) -> None:
 
 
 def test_a_cancelled_running_job_may_write_its_last_lines(machine: Machine) -> None:
-    words = 'trap "sleep 0.2; echo saved; exit 5" TERM; echo ready > ready$RANK; while :; do sleep 0.05; done'
-    job = machine.submit("bash", "-c", words, ntasks_per_node=2)
+    arguments = 'trap "sleep 0.2; echo saved; exit 5" TERM; echo ready > ready$RANK; while :; do sleep 0.05; done'
+    job = machine.submit("bash", "-c", arguments, ntasks_per_node=2)
     until(lambda: (machine.here / "ready0").exists() and (machine.here / "ready1").exists())
     machine.local.cancel([job])
     record = machine.end_of(job)
@@ -104,8 +104,8 @@ def test_a_cancelled_running_job_may_write_its_last_lines(machine: Machine) -> N
 
 
 def test_a_program_hears_of_the_end_once(machine: Machine) -> None:
-    words = 'trap "echo heard >> heard" TERM; touch ready; for _ in {1..12}; do sleep 0.05; done'
-    job = machine.submit("bash", "-c", words)
+    arguments = 'trap "echo heard >> heard" TERM; touch ready; for _ in {1..12}; do sleep 0.05; done'
+    job = machine.submit("bash", "-c", arguments)
     until(lambda: (machine.here / "ready").exists())
     machine.local.cancel([job])
     machine.end_of(job)
@@ -157,8 +157,8 @@ def test_the_time_limit_ends_a_job(machine: Machine) -> None:
 
 
 def test_a_signal_before_the_time_limit_reaches_each_program_once(machine: Machine) -> None:
-    words = 'trap "echo $RANK >> heard" USR1; until [ -e heard ]; do sleep 0.05; done; sleep 0.3'
-    job = machine.submit("bash", "-c", words, ntasks_per_node=2, time="20s", signal="USR1@19")
+    arguments = 'trap "echo $RANK >> heard" USR1; until [ -e heard ]; do sleep 0.05; done; sleep 0.3'
+    job = machine.submit("bash", "-c", arguments, ntasks_per_node=2, time="20s", signal="USR1@19")
     record = machine.end_of(job)
     assert (record.state, record.reason) == (State.COMPLETED, None)
     assert record.elapsed_s is not None
@@ -167,8 +167,8 @@ def test_a_signal_before_the_time_limit_reaches_each_program_once(machine: Machi
 
 
 def test_a_signal_for_the_script_alone_does_not_reach_the_program(machine: Machine) -> None:
-    words = 'trap "echo heard" USR1; for _ in {1..32}; do sleep 0.05; done'
-    record = machine.end_of(machine.submit("bash", "-c", words, time="20s", signal="B:USR1@19"))
+    arguments = 'trap "echo heard" USR1; for _ in {1..32}; do sleep 0.05; done'
+    record = machine.end_of(machine.submit("bash", "-c", arguments, time="20s", signal="B:USR1@19"))
     assert (record.state, record.signal) == (State.FAILED, signal.SIGUSR1)  # the script has no trap for it
     assert "heard" not in machine.log(record.job_id)
 
@@ -227,8 +227,8 @@ def test_a_killed_supervisor_takes_its_job_along_and_frees_the_slots(machine: Ma
 
 
 def test_a_job_told_to_end_by_its_supervisors_death_may_save(machine: Machine) -> None:
-    words = 'trap "sleep 0.2; echo saved; exit 5" TERM; touch ready; while :; do sleep 0.05; done'
-    job = machine.submit("bash", "-c", words)
+    arguments = 'trap "sleep 0.2; echo saved; exit 5" TERM; touch ready; while :; do sleep 0.05; done'
+    job = machine.submit("bash", "-c", arguments)
     until(lambda: (machine.here / "ready").exists())
     os.kill(machine.keepers(job)[0], signal.SIGKILL)
     assert machine.end_of(job).state == State.FAILED

@@ -248,8 +248,10 @@ def test_a_dependency_that_cannot_be_is_refused(machine: Machine, text: str) -> 
 
 
 def test_tasks_of_an_array_run_no_more_at_once_than_its_limit(machine: Machine) -> None:
-    words = 'mkdir one || touch clash; sleep 0.05; rmdir one; echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID" >> ran'
-    job = machine.submit("bash", "-c", words, array="0-3,7%1", name="many")
+    arguments = (
+        'mkdir one || touch clash; sleep 0.05; rmdir one; echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID" >> ran'
+    )
+    job = machine.submit("bash", "-c", arguments, array="0-3,7%1", name="many")
     ends = machine.ends_of(job)
     assert list(ends) == [f"{job}_{index}" for index in (0, 1, 2, 3, 7)]
     assert {record.state for record in ends.values()} == {State.COMPLETED}

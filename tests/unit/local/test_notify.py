@@ -56,9 +56,9 @@ def receiver(here: Path) -> Iterator[Receiver]:
 
 @pytest.mark.parametrize("retries", [(), ("--retries", "on")])
 def test_a_webhook_and_a_command_hear_of_the_end(here: Path, receiver: Receiver, retries: tuple[str, ...]) -> None:
-    words = ("--notify", "webhook:hook", "--notify", 'command:cat >told; echo "$HPCJOBS_EVENT" >>events', *retries)
-    assert hpcjobs("submit", "--site", "local", "-J", "good", "--wait", *words, "true").code == 0
-    assert hpcjobs("submit", "--site", "local", "-J", "bad", "--wait", *words, "false").code == 1
+    arguments = ("--notify", "webhook:hook", "--notify", 'command:cat >told; echo "$HPCJOBS_EVENT" >>events', *retries)
+    assert hpcjobs("submit", "--site", "local", "-J", "good", "--wait", *arguments, "true").code == 0
+    assert hpcjobs("submit", "--site", "local", "-J", "bad", "--wait", *arguments, "false").code == 1
     events = [(path, post["event"], post["state"], post["exit_code"], post["name"]) for path, post in receiver.posts]
     assert events == [("/hooks/s3cret", "end", "COMPLETED", 0, "good"), ("/hooks/s3cret", "fail", "FAILED", 1, "bad")]
     last = receiver.posts[-1][1]
@@ -70,15 +70,15 @@ def test_a_webhook_and_a_command_hear_of_the_end(here: Path, receiver: Receiver,
 def test_a_requeue_is_reported_and_then_the_end(here: Path, receiver: Receiver) -> None:
     (here / "once.sh").write_text("#!/bin/bash\n[ -e again ] && exit 0\ntouch again\nexit 3\n")
     (here / "once.sh").chmod(0o755)
-    words = ("--retries", "error=1", "--notify", "webhook:hook")
-    assert hpcjobs("submit", "--site", "local", "--wait", *words, "./once.sh").code == 0
+    arguments = ("--retries", "error=1", "--notify", "webhook:hook")
+    assert hpcjobs("submit", "--site", "local", "--wait", *arguments, "./once.sh").code == 0
     assert [post["event"] for _, post in receiver.posts] == ["requeue", "end"]
 
 
 def test_only_the_events_that_were_named_are_reported(here: Path, receiver: Receiver) -> None:
-    words = ("--notify", "webhook:hook", "--notify-on", "fail")
-    assert hpcjobs("submit", "--site", "local", "--wait", *words, "true").code == 0
-    assert hpcjobs("submit", "--site", "local", "--wait", *words, "false").code == 1
+    arguments = ("--notify", "webhook:hook", "--notify-on", "fail")
+    assert hpcjobs("submit", "--site", "local", "--wait", *arguments, "true").code == 0
+    assert hpcjobs("submit", "--site", "local", "--wait", *arguments, "false").code == 1
     assert [post["event"] for _, post in receiver.posts] == ["fail"]
 
 
@@ -118,7 +118,7 @@ def test_a_cancelled_job_is_reported(here: Path, receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("--notify pigeon", "hint: say mail, mail:ADDRESS, command:TEXT or webhook:FILE"),
         ("--notify command:", "lacks what follows the colon"),
@@ -133,12 +133,12 @@ def test_a_cancelled_job_is_reported(here: Path, receiver: Receiver) -> None:
     ],
 )
 def test_a_report_that_cannot_be_made_is_refused_before_anything_is_queued(
-    here: Path, receiver: Receiver, words: str, message: str
+    here: Path, receiver: Receiver, arguments: str, message: str
 ) -> None:
     for name, text, mode in (("open", receiver.address, 0o644), ("plain", "http://example.org/s3cret", 0o600)):
         (here / name).write_text(text)
         (here / name).chmod(mode)
-    answer = within("submit", "--site", "local", *words.split(), "true")
+    answer = within("submit", "--site", "local", *arguments.split(), "true")
     assert (answer.code, message.format(here=os.getcwd()) in answer.err) == (5, True), answer
     assert "s3cret" not in answer.err
 
@@ -146,8 +146,8 @@ def test_a_report_that_cannot_be_made_is_refused_before_anything_is_queued(
 def test_mail_is_sent_by_slurm_where_the_user_says_nothing_else(here: Path) -> None:
     (here / "c.yaml").write_text("{partitions: {batch: {nodes: 2, node: {cpus: 4, mem: 8G}}}}")
 
-    def sent(*words: str) -> list[str]:
-        script = ok("submit", "--site", "./c.yaml", "--dry-run", *words, "true").out
+    def sent(*arguments: str) -> list[str]:
+        script = ok("submit", "--site", "./c.yaml", "--dry-run", *arguments, "true").out
         return [
             line.removeprefix("#SBATCH --mail-") for line in script.splitlines() if "--mail" in line and "#S" in line
         ]

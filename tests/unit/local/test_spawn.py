@@ -52,8 +52,8 @@ def pids(here: Path, count: int) -> list[int]:
 
 
 def test_each_copy_knows_its_place() -> None:
-    words = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK"'
-    code, out, err = run(3, "bash", "-c", words)
+    arguments = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK"'
+    code, out, err = run(3, "bash", "-c", arguments)
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == ["0 0 3 3 0", "1 1 3 3 0", "2 2 3 3 0"]
 
@@ -76,9 +76,9 @@ def test_a_copy_that_ends_well_ends_nobody_else() -> None:
 
 def test_a_copy_that_does_not_heed_the_end_is_killed_after_the_grace(here: Path) -> None:
     fail = "if [ $RANK = 0 ]; then until [ -s pid.1 ]; do sleep 0.01; done; exit 4; fi"
-    words = f"trap '' TERM; echo $$ > pid.$RANK; {fail}; while :; do sleep 60; done"
+    arguments = f"trap '' TERM; echo $$ > pid.$RANK; {fail}; while :; do sleep 60; done"
     before = time.monotonic()
-    code, _, _ = run(2, "bash", "-c", words)
+    code, _, _ = run(2, "bash", "-c", arguments)
     assert code == 4
     assert 1 <= time.monotonic() - before < 50
     assert not any(alive(pid) for pid in pids(here, 2))
@@ -90,8 +90,8 @@ def test_a_signal_that_ends_a_copy_counts_as_the_shell_counts() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_are_passed_on_to_every_copy(here: Path, number: signal.Signals) -> None:
-    words = f'trap "echo heard; exit" {number.name[3:]}; echo $$ > pid.$RANK; while :; do sleep 0.02; done'
-    process = start(2, "bash", "-c", words)
+    arguments = f'trap "echo heard; exit" {number.name[3:]}; echo $$ > pid.$RANK; while :; do sleep 0.02; done'
+    process = start(2, "bash", "-c", arguments)
     pids(here, 2)
     process.send_signal(number)
     out, _ = process.communicate(timeout=90)
@@ -100,8 +100,8 @@ def test_signals_are_passed_on_to_every_copy(here: Path, number: signal.Signals)
 
 def test_copies_are_told_to_end_once_however_often_we_are(here: Path) -> None:
     traps = 'trap "echo heard" TERM; trap "touch over" USR2'
-    words = f"{traps}; echo $$ > pid.$RANK; until [ -e over ]; do sleep 0.02; done; exit 0"
-    process = start(1, "bash", "-c", words)
+    arguments = f"{traps}; echo $$ > pid.$RANK; until [ -e over ]; do sleep 0.02; done; exit 0"
+    process = start(1, "bash", "-c", arguments)
     pids(here, 1)
     process.terminate()
     assert process.stdout is not None
@@ -118,8 +118,8 @@ def test_copies_end_at_a_closed_pipe_as_programs_do() -> None:
 
 def test_copies_can_be_interrupted_when_a_shell_started_us_in_the_background(here: Path) -> None:
     spawn = f"{sys.executable} -m hpcjobs.runtime.spawn --ntasks 1 --"
-    words = f"{spawn} bash -c 'echo $$ > pid.0; exec sleep 60' & echo $!; wait $!; echo $?"
-    process = subprocess.Popen(["bash", "-c", words], stdout=subprocess.PIPE, text=True)
+    arguments = f"{spawn} bash -c 'echo $$ > pid.0; exec sleep 60' & echo $!; wait $!; echo $?"
+    process = subprocess.Popen(["bash", "-c", arguments], stdout=subprocess.PIPE, text=True)
     RUNNING.append(process)
     pids(here, 1)
     assert process.stdout is not None
@@ -128,8 +128,10 @@ def test_copies_can_be_interrupted_when_a_shell_started_us_in_the_background(her
 
 
 def test_killed_it_takes_the_copies_and_their_children_along(here: Path) -> None:
-    words = "(trap '' TERM; echo $BASHPID > pid.child$RANK; while :; do sleep 0.1; done) & echo $$ > pid.$RANK; wait"
-    process = start(2, "bash", "-c", words)
+    arguments = (
+        "(trap '' TERM; echo $BASHPID > pid.child$RANK; while :; do sleep 0.1; done) & echo $$ > pid.$RANK; wait"
+    )
+    process = start(2, "bash", "-c", arguments)
     result = pids(here, 4)
     process.kill()
     until(lambda: not any(alive(pid) for pid in result))
@@ -147,8 +149,10 @@ def test_a_command_that_is_not_there_or_no_program_says_so(here: Path) -> None:
     assert run(1, "./text")[::2] == (126, "hpcjobs: ./text: Permission denied\n")
 
 
-@pytest.mark.parametrize("words", [[], ["--ntasks", "2"], ["--ntasks", "0", "--", "true"], ["--tasks=2", "--", "true"]])
-def test_a_wrong_call_is_explained(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "hpcjobs.runtime.spawn", *words], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    "arguments", [[], ["--ntasks", "2"], ["--ntasks", "0", "--", "true"], ["--tasks=2", "--", "true"]]
+)
+def test_a_wrong_call_is_explained(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "hpcjobs.runtime.spawn", *arguments], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ")

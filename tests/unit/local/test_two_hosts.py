@@ -27,8 +27,8 @@ def command(host: str, *argv: str) -> list[str]:
     return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *argv]
 
 
-def hpcjobs(host: str, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = command(host, sys.executable, "-m", "hpcjobs", *words)
+def hpcjobs(host: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = command(host, sys.executable, "-m", "hpcjobs", *arguments)
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=500)
 
 

@@ -47,8 +47,8 @@ def test_a_job_submitted_with_monitor_is_sampled_from_its_start_whatever_its_pro
     program = here / "program.sh"
     program.write_text("#!/bin/bash\nuntil [ -e go ]; do sleep 0.2; done\n")
     program.chmod(0o755)
-    words = ("--site", "local", "--monitor", "--name", "sampled", "--json", "./program.sh")
-    run_dir = Path(ok("submit", *words).json["run_dir"])
+    arguments = ("--site", "local", "--monitor", "--name", "sampled", "--json", "./program.sh")
+    run_dir = Path(ok("submit", *arguments).json["run_dir"])
     path = run_dir / "monitor.jsonl"
     eventually(lambda: path.exists() and '"sample"' in path.read_text())
     second = start("monitor", "sampled")

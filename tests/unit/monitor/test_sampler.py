@@ -172,9 +172,9 @@ def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the
         pytest.skip(f"no Python {version} on this machine")
     program = tmp_path / "monitor.pyz"
     program.write_bytes(pack("hpcjobs.node.monitor"))
-    words = [python, "-I", str(program), str(tmp_path), "4711", "0.2"]
+    arguments = [python, "-I", str(program), str(tmp_path), "4711", "0.2"]
     path = tmp_path / "monitor-3.jsonl"
-    sampler = subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n3"})
+    sampler = subprocess.Popen(arguments, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n3"})
 
     def lines() -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -183,7 +183,7 @@ def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the
     sampler.send_signal(signal.SIGUSR1)
     count = len(lines())
     eventually(lambda: len(lines()) > count + 1)
-    second = subprocess.run(words, env={**os.environ, "SLURM_NODEID": "3"}, capture_output=True, text=True)
+    second = subprocess.run(arguments, env={**os.environ, "SLURM_NODEID": "3"}, capture_output=True, text=True)
     assert second.returncode == 0
     assert "n3 samples" in second.stderr
     sampler.terminate()
@@ -193,7 +193,7 @@ def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the
     assert (head["kind"], head["host"], head["schema"]) == ("monitor", "n3", "hpcjobs.monitor/1")
     assert {sample["ranks"] for sample in samples} == {2}
     # It has ended, so that another one may begin at once: the job's next attempt.
-    third = subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n4"})
+    third = subprocess.Popen(arguments, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n4"})
     eventually(lambda: lines()[0]["host"] == "n4" and len(lines()) > 1)
     third.terminate()
     assert third.wait() == 0

@@ -72,10 +72,10 @@ class Node:
         stderr: int | IO[str] = subprocess.PIPE,
         **environ: str,
     ) -> subprocess.Popen[str]:
-        words = [self.python, "-I", str(self.run_dir / "node.pyz"), "attempts", "--run-dir", str(self.run_dir)]
-        words += ["--scheduler", scheduler, "--budgets", BUDGETS, "--warning", "300", "--tasks", "1", *options]
+        arguments = [self.python, "-I", str(self.run_dir / "node.pyz"), "attempts", "--run-dir", str(self.run_dir)]
+        arguments += ["--scheduler", scheduler, "--budgets", BUDGETS, "--warning", "300", "--tasks", "1", *options]
         return subprocess.Popen(
-            [*words, "--", "bash", "-c", script],
+            [*arguments, "--", "bash", "-c", script],
             env={**self.environ, **environ},
             stderr=stderr,
             text=True,

@@ -31,12 +31,12 @@ class Cluster:
         self.env: dict[str, dict[str, str]] = {}
         self.monotonic, self.wall = 50.0, float(START)
 
-    def run(self, words: list[str], env: dict[str, str]) -> Result:
-        self.queries.append(words)
-        self.env[words[0]] = env
-        if words[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
+    def run(self, arguments: list[str], env: dict[str, str]) -> Result:
+        self.queries.append(arguments)
+        self.env[arguments[0]] = env
+        if arguments[:5] == ["scontrol", "--all", "--oneliner", "show", "job"]:
             return Result(0, self.job + "\n", "")
-        line = " ".join(words)
+        line = " ".join(arguments)
         answer = next((self.answers[known] for known in self.answers if line.startswith(known)), FAILED)
         return answer() if callable(answer) else answer
 
@@ -49,7 +49,7 @@ class Cluster:
                      wall=lambda: self.wall, sleep=self.sleep)  # fmt: skip
 
     def commands(self, start: str) -> list[str]:
-        return [" ".join(words) for words in self.queries if " ".join(words).startswith(start)]
+        return [" ".join(arguments) for arguments in self.queries if " ".join(arguments).startswith(start)]
 
 
 def controller_says(now: int) -> Result:
@@ -62,8 +62,8 @@ def test_a_task_of_an_array_is_named_by_its_array_and_index_even_if_its_raw_id_i
     slurm.read_limit()
     slurm.read_earlier_cause(slurm.job_id)
     slurm.start_again(["n1"])
-    assert {words[-1] for words in cluster.queries if words[:2] == ["scontrol", "requeue"]} == {"42_2"}
-    named = [" ".join(words) for words in cluster.queries if any("42" in argument for argument in words)]
+    assert {arguments[-1] for arguments in cluster.queries if arguments[:2] == ["scontrol", "requeue"]} == {"42_2"}
+    named = [" ".join(arguments) for arguments in cluster.queries if any("42" in argument for argument in arguments)]
     assert named
     assert all("42_2" in line for line in named), named
 

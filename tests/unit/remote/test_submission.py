@@ -151,9 +151,9 @@ def far(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_session_whose_answer_is_lost_is_one_job_also_when_it_is_typed_again(far: Path) -> None:
     messages: list[str] = []
     login = Login(host="far", command=f"{sys.executable} -m hpcjobs")
-    words = ["jupyter", "--site", "local", "--time", "5m", "--no-wait", "--json"]
+    arguments = ["jupyter", "--site", "local", "--time", "5m", "--no-wait", "--json"]
     (far / "lose").touch()
-    answer = SharedRemote(Laptop(Target(login, None, None), say=messages.append)).submit(words)
+    answer = SharedRemote(Laptop(Target(login, None, None), say=messages.append)).submit(arguments)
     try:
         assert json.loads((far / "lost").read_text())["job_id"] == answer["job_id"]
         assert any("is lost; trying again" in line for line in messages)

@@ -33,7 +33,7 @@ def jobs(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "dependency"),
+    ("arguments", "dependency"),
     [
         (("--after", "11"), "afterok:11"),
         (("--after", "11", "--after", "13_2"), "afterok:11:13_2"),
@@ -46,13 +46,13 @@ def jobs(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_jobs_are_named_by_id_and_name_and_of_resubmitted_ones_the_current_is_meant(
-    jobs: Path, words: tuple[str, ...], dependency: str
+    jobs: Path, arguments: tuple[str, ...], dependency: str
 ) -> None:
-    assert f"#SBATCH --dependency={dependency}\n" in ok("submit", *words, "--dry-run", "true").out
+    assert f"#SBATCH --dependency={dependency}\n" in ok("submit", *arguments, "--dry-run", "true").out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (("--after", "99"), 6, "no job 99"),
         (("--after-fail", "nobody"), 6, "no job named 'nobody'"),
@@ -60,8 +60,8 @@ def test_jobs_are_named_by_id_and_name_and_of_resubmitted_ones_the_current_is_me
         (("--after", "11+soon"), 6, "no job named"),
     ],
 )
-def test_a_job_that_is_not_there_is_named(jobs: Path, words: tuple[str, ...], code: int, text: str) -> None:
-    answered = within("submit", *words, "--dry-run", "true")
+def test_a_job_that_is_not_there_is_named(jobs: Path, arguments: tuple[str, ...], code: int, text: str) -> None:
+    answered = within("submit", *arguments, "--dry-run", "true")
     assert (answered.code, text in answered.err) == (code, True), answered
 
 

@@ -45,8 +45,8 @@ def jobs() -> None:
     index.add(entry("L1", site="local", scheduler="local", submitted=50.0))
 
 
-def ids(*words: str, site: str | None = None) -> list[str]:
-    return [e.job_id if e.task is None else f"{e.job_id}_{e.task}" for e in select(words, site=site)]
+def ids(*arguments: str, site: str | None = None) -> list[str]:
+    return [e.job_id if e.task is None else f"{e.job_id}_{e.task}" for e in select(arguments, site=site)]
 
 
 def test_writers_at_once_lose_no_record() -> None:
@@ -63,7 +63,7 @@ def test_the_index_is_the_users_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["101"], ["101"]),
         (["101-104"], ["101", "102", "104"]),
@@ -75,8 +75,8 @@ def test_the_index_is_the_users_alone() -> None:
         (["sweep", "101", "101-102"], ["200", "101", "102"]),
     ],
 )
-def test_jobs_are_named_by_id_range_task_and_name(jobs: None, words: list[str], expected: list[str]) -> None:
-    assert ids(*words) == expected
+def test_jobs_are_named_by_id_range_task_and_name(jobs: None, arguments: list[str], expected: list[str]) -> None:
+    assert ids(*arguments) == expected
 
 
 def test_a_job_is_named_by_its_run_folder_from_anywhere(jobs: None, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def here_with_slurm(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return here
 
 
-def pruned(*words: str) -> list[str]:
-    return [row["job_id"] for row in ok("prune", "--json", *words).json["jobs"]]
+def pruned(*arguments: str) -> list[str]:
+    return [row["job_id"] for row in ok("prune", "--json", *arguments).json["jobs"]]
 
 
 def test_old_jobs_are_listed_and_removed_only_when_asked(here_with_slurm: Path) -> None:

@@ -11,8 +11,8 @@ from commandline import ok, within
 LOCAL = ("submit", "--site", "local", "--launcher", "spawn", "--wait", "--json")
 
 
-def submit(*words: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(ok(*LOCAL, *words).out)
+def submit(*arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(ok(*LOCAL, *arguments).out)
     return answer
 
 
@@ -91,8 +91,8 @@ def test_a_rerun_of_a_snapshot_runs_the_code_of_then(here: Path) -> None:
 def test_a_run_folder_without_a_manifest_is_an_error_that_names_it(here: Path) -> None:
     run_dir = submit("true")["run_dir"]
     Path(run_dir, "manifest.json").unlink()
-    for words in (("rerun", "L1"), ("diff", "L1", "L1")):
-        answer = within(*words)
+    for arguments in (("rerun", "L1"), ("diff", "L1", "L1")):
+        answer = within(*arguments)
         assert answer.code == 5
         assert f"{run_dir}/manifest.json" in answer.err
 

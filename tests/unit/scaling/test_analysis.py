@@ -196,11 +196,11 @@ def test_strong_scaling_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) 
         definition = define(study(mode=mode, program=program, sizes=sizes, repeats=1), [], None)
         return [command(resolve_program(definition), cell) for cell in definition.cells]
 
-    assert [words[1:] for words in programs("strong", "64")] == [
+    assert [arguments[1:] for arguments in programs("strong", "64")] == [
         ("--batch-size", "64", "--tag", "1/2"),
         ("--batch-size", "16", "--tag", "1/8"),
     ]
-    assert [words[2] for words in programs("weak", "64")] == ["64", "64"]
+    assert [arguments[2] for arguments in programs("weak", "64")] == ["64", "64"]
     with pytest.raises(RequestError, match="cannot be shared evenly by 8 ranks"):
         programs("strong", "3")
 

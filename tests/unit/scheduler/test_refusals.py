@@ -21,7 +21,7 @@ def test_each_of_slurms_own_refusals_has_a_hint(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "arguments"),
     [
         ("Invalid account or account/partition combination specified", "-A ACCOUNT"),
         ("Invalid qos specification", "-q QOS"),
@@ -35,10 +35,10 @@ def test_each_of_slurms_own_refusals_has_a_hint(text: str) -> None:
         ("Required partition not available (inactive or drain)", "another -p"),
     ],
 )
-def test_a_hint_is_about_what_was_refused(text: str, words: str) -> None:
+def test_a_hint_is_about_what_was_refused(text: str, arguments: str) -> None:
     hint = hint_for(text)
     assert hint is not None
-    assert words in hint
+    assert arguments in hint
 
 
 def test_words_of_a_sites_own_plugin_get_no_hint_of_ours() -> None:
@@ -46,5 +46,5 @@ def test_words_of_a_sites_own_plugin_get_no_hint_of_ours() -> None:
 
 
 def test_no_hint_is_hidden_by_one_before_it() -> None:
-    for words, hint in HINTS:
-        assert hint_for(words) == hint
+    for arguments, hint in HINTS:
+        assert hint_for(arguments) == hint

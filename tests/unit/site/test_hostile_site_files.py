@@ -147,22 +147,22 @@ NODES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "key", "words"), VALUES)
-def test_every_value_is_checked_when_the_file_is_loaded(text: str, key: str, words: str) -> None:
+@pytest.mark.parametrize(("text", "key", "arguments"), VALUES)
+def test_every_value_is_checked_when_the_file_is_loaded(text: str, key: str, arguments: str) -> None:
     Path("mine.yaml").write_text(SITE + text + "\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_site("./mine.yaml")
     assert f"mine.yaml:2: {key}" in str(caught.value)
-    assert words in str(caught.value)
+    assert arguments in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "key", "words"), NODES)
-def test_every_value_of_a_partition_is_checked_when_the_file_is_loaded(text: str, key: str, words: str) -> None:
+@pytest.mark.parametrize(("text", "key", "arguments"), NODES)
+def test_every_value_of_a_partition_is_checked_when_the_file_is_loaded(text: str, key: str, arguments: str) -> None:
     Path("mine.yaml").write_text(f"qos: {{normal: 1h}}\npartitions:\n  main: {{{text}}}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_site("./mine.yaml")
     assert f"mine.yaml:3: partitions.main{'.' if key else ''}{key}" in str(caught.value)
-    assert words in str(caught.value)
+    assert arguments in str(caught.value)
 
 
 def test_anchors_and_merges_of_a_sensible_size_are_read() -> None:

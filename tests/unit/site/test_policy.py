@@ -40,13 +40,13 @@ def centre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_site(tmp_path / "xdg" / "hpcjobs" / "site_configs", "big", POLICY)
 
 
-def submit(*words: str, site: str = "big") -> str:
+def submit(*arguments: str, site: str = "big") -> str:
     """The script of a job that the policy lets pass."""
-    return ok("submit", "--site", site, "--dry-run", *words, "true").out
+    return ok("submit", "--site", site, "--dry-run", *arguments, "true").out
 
 
-def refusal(*words: str, site: str = "big") -> str:
-    answer = within("submit", "--site", site, "--dry-run", *words, "true")
+def refusal(*arguments: str, site: str = "big") -> str:
+    answer = within("submit", "--site", site, "--dry-run", *arguments, "true")
     assert answer.code == REFUSED, answer
     assert "a policy of the centre refuses the job:" in answer.err
     return answer.err
@@ -62,7 +62,7 @@ def test_what_is_mandatory_is_requested_and_the_message_is_printed(centre: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "line", "text"),
+    ("arguments", "line", "text"),
     [
         (["-p", "admin"], 9, "partition=admin (flag): allowed are main, debug"),
         (["-p", "main,admin"], 9, "allowed are main, debug"),
@@ -79,9 +79,9 @@ def test_what_is_mandatory_is_requested_and_the_message_is_printed(centre: Path)
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_exceeds_the_policy_is_refused_with_its_file_and_line(
-    centre: Path, words: list[str], line: int, text: str
+    centre: Path, arguments: list[str], line: int, text: str
 ) -> None:
-    message = refusal(*words)
+    message = refusal(*arguments)
     assert text in message
     assert f"({centre}:{line})" in message
 
@@ -311,7 +311,7 @@ def test_what_the_policy_allows_is_changed_also_of_a_job_that_is_older_than_the_
 ) -> None:
     for setting in ("time=+4h", "nodes=8", "partition=debug", "nice=10", "qos=", "Priority=7"):
         ok("update", "42", setting)
-    assert [words.split()[-1] for words in sent(queued)] == [
+    assert [arguments.split()[-1] for arguments in sent(queued)] == [
         "TimeLimit=+04:00:00", "NumNodes=8", "Partition=debug", "Nice=10", "QOS=", "Priority=7",
     ]  # fmt: skip
     centre.write_text(POLICY.replace("[a1, a2]", "[a2]"))

@@ -17,14 +17,14 @@ from hpcjobs.site.sbatch_page import page
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sbatch_options.md"
 
 
-def sbatch(tmp_path: Path, *words: str) -> str:
+def sbatch(tmp_path: Path, *arguments: str) -> str:
     """What this machine's sbatch prints, for which a configuration with a name is enough."""
     if shutil.which("sbatch") is None:
         pytest.skip("no sbatch here")
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     env = {**os.environ, "SLURM_CONF": str(conf)}
-    done = subprocess.run(["sbatch", *words], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(["sbatch", *arguments], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return done.stdout + done.stderr
 
 

@@ -66,7 +66,7 @@ def test_every_shipped_site_loads_and_knows_its_file(name: str) -> None:
 )
 def test_a_mistake_is_named_with_file_line_and_key(text: str, line: int, message: list[str]) -> None:
     error_message = refusal(text)
-    assert all(words in error_message for words in message), error_message
+    assert all(arguments in error_message for arguments in message), error_message
     assert f"site_configs/mine.yaml:{line}:" in error_message
 
 

@@ -47,8 +47,8 @@ def test_a_file_that_shadows_the_default_site_runs_nothing_until_it_is_trusted(h
 
 def test_a_dry_run_of_an_untrusted_file_prints_the_script_and_says_so(here: Path, marker: Path) -> None:
     evil = project(here, "evil", SITE + EVIL.format(marker=marker))
-    for words in (["--dry-run"], ["--explain"], ["--dry-run", "--json"]):
-        answer = ok("submit", "--site", "evil", *words, "true")
+    for arguments in (["--dry-run"], ["--explain"], ["--dry-run", "--json"]):
+        answer = ok("submit", "--site", "evil", *arguments, "true")
         assert f"site file {evil} belongs to a project and is not trusted as it is now" in answer.err
         assert "nothing of it is run" in answer.err
     assert f"touch {marker}" in ok("submit", "--site", "evil", "--dry-run", "true").out
@@ -173,7 +173,7 @@ def test_what_a_project_extends_of_the_project_needs_trust_and_what_it_extends_o
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["ps", "--site", "evil"],
         ["where", "--site", "evil", "true"],
@@ -189,12 +189,12 @@ def test_what_a_project_extends_of_the_project_needs_trust_and_what_it_extends_o
         ["container", "list", "--site", "evil"],
         ["why", "1", "--site", "evil"],
     ],
-    ids=lambda words: " ".join(words[:2]),
+    ids=lambda arguments: " ".join(arguments[:2]),
 )
-def test_no_verb_uses_an_untrusted_file(here: Path, words: list[str]) -> None:
+def test_no_verb_uses_an_untrusted_file(here: Path, arguments: list[str]) -> None:
     """Slurm's own commands would load plugins that the file names by its ``slurm_conf``."""
     project(here, "evil", SITE.replace("local", "slurm") + "slurm_conf: ./slurm.conf\nlogin: evil.example.org\n")
-    answer = within(*words)
+    answer = within(*arguments)
     assert answer.code == ConfigError.exit_code, answer
     assert "not trusted" in answer.err
 
@@ -210,28 +210,28 @@ def template(here: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["submit", "--site", "local", "--wait", "true"],
         ["sweep", "--site", "local", "--set", "a=1", "--wait", "true"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda arguments: arguments[0],
 )
 def test_a_projects_template_in_place_of_the_shipped_one_runs_nothing_until_it_is_trusted(
-    here: Path, marker: Path, words: list[str]
+    here: Path, marker: Path, arguments: list[str]
 ) -> None:
     evil = template(here, "job.sh.j2", TEMPLATE.format(marker=marker))
     for name in ("sweep", "jupyter"):
         template(here, f"{name}.sh.j2", evil.read_text().replace("/job", f"/{name}"))
-    answer = within(*words)
+    answer = within(*arguments)
     assert answer.code == ConfigError.exit_code
-    assert f"/templates/{'sweep' if words[0] == 'sweep' else 'job'}.sh.j2 belongs to a project" in answer.err
+    assert f"/templates/{'sweep' if arguments[0] == 'sweep' else 'job'}.sh.j2 belongs to a project" in answer.err
     assert f"hpcjobs sites trust {here}/templates/" in answer.err
     assert not marker.exists()
     assert not (here / "runs").exists()
 
     assert f"touch {marker}" in ok("sites", "trust").out, "what is trusted is printed"
-    ok(*words)
+    ok(*arguments)
     assert marker.exists()
 
     evil.write_text(evil.read_text() + " ")
@@ -292,8 +292,8 @@ def test_a_projects_recipe_is_built_by_its_name_only_when_it_is_trusted_with_the
     recipe.write_text("Bootstrap: docker\nFrom: debian:12\n\n%setup\n  touch /evil\n\n%files\n  run.sh /run.sh\n")
     (here / "containers" / "run.sh").write_text("true\n")
     build = ("container", "build", "horovod_cpu", "--site", "./site.yaml")
-    for words in (build, (*build, "--submit")):
-        answer = within(*words)
+    for arguments in (build, (*build, "--submit")):
+        answer = within(*arguments)
         assert answer.code == ConfigError.exit_code
         assert f"recipe {recipe} belongs to a project and is not trusted as it is now" in answer.err
     assert not (here / "calls").exists()

@@ -26,10 +26,10 @@ OWN = {"signal", "output", "error", "open-mode", "job-name"}
 
 
 def directives(script: str) -> dict[str, str]:
-    words = [
+    arguments = [
         shlex.split(line.removeprefix("#SBATCH --"))[0] for line in script.splitlines() if line.startswith("#SBATCH")
     ]
-    result = (argument.partition("=") for argument in words)
+    result = (argument.partition("=") for argument in arguments)
     return {name: value for name, _, value in result if name not in OWN}
 
 

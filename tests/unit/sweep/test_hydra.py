@@ -22,14 +22,14 @@ main()
 
 def test_parameters_reach_a_program_as_overrides(here: Path) -> None:
     (here / "train.py").write_text("")
-    words = ("--set", "opt.lr=0.1", "--set", "name=a b", "--pass", "overrides", "train.py")
-    (row,) = ok("sweep", "--site", "local", "--dry-run", "--json", *words).json
+    arguments = ("--set", "opt.lr=0.1", "--set", "name=a b", "--pass", "overrides", "train.py")
+    (row,) = ok("sweep", "--site", "local", "--dry-run", "--json", *arguments).json
     assert row["command"].endswith("""train.py opt.lr=0.1 'name='"'"'a b'"'"''""")
 
 
 def multirun(*overrides: str) -> subprocess.CompletedProcess[str]:
-    words = ["-m", "hydra/launcher=hpcjobs", "hydra.launcher.site=local", "hydra.launcher.time=5m", *overrides]
-    return subprocess.run([sys.executable, "train.py", *words], capture_output=True, text=True, timeout=400)
+    arguments = ["-m", "hydra/launcher=hpcjobs", "hydra.launcher.site=local", "hydra.launcher.time=5m", *overrides]
+    return subprocess.run([sys.executable, "train.py", *arguments], capture_output=True, text=True, timeout=400)
 
 
 def test_a_multirun_of_hydra_is_a_sweep_whose_results_hydra_gets(here: Path) -> None:

@@ -29,8 +29,8 @@ def chunk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "stub.yaml").write_text(json.dumps({"partitions": partitions, "run_root": "runs"}))
     (here / "count.sh").write_text('#!/bin/sh\necho "$HPCJOBS_PARAM_I" >>ran\n')
     (here / "count.sh").chmod(0o755)
-    words = ("--site", "./stub.yaml", "--name", "s", "-t", "5m", "--set", "i=1,2", "--pack", "2", "./count.sh")
-    answer = within("sweep", *words)
+    arguments = ("--site", "./stub.yaml", "--name", "s", "-t", "5m", "--set", "i=1,2", "--pack", "2", "./count.sh")
+    answer = within("sweep", *arguments)
     assert answer.code == 0, answer
     return here / "runs/sweep-s/chunks/0001"
 

@@ -23,15 +23,15 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def cells(*words: str, points: list[dict[str, object]] | None = None, **options: object) -> list[list[str]]:
+def cells(*arguments: str, points: list[dict[str, object]] | None = None, **options: object) -> list[list[str]]:
     """The words of each cell."""
-    job = hpcjobs.plan(words, site="local").job
+    job = hpcjobs.plan(arguments, site="local").job
     program = make_program(job, env={}, **options)  # type: ignore[arg-type]
     return [list(command(program, make_cell(program, point))) for point in points or [{"lr": 0.1, "batch_size": 32}]]
 
 
-def resolve_program(*words: str, point: dict[str, object], env: dict[str, str] | None = None) -> str:
-    program = make_program(hpcjobs.plan(words, site="local").job, env=env or {})
+def resolve_program(*arguments: str, point: dict[str, object], env: dict[str, str] | None = None) -> str:
+    program = make_program(hpcjobs.plan(arguments, site="local").job, env=env or {})
     return make_cell(program, point).id
 
 

@@ -19,8 +19,8 @@ def cells(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     install(monkeypatch, here / "stubs", limit=CELLS)
     partitions = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
     (here / "stub.yaml").write_text(json.dumps({"partitions": partitions, "run_root": "runs"}))
-    words = ("--site", "./stub.yaml", "--name", "s", "-t", "5m", "--set", f"i=1..{CELLS}", "--pack", "10", "true")
-    ok("sweep", *words)
+    arguments = ("--site", "./stub.yaml", "--name", "s", "-t", "5m", "--set", f"i=1..{CELLS}", "--pack", "10", "true")
+    ok("sweep", *arguments)
     chunk = json.loads(Path("runs/sweep-s/chunks/0001/chunk.json").read_text())
     folders = [Path("runs/sweep-s/cells", cell) for cell in chunk["cells"]]
     for line, folder in enumerate(folders[:40]):

@@ -36,7 +36,7 @@ SAME = {
 
 
 def test_losses_are_those_of_plain_ddp(two_ranks: Runs) -> None:
-    same = {name: words for name, words in SAME.items() if words[0] in runnable([words[0]])}
+    same = {name: arguments for name, arguments in SAME.items() if arguments[0] in runnable([arguments[0]])}
     two_ranks.run(
         ("plain", "ddp", FIVE),
         ("fp16", "ddp", (*FIVE, "--precision", "fp16")),

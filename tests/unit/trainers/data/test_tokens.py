@@ -122,7 +122,7 @@ def test_files_of_nanogpt_itself_need_a_vocabulary_and_hold_out_their_end(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "flags", "code", "words"),
+    ("name", "content", "flags", "code", "arguments"),
     [
         ("a.jsonl", '{"body": "x"}\n', (), 15, "a.jsonl:1 has no text in 'text'; it has body"),
         ("a.jsonl", "{'text'}\n", (), 15, "a.jsonl:1 is not JSON"),
@@ -133,20 +133,20 @@ def test_files_of_nanogpt_itself_need_a_vocabulary_and_hold_out_their_end(tmp_pa
     ],
 )
 def test_what_cannot_be_tokenised_is_named_and_leaves_nothing(
-    name: str, content: str, flags: tuple[str, ...], code: int, words: str, tmp_path: Path,
+    name: str, content: str, flags: tuple[str, ...], code: int, arguments: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     path = tmp_path / name
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert tokenize.main(["--out", str(tmp_path / "tokens"), *flags, str(path)]) == code
     message = capsys.readouterr().err
-    assert words in message
+    assert arguments in message
     assert message.count("\n") == 1
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.name not in ("here", "home")) == [name]
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "arguments"),
     [
         ({"train.bin": b"123"}, "has 3 bytes, which are not tokens of 2 bytes"),
         ({"train.bin": b"1234", "train.idx": b"other"}, "is not the index of a Megatron data set"),
@@ -155,8 +155,8 @@ def test_what_cannot_be_tokenised_is_named_and_leaves_nothing(
         ({}, "the folder has no .bin file"),
     ],
 )
-def test_files_that_are_no_tokens_are_refused_by_name(files: dict[str, bytes], words: str, tmp_path: Path) -> None:
+def test_files_that_are_no_tokens_are_refused_by_name(files: dict[str, bytes], arguments: str, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(Exception, match=words):
+    with pytest.raises(Exception, match=arguments):
         token_windows([str(tmp_path)], length=16)

@@ -53,8 +53,15 @@ def test_an_error_of_cuda_or_nccl_has_its_exit_code_and_keeps_its_own_text(
 def test_a_gpu_without_memory_shows_torchs_figures_and_what_to_change_and_never_the_nodes_memory() -> None:
     text = next(error.message for error in read_texts() if error.exception == "OutOfMemoryError")
     ours = str(translate_error(torch.OutOfMemoryError(text), RANK_3))
-    for words in ("2.50 GiB", "39.38 GiB", "--batch-size", "--accumulate", "--precision", "--activation-checkpointing"):
-        assert words in ours
+    for arguments in (
+        "2.50 GiB",
+        "39.38 GiB",
+        "--batch-size",
+        "--accumulate",
+        "--precision",
+        "--activation-checkpointing",
+    ):
+        assert arguments in ours
     assert "--mem" not in ours
 
 

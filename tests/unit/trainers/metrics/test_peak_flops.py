@@ -85,9 +85,10 @@ def test_the_documentation_has_the_figures_and_a_source_for_every_device() -> No
 
 
 @pytest.mark.parametrize(
-    ("device", "words"), [("cuda", "no MFU: no peak is stated for NVIDIA L40 in bf16"), ("cpu", "img/s on 1 ranks;")]
+    ("device", "arguments"),
+    [("cuda", "no MFU: no peak is stated for NVIDIA L40 in bf16"), ("cpu", "img/s on 1 ranks;")],
 )
-def test_a_run_on_a_gpu_without_a_stated_peak_says_so(device: str, words: str) -> None:
+def test_a_run_on_a_gpu_without_a_stated_peak_says_so(device: str, arguments: str) -> None:
     summary = RunSummary(
         trainer="ddp",
         strategy="ddp",
@@ -102,4 +103,4 @@ def test_a_run_on_a_gpu_without_a_stated_peak_says_so(device: str, words: str) -
         elapsed_s=1.0,
         throughput=Throughput(5.0, "img/s"),
     )
-    assert words in describe_result(summary, Path("run"))
+    assert arguments in describe_result(summary, Path("run"))

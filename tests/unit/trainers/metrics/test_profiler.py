@@ -39,7 +39,7 @@ def test_a_run_that_ends_before_stop_writes_what_it_has(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "arguments"),
     [
         (("--profile", "3:3"), "STOP is not after START"),
         (("--profile", "3"), "'3' is not START:STOP"),
@@ -47,10 +47,10 @@ def test_a_run_that_ends_before_stop_writes_what_it_has(tmp_path: Path, monkeypa
     ],
 )
 def test_what_cannot_be_profiled_is_refused(
-    flags: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainers.run("ddp", ["--steps", "1", *flags, "--run-dir", str(tmp_path)]) == 2
-    assert words in capsys.readouterr().err
+    assert arguments in capsys.readouterr().err
 
 
 def test_a_snapshot_is_written_also_where_memory_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with a tokenizer of its own, as `save_pretrained` writes them."""
     tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("model")
-    words = sorted({token for sentence in SENTENCES for token in sentence.split()})
+    arguments = sorted({token for sentence in SENTENCES for token in sentence.split()})
     tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({token: n for n, token in enumerate(["</s>", "<unk>", *words])}, unk_token="<unk>")
+        tokenizers.models.WordLevel(
+            {token: n for n, token in enumerate(["</s>", "<unk>", *arguments])}, unk_token="<unk>"
+        )
     )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -53,8 +55,14 @@ def tokens(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
     lines = [json.dumps({"text": SENTENCES[n % 4]}) for n in range(400)]
     (folder / "corpus.jsonl").write_text("\n".join(lines))
-    words = ["--tokenizer", str(model / "tokenizer.json"), "--out", str(folder / "made"), str(folder / "corpus.jsonl")]
-    assert tokenize.main(words) == 0
+    arguments = [
+        "--tokenizer",
+        str(model / "tokenizer.json"),
+        "--out",
+        str(folder / "made"),
+        str(folder / "corpus.jsonl"),
+    ]
+    assert tokenize.main(arguments) == 0
     return folder / "made"
 
 

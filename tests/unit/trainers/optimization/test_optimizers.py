@@ -56,7 +56,7 @@ def test_norms_and_biases_may_be_spared_weight_decay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "arguments"),
     [
         ({"momentum": 0.5}, "--momentum is of --optimizer sgd, and this run has adamw"),
         ({"optimizer": "sgd", "eps": 1e-3}, "--eps is of --optimizer adamw, and this run has sgd"),
@@ -65,8 +65,8 @@ def test_norms_and_biases_may_be_spared_weight_decay() -> None:
         ({"ema": 1.5}, "--ema 1.5: a decay is less than 1"),
     ],
 )
-def test_a_flag_of_another_optimizer_is_refused(flags: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_a_flag_of_another_optimizer_is_refused(flags: dict[str, Any], arguments: str) -> None:
+    with pytest.raises(UsageError, match=arguments):
         apply_optimizer_flags(Config(**flags), worlds.points(Config()))
 
 

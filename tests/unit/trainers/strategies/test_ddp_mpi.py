@@ -19,12 +19,13 @@ LM = ("--workload", "lm", "--steps", "10", "--log-every", "1", "--train-samples"
 FOREIGN = ("HPCJOBS_", "SLURM_", "OMPI_", "PMIX_")
 
 
-def train(folder: Path, ranks: int, *words: str, threads: int = 1) -> subprocess.CompletedProcess[str]:
+def train(folder: Path, ranks: int, *arguments: str, threads: int = 1) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     env |= {"OMP_NUM_THREADS": str(threads), "OMPI_MCA_mpi_yield_when_idle": "1", "MASTER_PORT": "23417"}
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks))
     return subprocess.run(
-        [*mpirun, sys.executable, "-m", "hpcjobs.trainers.ddp", *LM, "--batch-size", "4", "--run-dir", folder, *words],
+        [*mpirun, sys.executable, "-m", "hpcjobs.trainers.ddp", *LM, "--batch-size", "4", "--run-dir", folder,
+         *arguments],
         env=env, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 

@@ -115,7 +115,7 @@ def number(config):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "arguments"),
     [
         ("spirals:spiral", "no function spiral: did you mean spirals?"),
         ("spiralz:spirals", "no module is called 'spiralz'"),
@@ -132,11 +132,11 @@ def number(config):
     ],
 )
 def test_an_own_workload_that_cannot_be_used_is_refused_by_what_is_missing(
-    folder: Path, name: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, name: str, arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trainers.run("ddp", ["--workload", name, "--run-dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err
-    assert words in message
+    assert arguments in message
     assert message.count("\n") == 1
 
 
