@@ -19,6 +19,8 @@ from collections.abc import Iterable
 
 UNFORESEEN = 70
 """Exit code of the command line after an error that is none of these."""
+_LINE_COLUMNS = 80
+"""Of a line of names in a message."""
 
 
 class HpcJobsError(Exception):
@@ -84,14 +86,25 @@ def reason_of(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'nodes'? `` plus every legal word, for the end of an error message."""
-    import difflib  # only errors need it
+def nearest(name: str, known: Iterable[str], *, wraps: bool = True) -> str:
+    """``did you mean 'nodes'?`` plus every known name, those like ``name`` first, for the end of an error message.
 
-    arguments = sorted(known)
-    if not arguments:
+    Args:
+        wraps: names that are too many for a line of 80 columns stand on lines of their own.
+    """
+    import difflib  # only errors need these
+    import textwrap
+
+    names = sorted(known)
+    if not names:
         return "none is known"
-    close = difflib.get_close_matches(name, arguments, n=1, cutoff=0.6) or [
-        w for w in arguments if name and w.startswith(name)
-    ]
-    return (f"did you mean {close[0]!r}? " if close else "") + "known: " + ", ".join(arguments)
+    by_lower_case = {other.lower(): other for other in names}
+    typed = name.lower()
+    close = [by_lower_case[match] for match in difflib.get_close_matches(typed, by_lower_case, n=3, cutoff=0.6)]
+    close = close or [other for lower, other in by_lower_case.items() if typed and lower.startswith(typed)]
+    listed = ", ".join(dict.fromkeys([*close, *names]))
+    start = (f"did you mean {close[0]!r}? " if close else "") + "known:"
+    if not wraps or len(f"hint: {start} {listed}") <= _LINE_COLUMNS:
+        return f"{start} {listed}"
+    lines = textwrap.wrap(listed, _LINE_COLUMNS - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n  ".join([start, *lines])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcjobs.cli.output import note
@@ -22,6 +25,9 @@ _SECONDS_PER_LINE = 60.0
 _BAR_COLUMNS = 20
 _COLUMNS = 80
 """Of a terminal that does not know its size."""
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""End the process as they would without bars, behind the last of which the cursor is shown again."""
+_SHOW_CURSOR = b"\n\x1b[?25h"
 
 
 class _Begin(NamedTuple):
@@ -50,6 +56,7 @@ class ProgressBars:
         self._lines: dict[str, _Line] = {}
         self._drawn: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._handled_signals: list[signal.Signals] = []
 
     def __enter__(self) -> ProgressBars:
         return self
@@ -59,6 +66,8 @@ class ProgressBars:
     ) -> None:
         if self._drawn is not None:
             self._drawn.stop()
+            for number in self._handled_signals:
+                signal.signal(number, signal.SIG_DFL)
 
     def show(
         self, title: str, done: float, total: float | None, *, text: str, remaining_s: float | None = None
@@ -114,12 +123,27 @@ class ProgressBars:
                 refresh_per_second=2,
             )
             self._fit()
+            self._handle_signals()
             self._drawn.start()
         self._fit()
         if title not in self._tasks:
             self._tasks[title] = self._drawn.add_task(title, total=total, text="", left="")
         left = _Countdown(self._clock, ends_at)
         self._drawn.update(self._tasks[title], completed=done, total=total, text=text, left=left, refresh=done == total)
+
+    def _handle_signals(self) -> None:
+        """Show the cursor again before a signal ends the process: it would stay hidden in the user's shell."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python allows it in no other
+        self._handled_signals = [one for one in _ENDING_SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+        for number in self._handled_signals:
+            signal.signal(number, self._end_by_signal)
+
+    def _end_by_signal(self, number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # after SIGHUP the terminal may be closed
+            os.write(self._stream.fileno(), _SHOW_CURSOR)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _fit(self) -> None:
         """Rich looks at the terminal of standard input, which may be none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated
 
@@ -10,12 +11,16 @@ import typer
 from hpcjobs.cli.completion import complete_states
 from hpcjobs.cli.output import JobSite, Json, note, print_output, print_table
 
+_ZERO = re.compile(r"0+(\.0+)?[smhdw]?")
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
 def prune(
-    older_than: Annotated[str, typer.Option(help="Jobs that ended so long ago: 30d, 12h.")] = "30d",
+    older_than: Annotated[
+        str, typer.Option(help="Jobs that ended at least this long ago: 30d, 12h; 0s is all that have ended.")
+    ] = "30d",
     state: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,13 +44,14 @@ def prune(
     from hpcjobs.units import human_bytes, human_duration, memory_bytes, walltime_s
 
     try:
-        age_s = walltime_s(older_than)
+        age_s = 0 if _ZERO.fullmatch(older_than) else walltime_s(older_than)
     except ValueError as error:
-        raise RequestError(f"--older-than: {error}") from error
+        hint = "say 30d, 12h or 2w; 0s is every job that has ended"
+        raise RequestError(f"--older-than {older_than}: no age of a job", hint=hint) from error
     try:
         min_size = 0 if larger_than is None else memory_bytes(larger_than)
     except ValueError as error:
-        raise RequestError(f"--larger-than: {error}") from error
+        raise RequestError(f"--larger-than {larger_than}: no size", hint="say 1G or 500M") from error
     choice = old_jobs.select_old(age_s=age_s, states=parse_states(state or []), min_size=min_size, site=site)
     chosen = old_jobs.remove(choice.old) if remove else choice.old
     total = sum(job.size for job in chosen)

@@ -119,7 +119,7 @@ def find(name: str, site: Site, *, source: str) -> Image:
     if name not in images:
         raise RequestError(
             f"container {name!r} ({source}) is no image of site {site.name} ({site.path}) nor in {folder_of(site)}",
-            hint=f"{nearest(name, images)}; hpcjobs container build {name} --site {site.name} makes one of a recipe",
+            hint=f"hpcjobs container build {name} --site {site.name} makes one of a recipe; {nearest(name, images)}",
         )
     return _at(name, images[name], site.containers)
 

@@ -86,8 +86,8 @@ def read_recipe(name: str) -> Recipe:
     """
     path = Path(name).expanduser().absolute() if _is_path(name) else recipes().get(name)
     if path is None:
-        looked = ", ".join(str(folder) for folder in dict.fromkeys(recipe_folders()))
-        raise RequestError(f"no recipe {name!r} in {looked}", hint=nearest(name, recipes()))
+        looked = "".join(f"\n  {folder}" for folder in dict.fromkeys(recipe_folders()))
+        raise RequestError(f"no recipe {name!r}; looked in{looked}", hint=nearest(name, recipes()))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

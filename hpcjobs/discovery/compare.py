@@ -64,7 +64,7 @@ def _cluster(site: Site, cluster: Cluster) -> Iterator[Finding]:
 def _partition(subject: str, name: str, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     live = next((info for info in cluster.partitions if info.name == name), None)
     if live is None:
-        known = nearest(name, [info.name for info in cluster.partitions])
+        known = nearest(name, [info.name for info in cluster.partitions], wraps=False)
         yield Finding(subject, "wrong", f"the cluster has no partition {name}; {known}", f"remove {subject}")
         return
     nodes = [node for node in cluster.nodes if name in node.partitions]
@@ -203,7 +203,8 @@ def _accounting(site: Site, cluster: Cluster) -> Iterator[Finding]:
     live = {qos.name: qos for qos in cluster.accounting.qos or ()}
     for name, limit in site.qos.items() if live else ():
         if name not in live:
-            yield Finding(f"qos.{name}", "wrong", f"there is no such QOS; {nearest(name, live)}", f"remove qos.{name}")
+            text = f"there is no such QOS; {nearest(name, live, wraps=False)}"
+            yield Finding(f"qos.{name}", "wrong", text, f"remove qos.{name}")
             continue
         longest, stated = time_limit_s(live[name].max_wall), time_limit_s(limit or None)
         if longest is not None and (stated is None or stated > longest):
@@ -232,9 +233,8 @@ def _licenses(site: Site, cluster: Cluster) -> Iterator[Finding]:
     live = dict(cluster.licenses or ())
     for name, count in site.licenses.items() if cluster.licenses is not None else ():
         if name not in live:
-            yield Finding(
-                f"licenses.{name}", "wrong", f"Slurm has no such licence; {nearest(name, live)}", f"remove {name}"
-            )
+            text = f"Slurm has no such licence; {nearest(name, live, wraps=False)}"
+            yield Finding(f"licenses.{name}", "wrong", text, f"remove {name}")
         elif count != live[name]:
             verdict: Verdict = "wrong" if count > live[name] else "note"
             yield Finding(f"licenses.{name}", verdict, f"is {count}; Slurm has {live[name]}", f"{name}: {live[name]}")
@@ -259,7 +259,7 @@ def _software(site: Site, cluster: Cluster, exists: Callable[[str], bool]) -> It
         elif module in names or any(name.startswith(f"{module}/") for name in names):
             yield Finding("modules", "ok", f"module avail has {module}")
         else:
-            text = f"module avail has no {module}; {nearest(module, names)}"
+            text = f"module avail has no {module}; {nearest(module, names, wraps=False)}"
             yield Finding("modules", "wrong", text[:300], f"remove {module}, or name one that there is")
     if site.module_init is not None and not exists(site.module_init):
         yield Finding("module_init", "note", f"{site.module_init} does not exist on this host", "module_init")

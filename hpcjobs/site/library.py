@@ -44,9 +44,11 @@ def default_site() -> str:
     where = f"the Slurm cluster {cluster}" if cluster else "a Slurm cluster"
     raise ConfigError(
         f"this machine belongs to {where}, and no site is named",
-        hint=f"say --site NAME, set HPCJOBS_SITE, write `site: NAME` to {config_dir() / 'config.yaml'}, "
-        f"or `cluster: {cluster or 'NAME'}` (Slurm's ClusterName) to the site's file; "
-        "`hpcjobs sites` lists the sites, --site local runs on this machine itself",
+        hint="do one of these; `hpcjobs sites` lists the sites\n"
+        "  say --site NAME, or --site local for this machine itself\n"
+        "  set HPCJOBS_SITE=NAME\n"
+        f"  write `site: NAME` to {config_dir() / 'config.yaml'}\n"
+        f"  write `cluster: {cluster or 'NAME'}` (Slurm's ClusterName) to the site's file",
     )
 
 
@@ -84,7 +86,7 @@ def _existing(name: str, where: str) -> str:
     try:
         find_file(name)
     except ConfigError as error:
-        raise ConfigError(f"{error.message} (named by {where})", hint=error.hint) from error
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
     return name
 
 

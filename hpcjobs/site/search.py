@@ -113,8 +113,8 @@ def find_file(name: str) -> Path:
         return path
     if (file := _first_file(name, search_path())) is not None:
         return file
-    looked = ", ".join(str(folder) for folder in search_path())
-    raise ConfigError(f"no site {name!r} in {looked}", hint=nearest(name, {entry.name for entry in list_sites()}))
+    known = {entry.name for entry in list_sites()}
+    raise ConfigError(f"no site {name!r}; looked in{_one_a_line(search_path())}", hint=nearest(name, known))
 
 
 def find_parent(name: str, child: Path) -> Path:
@@ -132,9 +132,13 @@ def find_parent(name: str, child: Path) -> Path:
     below = [child.parent, *folders[1:]] if at is None else list(folders[at:])
     if (file := _first_file(name, below, other_than=child)) is not None:
         return file
-    looked = ", ".join(str(folder) for folder in below)
     known = {path.stem for folder in below for path in folder.glob("*.yaml")} - {child.stem}
-    raise ConfigError(f"extends: no site {name!r} in {looked}", hint=nearest(name, known))
+    raise ConfigError(f"extends: no site {name!r}; looked in{_one_a_line(below)}", hint=nearest(name, known))
+
+
+def _one_a_line(folders: Iterable[Path]) -> str:
+    """The folders for a message, each once."""
+    return "".join(f"\n  {folder}" for folder in dict.fromkeys(folders))
 
 
 def _first_file(name: str, folders: Iterable[Path], *, other_than: Path | None = None) -> Path | None:

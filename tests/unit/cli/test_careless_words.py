@@ -22,7 +22,7 @@ from hpcjobs.sweeps.sweep_index import remember
         ("submit --site local --spec no.yaml true", 4, "{here}/no.yaml does not exist"),
         ("submit --site local --launcher srun true", 5, "hint: known: "),
         ("submit --site local --signal-before 5 true", 5, "signal_before: time '5'"),
-        ("submit --site local --container none-such true", 5, "hint: none is known"),
+        ("submit --site local --container none-such true", 5, "; none is known"),
         ("submit --site local --spec number.yaml", 4, "program.1: expected text, got a whole number\nhint: write"),
         ("sweep --site local --sweep high.yaml ddp", 5, "low=2 is above high=1"),
         ("sweep --site local --sweep log.yaml ddp", 5, "low=0 has no logarithm"),
@@ -84,7 +84,7 @@ def test_a_site_that_does_not_exist_is_explained_with_the_place_that_names_it(
 ) -> None:
     monkeypatch.setenv("HPCJOBS_SITE", "typo")
     answer = within("submit", "true")
-    assert (answer.code, "(named by HPCJOBS_SITE)" in answer.err) == (4, True), answer
+    assert (answer.code, "hpcjobs: HPCJOBS_SITE: no site 'typo'" in answer.err) == (4, True), answer
 
 
 def test_a_rank_that_printed_nothing_is_named(here: Path) -> None:

@@ -253,6 +253,7 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
         (["submti"], 2, "did you mean 'submit'?"),
         (["submit", "--env", "NOT_SET_HERE", "true"], 2, "say NOT_SET_HERE=VALUE"),
         (["submit", "--site", "min", "true"], 4, "did you mean 'mine'?"),
+        (["submit", "--site", "MINE", "true"], 4, "did you mean 'mine'?"),
         (["submit", "--spec", "gone.yaml", "true"], 4, "gone.yaml does not exist"),
         (["submit", "-N", "3", "true"], 5, "nodes=3 (flag): partition main allows 2"),
         (["submit", "-o", "nodse=3", "true"], 5, "did you mean 'nodes'?"),

@@ -39,4 +39,4 @@ def test_a_mistyped_verb_is_an_error_with_the_nearest_name(arguments: tuple[str,
 def test_what_is_no_verb_of_a_group_is_never_run(arguments: str, here: Path) -> None:
     answer = within(*arguments.split())
     assert (answer.code, answer.out) == (2, ""), answer
-    assert "known: " in answer.err, answer
+    assert "known:" in answer.err, answer

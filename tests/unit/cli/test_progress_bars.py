@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -85,6 +88,46 @@ def test_waiting_for_a_job_shows_its_steps_and_the_time_left(here: Path) -> None
     assert "━" not in piped.err
     (here / "go").touch()
     assert ok("wait", job["job_id"]).code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_the_command_leaves_the_cursor_visible(number: signal.Signals) -> None:
+    program = (
+        "import time; from hpcjobs.cli.progress import ProgressBars\n"
+        "with ProgressBars() as bars:\n"
+        "    bars.show('job 7', 1, 10, text='step 1')\n"
+        "    while True: time.sleep(0.1)\n"
+    )
+    limit = (resource.RLIMIT_CORE, (0, 0))  # SIGQUIT leaves no file
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color"},
+        preexec_fn=lambda: resource.setrlimit(*limit),
+    ) as drawing:
+        os.close(slave)
+        printed = _read_until(master, b"step 1")
+        drawing.send_signal(number)
+        printed += _read_until(master, None)
+    os.close(master)
+    assert drawing.returncode == -number
+    assert printed.rfind(b"\x1b[?25h") > printed.rfind(b"\x1b[?25l") >= 0
+
+
+def _read_until(terminal: int, text: bytes | None) -> bytes:
+    """What is printed until ``text`` stands in it; None: until the program has ended."""
+    printed = b""
+    while text is None or text not in printed:
+        try:
+            block = os.read(terminal, 1 << 16)
+        except OSError:  # the other side is closed
+            block = b""
+        if not block:
+            break
+        printed += block
+    return printed
 
 
 def test_a_sweep_on_a_pipe_is_waited_for_without_rich(here: Path) -> None:

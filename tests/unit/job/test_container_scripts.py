@@ -200,7 +200,7 @@ def test_names_come_from_the_section_and_from_the_folder(image: Path, here: Path
         (
             "trian",
             {},
-            r"container 'trian' \(flag\) is no image of site .*\n.*did you mean 'train'.*container build trian",
+            r"container 'trian' \(flag\) is no image of site .*\n.*container build trian.*did you mean 'train'",
         ),
         ("/no/such.sif", {}, r"there is no file /no/such.sif"),
         ("train", {"runtime": "none"}, r"says no runtime\nhint: containers: {runtime: apptainer}"),

@@ -68,7 +68,22 @@ def test_age_state_and_size_select(here_with_slurm: Path) -> None:
     assert pruned("--older-than", "5d") == ["1", "2"]
     assert pruned("--older-than", "5d", "--state", "FAILED") == ["1"]
     assert pruned("--older-than", "5d", "--larger-than", "7K") == ["2"]
-    assert within("prune", "--older-than", "soon").code == 5
+
+
+def test_an_age_of_zero_is_every_job_that_has_ended(here_with_slurm: Path) -> None:
+    job(here_with_slurm, "1", days=40)
+    job(here_with_slurm, "2", days=0.001)
+    job(here_with_slurm, "3", days=0.001, state=None)
+    for zero in ("0s", "0", "0d"):
+        assert pruned("--older-than", zero) == ["1", "2"]
+
+
+@pytest.mark.parametrize("age", ["soon", "30", "-1d", "1y", ""])
+def test_an_age_that_cannot_be_read_is_named_with_what_is_allowed(here_with_slurm: Path, age: str) -> None:
+    refused = within("prune", f"--older-than={age}")
+    assert refused.code == 5
+    assert f"--older-than {age}: no age of a job\nhint: say 30d, 12h or 2w; 0s is every job" in refused.err
+    assert "--larger-than big: no size" in within("prune", "--larger-than", "big").err
 
 
 def test_what_is_no_run_folder_of_the_job_is_left_alone(here_with_slurm: Path) -> None:

@@ -148,7 +148,10 @@ def test_a_site_file_can_be_named_by_its_path(here: Path) -> None:
 def test_an_unknown_site_is_answered_with_the_nearest_and_where_was_looked() -> None:
     with pytest.raises(ConfigError) as caught:
         load_site("tu-hcp")
-    assert "did you mean 'tu-hpc'?" in str(caught.value)
+    hint = str(caught.value).partition("hint: ")[2].splitlines()
+    assert hint[0] == "did you mean 'tu-hpc'? known:"
+    assert hint[1].startswith("  tu-hpc, ")
+    assert max(map(len, hint)) <= 80
     assert str(data_folder("site_configs")) in str(caught.value)
 
 
