@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("cluster/jupyter", "cluster", "docs", "unit/trainers", "unit/horovod", "unit", "packaging")
+FOLDERS = ("cluster/jupyter", "cluster/submit", "cluster", "docs", "unit/trainers", "unit/horovod", "unit", "packaging")
 PASSES = "def test_{name}():\n    pass\n"
 FLAKY = """
 from pathlib import Path
@@ -28,7 +28,7 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout whose lanes have one test each."""
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools" / "test", tmp_path / "tools")
-    for name, text in (("lint", ""), ("elsewhere", 'exec "$@"\n')):
+    for name, text in (("lint", ""), ("elsewhere", 'shift; exec "$@"\n')):
         (tmp_path / "tools" / name).write_text(f"#!/usr/bin/env bash\n{text}", encoding="utf-8")
         (tmp_path / "tools" / name).chmod(0o755)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
