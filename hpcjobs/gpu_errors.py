@@ -22,20 +22,30 @@ class GpuError(NamedTuple):
     fix: str = ""
 
 
+FAULTY_XIDS = (46, 48, 62, 64, 74, 79, 94, 95, 110, 119, 120, 136, 140, 142, 143)
+"""Events of the driver after which NVIDIA resets, drains or replaces a GPU. Others, such as 13, 31 and 43, come from
+the program: a wrong address in a kernel."""
 BROKEN = GpuError(
     "gpu-broken",
     FAULT,
     r"(?i)uncorrectable (?:NVLink |ECC )+error|ECC_UNCORRECTABLE|cudaErrorECC|double[- ]bit ECC|fallen off the bus"
-    r"|NVRM: Xid|CUDA_ERROR_HARDWARE|unspecified launch failure|hardware stack error|nvlink error"
+    rf"|NVRM: Xid \([^)]*\): (?:{'|'.join(map(str, FAULTY_XIDS))})\b|CUDA_ERROR_HARDWARE(?!_STACK)"
     r"|Unable to determine the device handle for GPU|hipErrorECCNotCorrectable",
     "A GPU of the node has a hardware fault",
+)
+NOT_READY = GpuError(
+    "gpu-not-ready",
+    FAULT,
+    r"system not yet initialized|(?:cudaError|CUDA_ERROR_)(?:SystemNotReady|SYSTEM_NOT_READY)"
+    r"|Driver/library version mismatch",
+    "The node's NVIDIA driver is not ready: its Fabric Manager does not run, or the driver was updated under way",
 )
 FULL = GpuError(
     "gpu-out-of-memory",
     OUT_OF_MEMORY,
     r"(?i)(?:CUDA|HIP) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDA error: out of memory|HIP error: out of memory"
-    r"|(?:cuda|hip) failure (?:\d+ )?'out of memory'|(?:cuda|hip)ErrorMemoryAllocation",
+    r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_ALLOC_FAILED|(?:CUDA|HIP) error: out of memory"
+    r"|(?:cuda|hip) failure (?:\d+ )?'out of memory'|(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)",
     "The GPU has not enough memory for the model and its batch",
     "a smaller --batch-size with a larger --accumulate gives the same step, --precision bf16 needs less, and so does "
     "--activation-checkpointing, or the fsdp trainer on more GPUs",
@@ -63,6 +73,29 @@ VERSIONS = GpuError(
     "The ranks, or torch and the library that it loads, have different versions of NCCL",
     "python -c 'import torch; print(torch.cuda.nccl.version())'  # on each node; `module list`, LD_LIBRARY_PATH",
 )
+DRIVER = GpuError(
+    "driver-too-old",
+    CONFIGURATION,
+    r"driver version is insufficient|The NVIDIA driver on your system is too old"
+    r"|not supported in the installed CUDA driver|forward compatibility was attempted on non supported HW",
+    "The NVIDIA driver of the node is older than this build of CUDA needs",
+    "nvidia-smi  # on the node; install torch for that CUDA version, or use a container that hpcjobs checked",
+)
+ARCHITECTURE = GpuError(
+    "gpu-architecture",
+    CONFIGURATION,
+    r"no kernel image is available for execution|sm_\d+ is not compatible with the current PyTorch"
+    r"|hipErrorNoBinaryForGpu|(?:CUDA|HIP) error: invalid device function",
+    "This build of torch or of an extension has no code for the GPU's architecture",
+    "python -c 'import torch; print(torch.cuda.get_arch_list())'",
+)
+CUDNN_VERSIONS = GpuError(
+    "cudnn-versions",
+    CONFIGURATION,
+    r"cuDNN version incompatibility",
+    "torch loads another version of cuDNN than it was built with",
+    "python -c 'import torch; print(torch.backends.cudnn.version())'  # `module list`, LD_LIBRARY_PATH",
+)
 LOST = GpuError(
     "peer-lost",
     RANK_LOST,
@@ -71,7 +104,18 @@ LOST = GpuError(
     r"|Watchdog caught collective|Connection (?:closed|reset) by (?:remote )?peer|Broken pipe",
     "A rank lost another one, which had failed before",
 )
-KINDS: Tuple[GpuError, ...] = (BROKEN, FULL, SHARED, NO_INTERFACE, VERSIONS, LOST)
+KINDS: Tuple[GpuError, ...] = (
+    BROKEN,
+    NOT_READY,
+    FULL,
+    SHARED,
+    NO_INTERFACE,
+    VERSIONS,
+    DRIVER,
+    ARCHITECTURE,
+    CUDNN_VERSIONS,
+    LOST,
+)
 """The first one whose pattern fits counts: a broken GPU also aborts the communicators of its rank."""
 
 

@@ -8,7 +8,7 @@ from typing import List
 from hpcjobs import gpu_errors
 
 _LAUNCH_FAILED = re.compile(rb"^srun: error: Task launch for \S+ failed on node ([\w.-]+):", re.MULTILINE)
-_GPU_FAULT = re.compile(gpu_errors.BROKEN.pattern.encode("ascii"))
+_GPU_FAULTS = [re.compile(kind.pattern.encode("ascii")) for kind in gpu_errors.KINDS if kind.effect == gpu_errors.FAULT]
 _MOST_BYTES = 1 << 20
 """Of the end of a log: the failure to launch a step is among the last that is written."""
 _OWN = "/proc/self/fd/2"
@@ -26,8 +26,9 @@ class JobLog:
         return list(dict.fromkeys(name.decode("ascii") for name in names))
 
     def names_gpu_fault(self) -> bool:
-        """Whether a program printed that a GPU has a hardware fault; False where the log cannot be read."""
-        return _GPU_FAULT.search(self._read_end()) is not None
+        """Whether a program printed that a GPU has a fault; False where the log cannot be read."""
+        text = self._read_end()
+        return any(fault.search(text) for fault in _GPU_FAULTS)
 
     def _read_end(self) -> bytes:
         """The end of what this attempt wrote; empty where the log is no file or cannot be read."""

@@ -78,15 +78,18 @@ class DistEnv:
         _refuse_lonely_slurm_task(env)
         return cls(0, 0, 1, 1, 0, "127.0.0.1", None, "none")
 
-    def device_index(self, visible: int) -> int:
-        """The device of this rank among `visible` ones: Slurm may show each task only its own.
+    def device_index(self, visible: int, *, on_node: int = 0) -> int:
+        """The device of this rank among `visible` ones: Slurm may show each task only its own, or those of its socket.
+
+        Args:
+            on_node: the job's GPUs on this node, where Slurm says it.
 
         Raises:
             BadConfiguration: ranks would share devices. One visible device may be the rank's own.
         """
         if visible < 1:
             raise UsageError(f"rank {self.rank} sees no device", hint="--device cpu, or request GPUs")
-        if 1 < visible < self.local_world_size:
+        if 1 < visible < self.local_world_size and on_node < self.local_world_size:
             raise BadConfiguration(
                 f"{self.local_world_size} ranks on the host of rank {self.rank} see {visible} GPUs",
                 hint="as many ranks as GPUs: --ntasks-per-node and --gpus-per-node",
@@ -219,6 +222,12 @@ def _launch_identity(env: Mapping[str, str]) -> str | None:
     if "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env:
         return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}"
     return env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid")
+
+
+def gpus_on_node(env: Mapping[str, str]) -> int:
+    """The GPUs of the job's step on this node; 0: Slurm says nothing of them."""
+    count = env.get("SLURM_GPUS_ON_NODE", "")
+    return int(count) if count.isdigit() else 0
 
 
 def first_host(nodelist: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.agreement import Board, FileBoard, StopAgreement, find_store, name_attempt
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
-from hpcjobs.runtime.dist import DistEnv, refuse_other_world
+from hpcjobs.runtime.dist import DistEnv, gpus_on_node, refuse_other_world
 from hpcjobs.runtime.exits import ExitCode, TrainerError, UsageError
 from hpcjobs.runtime.job_control import JobControl
 from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
@@ -187,7 +187,7 @@ class Run:
             BadConfiguration: ranks would share GPUs.
         """
         visible = count_gpus()
-        return self.env.device_index(visible) if visible else None
+        return self.env.device_index(visible, on_node=gpus_on_node(os.environ)) if visible else None
 
     @property
     def device(self) -> str:

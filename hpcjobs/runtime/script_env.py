@@ -44,7 +44,8 @@ def count_gpus() -> int:
     """GPUs that this process sees: by the variable that lists them, by torch if it is loaded, by NVIDIA's devices."""
     for name in _GPU_LISTS:
         if (listed := os.environ.get(name)) is not None:
-            return len([item for item in listed.split(",") if item.strip() not in ("", "-1", "NoDevFiles")])
+            devices = [item.strip() for item in listed.split(",") if item.strip() not in ("", "-1", "NoDevFiles")]
+            return 1 if devices and devices[0].startswith("MIG-") else len(devices)  # CUDA shows one MIG slice
     torch = sys.modules.get("torch")
     if torch is not None:
         count: int = torch.cuda.device_count()

@@ -19,6 +19,12 @@ SYSTEM: tuple[Rule, ...] = (
         more_precise_than=("data-loader-worker", "python-error"),
     ),
     rule(
+        "locked-memory-limit",
+        r"ibv_(?:reg_mr|create_)\w*.*Cannot allocate memory|fi_mr_reg.*Cannot allocate memory",
+        "The network card may lock no more memory: the limit of locked memory (ulimit -l) is too small",
+        "ulimit -l  # in a job: must print unlimited; an administrator raises it for slurmd (LimitMEMLOCK)",
+    ),
+    rule(
         "out-of-memory",
         r"std::bad_alloc|^(?:numpy\.[\w.]+|numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b.*"
         r"|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|memory allocation of \d+ bytes failed",

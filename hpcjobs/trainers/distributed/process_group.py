@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import BadConfiguration
-from hpcjobs.trainers.distributed.errors import elect_reporter, translate_error
+from hpcjobs.runtime.dist import DistEnv, gpus_on_node
+from hpcjobs.runtime.exits import BadConfiguration, TrainerError
+from hpcjobs.trainers.distributed.errors import elect_reporter, extract_facts, translate_error
 from hpcjobs.trainers.distributed.rendezvous import open_store, roll_call
 
 COLLECTIVE_TIMEOUT = {"gloo": timedelta(hours=1), "nccl": timedelta(hours=1)}
@@ -170,9 +170,27 @@ def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.
             f"the job has GPUs ({requested}), but rank {env.rank} on {socket.gethostname()} sees none; {why}",
             hint="nvidia-smi or rocm-smi on the node, and a torch with CUDA or ROCm; --device cpu trains without GPUs",
         )
-    if name == "auto" and not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", env.device_index(visible))
+    if not torch.cuda.is_available():
+        if visible > 0 and (name == "cuda" or requested is not None):  # NVML counts what CUDA does not start on
+            raise explain_failed_start(visible, env)
+        if name == "auto":
+            return torch.device("cpu")
+    return torch.device("cuda", env.device_index(visible, on_node=gpus_on_node(environ)))
+
+
+def explain_failed_start(visible: int, env: DistEnv) -> TrainerError:
+    """Why CUDA does not start, in its own text: an error of the configuration unless the text names a fault."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "torch.cuda.is_available() is False"
+    except (RuntimeError, AssertionError) as error:
+        if (known := translate_error(error, env)) is not None:
+            return known
+        reason = extract_facts(str(error))
+    return BadConfiguration(
+        f"rank {env.rank} on {socket.gethostname()} has {visible} GPUs, and none can be used: {reason}",
+        hint="nvidia-smi or rocm-smi on the node: its driver must fit this torch; --device cpu trains without GPUs",
+    )
 
 
 def requests_gpus(environ: Mapping[str, str]) -> str | None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpu_error_texts import GpuErrorText, read_texts
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import BadConfiguration, ExitCode, UsageError
+from hpcjobs.runtime.exits import BadConfiguration, ExitCode, GpuFault, TrainerError, UsageError
 from hpcjobs.trainers.distributed.errors import translate_error
 from hpcjobs.trainers.distributed.process_group import choose_device, requests_gpus
 
@@ -78,6 +78,44 @@ def test_a_job_that_requested_gpus_and_sees_none_is_refused(monkeypatch: pytest.
     assert choose_device("auto", RANK_3, {}).type == "cpu"
     with pytest.raises(UsageError, match="sees no device"):
         choose_device("cuda", RANK_3, {})
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "settings"),
+    [
+        ("The NVIDIA driver on your system is too old (found version 11040).", BadConfiguration, "found version 11040"),
+        ("Error 802: system not yet initialized", GpuFault, "802: system not yet initialized"),
+        (
+            "CUDA driver initialization failed, you might not have a CUDA gpu.",
+            BadConfiguration,
+            "initialization failed",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_job_whose_gpus_are_there_and_do_not_start_never_trains_on_the_cpu(
+    name: str, reason: str, error: type[TrainerError], settings: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NVML counts the GPUs, and CUDA does not start on them."""
+
+    def fail() -> None:
+        raise RuntimeError(reason)
+
+    monkeypatch.setenv("HPCJOBS_CONTROL_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with pytest.raises(error, match=settings):
+        choose_device(name, RANK_3, {"SLURM_GPUS_ON_NODE": "4"})
+
+
+@pytest.mark.parametrize(("local_rank", "device"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_ranks_that_slurm_binds_to_the_gpus_of_their_socket_take_one_of_these(local_rank: int, device: int) -> None:
+    """`--gpu-bind=closest` on two sockets: of the node's four GPUs each rank sees two."""
+    env = DistEnv(local_rank, local_rank, 4, 4, 0, "n1", 29500, "srun")
+    assert env.device_index(2, on_node=4) == device
+    with pytest.raises(BadConfiguration, match=r"4 ranks.*2 GPUs"):
+        env.device_index(2, on_node=2)
 
 
 @pytest.mark.parametrize(
