@@ -83,7 +83,7 @@ _HELP = {
     "account": "Account that pays for the job.",
     "qos": "Quality of service.",
     "constraint": "Features that the nodes must have: ib&a100.",
-    "nodelist": "Nodes that the job must have: n[01-04].",
+    "nodelist": "Nodes that the job must have: n[01-04], or ./FILE.",
     "exclude": "Nodes that the job must not have.",
     "exclusive": "Share the nodes with no other job.",
     "array": "Job array: 0-9, or 0-9%2 for two tasks at once.",

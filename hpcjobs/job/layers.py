@@ -16,6 +16,7 @@ ALTERNATIVES = (
     ("gpus", "gpus_per_node", "gpus_per_task"),
     ("cpus_per_task", "cpus_per_gpu"),
     ("mem", "mem_per_cpu", "mem_per_gpu"),
+    ("nodelist", "nodefile"),
 )
 """Several ways to ask for one thing: a layer that uses one of them takes the place of what lower layers say."""
 _PER_GPU = ("cpus_per_gpu", "mem_per_gpu", "ntasks_per_gpu")
@@ -95,7 +96,8 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
     named = {field for request in requests for field in _TOTALS if isinstance(getattr(request, field), int | str)}
     if named:
         values.clear(*(field for field in _PER_NODE if field == "nodes" or "ntasks" in named))
-    if site.scheduler == "slurm" and any(isinstance(request.nodelist, str) for request in requests):
+    names_nodes = any(isinstance(value, str) for request in requests for value in (request.nodelist, request.nodefile))
+    if site.scheduler == "slurm" and names_nodes:
         values.clear("nodes")
     for source, resources in stated[1:]:
         values.add(resources, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.avoid import named_nodes
+from hpcjobs.job.host_file import read_host_file
 from hpcjobs.job.layers import Values
 from hpcjobs.site.models import Partition
 from hpcjobs.site.resources import gpus_and_model, node_range
@@ -15,13 +16,15 @@ _GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")
 def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, spare: int = 0) -> None:
     """Settle ``nodes``, ``ntasks_per_node``, ``gpus_per_node`` and ``cpus_per_task``.
 
-    ``ntasks``, ``gpus``, ``gpus_per_task``, ``ntasks_per_gpu`` and ``cpus_per_gpu`` are used up by it. Where the number
-    of nodes is left open, it is the fewest nodes of ``partition`` that share tasks and GPUs evenly, and at least
-    those of ``nodelist``: sbatch gives a job all of them, of which ``spare`` so many take no part.
+    A file of nodes becomes the ``nodelist`` that stands in it. ``ntasks``, ``gpus``, ``gpus_per_task``,
+    ``ntasks_per_gpu`` and ``cpus_per_gpu`` are used up by it. Where the number of nodes is left open, it is the fewest
+    nodes of ``partition`` that share tasks and GPUs evenly, and at least those of ``nodelist``: sbatch gives a job all
+    of them, of which ``spare`` so many take no part.
 
     Raises:
         RequestError: the nodes cannot share them evenly, or numbers or named nodes contradict each other.
     """
+    _read_named_nodes(values)
     for field in _GPU_FIELDS:
         read_gpu_model(values, field)
     _count_tasks_by_gpus(values)
@@ -50,6 +53,21 @@ def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, s
     _settle_per_gpu(values)
     for field in ("ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu", "cpus_per_gpu"):
         values.clear(field)
+
+
+def _read_named_nodes(values: Values) -> None:
+    """Replace a file of nodes by their names, which are counted."""
+    if values["nodefile"] and values["nodelist"]:
+        raise RequestError(
+            f"{values.text('nodelist')} beside {values.text('nodefile')}: both name the nodes",
+            hint="leave one of them out",
+        )
+    field = "nodefile" if values["nodefile"] else "nodelist"
+    if values["nodefile"] or "/" in (values["nodelist"] or ""):
+        source = values.text(field)
+        names = read_host_file(values[field], source)
+        values.clear("nodefile")
+        values.set("nodelist", ",".join(names), source)
 
 
 def read_gpu_model(values: Values, field: str) -> None:

@@ -104,8 +104,10 @@ def _size_problems(job: Job, policy: Policy) -> Iterator[Problem]:
         nodes, name = len(named), "nodelist"
     if policy.max_nodes is not None and nodes > policy.max_nodes:
         yield f"{job.describe_option(name)}: at most {policy.max_nodes} nodes", ("max_nodes",)
-    if policy.max_nodes is not None and nodelist is not None and "/" in nodelist:
-        yield f"{job.describe_option('nodelist')}: names a file; say the nodes, which are counted", ("max_nodes",)
+    for field in ("nodelist", "nodefile"):  # of a batch script, which sbatch reads itself
+        file = getattr(resources, field)
+        if policy.max_nodes is not None and isinstance(file, str) and (field == "nodefile" or "/" in file):
+            yield f"{job.describe_option(field)}: names a file; say the nodes, which are counted", ("max_nodes",)
     if policy.max_gpus is None:
         return
     tasks = resources.ntasks if isinstance(resources.ntasks, int) else nodes * job.ntasks_per_node
@@ -153,7 +155,7 @@ def _limited_options(policy: Policy) -> dict[str, tuple[str, ...]]:
     if policy.partitions is not None:
         limited["partition"] = ("partitions",)
     if policy.max_nodes is not None:
-        limited |= dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "nodefile"), ("max_nodes",))
+        limited |= dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), ("max_nodes",))
     if policy.max_gpus is not None:
         limited |= dict.fromkeys(_GPU_OPTIONS, ("max_gpus",))
     if policy.max_time is not None:

@@ -28,6 +28,7 @@ from hpcjobs.job.program import default_name, program_argv, trainers
 from hpcjobs.job.prologue import prologue
 from hpcjobs.job.reserved import check_env
 from hpcjobs.job.run_root import locate_run_root
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import node_range
 from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
@@ -276,7 +277,7 @@ def _leave_out(
 
 def _hosts(values: Values, site: Site) -> tuple[str, ...]:
     """The first of the hosts named for a site that has no scheduler to ask."""
-    named = tuple(filter(None, (values["nodelist"] or "").split(",")))
+    named = tuple(hosts_of(values["nodelist"] or ""))
     return named[: node_range(values["nodes"])[0]] if site.scheduler == "local" else ()
 
 

@@ -120,6 +120,8 @@ class Resources(Frozen, frozen=True):
     """The job is removed if it cannot end by then."""
     nodelist: str | None | UnsetType = UNSET
     """Nodes that the job must have; on a local site, the hosts that mpirun reaches by ssh."""
+    nodefile: str | None | UnsetType = UNSET
+    """File that names these nodes, separated by commas or newlines; ``nodelist`` is one too if it has a ``/``."""
     exclude: str | None | UnsetType = UNSET
     """Nodes that the job must not have; null also forgets the recorded bad nodes."""
     reservation: str | None | UnsetType = UNSET

@@ -29,8 +29,8 @@ _DESCRIBING = frozenset((
     *("required", "licenses"),
 ))  # fmt: skip
 """Keys of a site file by which nothing is run, read or written. A key that is missing here needs trust."""
-_ACTING_RESOURCES = ("bb", "bbf", "mail_user", "nodelist")
-"""Resources by which Slurm copies files or sends mail, and the hosts that mpirun reaches by ssh."""
+_ACTING_RESOURCES = ("bb", "bbf", "mail_user", "nodefile", "nodelist")
+"""Resources by which Slurm copies files or sends mail, a file to read, and the hosts that mpirun reaches by ssh."""
 
 
 def acting_keys(file: YamlFile) -> list[Steps]:

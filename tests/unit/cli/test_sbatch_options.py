@@ -15,13 +15,14 @@ VALUES = {
     "nodes": "2-4", "gpus_per_node": "a100:4", "mem": "8G", "mem_per_cpu": "2G", "mem_per_gpu": "20G",
     "time": "01:00:00",
     "time_min": "00:30:00", "array": "0-9%2", "dependency": "afterok:7", "mail_type": "END,FAIL", "open_mode": "append",
-    "signal": "B:USR1@60", "gres": "nvme:1", "acctg_freq": "30",
+    "signal": "B:USR1@60", "gres": "nvme:1", "acctg_freq": "30", "nodefile": "nodes.txt",
 }  # fmt: skip
 PER_NODE = {
     "ntasks": "--ntasks-per-node=3", "gpus": "--gpus-per-node=a100:3", "gpus_per_task": "--gpus-per-node=a100:3",
     "cpus_per_gpu": "--cpus-per-task=3", "ntasks_per_gpu": "--ntasks-per-node=3",
+    "nodefile": "--nodelist=n1",
 }  # fmt: skip
-"""Options that sbatch gets as numbers per node, which every launcher needs."""
+"""Options that sbatch gets as numbers per node, which every launcher needs, and a file as what it names."""
 
 
 OF_OTHER_SHAPE = ("array", "ntasks", "ntasks_per_node", "gpus", "gpus_per_task", "ntasks_per_gpu")
@@ -34,6 +35,7 @@ def site(here: Path) -> str:
     partitions = {
         "a": {"default": True, "nodes": 8, "node": {"cpus": 64, "mem": "500G", "gpus": 4, "gpu_model": "a100"}}
     }
+    (here / "nodes.txt").write_text("n1\n")
     (here / "wide.yaml").write_text(json.dumps({"partitions": partitions, "gpu_request": "gpus-per-node"}))
     return "./wide.yaml"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commandline import ok, within
 
 import hpcjobs
 from hpcjobs.errors import RequestError
@@ -116,7 +117,6 @@ def test_memory_per_cpu_takes_the_place_of_the_sites_memory_per_node(here: Path)
         ({"nodelist": "n1", "ntasks": 32}, (2, 16, 0)),
         ({"nodelist": "n[1-2]", "nodes": 3}, (3, 1, 0)),
         ({"nodelist": "n[1-3]", "nodes": 2, "spare": 1}, (2, 1, 0)),
-        ({"nodelist": "./hosts", "nodes": 3}, (3, 1, 0)),
         ({"nodelist": "n[1-2]", "nodes": "1-2"}, (1, 1, 0)),
     ],
 )
@@ -125,6 +125,45 @@ def test_a_job_has_at_least_the_nodes_that_it_names(
 ) -> None:
     """sbatch refuses fewer: ``invalid number of nodes (-N 2-1)``."""
     assert layout(site, partition="cpu", **stated) == expected
+
+
+@pytest.mark.parametrize("field", ["nodelist", "nodefile"])
+@pytest.mark.parametrize(
+    ("text", "stated", "expected"),
+    [
+        ("n1\nn2\nn3\n", {}, (3, 1, 0)),
+        ("# ours\nn[1-2], n3 # the last one\n\n", {}, (3, 1, 0)),
+        ("n1*2\nn2*2\n", {}, (2, 1, 0)),
+        ("n1\nn2\n", {"ntasks": 4}, (2, 2, 0)),
+        ("n1\nn2\n", {"nodes": 3}, (3, 1, 0)),
+    ],
+)
+def test_a_job_has_the_nodes_that_stand_in_a_file(
+    site: str, field: str, text: str, stated: dict[str, object], expected: tuple[int, int, int]
+) -> None:
+    Path("hosts.txt").write_text(text)
+    name = "hosts.txt" if field == "nodefile" else "./hosts.txt"
+    job = planned(site, partition="cpu", **{field: name}, **stated)
+    assert (job.nodes, job.ntasks_per_node, job.gpus_per_node) == expected
+    assert str(job.resources.nodelist).startswith(("n1,n2", "n1,n1,n2"))
+
+
+def test_files_of_nodes_are_options_of_sbatch_and_their_mistakes_are_explained(site: str) -> None:
+    Path("hosts.txt").write_text("n1\nn2\n")
+    Path("odd.txt").write_text("n1\nn[a-b]\n")
+    Path("empty.txt").touch()
+    submit = ("submit", "--site", site, "--dry-run", "-p", "cpu")
+    for option in (("-F", "hosts.txt"), ("-w", "./hosts.txt"), ("-o", "nodefile=hosts.txt")):
+        assert "#SBATCH --nodes=2\n" in ok(*submit, *option, "true").out
+    for arguments, text in (
+        (("-F", "gone"), "nodefile=gone (flag): the file of nodes cannot be read: No such file or directory"),
+        (("-w", "./odd.txt"), "nodelist=./odd.txt (flag): line 2, 'n[a-b]': no list of nodes"),
+        (("-F", "empty.txt"), "nodefile=empty.txt (flag): the file names no node"),
+        (("-F", "hosts.txt", "-w", "n1"), "nodelist=n1 (flag) beside nodefile=hosts.txt (flag): both name the nodes"),
+        (("-F", "hosts.txt", "-N", "1"), "names 2 nodes: nodes=1 (flag) contradicts it"),
+    ):
+        refused = within(*submit, *arguments, "true")
+        assert (refused.code, text in refused.err) == (5, True), refused
 
 
 @pytest.mark.parametrize(
