@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hpcjobs import gpu_errors
 from hpcjobs.fabric.gpus import judge_gpus, parse_gpus
 from hpcjobs.fabric.nodes import Agent, Failed, HostGroup, agents, run
 from hpcjobs.fabric.report import Findings, collectives, gpu_table, remember, report, table
@@ -250,22 +252,38 @@ def measure_gpus(
     tolerance: float,
     until: float,
 ) -> None:
-    """Every GPU by a process of its own; one that is slow or wrong is a failure of its node."""
-    hosts = [node.host for node in sound]
+    """Every GPU by a process of its own; one that is missing, broken, slow or wrong is a failure of its node."""
     json_file = folder / "gpus.json"
     options = ["--json", str(json_file), *(["--no-collectives"] if quick else [])]
-    command = place.module(hosts, "hpcjobs.trainers.collectives.gpus", *options, mpi="none")
-    try:
-        run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
-    except Failed as error:
-        findings.notes.append(f"GPUs not measured: {error}")
+    left = list(sound)
+    while left:
+        hosts = [node.host for node in left]
+        command = place.module(hosts, "hpcjobs.trainers.collectives.gpus", *options, mpi="none")
+        try:
+            run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
+            break
+        except Failed as error:
+            bad = next((node for node in left if _names_fault(str(error), node.host)), None)
+            if bad is None:
+                findings.notes.append(f"GPUs not measured: {error}")
+                return
+            bad.failures.append(str(error))
+            left.remove(bad)
+    else:
         return
     figures = json.loads(json_file.read_text(encoding="utf-8"))
     findings.gpus.extend(parse_gpus(figures))
     findings.allreduce.update(figures["allreduce"])
     problems = judge_gpus(findings.gpus, tolerance=tolerance)
-    for node in sound:
+    for node in left:
         node.failures.extend(problems.get(node.host, []))
+
+
+def _names_fault(message: str, host: str) -> bool:
+    """Whether the program that measures GPUs reports one that is missing or broken on this node."""
+    kind = gpu_errors.classify(message)
+    is_fault = "GPUs are visible" in message or (kind is not None and kind.effect == gpu_errors.FAULT)
+    return is_fault and re.search(rf" on {re.escape(_short(host))}[.:]", message) is not None
 
 
 def _short(host: str) -> str:

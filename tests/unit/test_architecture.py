@@ -34,7 +34,7 @@ ALLOWED = {
     "runtime": {"files", "processes", "torch_state", "trackers"},
     "trainers": {"files", "gpu_errors", "runtime", "torch_state", "trackers"},
     "callbacks": {"runtime"},
-    "fabric": {"files", "processes", "runtime"},
+    "fabric": {"files", "gpu_errors", "processes", "runtime"},
     "site": GROUND,
     "containers": GROUND | {"site", "hpcjobs"},
     "job": GROUND | {"site", "containers", "runtime", "fabric", "trainers", "hpcjobs"},

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpcjobs.fabric.check import measure_gpus, requests_gpus
 from hpcjobs.fabric.gpus import Gpu, judge_gpus, parse_gpus
-from hpcjobs.fabric.nodes import HostGroup
+from hpcjobs.fabric.nodes import Failed, HostGroup
 from hpcjobs.fabric.report import Findings
 from hpcjobs.fabric.verdict import Node
+from hpcjobs.trainers.collectives import gpus as measuring
 
 FOREIGN = ("SLURM", "PMI", "OMPI", "HPCJOBS", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 
@@ -117,6 +119,84 @@ def test_the_check_names_a_bad_gpu_as_its_nodes_failure(tmp_path: Path, monkeypa
     assert findings.nodes[0].failures == ["GPU 2 (0000:02:00.0) computes at 110 TFLOP/s, the others 250"]
     assert findings.allreduce == {"nccl within nodes": points}
     assert [gpu.index for gpu in findings.gpus] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("message", "failure"),
+    [
+        ("error: on n2: 7 of the job's 8 GPUs are visible", "7 of the job's 8 GPUs are visible"),
+        (
+            "error: rank 9 on n2.cluster: CUDA error: uncorrectable ECC error encountered. Hint: another node",
+            "uncorrectable ECC error encountered",
+        ),
+        (
+            "error: rank 8 on n2: Error 802: system not yet initialized. Hint: another node",
+            "system not yet initialized",
+        ),
+    ],
+)
+def test_a_node_that_lacks_a_gpu_or_has_a_broken_one_is_bad_and_the_others_are_measured_without_it(
+    message: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def answer(command: list[str], *, env: dict[str, str], timeout_s: float) -> None:
+        nodes = next(argument for argument in command if argument.startswith("--nodelist="))
+        started.append(nodes)
+        if "n2" in nodes:
+            raise Failed(message)
+        figures = [
+            {"host": "n1", "index": 0, "bus_id": None, "name": "A100", "flops": 2e14, "memory_bytes_per_s": 1e12}
+        ]
+        Path(command[command.index("--json") + 1]).write_text(json.dumps({"gpus": figures, "allreduce": {}}))
+
+    monkeypatch.setattr("hpcjobs.fabric.check.run", answer)
+    findings = Findings([Node("n1"), Node("n2")])
+    place = HostGroup(("n1", "n2"), True, None, None, None, "")
+    measure_gpus(place, findings.nodes, findings, tmp_path, quick=True, tolerance=0.3, until=float("inf"))
+    assert [node.host for node in findings.nodes if node.failures] == ["n2"]
+    assert failure in findings.nodes[1].failures[0]
+    assert started == ["--nodelist=n1,n2", "--nodelist=n1"]
+    assert [gpu.host for gpu in findings.gpus] == ["n1"]
+    assert findings.notes == []
+
+
+def test_an_error_of_the_program_is_a_note_and_no_fault_of_the_node_that_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(command: list[str], *, env: dict[str, str], timeout_s: float) -> None:
+        raise Failed("error: rank 0 on n1: CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr("hpcjobs.fabric.check.run", answer)
+    findings = Findings([Node("n1")])
+    place = HostGroup(("n1",), True, None, None, None, "")
+    measure_gpus(place, findings.nodes, findings, tmp_path, quick=True, tolerance=0.3, until=float("inf"))
+    assert findings.nodes[0].failures == []
+    assert "insufficient" in findings.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "variables", "code"),
+    [
+        (7, {"SLURM_GPUS_ON_NODE": "8"}, 22),
+        (1, {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "MIG-1a2b,MIG-3c4d"}, 0),  # CUDA shows one slice
+        (8, {"SLURM_GPUS_ON_NODE": "8"}, 0),
+        (4, {}, 0),
+    ],
+)
+def test_a_node_that_shows_fewer_gpus_than_the_job_has_there_says_so(
+    visible: int, variables: dict[str, str], code: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    for name in ("SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(measuring, "start_ranks", lambda flags, count: 0)
+    assert measuring.main(["--json", str(tmp_path / "gpus.json")]) == code
+    complaint = capsys.readouterr().err
+    assert (": 7 of the job's 8 GPUs are visible" in complaint) == (code == 22)
 
 
 def test_where_gpus_cannot_be_measured_the_report_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
