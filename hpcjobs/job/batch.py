@@ -17,7 +17,7 @@ from hpcjobs.job.batch_script import BatchScript, Directive, is_batch_script, re
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import Environment, Resources, Site
-from hpcjobs.site.sbatch import Treatment
+from hpcjobs.site.sbatch import Treatment, option_of
 from hpcjobs.site.type_errors import in_plain_words
 
 BATCH = "batch"
@@ -139,7 +139,10 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
 
 
 def site_of_batch(site: Site, layer: Layer) -> Site:
-    """``site`` without what it adds to requests; GPUs are spelled as the script of ``layer`` spells them."""
+    """``site`` without what it adds to requests, but for the cluster that gets them.
+
+    GPUs are spelled as the script of ``layer`` spells them.
+    """
     spells_gres = "gres" in layer.sources and layer.sources.get("gpus_per_node") == layer.sources["gres"]
     return msgspec.structs.replace(
         site,
@@ -149,7 +152,7 @@ def site_of_batch(site: Site, layer: Layer) -> Site:
         gpu_request="gres" if spells_gres else "gpus-per-node",
         memory_request="mem",
         directives={},
-        sbatch=(),
+        sbatch=tuple(option for option in site.sbatch if option_of(option)[0] == "clusters"),
         srun=(),
         modules=(),
         setup=(),

@@ -51,9 +51,17 @@ def read_batch_script(path: Path) -> BatchScript:
         raise RequestError(f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash")
     directives: list[Directive] = []
     for number, line in _marked_lines(text):
-        where = f"{path.name}:{number}"
-        directives += _parse(_split(line, where), number, where)
+        directives += parse_line(line, f"{path.name}:{number}", number=number)
     return BatchScript(path, tuple(directives))
+
+
+def parse_line(text: str, where: str, *, number: int = 0) -> Iterator[Directive]:
+    """The options that ``text``, the rest of an ``#SBATCH`` line, names.
+
+    Raises:
+        RequestError: as `read_batch_script`.
+    """
+    return _parse(_split(text, where), number, where)
 
 
 def _read_header(path: Path) -> str:

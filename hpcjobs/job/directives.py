@@ -72,7 +72,10 @@ def _memory_options(job: Job, mem: str) -> Iterator[Option]:
 def _with_one_gres(options: list[Option]) -> list[Option]:
     """Of several ``--gres`` Slurm takes the last in silence: they become one, where the first stood."""
     requests = [value for name, value in options if name == "gres" and value]
-    gpus = [f"--gres={gpus}" for gpus in gpus_in_gres(",".join(requests))[0]]
+    try:
+        gpus = [f"--gres={gpus}" for gpus in gpus_in_gres(",".join(requests))[0]]
+    except ValueError as error:
+        raise RequestError(str(error)) from error
     gpus += [f"--{name}={value}" for name, value in options if name in _GPU_OPTIONS] if gpus else []
     if len(gpus) > 1:
         raise RequestError(

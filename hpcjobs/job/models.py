@@ -10,6 +10,7 @@ from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.checks import check_duration
 from hpcjobs.site.containers import Runtime
 from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
+from hpcjobs.site.policy import AppliedPolicy
 from hpcjobs.site.retries import Retries, parse_retries
 
 
@@ -201,6 +202,8 @@ class Job(Frozen, frozen=True):
     """What a repository's site file, which nobody has trusted, has put into it: it cannot be submitted."""
     messages: tuple[str, ...] = ()
     """What the centre wants its users to read."""
+    policies: tuple[AppliedPolicy, ...] = ()
+    """The centre's policies that hold for it."""
     monitor: bool = False
     """Whether a sampler runs beside the program on each node."""
     notify: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpcjobs.errors import RequestError
 from hpcjobs.job.launch import launch
 from hpcjobs.job.models import Job
-from hpcjobs.site.sbatch import OPTIONS, Treatment
+from hpcjobs.site.sbatch import Treatment, find_option
 
 PASSED_THROUGH = ("sbatch", "srun")
 """Fields of `JobSpec` that every layer adds to."""
@@ -40,12 +40,14 @@ def check_passed_through(field: str, options: Sequence[str], source: str) -> Non
 
 
 def _check_sbatch(text: str, name: str) -> None:
-    known = OPTIONS.get(name)
+    known = find_option(name)
     if known is None or known.treatment is Treatment.PASSED:
         return
     if known.treatment is Treatment.REFUSED:
         raise RequestError(f"{text} is not passed through", hint=known.reason)
-    raise RequestError(f"{text}: hpcjobs has this option itself", hint=f"say --{name}, or {known.field} in a file")
+    raise RequestError(
+        f"{text}: hpcjobs has this option itself", hint=f"say --{known.name}, or {known.field} in a file"
+    )
 
 
 def check_srun(job: Job) -> None:

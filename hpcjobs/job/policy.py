@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import UNSET
@@ -14,10 +15,16 @@ from hpcjobs.job.models import Job
 from hpcjobs.site.models import Site
 from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import GPU_FIELDS, Resources, gpus_and_model
-from hpcjobs.site.sbatch import find_option
+from hpcjobs.site.sbatch import OPTIONS, option_of
 from hpcjobs.units import time_limit_s
 
-_GPU_OPTIONS = frozenset(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task"))
+_GPU_OPTIONS = (
+    *("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task", "exclusive"),
+    "ntasks-per-gpu",
+)
+_PARTS_OF_GPUS = re.compile(r"(?:^|,)\s*(?:gres[:/])?(?:mps|shard)(?![\w.-])", re.IGNORECASE)
+_SHARED = (None, False, "user", "mcs")
+"""Values of ``exclusive`` with which a job does not get all GPUs of its nodes."""
 
 Problem = tuple[str, tuple[str, ...]]
 """What is wrong, and the key of the policy that says so."""
@@ -51,6 +58,33 @@ def check_change(job: Job, changed: Job, policies: Sequence[AppliedPolicy]) -> N
     _refuse("the change", [(applied, problem) for applied, problem in after if problem[0] not in before])
 
 
+def check_template(job: Job, added: Sequence[tuple[str, str]], left_out: Sequence[str]) -> None:
+    """Compare the lines of options that the template of ``job`` has ``added`` or ``left_out`` with its policies.
+
+    Args:
+        added: each line, and an option that stands in it.
+
+    Raises:
+        RequestError: as `check_policies`.
+    """
+    _refuse(
+        "the job",
+        [(applied, problem) for applied in job.policies for problem in _line_problems(job, applied, added, left_out)],
+    )
+
+
+def _line_problems(
+    job: Job, applied: AppliedPolicy, added: Sequence[tuple[str, str]], left_out: Sequence[str]
+) -> Iterator[Problem]:
+    limited = _limited_options(applied.policy)
+    for line, option in added:
+        if (keys := _find_limit(option, limited)) is not None:
+            yield f"template {job.template}: {line}: is an option that the policy limits", keys
+    for line in left_out:
+        if (keys := _find_limit(option_of(line)[0], limited)) is not None:
+            yield f"template {job.template}: leaves out --{line}, an option that the policy limits", keys
+
+
 def limited_options(policies: Sequence[AppliedPolicy]) -> frozenset[str]:
     """The long options of sbatch that one of ``policies`` limits."""
     return frozenset(option for applied in policies for option in _limited_options(applied.policy))
@@ -75,7 +109,7 @@ def _locate(applied: AppliedPolicy, keys: tuple[str, ...]) -> str:
 def _problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     policy = applied.policy
     yield from _partition_problems(job, policy)
-    yield from _size_problems(job, policy)
+    yield from _size_problems(job, applied)
     yield from _time_problems(job, policy)
     yield from _account_problems(job, policy)
     for field, value in _mandatory(policy).items():
@@ -93,7 +127,8 @@ def _partition_problems(job: Job, policy: Policy) -> Iterator[Problem]:
         yield f"{requested}: allowed are {', '.join(policy.partitions)}", ("partitions",)
 
 
-def _size_problems(job: Job, policy: Policy) -> Iterator[Problem]:
+def _size_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
+    policy = applied.policy
     resources = job.resources
     nodes = job.max_nodes or job.nodes + job.spare
     name = "nodes" if resources.nodes else "ntasks"
@@ -108,15 +143,36 @@ def _size_problems(job: Job, policy: Policy) -> Iterator[Problem]:
         file = getattr(resources, field)
         if policy.max_nodes is not None and isinstance(file, str) and (field == "nodefile" or "/" in file):
             yield f"{job.describe_option(field)}: names a file; say the nodes, which are counted", ("max_nodes",)
-    if policy.max_gpus is None:
-        return
-    tasks = resources.ntasks if isinstance(resources.ntasks, int) else nodes * job.ntasks_per_node
+    if policy.max_gpus is not None:
+        for text, count in _gpu_counts(job, applied, nodes):
+            if count > policy.max_gpus:
+                yield f"{text}: {count} GPUs in all, at most {policy.max_gpus}", ("max_gpus",)
+
+
+def _gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[str, int]]:
+    """How many GPUs the job has by each option that says so, and the option."""
+    resources = job.resources
+    per_node = resources.ntasks_per_node if isinstance(resources.ntasks_per_node, int) else job.ntasks_per_node
+    tasks = resources.ntasks if isinstance(resources.ntasks, int) else nodes * per_node
     factors = {"gpus": 1, "gpus_per_node": nodes, "gpus_per_task": tasks}
     for field in GPU_FIELDS:
-        value = getattr(resources, field)
-        count = gpus_and_model(value, field)[0] * factors[field] if isinstance(value, int | str) else 0
-        if count > policy.max_gpus:
-            yield f"{job.describe_option(field)}: {count} GPUs in all, at most {policy.max_gpus}", ("max_gpus",)
+        if isinstance(value := getattr(resources, field), int | str):
+            yield job.describe_option(field), gpus_and_model(value, field)[0] * factors[field]
+    if isinstance(share := resources.ntasks_per_gpu, int):
+        yield job.describe_option("ntasks_per_gpu"), -(-tasks // share)
+    if job.scheduler == "local":
+        return
+    names = (resources.partition or "").split(",") if isinstance(resources.partition, str) else [""]
+    if resources.exclusive not in _SHARED:
+        whole_nodes = f"{job.describe_option('exclusive')}: a job has all GPUs of its nodes"
+    elif isinstance(resources.gres, str) and _PARTS_OF_GPUS.search(resources.gres):
+        whole_nodes = f"{job.describe_option('gres')}: parts of GPUs count as all GPUs of the nodes"
+    elif {*names} & {*applied.exclusive}:
+        whole_nodes = f"{job.describe_option('partition')}: a job has all GPUs of its nodes"
+    else:
+        return
+    most = max(applied.gpus_of_nodes.values(), default=0)
+    yield whole_nodes, nodes * max(applied.gpus_of_nodes.get(name, most) for name in names)
 
 
 def _time_problems(job: Job, policy: Policy) -> Iterator[Problem]:
@@ -140,13 +196,26 @@ def _bypass_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     for name, template in job.directives.items():
         if name in applied.directives and applied.directives[name] == template:
             continue
-        for option in (name, _option(template or "")):
-            if option in limited:
-                yield f"directives.{name}: replaces an option that the policy limits", limited[option]
+        for option in (name, option_of(template or "")[0]):
+            if (keys := _find_limit(option, limited)) is not None:
+                yield f"directives.{name}: replaces an option that the policy limits", keys
                 break
     for text in job.sbatch:
-        if (option := _option(text)) in limited and text not in applied.sbatch:
-            yield f"sbatch {text!r}: is an option that the policy limits", limited[option]
+        if (keys := _find_limit(option_of(text)[0], limited)) is not None and text not in applied.sbatch:
+            yield f"sbatch {text!r}: is an option that the policy limits", keys
+
+
+def _find_limit(option: str, limited: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The key of the policy that limits ``option``, which may be an abbreviation or unknown to hpcjobs.
+
+    An unknown option counts where it begins like a limited one: newer versions of Slurm have more of these.
+    """
+    if option in OPTIONS or not option:
+        return limited.get(option)
+    family = option.partition("-")[0]
+    return next(
+        (keys for name, keys in limited.items() if name.startswith(option) or name.split("-")[0] == family), None
+    )
 
 
 def _limited_options(policy: Policy) -> dict[str, tuple[str, ...]]:
@@ -163,13 +232,6 @@ def _limited_options(policy: Policy) -> dict[str, tuple[str, ...]]:
     if policy.accounts is not None or policy.account_required:
         limited["account"] = ("account_required" if policy.account_required else "accounts",)
     return limited | {field.replace("_", "-"): ("mandatory", field) for field in _mandatory(policy)}
-
-
-def _option(text: str) -> str:
-    """The long option of sbatch that ``text`` names, also by its beginning, as sbatch reads it."""
-    name = text.removeprefix("--").partition("=")[0].strip()
-    option = find_option(name)
-    return option.name if option is not None else name
 
 
 def _mandatory(policy: Policy) -> dict[str, object]:

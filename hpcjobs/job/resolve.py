@@ -88,6 +88,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         site_file=site.path,
         untrusted=site.untrusted,
         messages=tuple(message for applied in site.policies for message in applied.policy.messages),
+        policies=site.policies,
         rehearsal=site.rehearsal,
         scheduler=site.scheduler,
         slurm_conf=site.slurm_conf,
@@ -132,7 +133,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     check_env(job.env, job.sources)
     check_srun(job)
     check_limits(job, site, partitions)
-    check_policies(job, site.policies)
+    check_policies(job, job.policies)
     return job
 
 

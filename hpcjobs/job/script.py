@@ -21,6 +21,7 @@ from hpcjobs.job.enter import enter_options
 from hpcjobs.job.exports import export_lines, omp_threads
 from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
+from hpcjobs.job.script_options import check_script
 from hpcjobs.job.shell import shell_files
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.retries import WARNING_S
@@ -91,7 +92,7 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
 
     Raises:
         ConfigError: no such template, it uses an undefined name, or is not trusted.
-        RequestError: a value that no ``#SBATCH`` line can hold.
+        RequestError: a value that no ``#SBATCH`` line can hold, or a line that the template may not have.
     """
     with _explain_errors(job):
         template = _environment(untrusted).get_template(f"{job.template}{SUFFIX}")
@@ -99,6 +100,7 @@ def render(job: Job, run_dir: Path, *, made_by: str, by_hand: bool = False, untr
         context = _context(job, run_dir)
         lines = {"header": _header(job, made_by, origin), "directives": _directive_lines(job, run_dir)}
         script = template.render(context | lines)
+        check_script(script, lines["directives"], job)
         if not by_hand or job.scheduler == "local":
             return script
         header = [*_header(job, made_by, origin), *_header_by_hand(job)]
@@ -280,14 +282,9 @@ def _directive_lines(job: Job, run_dir: Path | None) -> list[str]:
     if job.scheduler == "local":
         return []
     log = _LOGS[bool(job.resources.array)]
-    output = log if run_dir is None else f"{_literal(str(run_dir))}/logs/{log}"
+    output = log if run_dir is None else f"{run_dir}/logs".replace("%", "%%") + f"/{log}"  # % starts a symbol
     options = [("job-name", job.name), *sbatch_options(job), ("output", output)]
     return [_directive(name, value) for name, value in options]
-
-
-def _literal(path: str) -> str:
-    """``path`` for --output, where ``%`` starts a replacement symbol."""
-    return path.replace("%", "%%")
 
 
 def _directive(name: str, value: str | None) -> str:

@@ -16,12 +16,12 @@ from hpcjobs.job.plan import plan_of, run_name
 from hpcjobs.job.policy import check_policies
 from hpcjobs.job.resolve import resolve
 from hpcjobs.run.folder import MANIFEST
-from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
-from hpcjobs.site.centre import policies_of_job
+from hpcjobs.site.centre import find_clusters, policies_of_job
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Resources
+from hpcjobs.site.policy import AppliedPolicy
 
 _OWN_VERBS = {
     "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",
@@ -94,8 +94,8 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
         notes.append(f"left out: dependency={job.resources.dependency}")
     if changes == JobSpec():
         again = replace(job, resources=replace(job.resources, dependency=None))
-        clusters = filter(None, (entry.cluster, own_cluster(job.scheduler, job.slurm_conf)))
-        check_policies(again, policies_of_job(job.site, clusters))
+        again = replace(again, policies=_policies_now(job, entry))
+        check_policies(again, again.policies)
     else:
         again = resolve_again(job, entry, changes)
     if job.snapshot and changes.chdir is None:
@@ -104,6 +104,14 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     elif (difference := _changed_code(manifest, run_dir)) is not None:
         notes.append(difference)
     return Rerun(plan_of(again, Path(again.run_root) / run_name(again), made_by=made_by), tuple(notes))
+
+
+def _policies_now(job: Job, entry: Entry) -> tuple[AppliedPolicy, ...]:
+    if job.scheduler != "slurm":
+        return policies_of_job(job.site, ())
+    stated = {applied.path for applied in job.policies}
+    clusters = {*find_clusters(job.sbatch, job.slurm_conf), *filter(None, (entry.cluster,))}
+    return policies_of_job(job.site, clusters, paths=stated)
 
 
 def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -20,9 +19,8 @@ from hpcjobs.run.identity import own_cluster, user_name
 from hpcjobs.run.provenance import code_state
 from hpcjobs.scheduler.base import Scheduler, Submitted
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.site.sbatch import option_of
 from hpcjobs.site.trust import refusal_of_plan
-
-_OF_CLUSTER = re.compile(r"(?:--)?clusters?=")
 
 
 def submit(
@@ -73,7 +71,7 @@ def _check_cluster(job: Job) -> None:
     """
     if job.scheduler != "slurm" or job.rehearsal:
         return
-    named = [text.removeprefix("--").partition("=")[2] for text in job.sbatch if _OF_CLUSTER.match(text)]
+    named = [value for name, value in map(option_of, job.sbatch) if name == "clusters" and value]
     where = f"sbatch clusters={named[-1]} (site {job.site})" if named else "SBATCH_CLUSTERS (environment)"
     clusters = named[-1] if named else os.environ.get("SBATCH_CLUSTERS", "")
     if not clusters or {*clusters.split(",")} <= {*os.environ.get("SLURM_CLUSTERS", "").split(",")}:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site.cluster_name import EVERY_CLUSTER, cluster_name, named_clusters
 
 
 def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:
@@ -18,8 +18,7 @@ def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]
     """
     if scheduler == "local":
         return frozenset((os.uname().nodename,))
-    named = [name.strip() for name in os.environ.get("SLURM_CLUSTERS", "").split(",")]
-    if any(named) and "all" not in named:
-        return frozenset(name for name in named if name)
-    name = None if any(named) else cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))
+    if named := named_clusters():
+        return frozenset() if EVERY_CLUSTER in named else named
+    name = cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))
     return frozenset(() if name is None else (name,))

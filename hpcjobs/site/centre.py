@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site.cluster_name import EVERY_CLUSTER, cluster_name, named_clusters
 from hpcjobs.site.frozen import Frozen
 from hpcjobs.site.inheritance import merge_trees, read_chain, where_of
 from hpcjobs.site.models import Site
+from hpcjobs.site.partition import Partition
 from hpcjobs.site.policy import AppliedPolicy, Policy
+from hpcjobs.site.sbatch import option_of
 from hpcjobs.site.search import layer_of, list_centre_files
 from hpcjobs.site.yaml_file import YamlFile, convert_tree
-
-_CLUSTERS = re.compile(r"(?:--)?clusters?=(.+)")
 
 
 class _Section(Frozen, frozen=True):
@@ -24,6 +23,7 @@ class _Section(Frozen, frozen=True):
 
     policy: Policy
     cluster: str | None = None
+    partitions: dict[str, Partition] = {}
     directives: dict[str, str | None] = {}
     sbatch: tuple[str, ...] = ()
 
@@ -48,21 +48,36 @@ def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy,
     own = {path: key in chain or path.stem == site.name for key, path in centre.items()}
     pairs = [(path, *pair) for path in centre.values() for pair in _policies(path)]
     names = _clusters(site) if any(not own[path] for path, _, _ in pairs) else frozenset()
-    return tuple(policy for path, cluster, policy in pairs if own[path] or cluster.lower() in names)
+    return tuple(policy for path, cluster, policy in pairs if own[path] or _is_named(cluster, names))
 
 
 def _clusters(site: Site) -> frozenset[str]:
     """The cluster that ``site`` states, and the one that gets its jobs, in small letters."""
     if site.scheduler != "slurm":
         return frozenset()
-    named = [match[1] for option in site.sbatch if (match := _CLUSTERS.match(option))]
-    slurm_conf = None if site.untrusted else site.slurm_conf
-    reached = named[-1].split(",") if named else [cluster_name(slurm_conf or os.environ.get("SLURM_CONF"))]
-    return frozenset(cluster.lower() for cluster in (site.cluster, *reached) if cluster)
+    reached = find_clusters(site.sbatch, None if site.untrusted else site.slurm_conf)
+    return reached | frozenset((site.cluster.lower(),) if site.cluster else ())
 
 
-def policies_of_job(site: str, clusters: Iterable[str]) -> tuple[AppliedPolicy, ...]:
+def find_clusters(sbatch: Iterable[str], slurm_conf: str | None) -> frozenset[str]:
+    """The clusters, in small letters, that may get a job with the options ``sbatch``: it runs on one of them.
+
+    Those that the options name, else SLURM_CLUSTERS, else the one of ``slurm_conf`` or Slurm's own configuration.
+    """
+    values = [value for name, value in map(option_of, sbatch) if name == "clusters" and value]
+    named = {cluster.strip() for value in values for cluster in value.split(",")} or named_clusters()
+    reached = named or {cluster_name(slurm_conf or os.environ.get("SLURM_CONF")) or ""}
+    return frozenset(cluster.lower() for cluster in reached if cluster)
+
+
+def _is_named(cluster: str, names: Collection[str]) -> bool:
+    return cluster.lower() in names or (EVERY_CLUSTER in names and cluster != "")
+
+
+def policies_of_job(site: str, clusters: Iterable[str], *, paths: Collection[str] = ()) -> tuple[AppliedPolicy, ...]:
     """The policies for a job that ``site`` was submitted by, to the cluster that has one of these names.
+
+    And those of the files ``paths``, under which it came before.
 
     Raises:
         ConfigError: a policy is wrong.
@@ -72,7 +87,7 @@ def policies_of_job(site: str, clusters: Iterable[str]) -> tuple[AppliedPolicy, 
         policy
         for path in list_centre_files()
         for cluster, policy in _policies(path)
-        if path.stem == site or cluster.lower() in names
+        if path.stem == site or str(path) in paths or _is_named(cluster, names)
     )
 
 
@@ -89,7 +104,14 @@ def _policies(path: Path) -> Iterator[tuple[str, AppliedPolicy]]:
             f"{where_of(files[0], ('policy',))}: policy: the file names no cluster (Slurm's ClusterName), by which "
             "jobs of other site files come under the policy",
         )
-    yield (
-        section.cluster or "",
-        AppliedPolicy(path=str(path), policy=section.policy, directives=section.directives, sbatch=section.sbatch),
+    applied = AppliedPolicy(
+        path=str(path),
+        policy=section.policy,
+        directives=section.directives,
+        sbatch=section.sbatch,
+        gpus_of_nodes={
+            name: max(group.gpus for group in partition.groups) for name, partition in section.partitions.items()
+        },
+        exclusive=tuple(name for name, one in section.partitions.items() if one.defaults.exclusive is True),
     )
+    yield section.cluster or "", applied

@@ -16,7 +16,14 @@ from hpcjobs.files import cache_dir, write_beside
 from hpcjobs.processes.programs import run
 
 _CACHE_S = 86_400.0
+EVERY_CLUSTER = "all"
+"""The name by which Slurm's commands mean every cluster."""
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+
+
+def named_clusters() -> frozenset[str]:
+    """The clusters of SLURM_CLUSTERS, which Slurm's commands reach in place of their own; perhaps `EVERY_CLUSTER`."""
+    return frozenset(filter(None, map(str.strip, os.environ.get("SLURM_CLUSTERS", "").split(","))))
 
 
 @functools.cache
@@ -38,7 +45,7 @@ def _cache_key(slurm_conf: str | None) -> str:
     boot = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    parts = (boot, os.uname().nodename, shutil.which("scontrol") or "", slurm_conf or "")
+    parts = (boot, os.uname().nodename, shutil.which("scontrol") or "", slurm_conf or "", *sorted(named_clusters()))
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import Resources as Resources
 from hpcjobs.site.resources import check_fields
 from hpcjobs.site.retries import parse_retries
+from hpcjobs.site.sbatch import option_of
 from hpcjobs.units import time_limit
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
@@ -239,6 +240,8 @@ class Site(Frozen, frozen=True):
             if set("{}") & set(template.replace("{value}", "")):
                 raise ValueError(f"directives.{name}: {template!r}: only {{value}} can stand in braces")
             _check_option(template, f"directives.{name}:")
+            if option_of(template)[0] == "clusters":
+                raise ValueError(f"directives.{name}: {template!r}: a cluster is named in sbatch: [clusters=NAME]")
         for field in ("sbatch", "srun"):
             for option in getattr(self, field):
                 check_line(option, f"{field}:")

@@ -46,3 +46,7 @@ class AppliedPolicy(Frozen, frozen=True):
     """The centre's own replacements of options; those of other files must not concern what the policy limits."""
     sbatch: tuple[str, ...] = ()
     """The centre's own options of sbatch."""
+    gpus_of_nodes: dict[str, int] = {}
+    """Partition -> GPUs of a node that has most of them, as the centre's file describes it."""
+    exclusive: tuple[str, ...] = ()
+    """Partitions in which, by the centre's file, each job has its nodes for itself."""

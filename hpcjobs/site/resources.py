@@ -17,9 +17,12 @@ from hpcjobs.units import requested_memory, requested_time
 _NODES = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?\Z", re.ASCII)
 _GPUS = re.compile(r"(?:(?P<model>[A-Za-z0-9][\w.-]*):)?(?P<count>\d{1,8})\Z", re.ASCII)
 _GPU_GRES = re.compile(
-    r"(?:gres[:/])?gpu(?::(?P<model>(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]*|\d+(?=:)))?(?:[:=](?P<count>\d{1,8}))?(?:\(.*\))?\Z",
+    r"(?:gres[:/])?gpu(?::(?!\d+[kKmMgGtTpP]\Z)(?P<model>(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]*|\d+(?=:)))?"
+    r"(?:[:=](?P<count>\d{1,8}))?(?:\(.*\))?\Z",
     re.ASCII,
 )
+_LIKE_GPUS = re.compile(r"\s*(?:gres\s*[:/]\s*)?gpu(?![\w.-])", re.ASCII | re.IGNORECASE)
+"""Every spelling that Slurm may take for GPUs: ``gpu:+4``, ``GPU:4``, ``gpu:4k``."""
 
 
 GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")
@@ -53,11 +56,17 @@ def gpus_and_model(gpus: int | str, field: str = "gpus_per_node") -> tuple[int, 
 
 
 def gpus_in_gres(gres: str) -> tuple[list[str], list[str]]:
-    """The GPU requests of a ``--gres`` value as ``gpus_per_node`` has them, and what else it asks for."""
+    """The GPU requests of a ``--gres`` value as ``gpus_per_node`` has them, and what else it asks for.
+
+    Raises:
+        ValueError: a request that Slurm may take for GPUs is not understood.
+    """
     gpus: list[str] = []
     others: list[str] = []
     for part in re.split(r",(?![^()]*\))", gres):
         match = _GPU_GRES.match(part)
+        if match is None and _LIKE_GPUS.match(part):
+            raise ValueError(f"gres {part!r} is not understood; say gpu:4, or gpu:v100:4 for a model")
         if match is None:
             others.append(part)
         else:

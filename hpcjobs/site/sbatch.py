@@ -118,8 +118,14 @@ BY_LETTER = {option.short: option for option in _OPTIONS if option.short is not 
 
 def find_option(name: str) -> Sbatch | None:
     """The option of that long name, or the only one that begins with it: sbatch takes abbreviations too."""
-    name = ALIASES.get(name, name)
-    if name in OPTIONS:
-        return OPTIONS[name]
-    beginning = [option for option in OPTIONS.values() if option.name.startswith(name)]
-    return beginning[0] if len(beginning) == 1 else None
+    if (exact := ALIASES.get(name, name)) in OPTIONS:
+        return OPTIONS[exact]
+    beginning = {ALIASES.get(known, known) for known in (*OPTIONS, *ALIASES) if known.startswith(name)}
+    return OPTIONS[beginning.pop()] if len(beginning) == 1 else None
+
+
+def option_of(text: str) -> tuple[str, str | None]:
+    """Option and value of ``NAME=VALUE`` or ``NAME``: the long option that the name, or its beginning, means."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    option = find_option(name.strip())
+    return (option.name if option is not None else name.strip()), value if equals else None

@@ -331,3 +331,146 @@ def test_a_change_is_free_where_no_policy_holds(queued: Path, centre: Path) -> N
     centre.write_text(POLICY.partition("policy:")[0])
     ok("update", "42", "time=9-00:00:00")
     assert sent(queued)[-1].endswith("TimeLimit=9-00:00:00")
+
+
+BATCH_HEAD = "#!/bin/bash\n#SBATCH -A a1 -p main -t 60\n"
+
+
+def batch_refusal(here: Path, options: str) -> str:
+    """What the policy says to a batch script with ``options``."""
+    (here / "job.sbatch").write_text(f"{BATCH_HEAD}#SBATCH {options}\nsrun hostname\n")
+    answer = within("submit", "--site", "big", "--dry-run", "job.sbatch")
+    assert answer.code == REFUSED, answer
+    return answer.err
+
+
+SPELLINGS = (
+    *("gpu:+99", "gpu:a100:99k", "gpu:99K", "gpu:1k", "GPU:99", "gres/GPU:99", " gpu:99", "gpu : 99", "gpu:-1"),
+    *("gpu:a100:0x20", "nvme:1,gpu:+99", "gpu:a100:8,gpu:v100:8"),
+)
+
+
+@pytest.mark.parametrize("gres", SPELLINGS)
+@pytest.mark.parametrize("where", ["flag", "batch script", "site file"])
+def test_gpus_in_an_odd_spelling_are_refused(centre: Path, here: Path, gres: str, where: str) -> None:
+    if where == "batch script":
+        message = batch_refusal(here, f"--gres='{gres}'")
+    elif where == "flag":
+        message = within("submit", "--site", "big", "--dry-run", "--gres", gres, "true").err
+    else:
+        write_site(user_folder(), "mine", f"extends: big\ndirectives: {{mail-user: 'gres={gres}'}}\n")
+        message = within("submit", "--site", "mine", "--dry-run", "--mail-user", "x", "true").err
+    assert "is not understood" in message or "GPUs are requested twice" in message or "the policy limits" in message
+
+
+@pytest.mark.parametrize("options", ["--gpus=a100:2,v100:40", "--gpus-per-node=a100:2,v100:4", "--gpus-per-task=+9"])
+def test_gpus_of_several_models_in_one_option_are_refused(centre: Path, here: Path, options: str) -> None:
+    assert "is not understood; say 4, or v100:4 for a model" in batch_refusal(here, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("-N 8 --ntasks-per-node 8 --gpus-per-task 1", "gpus_per_task=1 (job.sbatch:3): 64 GPUs in all"),
+        ("-N 8 --ntasks 64 --ntasks-per-gpu 1", "ntasks_per_gpu=1 (job.sbatch:3): 64 GPUs in all"),
+        ("-N 8 --gres gres/gpu:a100:4", "gpus_per_node=4 (job.sbatch:3): 32 GPUs in all"),
+        ("-N 3 --exclusive", "exclusive=True (job.sbatch:3): a job has all GPUs of its nodes: 24 GPUs in all"),
+        ("-N 3 --gres shard:1", "parts of GPUs count as all GPUs of the nodes: 24 GPUs in all"),
+        ("--tres-per-node=gres/gpu:99", "sbatch 'tres-per-node=gres/gpu:99': is an option that the policy limits"),
+        ("--tres-per-task gres/gpu:99", "sbatch 'tres-per-task=gres/gpu:99': is an option that the policy limits"),
+    ],
+)
+def test_all_gpus_that_a_batch_script_would_get_count(centre: Path, here: Path, options: str, text: str) -> None:
+    assert text in batch_refusal(here, options)
+
+
+def test_a_job_that_has_its_nodes_for_itself_has_their_gpus(centre: Path) -> None:
+    text = "exclusive=True (flag): a job has all GPUs of its nodes: 24 GPUs in all, at most 16"
+    assert text in refusal("-N", "3", "--exclusive", "--gpus-per-node", "0")
+    assert "--exclusive" in submit("-N", "2", "--exclusive")
+    assert "--exclusive" in submit("-N", "4", "--exclusive", "-p", "debug")
+    assert "--exclusive=user" in submit("-N", "3", "--exclusive=user")
+    write_site(user_folder(), "mine", "extends: big\npartitions: {main: {node: {gpus: 1}}}\n")
+    assert text in refusal("-N", "3", "--exclusive", site="mine")
+    centre.write_text(POLICY.replace("gpu_model: a100}}", "gpu_model: a100}, defaults: {exclusive: true}}"))
+    write_site(user_folder(), "mine", "extends: big\npartitions: {main: {defaults: {exclusive: false}}}\n")
+    text = "partition=main (site mine): a job has all GPUs of its nodes: 24 GPUs"
+    assert text in refusal("-N", "3", site="mine")
+
+
+@pytest.mark.parametrize("option", ["parti=admin", "cluster=other", "tasks=900", "tres-per-node=gres/gpu:9"])
+def test_an_option_that_is_passed_through_is_judged_by_what_sbatch_takes_it_for(centre: Path, option: str) -> None:
+    answer = within("submit", "--site", "big", "--dry-run", "--sbatch", option, "true")
+    assert answer.code == REFUSED, answer
+
+
+TEMPLATES = {
+    "an option more": ("{0}#SBATCH -N 99\n", "#SBATCH -N 99: is an option that the policy limits"),
+    "the old mark": ("{0}#SLURM --gres=gpu:99\n", "#SLURM --gres=gpu:99: is an option that the policy limits"),
+    "another partition": ("{0}#SBATCH --part admin\n", "#SBATCH --part admin: is an option"),
+    "no options": ("#!/bin/bash\n", "leaves out --time=01:00:00, an option that the policy limits"),
+    "a command before them": ("#!/bin/bash\ntrue\n{0}", "leaves out --account=a1"),
+    "another cluster": ("{0}#SBATCH -M other\n", "--clusters is refused"),
+    "another scheduler's": ("{0}true\n#PBS -l nodes=99\n", "the script has the line '#PBS -l nodes=99'"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_the_options_of_a_template_of_ones_own_come_under_the_policy(centre: Path, text: str, message: str) -> None:
+    folder = Path.home() / ".config" / "hpcjobs" / "templates"
+    folder.mkdir(parents=True)
+    lines = "#!/bin/bash\n{% for line in directives %}\n#SBATCH --{{ line }}\n{% endfor %}\n"
+    (folder / "mine.sh.j2").write_text(text.format(lines) + "true\n")
+    answer = within("submit", "--site", "big", "--dry-run", "--template", "mine", "true")
+    assert (answer.code, message in answer.err) == (REFUSED, True), answer
+    (folder / "mine.sh.j2").write_text(lines + "#SBATCH --nice=5\ntrue\n")
+    assert "#SBATCH --nice=5" in submit("--template", "mine")
+
+
+@pytest.mark.parametrize("mark", ["#PBS", "#BSUB"])
+def test_no_value_of_several_lines_becomes_an_option_of_the_job(centre: Path, mark: str) -> None:
+    for arguments in (["--env", f"X=a\n{mark} -q admin", "true"], ["true", f"a\n{mark} -q admin"]):
+        answer = within("submit", "--site", "big", "--dry-run", *arguments)
+        assert answer.code == REFUSED, answer
+        assert f'the script has the line "{mark} -q admin' in answer.err
+
+
+def on_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This login node's own cluster is small, of which no site file of the centre speaks."""
+    (tmp_path / "slurm.conf").write_text("ClusterName=small\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+
+
+MINE = "cluster: mine\npartitions: {main: {nodes: 64, node: {cpus: 64}}}\ndefaults: {time: 1h, account: a1}\n"
+
+
+@pytest.mark.parametrize("clusters", ["BIG", "other, big", "all"])
+def test_the_policy_of_each_cluster_that_may_get_the_job_holds(
+    centre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: str
+) -> None:
+    on_small(tmp_path, monkeypatch)
+    write_site(user_folder(), "mine", MINE)
+    assert "#SBATCH --nodes=9" in submit("-N", "9", site="mine")
+    monkeypatch.setenv("SLURM_CLUSTERS", clusters)
+    assert "at most 8 nodes" in refusal("-N", "9", site="mine")
+    monkeypatch.setenv("SLURM_CLUSTERS", "small")
+    write_site(user_folder(), "mine", MINE + f"sbatch: ['clusters={clusters}']\n")
+    assert "at most 8 nodes" in refusal("-N", "9", site="mine")
+
+
+def test_a_batch_script_goes_to_the_cluster_that_the_site_names(
+    centre: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=big\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    write_site(user_folder(), "mine", MINE + "sbatch: [clusters=small]\n")
+    (here / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -N 9\nsrun hostname\n")
+    assert "#SBATCH --clusters=small" in ok("submit", "--site", "mine", "--dry-run", "job.sbatch").out
+
+
+def test_no_replaced_option_names_a_cluster(centre: Path) -> None:
+    path = write_site(user_folder(), "mine", MINE + "directives: {comment: 'clusters={value}'}\n")
+    answer = within("submit", "--site", "mine", "--dry-run", "--comment", "big", "true")
+    assert answer.code == ConfigError.exit_code
+    assert f"{path}:4: directives" in answer.err
+    assert "a cluster is named in sbatch: [clusters=NAME]" in answer.err

@@ -1,0 +1,54 @@
+"""What sbatch reads in a rendered script beside the options of its job: lines of a template or of a text in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.batch_script import parse_line
+from hpcjobs.job.models import Job
+from hpcjobs.job.policy import check_template
+from hpcjobs.site.sbatch import OPTIONS
+
+_MARKS = ("#SBATCH", "#SLURM")
+_MARKS_OF_OTHERS = ("#PBS", "#BSUB")
+"""Options of other schedulers: sbatch translates them, wherever in the script a line begins so."""
+
+
+def check_script(script: str, options: Sequence[str], job: Job) -> None:
+    """Compare what sbatch reads in ``script`` with the job's ``options``, each as an ``#SBATCH`` line has it.
+
+    Raises:
+        RequestError: a line names another cluster, is one of another scheduler, or adds or leaves out an option that a
+            policy of the centre limits.
+    """
+    if job.scheduler == "local":
+        return
+    for line in script.split("\n"):
+        if line.startswith(_MARKS_OF_OTHERS):
+            raise RequestError(
+                f"the script has the line {line!r}, which sbatch reads as an option of the job",
+                hint="it stands in the template, or in a value of several lines: change it there",
+            )
+    own = {f"#SBATCH --{option}" for option in options}
+    marked = list(_marked_lines(script))
+    where = f"template {job.template}"
+    added = [
+        (line, directive.option.name)
+        for line in marked
+        if line not in own
+        for directive in parse_line(line.removeprefix(_MARKS[0]).removeprefix(_MARKS[1]), where)
+    ]
+    for line, option in added:
+        if option == "clusters":
+            raise RequestError(f"{where}: {line}: --clusters is refused", hint=OPTIONS["clusters"].reason)
+    check_template(job, added, [option for option in options if f"#SBATCH --{option}" not in marked])
+
+
+def _marked_lines(script: str) -> Iterator[str]:
+    """The lines that sbatch reads, up to the first that is neither empty nor a comment."""
+    for line in script.split("\n") if script.startswith("#!") else ():
+        if line.startswith(_MARKS):
+            yield line
+        elif line.strip() and not line.lstrip().startswith("#"):
+            return
