@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from hpcjobs.pages import figures
 from hpcjobs.pages.html import render
-from hpcjobs.run.progress import NodeSamples, Sample
+from hpcjobs.run.samples import NodeSamples, Sample
 
 _POINTS = 600
 """A line has at most so many points: each is the mean of its part of the samples."""

@@ -104,7 +104,7 @@ def _description() -> Any:
     from hpcjobs.run.attempts import Attempt
     from hpcjobs.run.describe import Description
     from hpcjobs.run.index import Entry
-    from hpcjobs.run.progress import NodeSample
+    from hpcjobs.run.samples import NodeSample
 
     return derive(
         Description,

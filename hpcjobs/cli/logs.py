@@ -166,7 +166,7 @@ def _print_lines(source: Iterable[str], *, flush: bool) -> int:
 def _print_samples(entry: Entry, *, follow: bool, chooses_lines: bool, as_json: bool) -> None:
     """Print the lines of monitor.jsonl for people; ``as_json`` prints where they are."""
     from hpcjobs.errors import RequestError
-    from hpcjobs.run.progress import all_monitor_files, follow_samples, samples
+    from hpcjobs.run.samples import all_monitor_files, follow_samples, samples
 
     if chooses_lines:
         message = "--monitor is about nodes; -n, --since, --rank, --node, --grep, --merge, -t are about the log"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -17,7 +17,7 @@ from hpcjobs.cli.output import JobSite, note
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from hpcjobs.run.progress import NodeSample
+    from hpcjobs.run.samples import NodeSample
     from hpcjobs.site.models import Site
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -51,6 +51,7 @@ def monitor(
         start_sampler,
     )
     from hpcjobs.run.select import select
+    from hpcjobs.runtime.hostlist import hosts_of
     from hpcjobs.scheduler.connect import connect
     from hpcjobs.units import walltime_s
 
@@ -69,18 +70,32 @@ def monitor(
         note(f"job {job} was not submitted with hpcjobs: its samples go to {foreign.folder}")
         with _stop_sampler(sampler):
             stop = partial(connect("slurm", foreign.slurm_conf).cancel, [job])
-            if not _watch(job, follow_sampler(foreign, sampler), idle_limit_s, stop):
+            idle = _IdleLimit(idle_limit_s, len(foreign.nodes), interval, stop)
+            if not _watch(job, follow_sampler(foreign, sampler), idle):
                 _require_no_error(sampler, job)
         return
-    require_running(entry)
+    record = require_running(entry)
+    nodes = len(hosts_of(record.node_list or "")) or 1
+    idle = _IdleLimit(idle_limit_s, nodes, interval, partial(cancel, [entry]))
     if is_sampled(entry):
         note(f"job {entry.job_id} is sampled already: watching")
-        _watch(entry.job_id, follow(entry), idle_limit_s, partial(cancel, [entry]))
+        _watch(entry.job_id, follow(entry), idle)
         return
     sampler = start_sampler(entry, interval_s=interval)
     with _stop_sampler(sampler):
         samples = _while_sampled(entry.job_id, sampler, follow(entry))
-        _watch(entry.job_id, samples, idle_limit_s, partial(cancel, [entry]))
+        _watch(entry.job_id, samples, idle)
+
+
+class _IdleLimit(NamedTuple):
+    """When a job is cancelled for doing nothing, and how."""
+
+    limit_s: float | None
+    """None: never."""
+    nodes: int
+    """So many must have a fresh sample: what the others do is not known."""
+    interval_s: float
+    cancel: Callable[[], object]
 
 
 def _slurm_site(site: str | None) -> Site | None:
@@ -119,9 +134,7 @@ def _require_no_error(sampler: Popen[bytes], job_id: str) -> None:
         raise HpcJobsError(f"the sampler of job {job_id} ended: {reason}")
 
 
-def _watch(
-    job_id: str, newest: Iterable[list[NodeSample]], idle_limit_s: float | None, cancel: Callable[[], object]
-) -> bool:
+def _watch(job_id: str, newest: Iterable[list[NodeSample]], idle: _IdleLimit) -> bool:
     """Print samples and new alarms until there are no more; cancel the job that is idle for too long.
 
     Whether there was a sample.
@@ -132,7 +145,7 @@ def _watch(
 
     known: set[tuple[str, str]] = set()
     printed: dict[str, float] = {}
-    began = time.time()
+    began, warned = time.time(), False
     for latest in newest:
         nodes = [node for node in latest if node.taken >= began - FRESH_S]  # not those of an earlier attempt
         for node in nodes:
@@ -145,9 +158,17 @@ def _watch(
             if alarm[:2] not in known:
                 print(f"alarm: {alarm.text}", flush=True)
         known = {alarm[:2] for alarm in alarms}
-        idle = idle_s(nodes)
-        if idle_limit_s is not None and idle is not None and idle >= idle_limit_s:
-            cancel()
-            print(f"cancelled {job_id}: all its nodes idle for {human_duration(idle)}", flush=True)
+        if idle.limit_s is None:
+            continue
+        unknown = [node.host for node in nodes if node.sample.idle_s is None]
+        if unknown and not warned:
+            reason = "its GPUs cannot be read, or a trainer takes its samples"
+            note(f"--cancel-idle has no effect: how long {', '.join(unknown)} is idle is not known ({reason})")
+            warned = True
+        fresh = [node for node in nodes if time.time() - node.taken < max(FRESH_S, 3 * idle.interval_s)]
+        idle_for_s = idle_s(fresh, expected=idle.nodes)
+        if idle_for_s is not None and idle_for_s >= idle.limit_s:
+            idle.cancel()
+            print(f"cancelled {job_id}: all its nodes idle for {human_duration(idle_for_s)}", flush=True)
             break
     return bool(printed)

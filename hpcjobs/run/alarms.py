@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from hpcjobs.run.progress import NodeSample
+from hpcjobs.run.samples import NodeSample
 from hpcjobs.units import human_bytes, human_duration
 
 IDLE_S = 600.0
@@ -31,10 +31,13 @@ def find_alarms(nodes: Sequence[NodeSample]) -> list[Alarm]:
     return [alarm for node in nodes for alarm in _of_node(node, ranks_are_alive=alive)] + _unlike_the_others(nodes)
 
 
-def idle_s(nodes: Sequence[NodeSample]) -> float | None:
-    """How long every node has been idle: its GPUs, where it holds none its cores; None: nobody measured it."""
+def idle_s(nodes: Sequence[NodeSample], *, expected: int) -> float | None:
+    """How long every node has been idle: its GPUs, where it holds none its cores.
+
+    None: fewer than the ``expected`` nodes have a sample, or one of them does not tell.
+    """
     times = [node.sample.idle_s for node in nodes]
-    return None if not times or None in times else min(time for time in times if time is not None)
+    return None if len(times) < expected or None in times else min(time for time in times if time is not None)
 
 
 def _of_node(node: NodeSample, *, ranks_are_alive: bool) -> list[Alarm]:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.folder import MANIFEST, output_dir, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import NodeSample, Step, newest_samples, newest_step
+from hpcjobs.run.progress import Step, newest_step
+from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
 from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord, State
@@ -60,7 +61,7 @@ def describe(entry: Entry) -> Description:
         code=_code(manifest.get("code")),
         results=dict(flat({key: value for key, value in summary.items() if key != "config"})),
         step=newest_step(folder) if running else None,
-        monitor=newest_samples(folder) if running else [],
+        monitor=current_samples(newest_samples(folder), records[0]) if running else [],
     )
 
 

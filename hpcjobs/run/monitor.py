@@ -25,13 +25,13 @@ from hpcjobs.run.folder import make_root
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.interactive import attach, overlapping_step
-from hpcjobs.run.progress import NodeSample, has_live_sampler, newest_samples
 from hpcjobs.run.rerun import read_manifest
+from hpcjobs.run.samples import NodeSample, has_live_sampler, newest_samples
 from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.client import Slurm
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
@@ -60,8 +60,8 @@ def samples_dir(entry: Entry) -> Path:
     return folder.output_dir(Path(entry.run_dir), own_ids(entry)[0])
 
 
-def require_running(entry: Entry, *, connect: Connect = connect) -> None:
-    """Refuse jobs that have no processes now.
+def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
+    """The record of a job that has processes now; others are refused.
 
     Raises:
         RequestError: the job does not run, is an array, or belongs to another host, cluster or user.
@@ -70,9 +70,11 @@ def require_running(entry: Entry, *, connect: Connect = connect) -> None:
     if entry.array is not None and entry.task is None:
         raise RequestError(f"job {entry.job_id} is an array", hint=f"name one of its tasks: {own_ids(entry)[0]}")
     (known,) = statuses([entry], connect=connect)
-    if not any(record.state is State.RUNNING for record in known.records):
+    running = next((record for record in known.records if record.state is State.RUNNING), None)
+    if running is None:
         states = ", ".join(record.state.value for record in known.records)
         raise RequestError(f"job {own_ids(entry)[0]} is {states}: it has no processes to sample")
+    return running
 
 
 def start_sampler(entry: Entry, *, interval_s: float, connect: Connect = connect) -> Popen[bytes]:

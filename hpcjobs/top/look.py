@@ -16,8 +16,9 @@ from hpcjobs.run.alarms import find_alarms
 from hpcjobs.run.folder import SUBMITTED, output_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.listing import Survey, scheduler_of, site_asked, survey
-from hpcjobs.run.progress import NodeSample, Progress, newest_samples, read_progress
+from hpcjobs.run.progress import Progress, RunLines, read_progress
 from hpcjobs.run.rerun import read_manifest
+from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
 from hpcjobs.run.select import select
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
@@ -77,6 +78,7 @@ class Looker:
         self._since = clock() - DAY_S
         self._connect = _rarely_accounting(connect, clock)
         self._files: dict[Path, _Files] = {}
+        self._run_lines = RunLines()
         self._limits: dict[str, int | None] = {}
         self._others: dict[str, JobRecord] = {}
 
@@ -149,16 +151,17 @@ class Looker:
             return task._replace(record=record)
         if task.progress is not None and not running:  # nothing more is written
             return task
-        progress, nodes = self._read(output_dir(Path(entry.run_dir), record.job_id))
+        progress, files = self._read(output_dir(Path(entry.run_dir), record.job_id))
+        nodes = tuple(current_samples(files, record)) if running else ()
         return task._replace(
             record=record,
             progress=progress,
-            nodes=nodes if running else (),
-            alarms=tuple(alarm.text for alarm in find_alarms(self._fresh(nodes))) if running else (),
+            nodes=nodes,
+            alarms=tuple(alarm.text for alarm in find_alarms(self._fresh(nodes))),
         )
 
     def _fresh(self, nodes: Sequence[NodeSample]) -> list[NodeSample]:
-        """Those of samplers that still write: others say nothing of now, nor do nodes of an earlier attempt."""
+        """Those of samplers that still write: others say nothing of now."""
         return [node for node in nodes if self._clock() - node.taken < FRESH_S]
 
     def _read(self, folder: Path) -> tuple[Progress | None, tuple[NodeSample, ...]]:
@@ -171,7 +174,7 @@ class Looker:
         marks = tuple(_mark(folder / name) for name in written)
         before = self._files.get(folder)
         if before is None or before.marks != marks:
-            before = _Files(marks, read_progress(folder), tuple(newest_samples(folder)))
+            before = _Files(marks, read_progress(folder, self._run_lines), tuple(newest_samples(folder)))
             self._files[folder] = before
         return before.progress, before.nodes
 

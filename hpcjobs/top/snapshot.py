@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import NodeSample, Progress
+from hpcjobs.run.progress import Progress
+from hpcjobs.run.samples import NodeSample
 from hpcjobs.scheduler.base import JobRecord
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.reasons import explain_reason
-from hpcjobs.run.progress import NodeSample
+from hpcjobs.run.samples import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.rows import Row, count_states
 from hpcjobs.top.snapshot import Snapshot
@@ -218,7 +219,7 @@ def describe(row: Row, now: float, width: int) -> list[str]:
         step = task.progress.step
         total = f" of {task.progress.total_steps}" if task.progress.total_steps else ""
         facts = [f"step {step.step}{total}"]
-        facts += [] if step.epoch is None else [f"epoch {step.epoch + 1}"]
+        facts += [] if step.epoch is None or not math.isfinite(step.epoch) else [f"epoch {int(step.epoch) + 1}"]
         facts += [f"{task.progress.steps_per_s:.3g} steps/s"] if task.progress.steps_per_s else []
         facts += [f"{short_number(step.throughput)} {step.unit or ''}".rstrip()] if step.throughput is not None else []
         if row.left_s is not None and row.share_of != "limit":

@@ -13,6 +13,7 @@ class JobGroup:
     """The group of the job that this process is in; every value is None where the kernel does not have it."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> None:
+        self._root = root
         self._memory = _folder(root, own, "memory")
         self._cpu = _folder(root, own, "cpuacct")
 
@@ -25,12 +26,14 @@ class JobGroup:
         return None
 
     def limit_bytes(self) -> Optional[int]:
-        """The least limit of the group and those that it lies in, up to the job's."""
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _text(self._memory, name)
-            if text is not None and text.isdigit() and int(text) < _NO_LIMIT:
-                return int(text)
-        return None
+        """The least limit of the job's group and of all groups that it lies in."""
+        limits = []
+        folder = self._memory or self._root
+        while folder != self._root:
+            texts = [_text(folder, name) for name in ("memory.max", "memory.limit_in_bytes")]
+            limits += [int(text) for text in texts if text is not None and text.isdigit()]
+            folder = os.path.dirname(folder)
+        return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
     def cpu_s(self) -> Optional[float]:
         """CPU time of all processes that were ever in the group."""

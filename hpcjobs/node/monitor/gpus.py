@@ -20,14 +20,24 @@ def load_library() -> Optional[Any]:
         return None
 
 
+_OF_OTHER_VENDORS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_NONE_HELD = ("", "-1", "NoDevFiles")
+"""What Slurm and users write for "no GPU"."""
+
+
 class Gpus:
     """Those that the job holds: of CUDA_VISIBLE_DEVICES, else all that the node lets it see."""
+
+    are_held: bool
+    """Also those that cannot be read: of another vendor, or without a driver's library."""
 
     def __init__(self, environ: Mapping[str, str], library: Optional[Any]) -> None:
         self._library = library
         self._handles: List[ctypes.c_void_p] = []
         held = environ.get("CUDA_VISIBLE_DEVICES", environ.get("SLURM_JOB_GPUS"))
-        if library is None or held == "" or library.nvmlInit_v2() != 0:
+        others = [environ[name] for name in _OF_OTHER_VENDORS if name in environ]
+        self.are_held = any(names not in _NONE_HELD for names in (others if held is None else [held, *others]))
+        if library is None or held in _NONE_HELD or library.nvmlInit_v2() != 0:
             return
         count = ctypes.c_uint()
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
@@ -40,6 +50,7 @@ class Gpus:
                 code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
             if code == 0:
                 self._handles.append(handle)
+        self.are_held = self.are_held or bool(self._handles)
 
     def __len__(self) -> int:
         return len(self._handles)

@@ -39,7 +39,8 @@ class Sampler:
         cores = len(usage.cores) or os.cpu_count() or 1
         cpu_percent = min(100.0, max(0.0, 100 * cpu_s / passed / cores))
         used, gpu = self._group.used_bytes(), self._gpus.read()
-        busy = cpu_percent if gpu["gpu_percent"] is None else gpu["gpu_percent"]
+        # Cores say nothing of GPUs that are held and cannot be read, such as parts of one.
+        busy = gpu["gpu_percent"] if self._gpus.are_held else cpu_percent
         values: Dict[str, Any] = {
             "cpu_percent": round(cpu_percent, 2),
             "cores": cores,
@@ -50,8 +51,8 @@ class Sampler:
             "read_bytes_per_s": max(0, usage.read_bytes - before.read_bytes) / passed,
             "written_bytes_per_s": max(0, usage.written_bytes - before.written_bytes) / passed,
             "gpus": len(self._gpus) or None,
-            "busy_percent": round(self._mean_busy(now, busy), 2),
-            "idle_s": round(self._idle_s(now, busy), 1),
+            "busy_percent": None if busy is None else round(self._mean_busy(now, busy), 2),
+            "idle_s": None if busy is None else round(self._idle_s(now, busy), 1),
         }
         values.update(gpu)
         values.update(self._ranks(now, usage))

@@ -12,7 +12,8 @@ from waiting import eventually
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.cli.wait import _Changes
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import Sample, Step, newest_samples, newest_step
+from hpcjobs.run.progress import Step, newest_step
+from hpcjobs.run.samples import Sample, newest_samples
 from hpcjobs.runtime.summary import METRICS_SCHEMA, MONITOR_SCHEMA, Load, MetricsLog
 from hpcjobs.scheduler.base import JobRecord, State
 

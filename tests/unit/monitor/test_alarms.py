@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcjobs.run.alarms import find_alarms, idle_s
-from hpcjobs.run.progress import NodeSample, Sample
+from hpcjobs.run.samples import NodeSample, Sample
 
 
 def node(host: str, **values: object) -> NodeSample:
@@ -53,9 +53,11 @@ def test_one_node_unlike_the_others(loads: list[float], host: str | None) -> Non
 
 def test_samples_of_a_trainer_which_lack_these_values_raise_nothing() -> None:
     assert texts(node("n1", cpu_percent=3.0), node("n2", cpu_percent=99.0)) == []
-    assert idle_s([node("n1", cpu_percent=3.0)]) is None
-    assert idle_s([]) is None
+    assert idle_s([node("n1", cpu_percent=3.0)], expected=1) is None
+    assert idle_s([], expected=1) is None
 
 
 def test_a_job_is_as_idle_as_its_busiest_node() -> None:
-    assert idle_s([node("n1", idle_s=900.0), node("n2", idle_s=30.0)]) == 30.0
+    nodes = [node("n1", idle_s=900.0), node("n2", idle_s=30.0)]
+    assert idle_s(nodes, expected=2) == 30.0
+    assert idle_s(nodes, expected=3) is None

@@ -138,3 +138,27 @@ def test_a_time_that_is_none_is_refused() -> None:
     answer = hpcjobs("monitor", "any", "--cancel-idle", "soon")
     assert answer.code == 5
     assert "--cancel-idle soon" in answer.err
+
+
+def test_a_job_is_not_cancelled_while_a_node_of_it_has_no_samples(here: Path, slurm: Path) -> None:
+    answer(slurm, "scontrol", f"echo '{SHOWN.format(state='RUNNING', nodes='n[7-8]')}'")
+    answer(slurm, "scancel", ":")
+    watcher = start("monitor", "4711", "--interval", "1", "--cancel-idle", "2s")
+    assert watcher.stdout is not None
+    assert all("CPU" in watcher.stdout.readline() for _ in range(5))
+    watcher.send_signal(signal.SIGINT)
+    watcher.communicate(timeout=200)
+    assert not (slurm / "scancel.asked").exists()
+
+
+def test_a_job_whose_gpus_cannot_be_read_is_not_cancelled_and_says_so(here: Path, slurm: Path) -> None:
+    answer(slurm, "scontrol", f"echo '{SHOWN.format(state='RUNNING', nodes='n7')}'")
+    answer(slurm, "scancel", ":")
+    env = {"CUDA_VISIBLE_DEVICES": "GPU-none-of-this-machine"}
+    watcher = start("monitor", "4711", "--interval", "1", "--cancel-idle", "2s", env=env)
+    assert watcher.stdout is not None
+    assert all("CPU" in watcher.stdout.readline() for _ in range(5))
+    watcher.send_signal(signal.SIGINT)
+    _, err = watcher.communicate(timeout=200)
+    assert "--cancel-idle has no effect: how long" in err
+    assert not (slurm / "scancel.asked").exists()

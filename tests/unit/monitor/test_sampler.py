@@ -49,6 +49,25 @@ def test_the_jobs_group_of_version_1_too_and_no_limit_is_none(tmp_path: Path) ->
     assert (group.used_bytes(), group.limit_bytes(), group.cpu_s()) == (8, None, 1.5)
 
 
+@pytest.mark.parametrize(
+    ("place", "own", "name", "least"),
+    [
+        ("", "0::/system.slice/slurmstepd.scope/job_12/step_3\n", "memory.max", "system.slice"),
+        ("memory", "4:memory:/slurm/uid_0/job_12/step_0\n", "memory.limit_in_bytes", "slurm/uid_0"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_limit_is_the_least_one_of_the_jobs_group_and_those_it_lies_in(
+    tmp_path: Path, place: str, own: str, name: str, least: str
+) -> None:
+    (tmp_path / "own").write_text(own)
+    job = own.split(":")[2].partition("/step")[0].lstrip("/")
+    write(tmp_path / "fs" / place / job, {name: "8192\n", "memory.stat": "anon 1\n"})
+    (tmp_path / "fs" / place / least / name).write_text("4096\n")
+    (tmp_path / "fs" / name).write_text("1\n")  # above the hierarchy: nobody's
+    assert JobGroup(str(tmp_path / "fs"), str(tmp_path / "own")).limit_bytes() == 4096
+
+
 def test_outside_a_group_of_slurms_nothing_is_invented(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("0::/user.slice\n")
     group = JobGroup(str(tmp_path), str(tmp_path / "own"))
@@ -163,6 +182,26 @@ def test_gpus_are_those_that_the_job_holds() -> None:
     assert set(Gpus({}, None).read().values()) == {None}
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [{"CUDA_VISIBLE_DEVICES": "GPU-b"}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}, {"ROCR_VISIBLE_DEVICES": "0"}],
+    ids=["no utilisation of its own", "not known to the library", "another vendor's"],
+)
+def test_a_job_whose_gpus_cannot_be_read_is_never_called_idle(environ: dict[str, str], tmp_path: Path) -> None:
+    group = JobGroup(str(tmp_path), str(tmp_path / "own"))
+    library = None if "ROCR_VISIBLE_DEVICES" in environ else Library()
+    sample = Sampler(JobProcesses("4711"), group, Gpus(environ, library)).sample()
+    assert (sample["busy_percent"], sample["idle_s"]) == (None, None)
+
+
+@pytest.mark.parametrize("held", ["", "-1", "NoDevFiles"])
+def test_without_gpus_the_cores_count(held: str, tmp_path: Path) -> None:
+    group = JobGroup(str(tmp_path), str(tmp_path / "own"))
+    sample = Sampler(JobProcesses("4711"), group, Gpus({"CUDA_VISIBLE_DEVICES": held}, Library())).sample()
+    assert sample["gpus"] is None
+    assert sample["idle_s"] is not None
+
+
 @pytest.mark.parametrize("version", ["3.6", "this"])
 def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the_program(
     ranks: list[subprocess.Popen[bytes]], tmp_path: Path, version: str
@@ -197,3 +236,70 @@ def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the
     eventually(lambda: lines()[0]["host"] == "n4" and len(lines()) > 1)
     third.terminate()
     assert third.wait() == 0
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> list[str]:
+    """The start of the sampler's command: all but job and interval."""
+    path = tmp_path / "monitor.pyz"
+    path.write_bytes(pack("hpcjobs.node.monitor"))
+    return [sys.executable, "-I", str(path), str(tmp_path)]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_sampler_that_stands_still_keeps_its_file_and_another_job_is_refused(
+    program: list[str], tmp_path: Path
+) -> None:
+    path, env = tmp_path / "monitor.jsonl", {**os.environ, "SLURMD_NODENAME": "n3"}
+    first = subprocess.Popen([*program, "4711", "0.2"], env=env)
+    try:
+        eventually(lambda: len(read(path)) > 1)
+        first.send_signal(signal.SIGSTOP)
+        lines = read(path)
+        os.utime(path, (1, 1))
+        same, other = (
+            subprocess.run([*program, job, "0.2"], env=env, capture_output=True, text=True) for job in ("4711", "4712")
+        )
+        assert read(path) == lines
+        assert (same.returncode, other.returncode) == (0, 1)
+        assert "already" in same.stderr
+        assert "already" in other.stderr
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_samples_of_the_same_job_and_node_are_continued_also_behind_half_a_line(
+    program: list[str], tmp_path: Path
+) -> None:
+    path, env = tmp_path / "monitor.jsonl", {**os.environ, "SLURMD_NODENAME": "n3"}
+    text = ""
+    for _ in range(2):
+        sampler = subprocess.Popen([*program, "4711", "0.2"], env=env)
+        before = text.count("\n")
+        eventually(lambda before=before: path.exists() and path.read_text().count("\n") > before + 2)  # type: ignore[misc]
+        sampler.kill()
+        sampler.wait()
+        with path.open("a") as file:
+            file.write('{"kind": "sam')
+        assert path.read_text().startswith(text)
+        text = path.read_text()
+    times = [json.loads(line).get("time_s", 0.0) for line in path.read_text().splitlines() if line[-1] == "}"]
+    assert path.read_text().count('"monitor"') == 1
+    assert times == sorted(times)
+    assert len(times) > 4
+
+
+def test_a_line_that_is_being_written_is_a_sign_of_another_sampler(program: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "monitor.jsonl"
+    path.write_text('{"kind": "monitor", "host": "n3", "interval_s": 5}\n{"kind": "sam')
+    with subprocess.Popen([*program, "4711", "0.2"], stderr=subprocess.PIPE, text=True) as second:
+        assert second.stderr is not None
+        while second.poll() is None:
+            with path.open("a") as file:
+                file.write("p")
+        assert "n3 samples" in second.stderr.read()
+    assert path.read_text().startswith('{"kind": "monitor", "host": "n3"')

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import NodeSample, Progress, Sample, Step
+from hpcjobs.run.progress import Progress, Step
+from hpcjobs.run.samples import NodeSample, Sample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.snapshot import Group, Snapshot, Task
 

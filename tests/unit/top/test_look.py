@@ -123,7 +123,7 @@ def test_a_running_job_has_the_progress_of_its_trainer_and_reads_it_only_when_it
     assert (task.progress.share, task.progress.steps_per_s, task.progress.remaining_s) == (0.2, 10.0, 8.0)
     reads: list[Path] = []
     read = looking.read_progress
-    monkeypatch.setattr(looking, "read_progress", lambda path: reads.append(path) or read(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(looking, "read_progress", lambda path, *rest: reads.append(path) or read(path))  # type: ignore[func-returns-value]
     snapshot = looker.reread(looker.look())
     assert reads == []
     write_step(folder, 30)
@@ -262,6 +262,68 @@ def test_numbers_of_steps_that_are_none_leave_the_time_left_unknown(here: Path, 
     assert progress is not None
     assert progress.remaining_s is None
     assert str(progress) in ("step 6", "step 5/100")
+
+
+def test_steps_and_epochs_that_a_program_writes_as_floats_are_read_and_parts_of_steps_are_not(here: Path) -> None:
+    lines = [
+        '{"kind": "run", "total_steps": 1e2}',
+        '{"kind": "step", "step": 3.0, "epoch": 0.35, "time_s": 1}',
+        '{"kind": "step", "step": 4.5}',
+        '{"kind": "step", "step": NaN}',
+    ]
+    (here / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert str(looking.read_progress(here)) == "step 3/100, epoch 0.35"
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_the_total_is_that_of_the_last_start_however_long_ago_it_was(here: Path, repeats: int) -> None:
+    submit(here, "8")
+    queue, path = Queue(), here / "train-8" / "metrics.jsonl"
+    queue.records = [record("8")]
+    looker = Looker(connect=queue.connect)
+    for total in (100_000, 300_000)[:repeats]:
+        with path.open("a") as file:
+            file.write(json.dumps({"kind": "run", "total_steps": total}) + "\n")
+            file.writelines(f'{{"kind": "step", "step": {step}, "time_s": {step}}}\n' for step in range(3000))
+        (task,) = looker.look().tasks
+        assert task.progress is not None
+        assert task.progress.total_steps == total
+    (task,) = Looker(connect=queue.connect).look().tasks
+    assert task.progress is not None
+    assert task.progress.total_steps == (100_000, 300_000)[repeats - 1]
+
+
+def write_sample(folder: Path, number: int, host: str, *, age_s: float, gpu_percent: float = 50) -> None:
+    """The file of a node whose sampler began ``age_s`` ago and took one sample."""
+    head = {"kind": "monitor", "host": host, "started_at": time.time() - age_s}
+    sample = {"kind": "sample", "time_s": 0, "gpu_percent": gpu_percent}
+    path = folder / ("monitor.jsonl" if number == 0 else f"monitor-{number}.jsonl")
+    path.write_text(json.dumps(head) + "\n" + json.dumps(sample) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("started_s_ago", "node_list", "hosts"),
+    [
+        (60, "n[2-3]", ["n2", "n3.cluster"]),
+        (None, "n[2-3]", ["n2", "n3.cluster"]),
+        (60, None, ["n2", "n3.cluster"]),
+        (60, "other[1-2]", ["n2", "n3.cluster"]),
+        (9000, "n[1-9]", ["n3.cluster", "n2", "n4"]),
+    ],
+    ids=["requeued", "start unknown", "nodes unknown", "other names", "one attempt"],
+)
+def test_only_nodes_of_the_current_attempt_count(
+    here: Path, started_s_ago: float | None, node_list: str | None, hosts: list[str]
+) -> None:
+    queue, entry = Queue(), submit(here, "8")
+    started = None if started_s_ago is None else time.time() - started_s_ago
+    queue.records = [record("8", started=started, node_list=node_list)]
+    folder = Path(entry.run_dir)
+    for number, host, age_s in ((0, "n2", 5), (1, "n3.cluster", 5), (2, "n2", 7200), (3, "n4", 7200)):
+        write_sample(folder, number, host, age_s=age_s)
+    (task,) = Looker(connect=queue.connect).look().tasks
+    assert sorted(node.host for node in task.nodes) == sorted(hosts)
+    assert all(node.taken > time.time() - 600 for node in task.nodes if node.host == "n2")
 
 
 def test_samples_of_a_node_that_nobody_takes_any_more_raise_no_alarm(here: Path) -> None:
