@@ -42,6 +42,7 @@ def monitor(
     from hpcjobs.errors import RequestError, UnknownJobError
     from hpcjobs.run.cancel import cancel
     from hpcjobs.run.monitor import (
+        count_nodes,
         find_foreign,
         follow,
         follow_sampler,
@@ -51,7 +52,6 @@ def monitor(
         start_sampler,
     )
     from hpcjobs.run.select import select
-    from hpcjobs.runtime.hostlist import hosts_of
     from hpcjobs.scheduler.connect import connect
     from hpcjobs.units import walltime_s
 
@@ -75,8 +75,7 @@ def monitor(
                 _require_no_error(sampler, job)
         return
     record = require_running(entry)
-    nodes = len(hosts_of(record.node_list or "")) or 1
-    idle = _IdleLimit(idle_limit_s, nodes, interval, partial(cancel, [entry]))
+    idle = _IdleLimit(idle_limit_s, count_nodes(record), interval, partial(cancel, [entry]))
     if is_sampled(entry):
         note(f"job {entry.job_id} is sampled already: watching")
         _watch(entry.job_id, follow(entry), idle)

@@ -77,6 +77,11 @@ def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
     return running
 
 
+def count_nodes(record: JobRecord) -> int:
+    """How many nodes a running job has; 1 on this machine."""
+    return len(hosts_of(record.node_list or "")) or 1
+
+
 def start_sampler(entry: Entry, *, interval_s: float, connect: Connect = connect) -> Popen[bytes]:
     """Start the sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM.
 

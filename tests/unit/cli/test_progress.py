@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -27,14 +28,14 @@ def append(path: Path, kind: str, **values: object) -> None:
     log.close()
 
 
-def write_files(folder: Path) -> None:
+def write_files(folder: Path, *, started_at: float = 1000.0) -> None:
     """What a trainer on two nodes has written after ten steps."""
     append(folder / "metrics.jsonl", "run", schema=METRICS_SCHEMA, workload="lm", world_size=2)
     append(folder / "metrics.jsonl", "step", step=10, epoch=0, loss=2.5, throughput=13892.4, unit="tokens/s")
     append(folder / "metrics.jsonl", "evaluation", step=10, epoch=0, loss=2.4)
     for name, host, load in (("monitor-1", "n2", Load(cpu_percent=3.0)), ("monitor", "n1", LOAD)):
         path = folder / f"{name}.jsonl"
-        append(path, "monitor", schema=MONITOR_SCHEMA, host=host, interval_s=1.0, started_at=1000.0)
+        append(path, "monitor", schema=MONITOR_SCHEMA, host=host, interval_s=1.0, started_at=started_at)
         append(path, "sample", time_s=1.0, **asdict(load))
 
 
@@ -66,7 +67,7 @@ def test_a_running_job_shows_how_far_it_is_and_its_samples_can_be_followed_to_it
     job = ok("submit", "--site", "local", "--json", str(program)).json
     eventually(lambda: (here / "started").exists())
     assert "no samples: a trainer takes them with --monitor" in ok("logs", "--monitor").err
-    write_files(Path(job["run_dir"]))
+    write_files(Path(job["run_dir"]), started_at=time.time())
     shown = ok("show").out.splitlines()
     assert "progress: step 10, epoch 0, loss 2.5, 13,892 tokens/s" in shown
     (node,) = [line for line in shown if line.startswith("  n1: ")]
