@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gpu import speed, training
 from gpu.bench import Bench
@@ -17,10 +19,14 @@ from gpu.report import draw, write_report
 from gpu.steps import Outcome, Step, run_step
 from hpcjobs.trainers.metrics.peak_flops import peak_flops_per_s
 
-STEPS: tuple[Step, ...] = (speed.HOROVOD, *training.STEPS, *speed.STEPS)
+STEPS: tuple[Step, ...] = (*training.STEPS, *speed.PROGRAMS, *speed.SPEEDS, speed.HOROVOD, training.HOROVOD)
+"""Horovod comes last: to build it takes minutes."""
+MINUTES = 10.0
 EPILOG = """\
-With a GPU it takes less than ten minutes; with several, trainers use all of them. A step that fails does not end the
-others. Exit code: 0 where all steps passed or could not run here, 1 where one failed, 2 for a wrong call.
+With a GPU it takes at most ten minutes (--minutes): steps for which no time is left are not run. With several GPUs
+trainers use all of them. A step that fails does not end the others, and the report is rewritten after each.
+Exit code: 0 where all steps passed or could not run here, 1 where one failed, 2 for a wrong call, 130 and 143 where it
+was told to stop.
 
 make gpu                                  all steps, on this machine's GPUs
 make gpu ARGS=--rehearse                  the same steps on the CPU, with tiny sizes and no judgement of speed
@@ -35,6 +41,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny sizes; proves nothing of a GPU")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps; --list names them")
     parser.add_argument("--list", action="store_true", help="name the steps and what they hold")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help=f"for all steps together [{MINUTES:g}; a rehearsal: no limit]"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="folder [gpu-report]")
     args = parser.parse_args(argv)
     names = [step.name for step in STEPS]
@@ -48,13 +57,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def explain_no_gpu() -> str | None:
     """Why no step can run on a GPU of this machine; None: there is one."""
-    import torch  # takes seconds, which the help does not need
-
+    try:
+        import torch  # takes seconds, which the help does not need
+    except ImportError as error:
+        return f"torch cannot be loaded by {sys.executable}: {error}"
     if torch.cuda.is_available():
         return None
-    build = torch.version.cuda or torch.version.hip
-    of = "built for the CPU" if build is None else build
-    return f"torch {torch.__version__} sees no GPU here ({of}); --rehearse runs the same steps on the CPU"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "torch.cuda.is_available() is False"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+    return f"torch {torch.__version__} sees no GPU here: {reason}; --rehearse runs the same steps on the CPU"
 
 
 def describe_machine(*, rehearse: bool) -> dict[str, Any]:
@@ -80,11 +94,14 @@ def describe_machine(*, rehearse: bool) -> dict[str, Any]:
     }
 
 
-def make_bench(out: Path, *, rehearse: bool) -> Bench:
+def make_bench(out: Path, *, rehearse: bool, minutes: float | None) -> Bench:
     import torch
 
     device, ranks = ("cpu", 1) if rehearse else ("cuda", torch.cuda.device_count())
-    return Bench(out, device, ranks, rehearse)
+    minutes = MINUTES if minutes is None and not rehearse else minutes
+    return Bench(
+        out, device, ranks, rehearse, minutes, math.inf if minutes is None else time.monotonic() + 60 * minutes
+    )
 
 
 def run_all(steps: Sequence[Step], bench: Bench, machine: Mapping[str, Any]) -> list[Outcome]:
@@ -94,8 +111,35 @@ def run_all(steps: Sequence[Step], bench: Bench, machine: Mapping[str, Any]) -> 
         outcome = run_step(step, bench)
         outcomes.append(outcome)
         print(f"{outcome.verdict:8} {outcome.seconds:6.1f} s  {'; '.join(outcome.problems)}", flush=True)
-        write_report(bench.out, machine, outcomes)
+        try:
+            write_report(bench.out, machine, outcomes)
+        except OSError as error:  # the lines above and the report before this step are what is left then
+            print(f"warning: the report cannot be written: {error}", flush=True)
     return outcomes
+
+
+def stop_on_signals() -> None:
+    """Leave at once when told to, by an exception: what was started is killed."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, leave)
+
+
+def draw_all(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    try:
+        draw(folder, outcomes)
+    except (ImportError, OSError) as error:
+        print(f"warning: no pictures: {error}", flush=True)
+
+
+def summarize(outcomes: Sequence[Outcome]) -> str:
+    """Which steps failed, and which were not run."""
+    names = {verdict: [one.name for one in outcomes if one.verdict == verdict] for verdict in ("failed", "not run")}
+    lines = [f"{verdict}: {', '.join(listed)}" for verdict, listed in names.items() if listed]
+    return "; ".join(lines if names["failed"] else ["no step failed", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,14 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [step for step in STEPS if args.only is None or step.name in args.only]
     shutil.rmtree(args.out / "runs", ignore_errors=True)  # of an earlier report: its runs would be resumed
     args.out.mkdir(parents=True, exist_ok=True)
-    bench = make_bench(args.out.resolve(), rehearse=args.rehearse)
+    bench = make_bench(args.out.resolve(), rehearse=args.rehearse, minutes=args.minutes)
     machine = describe_machine(rehearse=args.rehearse)
     outcomes = run_all(chosen, bench, machine)
-    draw(bench.out, outcomes)
-    failed = [one.name for one in outcomes if one.verdict == "failed"]
-    print(f"{bench.out / 'report.md'}: " + (f"failed: {', '.join(failed)}" if failed else "no step failed"), flush=True)
-    return 1 if failed else 0
+    draw_all(bench.out, outcomes)
+    print(f"{bench.out / 'report.md'}: {summarize(outcomes)}", flush=True)
+    return 1 if any(one.verdict == "failed" for one in outcomes) else 0
 
 
 if __name__ == "__main__":
+    stop_on_signals()
     sys.exit(main())

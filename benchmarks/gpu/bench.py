@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -10,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,12 @@ from hpcjobs.runtime.summary import METRICS_FILE, SUMMARY_FILE, RunSummary
 OF_A_LAUNCHER = ("SLURM", "PMI", "OMPI", "HPCJOBS", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 STEP_LIMIT_S = 300.0
 POLL_S = 0.05
+KILLED_S = 10.0
+"""A process that waits for a GPU that does not answer cannot be killed: no step waits for it longer."""
+
+
+class OutOfTime(Exception):
+    """The minutes of all steps ended within this one."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,37 @@ class Trained:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where steps run. `rehearse`: on the CPU, with tiny sizes, and without checks of speed."""
+    """Where steps run. `rehearse`: on the CPU, with tiny sizes, and without checks of speed.
+
+    `minutes` are for all steps together, up to `end` by the monotonic clock; None: as long as they take.
+    """
 
     out: Path
     device: str  # "cuda" or "cpu"
     ranks: int  # one for each GPU
     rehearse: bool
+    minutes: float | None = None
+    end: float = math.inf
+
+    @property
+    def left_s(self) -> float:
+        """The time left for all steps together."""
+        return self.end - time.monotonic()
+
+    @contextmanager
+    def limit(self, limit_s: float) -> Iterator[float]:
+        """A step's own limit, or the time that is left where that is shorter.
+
+        Raises:
+            OutOfTime: the time that was left ended it.
+        """
+        left_s = self.left_s
+        try:
+            yield min(limit_s, left_s)
+        except TimeoutError:
+            if limit_s <= left_s:
+                raise
+            raise OutOfTime(f"did not end in the {left_s:.0f} s left of {self.minutes:g} minutes") from None
 
     @property
     def precision(self) -> str:
@@ -106,11 +139,13 @@ class Bench:
         processes = [
             start(argv, folder / f"rank{rank}.log", {**own, **position(rank, size, port)}) for rank in range(size)
         ]
-        if kill_at_step is not None:
-            await_step(folder, kill_at_step, processes[0])
-            for process in processes:
-                process.kill()
-        codes = await_all(processes, limit_s=STEP_LIMIT_S)
+        with self.limit(STEP_LIMIT_S) as limit_s:
+            if kill_at_step is not None:
+                try:
+                    await_step(folder, kill_at_step, processes[0], limit_s=limit_s)
+                finally:
+                    kill_all(processes)
+            codes = await_all(processes, limit_s=limit_s)
         texts = [(folder / f"rank{rank}.log").read_text(errors="replace") for rank in range(size)]
         return Trained([Ended(code, text) for code, text in zip(codes, texts, strict=True)], folder)
 
@@ -118,7 +153,8 @@ class Bench:
         """Run one program; its output is in NAME.log."""
         log = self.out / "runs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        [code] = await_all([start(argv, log, env or {})], limit_s=limit_s)
+        with self.limit(limit_s) as shorter_s:
+            [code] = await_all([start(argv, log, env or {})], limit_s=shorter_s)
         return Ended(code, log.read_text(errors="replace"))
 
 
@@ -129,15 +165,18 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def await_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+def await_step(folder: Path, step: int, process: subprocess.Popen[bytes], *, limit_s: float) -> None:
     """Until the metrics have this step.
 
     Raises:
-        RuntimeError: the run ended before.
+        RuntimeError: the run ended before. TimeoutError: it has not come to it within the limit.
     """
+    until = time.monotonic() + limit_s
     while not any(line.get("step", 0) >= step for line in read_metrics(folder) if line["kind"] == "step"):
         if process.poll() is not None:
             raise RuntimeError(f"the run in {folder} ended before step {step}")
+        if time.monotonic() > until:
+            raise TimeoutError(f"the run in {folder} did not come to step {step} in {limit_s:.0f} s")
         time.sleep(POLL_S)
 
 
@@ -173,8 +212,15 @@ def await_all(processes: Sequence[subprocess.Popen[bytes]], *, limit_s: float) -
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"{shlex.join(map(str, processes[0].args))} did not end in {limit_s:.0f} s") from None  # type: ignore[arg-type]
     finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        kill_all(processes)
     return [process.returncode if process.returncode >= 0 else 128 - process.returncode for process in processes]
+
+
+def kill_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill those that still run, with what they have started."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        os.killpg(process.pid, signal.SIGKILL)
+    for process in running:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_S)

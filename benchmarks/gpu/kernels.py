@@ -48,11 +48,14 @@ class KernelUse:
             yield f"{where} uses {self.shared_bytes} bytes of shared memory, not {SHARED_BYTES[self.kernel]}"
 
 
-def compile_kernels(nvcc: str, folder: Path, *, architectures: Sequence[int] = ARCHITECTURES) -> list[KernelUse]:
+def compile_kernels(
+    nvcc: str, folder: Path, *, architectures: Sequence[int] = ARCHITECTURES, limit_s: float | None = None
+) -> list[KernelUse]:
     """Compile all kernels for those of the architectures that this compiler has."""
     known = _run([nvcc, "--list-gpu-code"])
     code = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in architectures if re.search(rf"\bsm_{one}\b", known)]
-    output = _run([*_command(nvcc, folder), *code, "-fatbin", "-Xptxas", "-v", "-o", str(folder / "kernels.fatbin")])
+    command = [*_command(nvcc, folder), *code, "-fatbin", "-Xptxas", "-v", "-o", str(folder / "kernels.fatbin")]
+    output = _run(command, limit_s=limit_s)
     return [use for use in parse_uses(output) if use.kernel != "tensor bf16" or use.architecture >= BF16_SINCE]
 
 
@@ -87,8 +90,13 @@ def _command(nvcc: str, folder: Path) -> list[str]:
     return [nvcc, "-std=c++17", "-O3", "-I", str(KERNELS.parent), str(source)]
 
 
-def _run(command: Sequence[str]) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+def _run(command: Sequence[str], *, limit_s: float | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{command[0]} did not end in {limit_s:.0f} s") from None
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}")
     return done.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.steps import Figures, Outcome
+from hpcjobs.files import write_beside
 
 SHOWN = (
     "largest_deviation",
@@ -27,8 +28,8 @@ SHOWN = (
 def write_report(folder: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
     """Rewritten after each step: an interrupted run leaves what it has."""
     document = {"schema": "hpcjobs.gpu-report/1", "machine": machine, "steps": [asdict(one) for one in outcomes]}
-    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(format_report(machine, outcomes), encoding="utf-8")
+    write_beside(folder / "report.json", json.dumps(document, indent=1) + "\n", mode=None)
+    write_beside(folder / "report.md", format_report(machine, outcomes), mode=None)
 
 
 def format_report(machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -69,9 +70,16 @@ def multiply(bench: Bench) -> Figures:
         raise CannotRun("no mpicxx in PATH")
     if bench.device == "cuda" and shutil.which("nvcc") is None:
         raise CannotRun("no nvcc in PATH")
-    rates = {name: measure_product(name, flags, bench) for name, flags in list_products(bench).items()}
+    rates = {}
+    for name, flags in list_products(bench).items():
+        with suppress(BuiltWithoutCublas):
+            rates[name] = measure_product(name, flags, bench)
     fp32, bf16 = (rates[mine] / rates[blas] if blas in rates else None for mine, blas in (("tiled", "blas"), BF16))
     return {"gflops": rates, "of_cublas": fp32, "least_of_cublas": AT_LEAST_OF_CUBLAS, "of_cublas_bf16": bf16}
+
+
+class BuiltWithoutCublas(Exception):
+    """There is nothing to compare the kernels with."""
 
 
 BF16 = ("tensor", "blas-bf16")
@@ -93,6 +101,8 @@ def measure_product(name: str, flags: tuple[str, ...], bench: Bench) -> float:
     sizes = ("--size", size, "--matrices", "random", "--iterations", count)
     argv = [sys.executable, "-m", "hpcjobs.fabric.matmul", *sizes, *flags, "--json", str(result)]
     ended = bench.run(f"matmul-{name}", argv, limit_s=180.0)
+    if ended.code and "built without cuBLAS" in ended.text:
+        raise BuiltWithoutCublas
     if ended.code:
         raise RuntimeError(f"the program with {' '.join(flags)} ended with {ended.code}: {ended.last_lines}")
     rate: float = json.loads(result.read_text(encoding="utf-8"))["ranks"][0]["gflops"]
@@ -104,7 +114,8 @@ def compile_kernels(bench: Bench) -> Figures:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise CannotRun("no nvcc in PATH")
-    uses = kernels.compile_kernels(nvcc, bench.out / "runs")
+    with bench.limit(240.0) as limit_s:
+        uses = kernels.compile_kernels(nvcc, bench.out / "runs", limit_s=limit_s)
     return {"uses": [asdict(use) for use in uses]}
 
 
@@ -128,12 +139,15 @@ def check_node(bench: Bench) -> Figures:
     report = folder / "fabric.json"
     if not report.exists():
         raise RuntimeError(f"the check ended with {ended.code}: {ended.last_lines}")
-    return {"code": ended.code, "table": ended.last_lines, "report": json.loads(report.read_text(encoding="utf-8"))}
+    document = json.loads(report.read_text(encoding="utf-8"))
+    return {"code": ended.code, "table": ended.last_lines, "device": bench.device, "report": document}
 
 
 def check_fabric(figures: Figures) -> Iterator[str]:
     if figures["code"]:
         yield f"the check of this node ended with {figures['code']}: {figures['table']}"
+    if figures["device"] == "cuda" and not figures["report"]["gpus"]:
+        yield f"no GPU was measured: {'; '.join(figures['report']['notes'])}"
 
 
 def build_horovod(bench: Bench) -> Figures:
@@ -158,26 +172,26 @@ def check_horovod(figures: Figures) -> Iterator[str]:
         yield "Horovod is built without NCCL: its gradients would travel over the host"
 
 
-STEPS = (
-    *(
-        Step(
-            f"speed-{name}{'-compile' if compiled else ''}",
-            f"{name}{' with --compile' if compiled else ''}: at least {AT_LEAST_OF_PLAIN} of a plain loop's speed",
-            partial(compare_speed, name, compiled),
-            check_speed,
-        )
-        for name in SIZES
-        for compiled in (False, True)
-    ),
+PROGRAMS = (
+    Step("fabric", "hpcjobs fabric's check of this node", check_node, check_fabric),
     Step(
         "kernels",
         "the CUDA kernels' registers and shared memory are those of their design",
         compile_kernels,
         check_kernels,
     ),
-    Step("fabric", "hpcjobs fabric's check of this node", check_node, check_fabric),
     Step(
         "matmul", f"the CUDA and MPI program: at least {AT_LEAST_OF_CUBLAS} of cuBLAS in fp32", multiply, check_product
     ),
+)
+SPEEDS = tuple(
+    Step(
+        f"speed-{name}{'-compile' if compiled else ''}",
+        f"{name}{' with --compile' if compiled else ''}: at least {AT_LEAST_OF_PLAIN} of a plain loop's speed",
+        partial(compare_speed, name, compiled),
+        check_speed,
+    )
+    for name in SIZES
+    for compiled in (False, True)
 )
 HOROVOD = Step("horovod", "Horovod is there, or is built, with NCCL", build_horovod, check_horovod)

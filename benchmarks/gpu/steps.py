@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpu.bench import Bench
+from gpu.bench import Bench, OutOfTime
 
 Figures = Mapping[str, Any]
 """What a step measured, as JSON has it."""
@@ -42,10 +42,12 @@ class Outcome:
 def run_step(step: Step, bench: Bench) -> Outcome:
     """Run and judge one step. Whatever it raises is its failure, or the reason why it cannot run here."""
     began = time.perf_counter()
+    if bench.left_s <= 0:
+        return Outcome(step.name, step.about, "not run", 0.0, problems=[f"the {bench.minutes:g} minutes are over"])
     try:
         figures = step.run(bench)
         problems = list(step.check(figures))
-    except CannotRun as lack:
+    except (CannotRun, OutOfTime) as lack:
         return Outcome(step.name, step.about, "not run", time.perf_counter() - began, problems=[str(lack)])
     except Exception as error:  # a defect of one step must not hide what the others show
         text = "".join(traceback.format_exception_only(error)).strip()

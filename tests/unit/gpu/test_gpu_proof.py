@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -33,7 +37,7 @@ def steps_of(folder: Path) -> dict[str, Any]:
 def test_the_help_says_what_it_does_how_long_it_takes_and_what_its_exit_codes_mean() -> None:
     answer = prove("--help")
     assert answer.returncode == 0
-    for arguments in ("--rehearse", "--only", "less than ten minutes", "Exit code: 0", "gpu-report"):
+    for arguments in ("--rehearse", "--only", "at most ten minutes", "Exit code: 0", "gpu-report"):
         assert arguments in answer.stdout
 
 
@@ -47,7 +51,7 @@ def test_without_a_gpu_it_says_so_and_names_the_rehearsal() -> None:
 def test_an_unknown_step_is_refused_with_the_names_of_all() -> None:
     answer = prove("--rehearse", "--only", "speed")
     assert answer.returncode == 2
-    assert "no step 'speed'; there are horovod, losses-ddp, " in answer.stderr
+    assert "no step 'speed'; there are losses-ddp, " in answer.stderr
 
 
 def test_a_rehearsal_trains_names_an_error_and_writes_the_report(tmp_path: Path) -> None:
@@ -101,6 +105,145 @@ def test_a_step_that_fails_ends_no_other_and_the_exit_code_says_it(
     assert "failed: broken, wrong" in capsys.readouterr().out
     monkeypatch.setattr(proof, "STEPS", steps[2:])
     assert proof.main(["--rehearse", "--out", str(tmp_path)]) == 0
+
+
+def pass_all(figures: object) -> Iterator[str]:
+    yield from ()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_a_step_that_hangs_takes_no_more_than_the_minutes_and_the_report_names_what_was_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gpu.__main__ as proof
+    from gpu.bench import Bench
+    from gpu.steps import Step
+
+    def hang(bench: Bench) -> dict[str, object]:
+        bench.run("hang", ["sleep", "600"], limit_s=300.0)
+        return {}
+
+    steps = (
+        Step("sound", "passes", lambda bench: {"code": 0}, pass_all),
+        Step("hanging", "does not end", hang, pass_all),
+        Step("last", "has no time", lambda bench: {"code": 0}, pass_all),
+    )
+    monkeypatch.setattr(proof, "STEPS", steps)
+    assert proof.main(["--rehearse", "--out", str(tmp_path), "--minutes", "0.03"]) == 0
+    outcomes = steps_of(tmp_path)
+    assert [step["verdict"] for step in outcomes.values()] == ["passed", "not run", "not run"]
+    assert "left of 0.03 minutes" in outcomes["hanging"]["problems"][0]
+    assert "0.03 minutes are over" in outcomes["last"]["problems"][0]
+    assert "not run: hanging, last" in capsys.readouterr().out
+
+
+def test_a_trainer_that_hangs_before_it_is_to_be_killed_is_ended_at_the_steps_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu import bench as benches
+
+    start, started = benches.start, []
+
+    def start_sleep(argv: object, log: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        started.append(start(["sleep", "600"], log, env))
+        return started[-1]
+
+    monkeypatch.setattr(benches, "start", start_sleep)
+    monkeypatch.setattr(benches, "STEP_LIMIT_S", 0.3)
+    bench = benches.Bench(tmp_path, "cpu", 1, rehearse=True)
+    with pytest.raises(TimeoutError, match="step 4"):
+        bench.train("killed", "fsdp", kill_at_step=4)
+    assert [process.poll() is not None for process in started] == [True]
+
+
+STOPPED = """
+import sys
+sys.path.insert(0, "benchmarks")
+import gpu.__main__ as proof
+from gpu.steps import Step
+
+def hang(bench):
+    bench.run("hang", ["bash", "-c", "echo $$; exec sleep 600"], limit_s=300.0)
+
+proof.STEPS = (Step("first", "passes", lambda bench: {"code": 0}, lambda figures: ()), Step("hang", "", hang, None))
+proof.stop_on_signals()
+sys.exit(proof.main(["--rehearse", "--out", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_one_who_is_told_to_stop_leaves_no_process_and_a_report_of_what_was_done(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    log = tmp_path / "runs/hang.log"
+    proof = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path)], cwd=REPOSITORY)
+    try:
+        eventually(lambda: log.exists() and len(log.read_text().splitlines()) == 2, timeout_s=120)
+        pid = int(log.read_text().splitlines()[-1])
+        proof.send_signal(number)
+        assert proof.wait(60) == code
+    finally:
+        proof.kill()
+        proof.wait()
+    assert not is_running(pid)
+    assert list(steps_of(tmp_path)) == ["first"]
+
+
+def test_a_full_disk_ends_no_step_and_keeps_the_report_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gpu.__main__ as proof
+    from gpu import report
+    from gpu.steps import Step
+
+    write, seen = report.write_beside, []
+
+    def fill_disk(path: Path, text: str, **options: Any) -> None:
+        if seen:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, text, **options)
+
+    def fill(bench: object) -> dict[str, object]:
+        seen.append(True)
+        return {"code": 0}
+
+    monkeypatch.setattr(report, "write_beside", fill_disk)
+    steps = (Step("sound", "passes", lambda bench: {"code": 0}, pass_all), Step("filling", "fills", fill, pass_all))
+    monkeypatch.setattr(proof, "STEPS", steps)
+    assert proof.main(["--rehearse", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "filling                  passed" in printed
+    assert "No space left on device" in printed
+    assert list(steps_of(tmp_path)) == ["sound"]
+
+
+def test_a_check_of_the_node_that_measured_no_gpu_is_no_proof() -> None:
+    from gpu import speed
+
+    notes = ["GPUs not measured: did not end in 50 s"]
+    figures = {"code": 0, "table": "", "device": "cuda", "report": {"gpus": [], "notes": notes}}
+    assert list(speed.check_fabric(figures)) == ["no GPU was measured: GPUs not measured: did not end in 50 s"]
+    assert list(speed.check_fabric({**figures, "device": "cpu"})) == []
+    assert list(speed.check_fabric({**figures, "report": {"gpus": [{"index": 0}], "notes": []}})) == []
+
+
+def test_a_driver_that_is_too_old_is_named_where_no_step_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu.__main__ as proof
+    import torch
+
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    problem = proof.explain_no_gpu()
+    assert problem is not None
+    assert "found version 11040" in problem
 
 
 def test_what_is_out_of_tolerance_is_named() -> None:
