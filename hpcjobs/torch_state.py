@@ -6,35 +6,47 @@ Everybody else leaves torch unloaded: this module is imported where a state has 
 from __future__ import annotations
 
 import os
+import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import torch
+
+Keys = tuple[Any, ...]
+"""The keys and numbers that lead to a tensor."""
+UNCHANGING = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Buffers:
     """Copies of a state in host memory, each tensor in the buffer that it had the time before."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[Keys, torch.Tensor] = {}
 
     def copy(self, state: Any) -> Any:
-        """The same tree of dicts, lists and tuples with every tensor copied, once all copies have arrived."""
-        copied = self.copy_tree(state, "")
+        """The same tree of dicts, lists and tuples with every tensor copied, once all copies have arrived.
+
+        What else it holds is copied too: an array or an object may change before it is written.
+        """
+        copied = self.copy_tree(state, ())
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         return copied
 
-    def copy_tree(self, value: Any, path: str) -> Any:
+    def copy_tree(self, value: Any, path: Keys) -> Any:
+        kind = type(value)
         if isinstance(value, torch.Tensor):
             return self.copy_tensor(value.detach(), path)
-        if isinstance(value, dict):
-            return {key: self.copy_tree(item, f"{path}/{key}") for key, item in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self.copy_tree(item, f"{path}/{n}") for n, item in enumerate(value))
-        return value
+        if kind in (dict, OrderedDict):
+            return {key: self.copy_tree(item, (*path, key)) for key, item in value.items()}
+        if kind in UNCHANGING:
+            return value
+        if kind in (list, tuple):
+            return kind(self.copy_tree(item, (*path, n)) for n, item in enumerate(value))
+        return pickle.loads(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
 
-    def copy_tensor(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def copy_tensor(self, tensor: torch.Tensor, path: Keys) -> torch.Tensor:
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             pinned = tensor.device.type == "cuda"

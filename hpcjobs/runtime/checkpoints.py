@@ -121,7 +121,8 @@ def recorded_loss(place: Path) -> float | None:
 
 def steps(folder: Path) -> list[Path]:
     """Newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    places = [place for place in folder.glob("step-*") if place.name.removeprefix("step-").isdecimal()]
+    return sorted(places, key=lambda place: int(place.name.removeprefix("step-")), reverse=True)
 
 
 def damage(place: Path) -> str | None:

@@ -34,10 +34,10 @@ from hpcjobs.runtime.dist import DistEnv, gpus_on_node, refuse_other_world
 from hpcjobs.runtime.exits import ExitCode, TrainerError, UsageError
 from hpcjobs.runtime.job_control import JobControl
 from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
-from hpcjobs.runtime.script_env import choose_run_dir, count_gpus, export_ranks
+from hpcjobs.runtime.script_env import choose_run_dir, count_gpus, export_ranks, refuse_less_than_one, report_error
 from hpcjobs.runtime.script_stall import Heartbeat, report_stacks
 from hpcjobs.runtime.script_summary import make_summary, read_result
-from hpcjobs.runtime.step_log import StepLog, read_number, read_step
+from hpcjobs.runtime.step_log import StepLog, read_number, read_step, refuse_infinite_epoch
 from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import SUMMARY_FILE, RunSummary
 from hpcjobs.runtime.tracking import require_trackers
@@ -81,8 +81,11 @@ def start(
     """
     if _open:
         raise UsageError("hpcjobs.runtime.start() was called before", hint="once in a program; finish() ends the run")
+    hook, sys.excepthook = sys.excepthook, report_error
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("hpcjobs.runtime.start() was called in a thread", hint="signals reach the main thread alone")
+    refuse_less_than_one(keep=keep, steps_apart=steps_apart, total_steps=total_steps)
+    log_to = (log_to,) if isinstance(log_to, str) else tuple(log_to)
     require_trackers(log_to)
     env = DistEnv.from_environ(os.environ)
     refuse_other_world(env, os.environ)
@@ -97,6 +100,7 @@ def start(
         keep=keep,
         reduce=reduce,
         steps_apart=steps_apart,
+        hook=hook,
         log_to=log_to,
     )
     _open.append(run)
@@ -124,6 +128,7 @@ class Run:
         keep: int,
         reduce: Callable[[int], int] | None,
         steps_apart: int,
+        hook: Callable[[type[BaseException], BaseException, TracebackType | None], object],
         log_to: Sequence[str] = (),
     ) -> None:
         self.env, self.run_dir, self.name, self.total_steps = env, run_dir, name, total_steps
@@ -157,7 +162,7 @@ class Run:
         )
         self._heartbeat: Heartbeat | None = None
         self._main = threading.get_ident()
-        self._hook = sys.excepthook
+        self._hook = hook
         sys.excepthook = self._record_failure
         atexit.register(self._flush_at_exit)
         self.print(f"run folder {run_dir}" + (f", resumed at step {self.step}" if self.step else ""))
@@ -212,11 +217,13 @@ class Run:
         Raises:
             TypeError: a value is no number; the message names the key.
         """
-        if type(step) is not int:
+        if type(step) is not int or step < 0:
             step = read_step(step, "log")
         for key, value in values.items():
             if type(value) is not float and type(value) is not int:
                 values[key] = read_number(key, value)
+        if "epoch" in values:
+            refuse_infinite_epoch(values["epoch"])
         self._newest_step = step
         wrote = self._log.add(step, values)
         if self._heartbeat is not None:
@@ -281,10 +288,12 @@ class Run:
             loss: of held-out data; the checkpoint with the least is kept as ``checkpoints/best``.
 
         Raises:
-            TypeError: the state cannot be written, or `step` is no whole number.
+            TypeError, ValueError: the state cannot be written, or `step` is no number of finished steps.
         """
-        if type(step) is not int:
-            step = read_step(step, "save")
+        if self not in _open:
+            raise RuntimeError("save() after finish(): the run has ended")
+        step = read_step(step, "save")
+        loss = None if loss is None else float(read_number("loss", loss, "save"))
         self._checkpoints.saved_step = step
         if self.env.rank == 0 or sharded:
             meta = CheckpointMeta(
@@ -293,7 +302,7 @@ class Run:
                 epoch_samples=0,
                 world_size=self.env.world_size,
                 metrics_bytes=self._log.tell(),
-                loss=None if loss is None else float(loss),
+                loss=loss,
             )
             self._checkpoints.save(meta, Part(state, sharded), last=self.stopping or step == self.total_steps)
         if self.env.rank == 0:
@@ -444,6 +453,5 @@ class Run:
             except OSError as full:  # the error itself is still to be told
                 print_error(f"warning: no summary in {self.run_dir}: {full}")
         if isinstance(error, TrainerError):
-            print_error(f"error: rank {self.env.rank}: {error}")
-            raise SystemExit(int(code))
+            report_error(kind, error, trace)
         self._hook(kind, error, trace)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import UsageError
+from hpcjobs.runtime.exits import StorageFault, TrainerError, UsageError
+from hpcjobs.runtime.streams import print_error
 
 _GPU_LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -19,25 +23,41 @@ def choose_run_dir(given: str | os.PathLike[str] | None, name: str, env: DistEnv
     if of_job and given is not None and Path(of_job).resolve() != Path(given).resolve():
         raise UsageError(f"run_dir={os.fspath(given)!r}, but the job's run folder is {of_job}", hint="leave it out")
     folder = Path(of_job or given or f"runs/{name}").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFault(
+            f"the run folder {folder} can't be made: {error.strerror}", hint="start(run_dir=...) chooses another folder"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageFault(f"nothing can be written into the run folder {folder}", hint="is it another user's?")
     if not of_job and given is None and env.rank == 0:
         print(f"not started by hpcjobs: files go to {folder}; start(run_dir=...) chooses another folder", flush=True)
     return folder
 
 
 def export_ranks(env: DistEnv) -> None:
-    """Set the variables that `torch.distributed.init_process_group` reads, where the launcher has not."""
+    """Set the variables that `torch.distributed.init_process_group` reads, where the launcher has not.
+
+    Without a launcher LOCAL_RANK stays unset: libraries take it as the sign that one has started this process.
+    """
     values = {
         "RANK": env.rank,
         "WORLD_SIZE": env.world_size,
-        "LOCAL_RANK": env.local_rank,
-        "LOCAL_WORLD_SIZE": env.local_world_size,
         "MASTER_ADDR": env.master_addr,
-        "MASTER_PORT": env.master_port,
+        "MASTER_PORT": _find_free_port() if env.master_port is None else env.master_port,
     }
+    if env.launcher != "none":
+        values |= {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_world_size}
     for name, value in values.items():
-        if value is not None and env.launcher != "none":
-            os.environ.setdefault(name, str(value))
+        os.environ.setdefault(name, str(value))
+
+
+def _find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def count_gpus() -> int:
@@ -51,3 +71,18 @@ def count_gpus() -> int:
         count: int = torch.cuda.device_count()
         return count
     return len([item for item in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", item)])
+
+
+def refuse_less_than_one(**arguments: Any) -> None:
+    """Raises UsageError for an argument of `start()` that is neither None nor a whole number from 1 on."""
+    for name, value in arguments.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise UsageError(f"start(): {name}={value!r}, expected a whole number from 1 on")
+
+
+def report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of ours as one line, and end with its exit code; print any other one as Python does."""
+    if isinstance(error, TrainerError):
+        print_error(f"error: rank {os.environ.get('RANK', '0')}: {error}")
+        raise SystemExit(int(error.code))
+    sys.__excepthook__(kind, error, trace)

@@ -58,7 +58,7 @@ def make_summary(
 def read_result(key: str, value: Any) -> Any:
     """`value` in JSON's types. Raises TypeError, which names the key."""
     if hasattr(value, "detach") or (hasattr(value, "__float__") and not isinstance(value, (int, float, str))):
-        number = float(read_number(key, value))
+        number = float(read_number(key, value, "finish"))
         return int(number) if hasattr(value, "__index__") and number.is_integer() else number
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

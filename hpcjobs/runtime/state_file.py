@@ -41,16 +41,18 @@ class Snapshots:
 
     def take(self, state: Any) -> Snapshot:
         """Raises TypeError where the state cannot be written."""
-        if _holds_tensors(state):
-            if self._buffers is None:
-                from hpcjobs.torch_state import Buffers
-
-                self._buffers = Buffers()
-            return Snapshot(".pt", self._buffers.copy(state))
-        if _is_json(state):
-            return Snapshot(".json", json.dumps(state).encode())
         try:
+            if _holds_tensors(state):
+                if self._buffers is None:
+                    from hpcjobs.torch_state import Buffers
+
+                    self._buffers = Buffers()
+                return Snapshot(".pt", self._buffers.copy(state))
+            if _is_json(state):
+                return Snapshot(".json", json.dumps(state).encode())
             return Snapshot(".pkl", pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL))
+        except RecursionError as error:
+            raise TypeError("save(): the state can't be written: it holds itself, or is nested too deep") from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise TypeError(f"save(): the state can't be written: {error}") from error
 
@@ -101,7 +103,7 @@ def _holds_tensors(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         if hasattr(value, "placements"):
             raise TypeError(
-                "save(): a tensor is spread over ranks (DTensor). Save its local part (.to_local()) with sharded=True, "
+                "a tensor is spread over ranks (DTensor). Save its local part (.to_local()) with sharded=True, "
                 "or the full state (torch.distributed.checkpoint.state_dict.get_model_state_dict)"
             )
         return True

@@ -7,6 +7,7 @@ computes is read then, so that a step does not wait for it.
 from __future__ import annotations
 
 import json
+import math
 import operator
 import time
 from collections import deque
@@ -29,30 +30,41 @@ WARMUP = 2
 """So many first lines are left out of the summary: the first steps compile and allocate."""
 
 
-def read_number(name: str, value: Any) -> Any:
+def read_number(name: str, value: Any, method: str = "log") -> Any:
     """`value`, if it is a number, or may become one when it is read. Raises TypeError, which names the key."""
     if isinstance(value, (int, float)):
         return value
     if hasattr(value, "detach"):  # a tensor
         if value.numel() != 1:
-            raise TypeError(f"log(): {name} is a tensor of shape {tuple(value.shape)}, expected one number")
+            raise TypeError(f"{method}(): {name} is a tensor of shape {tuple(value.shape)}, expected one number")
         return value.detach().clone() if value.device.type != "cpu" else value.item()
+    if getattr(value, "size", None) == 1 and hasattr(value, "item"):  # an array
+        value = value.item()
     if hasattr(value, "__float__") and not isinstance(value, str):
         try:
             return float(value)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"log(): {name} is no single number: {error}") from error
-    raise TypeError(f"log(): {name} is {_describe(value)}, expected a number")
+            raise TypeError(f"{method}(): {name} is no single number: {error}") from error
+    raise TypeError(f"{method}(): {name} is {_describe(value)}, expected a number")
 
 
 def read_step(step: Any, method: str) -> int:
-    """`step` as an int. Raises TypeError, which names the method of `Run` that was called."""
+    """`step` as an int. Raises TypeError or ValueError, which names the method of `Run` that was called."""
     try:
-        return operator.index(step)
+        number = operator.index(step)
     except TypeError as error:
         raise TypeError(
             f"{method}(): step is a {type(step).__name__} ({step!r}), expected a whole number of finished steps"
         ) from error
+    if number < 0:
+        raise ValueError(f"{method}(): step is {number}, expected 0 or more finished steps")
+    return number
+
+
+def refuse_infinite_epoch(value: Any) -> None:
+    """metrics.jsonl has epochs as whole numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"log(): epoch is {value}, expected a finite number")
 
 
 def _describe(value: object) -> str:

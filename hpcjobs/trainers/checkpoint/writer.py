@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.torch_state import Buffers
+from hpcjobs.torch_state import Buffers, Keys
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import sharded as parts
 from hpcjobs.trainers.checkpoint.format import WriterGroup
@@ -56,7 +56,7 @@ class ShardBuffers(Buffers):
         super().__init__()
         self._mesh: DeviceMesh | None = None
 
-    def copy_tree(self, value: Any, path: str) -> Any:
+    def copy_tree(self, value: Any, path: Keys) -> Any:
         if isinstance(value, DTensor):
             self._mesh = self._mesh or parts.on_cpu(value.device_mesh)
             local: torch.Tensor = value.to_local()
