@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta, Draft, measure
-from hpcjobs.runtime.exits import UsageError
+from hpcjobs.runtime.exits import UsageError, WorldMismatch
 from hpcjobs.runtime.run import Run, start
 
 try:
@@ -45,6 +45,15 @@ class RunCallback(Callback):
                 return str(place / STATE)
             self.run.print(f"passing over the damaged checkpoint {place.name}: {wrong}")
         return None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raises WorldMismatch where Lightning has started further processes, each of which is rank 0 of a run."""
+        if trainer.world_size != self.run.world_size:
+            raise WorldMismatch(
+                f"Lightning has {trainer.world_size} ranks, and this process was started as one of "
+                f"{self.run.world_size}",
+                hint=f"hpcjobs submit, or torchrun --nproc-per-node {trainer.num_devices} SCRIPT, starts all ranks",
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning has put handlers of its own in place of ours, and has loaded the checkpoint."""

@@ -81,8 +81,12 @@ def refuse_less_than_one(**arguments: Any) -> None:
 
 
 def report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error of ours as one line, and end with its exit code; print any other one as Python does."""
+    """Print an error of ours as one line, and end with its exit code; print any other one as Python does.
+
+    On the process's own standard error: torch.distributed calls hooks with another one, whose text it drops on exit.
+    """
     if isinstance(error, TrainerError):
+        sys.stderr = sys.__stderr__
         print_error(f"error: rank {os.environ.get('RANK', '0')}: {error}")
         raise SystemExit(int(error.code))
     sys.__excepthook__(kind, error, trace)

@@ -86,8 +86,8 @@ print(saved["arrays"].max(), saved["recent"][0].max().item(), saved["pair"].mean
 )
 def test_a_state_that_cannot_be_written_is_refused_by_the_call_itself(tmp_path: Path, state: str) -> None:
     pytest.importorskip("torch")
-    text = f"import torch\n{BEGIN}try:\n    run.save(1, {state})\nexcept TypeError as error:\n    print(error)\nrun.finish()"
-    done = run_script(tmp_path, text)
+    save = f"try:\n    run.save(1, {state})\nexcept TypeError as error:\n    print(error)\n"
+    done = run_script(tmp_path, f"import torch\n{BEGIN}{save}run.finish()")
     assert (done.returncode, done.stderr) == (0, "")
     assert "save(): the state can't be written: " in done.stdout
     assert not list((tmp_path / "folder" / "checkpoints").glob("*step*"))
@@ -100,6 +100,16 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step_whatever_its_digits(t
     names = [place.name for place in checkpoints.steps(tmp_path / "folder" / "checkpoints")]
     assert names == ["step-100000000", "step-99999999"]
     assert "resumed at step 100000000" in run_script(tmp_path, BEGIN).stdout
+
+
+def test_an_error_is_one_line_also_where_torch_has_put_its_hook_around_ours(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert run_script(tmp_path, f"{BEGIN}run.save(1, {{}}, sharded=True)\nrun.finish()").returncode == 0
+    text = f"import torch.distributed as dist\n{BEGIN}dist.init_process_group('gloo')\nrun.load(rank=1)"
+    done = run_script(tmp_path, text)
+    assert done.returncode == 17
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("has no part of rank 1: the ranks are 0 to 0")
 
 
 @pytest.mark.parametrize(

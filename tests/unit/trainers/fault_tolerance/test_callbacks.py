@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +32,7 @@ class Module(LightningModule):
     def training_step(self, batch, number):
         step = self.trainer.global_step
         if os.environ.get("TOLD_AT") == f"{self.global_rank}:{step}":
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.Signals[os.environ["TOLD_BY"]])
         time.sleep(0.3 if os.environ.get("TOLD_AT") and step >= 14 else 0)
         mine = torch.Generator().manual_seed(2 * step + self.global_rank)
         points = torch.randn(8, 4, generator=mine)
@@ -70,7 +74,7 @@ class Model(torch.nn.Module):
     def forward(self, points, labels):
         self.calls += 1
         if os.environ.get("TOLD_AT") == f"{os.environ['RANK']}:{self.calls}":
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.Signals[os.environ["TOLD_BY"]])
         time.sleep(0.3 if os.environ.get("TOLD_AT") and self.calls >= 14 else 0)
         return {"loss": ((self.layer(points).squeeze(1) - labels) ** 2).mean()}
 
@@ -87,24 +91,68 @@ def train():
 """
 
 
-THREE_STARTS = """
+ACCELERATE = """
+import os, signal, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from accelerate import Accelerator
+import hpcjobs.runtime
+
+def train():
+    run = hpcjobs.runtime.start(total_steps=30)
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    saved = run.load()
+    if saved is not None:
+        accelerator.unwrap_model(model).load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    for step in range(run.step + 1, 31):
+        if os.environ.get("TOLD_AT") == f"{run.rank}:{step}":
+            os.kill(os.getpid(), signal.Signals[os.environ["TOLD_BY"]])
+        time.sleep(0.3 if os.environ.get("TOLD_AT") and step >= 14 else 0)
+        points = torch.randn(8, 4, generator=torch.Generator().manual_seed(2 * step + run.rank))
+        loss = ((model(points) - points.sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+        run.log(step, loss=loss, samples=8)
+        if run.should_stop() or step % 10 == 0:
+            run.save(step, {"model": accelerator.unwrap_model(model).state_dict(), "optimizer": optimizer.state_dict()})
+        if run.stopping:
+            run.leave()
+    run.finish(loss=loss)
+"""
+
+
+STARTS = """
 PLACE = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
 
-def start(name, told_at, restarts):
+def start(name, told_at, restarts, told_by="SIGUSR1"):
     run_dir = os.path.join(os.environ["RUNS"], name)
     os.makedirs(os.path.join(run_dir, "control"), exist_ok=True)
     os.environ.update(  # Lightning removes WORLD_SIZE at the end
         PLACE, HPCJOBS_RUN_DIR=run_dir, HPCJOBS_CONTROL_DIR=os.path.join(run_dir, "control"), TOLD_AT=told_at,
-        SLURM_RESTART_COUNT=restarts,
+        SLURM_RESTART_COUNT=restarts, TOLD_BY=told_by,
     )
     try:
         train()
     except SystemExit as left:
         print(name, "left with", left.code, flush=True)
 
+"""
+THREE_STARTS = f"""{STARTS}
 start("alone", "", "9")
 start("told", "1:14", "0")
 start("told", "", "1")
+"""
+KILLED = f"""{STARTS}
+if os.environ["START"] == "1":
+    start("alone", "", "9")
+    start("killed", "1:14", "0", "SIGKILL")
+else:
+    start("killed", "", "1")
 """
 
 
@@ -113,20 +161,49 @@ def read_losses(run_dir: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if line["kind"] == "step"]
 
 
-@pytest.mark.parametrize("script", [LIGHTNING, HUGGING_FACE], ids=["lightning", "huggingface"])
-def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_losses(
-    tmp_path: Path, script: str
-) -> None:
-    (tmp_path / "script.py").write_text(script + THREE_STARTS)  # in one process: each start would load the library anew
+def run_two_ranks(folder: Path, **env: str) -> tuple[list[int], list[tuple[str, str]]]:
+    """Exit codes and output of ``script.py`` as a world of two."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    settings = {**place, "RUNS": str(tmp_path), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    ranks = [start_rank(number, 2, ["script"], settings, tmp_path) for number in range(2)]
+    settings = {**place, "RUNS": str(folder), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", **env}
+    ranks = [start_rank(number, 2, ["script"], settings, folder) for number in range(2)]
     try:
         printed = [rank.communicate(timeout=500) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    return [rank.returncode for rank in ranks], printed
+
+
+SCRIPTS = pytest.mark.parametrize(
+    "script", [LIGHTNING, HUGGING_FACE, ACCELERATE], ids=["lightning", "huggingface", "accelerate"]
+)
+
+
+@SCRIPTS
+def test_a_trainer_one_of_whose_ranks_is_killed_goes_on_from_its_checkpoint_with_the_same_losses(
+    tmp_path: Path, script: str
+) -> None:
+    """SIGKILL at step 14 loses the steps after the checkpoint of step 10; no line is there twice."""
+    (tmp_path / "script.py").write_text(script + KILLED)
+    codes, printed = run_two_ranks(tmp_path, START="1")
+    assert codes[1] == -signal.SIGKILL, printed
+    assert codes[0] not in (0, 85), "the other rank loses its peer"
+    codes, printed = run_two_ranks(tmp_path, START="2")
+    assert codes == [0, 0], printed
+    summary = RunSummary.read(tmp_path / "killed")
+    assert (summary.status, summary.steps, summary.resumed_from_step) == ("completed", 30, 10)
+    losses = read_losses(tmp_path / "killed")
+    assert [number for number, _ in losses] == list(range(1, 31))
+    assert losses == read_losses(tmp_path / "alone")
+
+
+@SCRIPTS
+def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_losses(
+    tmp_path: Path, script: str
+) -> None:
+    (tmp_path / "script.py").write_text(script + THREE_STARTS)  # in one process: each start would load the library anew
+    codes, printed = run_two_ranks(tmp_path)
+    assert codes == [0, 0], printed
     assert all("told left with 85\n" in out for out, _ in printed), "the signal reaches rank 1, and both stop"
     out, err = printed[0]
     message = re.search(r"stopped by SIGUSR1 after step (\d+), saved at step (\d+)", out)
@@ -139,7 +216,7 @@ def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_los
     assert losses == read_losses(tmp_path / "alone")
     summary = RunSummary.read(tmp_path / "told")
     assert (summary.status, summary.steps, summary.resumed_from_step) == ("completed", 30, step)
-    if script == LIGHTNING:
+    if script != HUGGING_FACE:
         newest, *_ = checkpoints.steps(tmp_path / "told" / "checkpoints")
         assert checkpoints.damage(newest) is None
     else:
@@ -149,3 +226,17 @@ def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_los
         assert find_damage(place) is None
         (place / "trainer_state.json").write_text("{}")
         assert "trainer_state.json has 2 bytes" in str(find_damage(place))
+
+
+def test_lightning_that_starts_its_ranks_itself_is_refused_by_what_to_do(tmp_path: Path) -> None:
+    """Each process would take itself for the only one, and write over what the other one saves."""
+    (tmp_path / "script.py").write_text(f"{LIGHTNING}\ntrain()\n")
+    unset = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM", "HPCJOBS")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 10, done.stderr
+    assert "Lightning has 2 ranks, and this process was started as one of 1" in done.stderr
+    assert "torchrun --nproc-per-node 2" in done.stderr
+    assert not (tmp_path / "runs" / "script" / "checkpoints").exists()
