@@ -21,6 +21,8 @@ UNFORESEEN = 70
 """Exit code of the command line after an error that is none of these."""
 _LINE_COLUMNS = 80
 """Of a line of names in a message."""
+_MOST_NAMES = 100
+"""Listed in a message: of all options of sbatch, and not of all jobs of a year."""
 
 
 class HpcJobsError(Exception):
@@ -102,7 +104,9 @@ def nearest(name: str, known: Iterable[str], *, wraps: bool = True) -> str:
     typed = name.lower()
     close = [by_lower_case[match] for match in difflib.get_close_matches(typed, by_lower_case, n=3, cutoff=0.6)]
     close = close or [other for lower, other in by_lower_case.items() if typed and lower.startswith(typed)]
-    listed = ", ".join(dict.fromkeys([*close, *names]))
+    ordered = [*dict.fromkeys([*close, *names])]
+    rest = f", and {len(ordered) - _MOST_NAMES} more" if len(ordered) > _MOST_NAMES else ""
+    listed = ", ".join(ordered[:_MOST_NAMES]) + rest
     start = (f"did you mean {close[0]!r}? " if close else "") + "known:"
     if not wraps or len(f"hint: {start} {listed}") <= _LINE_COLUMNS:
         return f"{start} {listed}"

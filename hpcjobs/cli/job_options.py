@@ -70,6 +70,9 @@ def with_job_options(
             options = {field: values.pop(field) for field in flags}
             # A switch that was not given is not a no: a spec file may say yes.
             options = {field: value for field, value in options.items() if value not in (None, False)}
+            if empty := [field for field, value in options.items() if value == ""]:
+                flag = "--" + empty[0].replace("_", "-")
+                raise RequestError(f"{flag}: its value is empty", hint="leave it out for the default")
             if "env" in options:
                 options["env"] = environment(options["env"])
             resources = values.pop("resources")

@@ -17,11 +17,21 @@ from hpcjobs.cli.completion import complete_jobs, complete_sites
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
+
+
+def _refuse_empty(value: str | None) -> str | None:
+    """An empty name is that of a variable that is not set, and no request for the default."""
+    if value == "":
+        raise typer.BadParameter("the name is empty; leave the option out for the default")
+    return value
+
+
 SiteName = Annotated[
     str | None,
     typer.Option(
         "--site",
         "-s",
+        callback=_refuse_empty,
         help="Site name or file [HPCJOBS_SITE, user config, local].",
         show_default=False,
         autocompletion=complete_sites,
@@ -32,6 +42,7 @@ JobSite = Annotated[
     typer.Option(
         "--site",
         "-s",
+        callback=_refuse_empty,
         help="Only jobs of this site: name or file [all sites].",
         show_default=False,
         autocompletion=complete_sites,

@@ -79,12 +79,13 @@ def scale(
     options: dict[str, Any] = {field: value for field, value in resources.items() if value is not UNSET}
     options |= {} if request.container is None else {"container": request.container}
     options |= {"no_check": True} if request.no_check else {}
+    node_counts, task_counts = _counts("--nodes", nodes), _counts("--ntasks-per-node", ntasks_per_node)
     requested = study.Study(
         name=called,
         site=site or default_site(),
         mode="weak" if weak else "strong",
         program=tuple(program),
-        sizes=tuple(study.Size(nodes=n, ntasks_per_node=t) for n in _counts(nodes) for t in _counts(ntasks_per_node)),
+        sizes=tuple(study.Size(nodes=n, ntasks_per_node=t) for n in node_counts for t in task_counts),
         repeats=repeats,
         options=options,
         launcher=request.launcher,
@@ -118,8 +119,8 @@ def _wait(study: Study) -> int:
     return code
 
 
-def _counts(text: str) -> list[int]:
+def _counts(option: str, text: str) -> list[int]:
     counts = text.split(",")
     if not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise typer.BadParameter(f"{text!r}: say counts such as 1,2,4")
+        raise typer.BadParameter(f"{option} {text!r}: say counts such as 1,2,4")
     return sorted({int(count) for count in counts})

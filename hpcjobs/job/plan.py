@@ -81,7 +81,9 @@ def resolve_request(
 
 
 def _layer(spec: Layer | str | Path) -> Layer:
-    return spec if isinstance(spec, Layer) else Layer(str(spec), read_yaml(Path(spec), JobSpec))
+    if isinstance(spec, Layer):
+        return spec
+    return Layer(str(spec), read_yaml(Path(spec), JobSpec, what="spec file"))
 
 
 def plan_of(job: Job, run_dir: Path, *, made_by: str, allow_untrusted: bool = False) -> Plan:

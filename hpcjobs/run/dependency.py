@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import RequestError, UnknownJobError
 from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
@@ -15,6 +15,7 @@ from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.units import walltime_s
 
 _DELAY = re.compile(r"(?P<job>.+)\+(?P<delay>[0-9.]+[a-z0-9.]*)\Z")
+_FLAGS = {"afterok": "--after", "afterany": "--after-any", "afternotok": "--after-fail"}
 _NEVER = "DependencyNeverSatisfied"
 
 
@@ -32,7 +33,10 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
         plain: list[str] = []
         for text in arguments:
             match = _DELAY.match(text)
-            ids = _ids(match["job"] if match else text, site)
+            try:
+                ids = _ids(match["job"] if match else text, site)
+            except UnknownJobError as error:
+                raise UnknownJobError(f"{_FLAGS[kind]} {text}: {error.message}", hint=error.hint) from error
             if match:
                 parts += [f"after:{job_id}+{_minutes(text, match['delay'])}" for job_id in ids]
             else:

@@ -33,6 +33,8 @@ def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report:
             earlier runs. SchedulerError: refused.
     """
     known = study_file.read(path) if os.path.exists(path) else study
+    if not known.points and not known.extends(study) and not _has_submissions(known):
+        known = study  # nothing of the one in the file was submitted: it was refused
     if not known.extends(study):
         raise RequestError(
             f"{path} holds another study: {shlex.join(known.program)} on {known.site} ({known.mode})",
@@ -71,6 +73,14 @@ def _folder(study: Study) -> SweepFolder | None:
     if study.folder is None or not (Path(study.folder) / "sweep.json").exists():
         return None
     return SweepFolder(Path(study.folder))
+
+
+def _has_submissions(study: Study) -> bool:
+    """Whether the scheduler has taken a job of the study, or may have."""
+    folder = _folder(study)
+    if folder is None:
+        return False
+    return any(folder.entry(chunk) for chunk in folder.chunks()) or bool(_usable_runs(folder))
 
 
 def _usable_runs(folder: SweepFolder) -> list[CellStatus]:

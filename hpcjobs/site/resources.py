@@ -271,5 +271,5 @@ _SPELLING: dict[str, Callable[[str], str]] = {
 }
 _COUNTS = (
     *("ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "ntasks_per_gpu"),
-    *("sockets_per_node", "cores_per_socket", "threads_per_core"),
+    *("sockets_per_node", "cores_per_socket", "threads_per_core", "ntasks_per_socket", "ntasks_per_core"),
 )

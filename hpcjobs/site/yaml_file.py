@@ -23,12 +23,15 @@ class YamlFile(NamedTuple):
     tree: Any
 
 
-def read_yaml(path: Path, kind: type[T]) -> T:
-    """The ``kind`` written in the YAML file ``path``.
+def read_yaml(path: Path, kind: type[T], *, what: str = "file") -> T:
+    """The ``kind`` written in the YAML file ``path``; ``what`` it is, for the message where there is none.
 
     Raises:
         ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
     """
+    if not path.exists() or path.is_dir():
+        problem = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{what} {path.absolute()} {problem}")
     file = read_file(path)
     return convert_tree(file.tree, kind, [file])
 

@@ -59,7 +59,7 @@ def read_spec(path: Path) -> SweepSpec:
     Raises:
         ConfigError: the file is wrong.
     """
-    return read_yaml(path, SweepSpec)
+    return read_yaml(path, SweepSpec, what="sweep file")
 
 
 def make_points(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:

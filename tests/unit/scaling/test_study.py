@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from commandline import ok
+from commandline import ok, within
 from msgspec.structs import replace
+from scripted_slurm import answer
 
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Plan
@@ -70,6 +72,28 @@ def test_a_study_is_a_sweep_that_its_verbs_show() -> None:
     params = row["params"]
     assert (params["param.nodes"], params["ranks"], params["repeat"]) == (1, 1, 1)
     assert Path(row["log"]).read_text() == "1\n"
+
+
+def test_a_study_that_the_scheduler_refused_does_not_stand_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = tmp_path / "slurm"
+    answers.mkdir()
+    for command in ("squeue", "sacct", "sinfo"):
+        answer(answers, command, ":")
+    answer(answers, "sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    answer(answers, "scontrol", "echo 'ClusterName = x'")
+    monkeypatch.setenv("PATH", f"{answers}:{os.environ['PATH']}")
+    site = tmp_path / "c.yaml"
+    site.write_text("{partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}, node_local: []}\n")
+    for account in ("wrong", "wrong2"):
+        refused = within("scale", "--site", str(site), "-A", account, "--name", "s", "true")
+        assert (refused.code, "Invalid account" in refused.err) == (7, True), refused
+
+
+@pytest.mark.parametrize("option", ["--nodes", "--ntasks-per-node"])
+def test_a_size_that_is_no_count_is_named_with_its_option(option: str) -> None:
+    assert f"{option} 'two': say counts such as 1,2,4" in within("scale", "--site", "local", option, "two", "true").err
 
 
 def test_one_at_a_time_every_run_waits_for_the_one_before_repeat_by_repeat() -> None:
