@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(batch, list | tuple):
         return type(batch)(map_tensors(part, change) for part in batch)
     return batch
+
+
+def move_numbers(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Numbers of samples on the device, from pinned memory: other copies wait for all that a GPU has been given."""
+    tensor = torch.as_tensor(numbers)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _tensors(batch: Batch) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ import torch
 
 from hpcjobs.runtime.exits import BadData, MissingData
 from hpcjobs.trainers.workloads.base import Batch
+from hpcjobs.trainers.workloads.batch import move_numbers
 from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, load_saved_dataset
 from hpcjobs.trainers.workloads.tar_shards import TarShards
 
@@ -44,7 +45,7 @@ class SyntheticImages:
         return moved
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        which = torch.as_tensor(indices, device=self.pictures.device) % len(self.pictures)
+        which = move_numbers(indices, self.pictures.device) % len(self.pictures)
         return channels_first(self.pictures[which], self.channels_last), which % self.classes
 
 

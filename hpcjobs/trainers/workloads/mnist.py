@@ -11,6 +11,7 @@ from torch import nn
 
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.workloads.base import Batch, Workload, classification_loss, classification_score
+from hpcjobs.trainers.workloads.batch import move_numbers
 from hpcjobs.trainers.workloads.digits import Digits, idx_digits, shipped_digits
 
 MEAN, SPREAD = 0.1307, 0.3081  # of MNIST's pixels
@@ -36,7 +37,7 @@ class DigitDataset:
         return moved
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        chosen = torch.as_tensor(indices, device=self.images.device)
+        chosen = move_numbers(indices, self.images.device)
         return self.images[chosen], self.labels[chosen]
 
 

@@ -12,6 +12,7 @@ import torch
 
 from hpcjobs.runtime.exits import BadData, MissingData
 from hpcjobs.trainers.workloads.base import Batch
+from hpcjobs.trainers.workloads.batch import move_numbers
 from hpcjobs.trainers.workloads.token_files import Tokens, list_token_files, map_tokens
 
 HELD_OUT_SHARE = 20  # the last twentieth of each file
@@ -34,7 +35,7 @@ class SyntheticTokens:
         return moved
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        index = torch.as_tensor(indices, device=self.device).unsqueeze(1) + self.first
+        index = move_numbers(indices, self.device).unsqueeze(1) + self.first
         start, stride = index * 7919 % self.vocabulary, 1 + index % 7
         tokens = (start + stride * torch.arange(self.length + 1, device=self.device)) % self.vocabulary
         return tokens[:, :-1], tokens[:, 1:]

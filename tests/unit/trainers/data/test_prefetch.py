@@ -97,7 +97,10 @@ def test_an_epoch_without_batches_copies_nothing(monkeypatch: pytest.MonkeyPatch
         SyntheticImages(64, side=4, classes=10, channels_last=False),
     ],
 )
-def test_synthetic_data_is_made_on_the_gpu_without_workers_or_copies(dataset: Any) -> None:
+def test_synthetic_data_is_made_on_the_gpu_without_workers_or_copies(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     order = EpochOrder(64, 0, 1, 16, 0, 0)
     on_gpu = list(Loader(dataset, device=GPU, workers=4).epoch(order))
     on_cpu = list(Loader(dataset, device=CPU, workers=0).epoch(order))
@@ -120,3 +123,19 @@ def test_synthetic_data_on_a_device_has_the_values_of_the_host() -> None:
 def test_samples_that_are_only_counted_need_no_copy() -> None:
     batches = Loader(Numbers(8), device=GPU, workers=4).epoch(EpochOrder(8, 0, 1, 8, 0, 0))
     assert [len(batch[0]) for batch in batches] == [8]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        SyntheticTokens(64, length=8, vocabulary=32),
+        SyntheticImages(64, side=4, classes=10, channels_last=False),
+    ],
+)
+def test_a_batch_made_on_a_gpu_does_not_wait_for_the_step_before(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from memory that is not pinned waits for all that the GPU has been given."""
+    made = dataset.on_device(GPU)
+    cuda = FakeCuda(monkeypatch)
+    first, _ = made.read_batch([3, 1, 2])
+    assert first.device == GPU
+    assert cuda.events == ["pin", "copy 3 on main {'non_blocking': True}"]
