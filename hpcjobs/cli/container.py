@@ -183,12 +183,13 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
     from hpcjobs.cli.job_options import sbatch_options
     from hpcjobs.cli.wait import follow_to_end
     from hpcjobs.containers.recipes import find_recipe, read_recipe
+    from hpcjobs.processes.programs import own_command
 
     recipe_name = (read_recipe if dry_run else find_recipe)(recipe).name
     args = [arg for arg in _own_arguments(sys.argv[1:]) if arg not in ("--submit", "--dry-run")]
     options: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, **sbatch_options(option, {})}
     plan = hpcjobs.plan(
-        [sys.executable, "-u", "-m", "hpcjobs", *args],
+        own_command(*args),
         site=site,
         name=f"build-{recipe_name}",
         container="none",

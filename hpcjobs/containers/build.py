@@ -199,13 +199,15 @@ def _run(
 ) -> None:
     work = draft.parent
     (work / "tmp").mkdir()
+    definition = work / recipe.path.name  # as it was read: what is trusted is what is built
+    definition.write_text(recipe.text, encoding="utf-8")
     (work / "arguments").write_text("".join(f"{name}={value}\n" for name, value in arguments.items()))
     seen = pip_settings.lay_out(work / "seen", at=SEEN, wheels=wheels, package=Path(hpcjobs.__file__).resolve().parent)
     command = [
         *(program_here(site), "build", *(("--fakeroot",) if fakeroot else ())),
         *(arg for source, target in seen for arg in ("--bind", f"{source}:{target}")),
         *("--build-arg-file", str(work / "arguments"), "--mksquashfs-args", "-comp zstd -Xcompression-level 3"),
-        *(str(draft), str(recipe.path)),
+        *(str(draft), str(definition)),
     ]
     started, lines = time.monotonic(), list[str]()
     with log.open("w", encoding="utf-8") as file:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcjobs.containers.sif import sha256
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, RequestError, nearest, reason_of
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 
 SUFFIX = ".def"
-_SECTION = re.compile(r"%(\w+)")
+_SECTION = re.compile(r"%(\w+)(?:\s+(from)\b)?")
+_HEADER = re.compile(r"(?i)\s*(bootstrap|from)\s*:\s*(\S+)")
+_VARIABLE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_REMOTE = frozenset(("docker", "library", "shub", "oras", "docker-daemon"))
+"""Kinds of ``Bootstrap:`` whose ``From:`` is no file here."""
 
 
 class Recipe(NamedTuple):
@@ -25,7 +33,7 @@ class Recipe(NamedTuple):
     arguments: dict[str, str]
     """Name -> default, of its ``%arguments``."""
     files: tuple[Path, ...]
-    """Absolute, of its ``%files``: what it takes in from this machine."""
+    """Absolute, with its arguments' defaults: what its ``From:`` and ``%files`` take in from this machine."""
     about: str
     """The comment at its head."""
 
@@ -65,13 +73,9 @@ def find_recipe(name: str) -> Recipe:
 
 
 def recipe_content(recipe: Recipe) -> str:
-    """What is trusted of a recipe: its text, and that of the files that it takes in."""
-    files = (f"\0{path}\0{_hash(path) if path.is_file() else ''}" for path in recipe.files)
+    """What is trusted of a recipe: its text, and the content of the images and files that it takes in."""
+    files = (f"\0{path}\0{sha256(path) if path.is_file() else ''}" for path in recipe.files)
     return recipe.text + "".join(files)
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _is_path(name: str) -> bool:
@@ -93,9 +97,9 @@ def read_recipe(name: str) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: cannot be read: {reason_of(error)}") from error
     sections = _sections(text)
-    files = (path.parent / line.split()[0] for line in sections.get("files", ()) if "{{" not in line.split()[0])
+    arguments = _arguments(path, sections)
     about = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))
-    return Recipe(path.stem, path, text, _arguments(path, sections), tuple(files), about)
+    return Recipe(path.stem, path, text, arguments, tuple(_list_files(path.parent, text, arguments)), about)
 
 
 def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str]:
@@ -123,12 +127,48 @@ def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str |
     digest = hashlib.sha256(recipe.text.encode())
     for name in sorted(arguments):
         digest.update(f"\0{name}={arguments[name]}".encode())
-    for path in recipe.files:
+    base = recipe.path.parent / arguments.get("base", "")  # base_digest is what is known of it
+    for path in _list_files(recipe.path.parent, recipe.text, arguments):
+        if "base" in arguments and path.is_relative_to(base):
+            continue
         if not path.is_file():
-            raise ConfigError(f"recipe {recipe.path}: %files: there is no file {path}")
-        digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+            raise ConfigError(f"recipe {recipe.path}: there is no file {path}")
+        digest.update(f"\0{path.name}\0{sha256(path)}".encode())
     digest.update(f"\0{base_digest}".encode())
     return digest.hexdigest()[:16]
+
+
+def _list_files(folder: Path, text: str, arguments: Mapping[str, str]) -> Iterator[Path]:
+    """The files of this machine that a build in ``folder`` takes in; one that is not there too, as it is written."""
+    filled = _VARIABLE.sub(lambda match: arguments.get(match[1], match[0]), text)
+    bootstrap = ""
+    for line in filled.splitlines():
+        if (header := _HEADER.match(line)) is None:
+            continue
+        if header[1].lower() == "bootstrap":
+            bootstrap = header[2].lower()
+        elif bootstrap not in _REMOTE:
+            image = folder / Path(header[2]).expanduser()
+            yield from _files_below(image if image.exists() else folder / header[2].partition(":")[0])  # FILE:TAG
+    for line in _sections(filled).get("files", ()):
+        try:
+            source = shlex.split(line)[0]
+        except ValueError:  # a quotation that is not closed
+            source = line.split()[0]
+        for name in sorted(glob(source, root_dir=folder)) or [source]:
+            yield from _files_below(folder / name)
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    """``path``, or all files in it: links are followed, each folder is visited once."""
+    if not path.is_dir():
+        yield path
+        return
+    visited = set()
+    for parent, folders, names in os.walk(path, followlinks=True):
+        visited.add(os.path.realpath(parent))
+        folders[:] = sorted(name for name in folders if os.path.realpath(Path(parent, name)) not in visited)
+        yield from (Path(parent, name) for name in sorted(names))
 
 
 def _sections(text: str) -> dict[str, list[str]]:
@@ -137,7 +177,7 @@ def _sections(text: str) -> dict[str, list[str]]:
     lines: list[str] | None = None
     for line in text.splitlines():
         if match := _SECTION.match(line):
-            lines = sections.setdefault(match[1], [])
+            lines = sections.setdefault(match[1], []) if match[2] is None else None  # of another stage
         elif lines is not None and line.strip() and not line.lstrip().startswith("#"):
             lines.append(line.strip())
     return sections

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
@@ -35,6 +36,15 @@ NOT_LEAKING = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
 # Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
 _USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
+
+
+_WITHOUT_FOLDER = "import sys; sys.path = [*filter(None, sys.path)]; from hpcjobs.cli import main; main()"
+
+
+def own_command(*arguments: str) -> list[str]:
+    """This hpcjobs with ``arguments``, as a command: the current folder, which may be anybody's, gives it no module."""
+    where = ["-P", "-m", "hpcjobs"] if sys.version_info >= (3, 11) else ["-c", _WITHOUT_FOLDER]
+    return [sys.executable, "-u", *where, *arguments]
 
 
 class Runner(Protocol):

