@@ -40,7 +40,7 @@ def diagnose(facts: Facts, lines: Sequence[Line]) -> Diagnosis:
     failure = facts.failure or find_first_failure(lines, tasks_are_ranks=facts.tasks_are_ranks)
     first_rank = None if failure is None else failure.rank
     matches = list(find_matches(lines))
-    best = choose_match(matches, first_rank)
+    best = choose_match(matches, first_rank, lines)
     if best is not None and best.rule.cause == "out-of-memory" and facts.failure is None:
         # Slurm kills all tasks of such a step: which of them srun reports first says nothing.
         best = next((match for match in matches if match.rule is best.rule and match.line.rank is not None), best)
@@ -113,7 +113,8 @@ def _by_rule(match: Match) -> _Conclusion:
     rule = match.rule
     rank = int(match.values["rank"]) if match.values.get("rank", "").isdigit() else match.line.rank
     host = match.values.get("host") or match.line.host
-    return _Conclusion(End(rule.cause, rule.text, rule.fix, rule.certain), match, rank, host)
+    certain = rule.certain and not match.is_doubtful and not match.is_quoted
+    return _Conclusion(End(rule.cause, rule.text, rule.fix, certain), match, rank, host)
 
 
 def _at_step(facts: Facts, end: End, match: Match | None) -> _Conclusion:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _LABELS = (
     re.compile(r"\[rank(?P<rank>\d+)\]: ?(?P<text>.*)"),
     re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]<std(?:err|out)>: ?(?P<text>.*)"),
 )
+TRACEBACK = "Traceback (most recent call last)"
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _NCCL_HOST = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL ")
@@ -31,6 +33,12 @@ _SIGNALS = {
     "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Killed": 9, "Illegal instruction": 4,
     "Floating point exception": 8,
 }  # fmt: skip
+_SHELL = re.compile(r"\S+: line \d+: +\d+ (?P<how>[A-Z][a-z]+(?: [a-z]+)*)(?: {2,}| *\()")
+_RUNTIME = re.compile(
+    r"Fatal Python error: (?P<how>[A-Z][a-z]+(?: [a-z]+)?)|(?:forrtl: severe \(\d+\)|Program received signal).*?"
+    r"(?P<name>SIG(?:SEGV|BUS|ILL|FPE|ABRT))"
+)
+"""What the runtimes of Python and Fortran print when a signal ends them."""
 _HPCJOBS = re.compile(r"hpcjobs: first failure: rank (?P<rank>\d+) on (?P<host>\S+), exit code (?P<code>\d+)")
 _MPIRUN = re.compile(
     r"mpirun noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on "
@@ -106,6 +114,20 @@ def find_first_failure(lines: Iterable[Line], *, tasks_are_ranks: bool = True) -
             return Failure(_where(line), task, match["host"], code, _SIGNALS.get(match["how"]))
         if match := _MPIRUN.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], None, int(match["signal"]))
+    return _killed_at_the_end(all_lines)
+
+
+def _killed_at_the_end(lines: Sequence[Line]) -> Failure | None:
+    """What the shell or a program's runtime reports of a signal, where no exception comes after it."""
+    for line in reversed(lines):
+        if TRACEBACK in line.text:
+            return None
+        match = _SHELL.match(line.text) or _RUNTIME.match(line.text)
+        values = match.groupdict() if match else {}
+        if values.get("how") in _SIGNALS:
+            return Failure(_where(line), line.rank, None, None, _SIGNALS[values["how"]])
+        if values.get("name"):
+            return Failure(_where(line), line.rank, None, None, int(signal.Signals[values["name"]]))
     return None
 
 

@@ -58,6 +58,9 @@ ERROR_SIGNS: tuple[str, ...] = (
         "wait ",
         "pmi",
         "destroyed",
+        "fatal",
+        "conda",
+        "pyxis",
     ),
 )
 """Parts of lines in small letters, one of which is in every line that a rule explains: others need not be tried."""

@@ -11,7 +11,7 @@ _CHECK_NODES = "hpcjobs fabric --site {site}  # measures the network between nod
 DISTRIBUTED: tuple[Rule, ...] = (
     rule(
         "mpi-not-started-by-slurm",
-        r"not built with SLURM's PMI support|PMI2?_Init failed|PMIX?_Init.*(?:fail|error)"
+        r"^.*not built with SLURM's PMI support|PMI2?_Init failed|PMIX?_Init.*(?:fail|error)"
         r"|Invalid MPI plugin name|MPI type \S+ is not|no PMIx server was reachable",
         "srun and this MPI library do not speak the same PMI",
         "srun --mpi=list ; hpcjobs sites show {site}  # `mpi` of the site file names one of them",

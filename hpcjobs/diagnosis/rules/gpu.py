@@ -11,6 +11,12 @@ GPU: tuple[Rule, ...] = (
     gpu_rule(gpu_errors.BROKEN, _BAD_NODE),
     gpu_rule(gpu_errors.NOT_READY, _BAD_NODE),
     gpu_rule(gpu_errors.FULL),
+    rule(
+        gpu_errors.FULL.cause,
+        r"RESOURCE_EXHAUSTED: .*(?i:out of memory|failed to allocate)",  # JAX, TensorFlow
+        gpu_errors.FULL.text,
+        "a smaller batch",
+    ),
     gpu_rule(gpu_errors.SHARED),
     gpu_rule(gpu_errors.NO_INTERFACE),
     gpu_rule(gpu_errors.VERSIONS),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from hpcjobs.diagnosis.rules.rule import Rule, rule
+from hpcjobs.diagnosis.values import Kind
 
 _MORE_MEMORY = "{again} --mem {more_memory}"
+_MISSING = ("python-module-missing", "python-import-failed", "command-missing", "shared-library-missing")
+"""What follows where the software of a job is not set up."""
 _FREE_SPACE = "df -h {run_dir} ; quota -s  # see what is full, and remove or move files"
 
 SYSTEM: tuple[Rule, ...] = (
@@ -26,7 +29,8 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "out-of-memory",
-        r"std::bad_alloc|^(?:numpy\.[\w.]+|numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b.*"
+        r"terminate called.*std::bad_alloc|std::bad_alloc"
+        r"|^(?:numpy\.[\w.]+|numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b.*"
         r"|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|memory allocation of \d+ bytes failed",
         "The program could not get more memory of the node{requested_memory}",
         _MORE_MEMORY,
@@ -34,9 +38,10 @@ SYSTEM: tuple[Rule, ...] = (
     rule(
         "shared-memory-full",
         r"DataLoader worker .*killed by signal: Bus error|insufficient shared memory|No space left on device.*/dev/shm"
-        r"|shm.*(?:too small|No space left)",
-        "/dev/shm of the node is full: workers of a data loader pass batches through it",
+        r"|shm.*(?:too small|No space left)|(?:failed to extend|creating shared memory segment) /dev/shm",
+        "/dev/shm of the node is full: workers of a data loader, and NCCL, pass data through it",
         "df -h /dev/shm  # on the node; fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        more_precise_than=("data-loader-worker",),
     ),
     # Files and file systems.
     rule(
@@ -130,12 +135,14 @@ SYSTEM: tuple[Rule, ...] = (
         r"[\"']?(?P<module2>[^\"'\s]+)?|Lmod has detected the following error",
         "The software module {module} cannot be loaded on the node",
         "module avail {module} ; hpcjobs sites show {site}  # and correct `modules` of the site file",
+        more_precise_than=_MISSING,
     ),
     rule(
         "module-command-missing",
         r"module: command not found",
         "The shell of the job does not define `module`",
         "hpcjobs sites show {site}  # `module_init` of the site file names the script that defines it",
+        more_precise_than=_MISSING,
     ),
     rule(
         "environment-missing",
@@ -143,6 +150,28 @@ SYSTEM: tuple[Rule, ...] = (
         r"|(?P<file>\S*/bin/activate): No such file or directory|conda: command not found",
         "The Python environment of the site does not exist on the node",
         "conda env list ; hpcjobs sites show {site}  # `environment` of the site file",
+        more_precise_than=_MISSING,
+    ),
+    rule(
+        "environment-not-activated",
+        r"Your shell has not been properly configured to use 'conda activate'|Run 'conda init' before 'conda activate'",
+        "`conda activate` does not work in the shell of the job: its environment was not activated",
+        "source CONDA/etc/profile.d/conda.sh  # before it; or name the environment in `environment` of the site file",
+        more_precise_than=_MISSING,
+    ),
+    rule(
+        "container-failed",
+        r"^FATAL: +(?P<message>(?:could not open image|container creation failed|while extracting|image \S+).*)"
+        r"|pyxis: (?P<message2>.*(?:couldn't|failed|invalid|No such).*)",
+        "The container could not be started: {message}",
+        "hpcjobs container check IMAGE",
+        kind=Kind.ERROR,
+    ),
+    rule(
+        "step-refused",
+        r"^srun: (?:fatal: (?P<message>.+)|error: (?P<message2>Unable to (?:create step|confirm allocation).*))",
+        "srun did not start the program: {message}",
+        kind=Kind.ERROR,
     ),
     rule(
         "command-missing",
