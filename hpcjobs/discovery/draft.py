@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hpcjobs.discovery.facts import Association, Cluster, Qos
+from hpcjobs.discovery.facts import Association, Cluster, PartitionInfo, Qos
 from hpcjobs.discovery.partitions import Identity, describe_partitions, is_name
 from hpcjobs.discovery.proposal import Answers, Draft, Omission, PartitionEntry, SiteEntry
 from hpcjobs.discovery.questions import list_questions
@@ -94,8 +94,16 @@ def _default_partition(
         if answers.partition not in names:
             raise RequestError(f"--partition {answers.partition!r}: {nearest(answers.partition, names)}")
         return answers.partition
-    of_slurm = [partition.name for partition in cluster.partitions if partition.default and partition.name in names]
-    return of_slurm[0] if of_slurm else names[0]
+    usable = [partition for partition in cluster.partitions if partition.name in names]
+    starting = [partition for partition in usable if _starts_jobs(partition, cluster)] or usable
+    return next((partition.name for partition in starting if partition.default), starting[0].name)
+
+
+def _starts_jobs(partition: PartitionInfo, cluster: Cluster) -> bool:
+    """Whether jobs start there now: it is up, and has a node that is."""
+    return partition.state in (None, "UP") and any(
+        partition.name in node.partitions and not node.unavailable for node in cluster.nodes
+    )
 
 
 def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple[PartitionEntry, ...]:

@@ -111,6 +111,8 @@ def unusable_reason(partition: PartitionInfo, nodes: Sequence[Node], groups: fro
         return "ReqResv=YES: it needs a reservation"
     if partition.state in _REFUSES_JOBS:
         return f"State={partition.state}: it takes no jobs"
+    if partition.max_nodes == 0:
+        return "MaxNodes=0: it takes no jobs"
     if partition.allow_groups is not None and not groups & {*partition.allow_groups}:
         return f"AllowGroups={','.join(partition.allow_groups)}: you are in none of them"
     if not nodes:

@@ -7,15 +7,11 @@ from collections.abc import Iterator
 
 from hpcjobs.discovery.facts import Config, Node, PartitionInfo
 from hpcjobs.scheduler.slurm.table import Row
+from hpcjobs.site.partition import count_gpus
 
 _SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
 _FIELD = re.compile(r"([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
-_GPU = re.compile(
-    r"gpu(?::(?P<model>(?=[^:()=]*[A-Za-z])[^:()=]+|\d+(?=:)))?(?::(?P<count>\d+)(?P<kilo>K?))?\Z", re.ASCII
-)
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE")
-_PLACE = re.compile(r"\([^)]*\)")
-"""Sockets or indices of a GRES: ``gpu:a100:4(S:0-1)``."""
 _UNSET_MEMORY_MB = 1
 """RealMemory of a node for which slurm.conf gives none."""
 
@@ -51,16 +47,6 @@ def parse_nodes(out: str) -> tuple[Node, ...]:
 def split_list(value: str | None) -> tuple[str, ...]:
     """The parts of ``a,b``; none of ``None``."""
     return tuple(filter(None, (value or "").split(",")))
-
-
-def parse_gpus(gres: str) -> dict[str | None, int]:
-    """The GPUs of ``gpu:a100:4(S:0-1),nvme:1`` by type; None: without one."""
-    counts: dict[str | None, int] = {}
-    for part in _PLACE.sub("", gres).split(","):
-        if match := _GPU.match(part):
-            count = int(match["count"] or 1) * (1024 if match["kilo"] else 1)
-            counts[match["model"]] = counts.get(match["model"], 0) + count
-    return counts
 
 
 def parse_licenses(out: str) -> tuple[tuple[str, int], ...]:
@@ -108,7 +94,7 @@ def _unless_all(value: str | None) -> tuple[str, ...] | None:
 
 def _node(row: Row) -> Node:
     memory = row.count("RealMemory")
-    gpus = parse_gpus(row.raw("Gres"))
+    gpus = count_gpus(row.raw("Gres"))
     typed = [model for model in gpus if model is not None]
     return Node(
         name=row.raw("NodeName"),

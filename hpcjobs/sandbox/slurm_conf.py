@@ -12,13 +12,13 @@ from hpcjobs.errors import ConfigError, reason_of
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.checks import check_name
 from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Site
+from hpcjobs.site.partition import count_gpus
 from hpcjobs.units import LEAST_BARE_MEMORY
 
 SUFFIX = ".conf"
 CARRIED = ("EnforcePartLimits", "JobRequeue", "MaxArraySize", "SelectTypeParameters")
 """Settings of the file that its jobs notice and a sandbox can have too."""
 _PAIR = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S*)')
-_GPU = re.compile(r"gpu(?::(?P<model>[A-Za-z]\w*))?(?::(?P<count>\d+))?(?:\(.*\))?\Z", re.ASCII | re.IGNORECASE)
 _NO_LIMIT = ("", "unlimited", "infinite")
 
 Fields = Mapping[str, str]
@@ -61,7 +61,8 @@ def read_slurm_conf(path: Path) -> ForeignCluster:
     described = {
         fields["partitionname"]: _partition(fields, shapes, where)
         for where, fields in partitions
-        if (shapes := [nodes[name] for name in _members(fields, nodes, sets, where)])
+        if fields.get("maxnodes") != "0"  # no job may run there
+        and (shapes := [nodes[name] for name in _members(fields, nodes, sets, where)])
     }
     if not described:
         raise ConfigError(f"{path}: no partition with nodes (PartitionName=... Nodes=...)")
@@ -117,23 +118,19 @@ def _node(fields: Fields, where: str) -> NodeShape:
     memory = _count(fields, "realmemory", where)
     if memory is not None:
         memory -= _count(fields, "memspeclimit", where) or 0
-    gpus, model = _gpus(fields.get("gres", ""))
+    gpus = count_gpus(fields.get("gres", ""))
+    models = [model for model in gpus if model is not None and _is_name(model)]
+    typed = len(models) == len(gpus)
     features = fields.get("features", fields.get("feature", ""))
     names = tuple(filter(None, features.split(",")))
     return NodeShape(
         cpus=max(1, cpus),
         mem=_memory(memory),
-        gpus=gpus,
-        gpu_model=model,
+        gpus=sum(gpus.values()),
+        gpu_model=models[0] if typed and len(models) == 1 else None,
+        gpu_models=tuple(f"{model}:{gpus[model]}" for model in models) if typed and len(models) > 1 else (),
         features=names if all(map(_is_name, names)) else None,
     )
-
-
-def _gpus(gres: str) -> tuple[int, str | None]:
-    """Count and model of ``gpu:a100:4,nvme:1``; of several models None."""
-    matches = [match for part in gres.split(",") if (match := _GPU.match(part.strip()))]
-    models = {match["model"] for match in matches}
-    return sum(int(match["count"] or 1) for match in matches), models.pop() if len(models) == 1 else None
 
 
 def _memory(megabytes: int | None) -> int | str | None:

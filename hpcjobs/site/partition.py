@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec.structs import force_setattr
@@ -10,6 +11,23 @@ from hpcjobs.site.checks import check_count, check_duration, check_memory, check
 from hpcjobs.site.frozen import Frozen
 from hpcjobs.site.resources import Resources, check_fields, gpus_and_model
 from hpcjobs.units import memory_bytes
+
+_GPUS_OF_NODE = re.compile(
+    r"gpu(?::(?P<model>(?=[^:()=]*[A-Za-z])[^:()=]+|\d+(?=:)))?(?::(?P<count>\d+)(?P<kilo>K?))?\Z",
+    re.ASCII | re.IGNORECASE,
+)
+_NOT_COUNTED = re.compile(r"\([^)]*\)|:no_consume\b")
+"""Sockets or indices of a GRES (``gpu:a100:4(S:0-1)``), and its flag."""
+
+
+def count_gpus(gres: str) -> dict[str | None, int]:
+    """The GPUs of a node by type, from its Gres in Slurm: ``gpu:a100:4(S:0-1),nvme:1``; None: without a type."""
+    counts: dict[str | None, int] = {}
+    for part in _NOT_COUNTED.sub("", gres).split(","):
+        if match := _GPUS_OF_NODE.match(part.strip()):
+            count = int(match["count"] or 1) * (1024 if match["kilo"] else 1)
+            counts[match["model"]] = counts.get(match["model"], 0) + count
+    return counts
 
 
 class NodeShape(Frozen, frozen=True):

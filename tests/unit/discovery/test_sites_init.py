@@ -257,3 +257,24 @@ def test_a_gpu_model_may_be_a_number(commands: Path) -> None:
     put_on_path(commands, "gpus", changes={NODES: ("Gres=gpu:v100:4", "Gres=gpu:3090:4(S:0-1)")})
     groups = site_of()["partitions"]["gpu"]["nodes"]
     assert (4, "3090") in [(group.get("gpus"), group.get("gpu_model")) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(("MaxNodes=2 MaxTime=2-", "MaxNodes=0 MaxTime=2-"), "MaxNodes=0: it takes no jobs"),
+     (("PreemptMode=OFF State=UP", "PreemptMode=OFF State=INACTIVE"), "State=INACTIVE: it takes no jobs"),
+     (("PreemptMode=OFF State=UP", "PreemptMode=OFF State=DRAIN"), "State=DRAIN: it takes no jobs")],
+)  # fmt: skip
+def test_a_partition_that_takes_no_jobs_is_not_written(commands: Path, change: tuple[str, str], reason: str) -> None:
+    put_on_path(commands, "cpu", changes={PARTITIONS: change})
+    done = ok("sites", "init", "mine", "--dry-run", "--json").json
+    assert done["left_out"]["compute"] == reason
+
+
+def test_a_partition_where_no_job_starts_now_is_not_the_default_one(commands: Path) -> None:
+    put_on_path(commands, "cpu")
+    assert site_of()["partitions"]["compute"]["default"] is True
+    text = "OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=32 TotalNodes=2"
+    put_on_path(commands, "cpu", changes={PARTITIONS: (text, text.replace("UP", "DOWN"))})
+    assert "compute" in site_of()["partitions"]
+    assert [name for name, one in site_of()["partitions"].items() if "default" in one] == ["scavenger"]

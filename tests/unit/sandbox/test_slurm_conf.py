@@ -84,3 +84,28 @@ def test_defaults_continued_lines_included_files_and_sets_of_nodes_are_read(tmp_
 def test_a_file_that_describes_no_cluster_is_refused_by_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         read_slurm_conf(conf(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus", "model", "models"),
+    [
+        ("gpu:a100:2,gpu:v100:1", 3, None, ("a100:2", "v100:1")),
+        ("gpu:a100:2(S:0),gpu:1g.5gb:14(S:1),mps:400", 16, None, ("a100:2", "1g.5gb:14")),
+        ("gpu:a100:2,gpu:a100:2", 4, "a100", ()),
+        ("gpu:3090:4", 4, "3090", ()),
+        ("gpu:a100-sxm4:no_consume:4", 4, "a100-sxm4", ()),
+        ("GPU:H100:8", 8, "H100", ()),
+        ("gpu:2,gpu:v100:1", 3, None, ()),
+    ],
+)
+def test_gpus_of_every_type_of_a_node_are_read(
+    gres: str, gpus: int, model: str | None, models: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = conf(tmp_path, f"NodeName=g1 CPUs=20 Gres={gres}\nPartitionName=p Nodes=g1\n")
+    shape = read_slurm_conf(path).site.partitions["p"].shape
+    assert (shape.gpus, shape.gpu_model, shape.gpu_models) == (gpus, model, models)
+
+
+def test_a_partition_in_which_no_job_may_run_is_left_out(tmp_path: Path) -> None:
+    path = conf(tmp_path, "NodeName=n1\nPartitionName=off Nodes=n1 MaxNodes=0\nPartitionName=on Nodes=n1 MaxNodes=1\n")
+    assert list(read_slurm_conf(path).site.partitions) == ["on"]
