@@ -29,7 +29,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return kernels
 
 
-def compile_emulated(folder: Path, header: str) -> Path:
+def compile_emulated(folder: Path, header: str, *, source: str = SOURCE.name) -> Path:
     """The CUDA program with this text of its kernels, for a CPU."""
     shutil.copy(SOURCE, folder)
     (folder / KERNELS.name).write_text(header)
@@ -44,7 +44,7 @@ def compile_emulated(folder: Path, header: str) -> Path:
         "-w",
     )
     program = folder / "emulated"
-    subprocess.run(["mpicxx", *flags, str(folder / SOURCE.name), "-o", str(program)], check=True)
+    subprocess.run(["mpicxx", *flags, str(folder / source), "-o", str(program)], check=True)
     return program
 
 
@@ -100,6 +100,32 @@ def test_an_error_in_an_index_or_a_missing_barrier_is_reported_as_a_wrong_produc
     done = multiply(compile_emulated(tmp_path, header.replace(text, error)), "--size", "256", "--kernel", kernel)
     assert done.returncode == 1
     assert "computes wrongly: row " in done.stderr
+
+
+AS_RANK_256 = """
+#define main program
+#include "matmul.cpp"
+#undef main
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    rank_ = 256, ranks_ = 257;
+    Options options;
+    options.size = 128, options.kernel = Kernel::tensor, options.dtype = Dtype::bf16;
+    double total = 0, all = 0;
+    for (rank_ = 0; rank_ < ranks_; rank_ += rank_ ? 1 : 255) run_in(options, 0, total);
+    for (int rank = 0; rank < ranks_; ++rank) all += 128. * 128 * 128 * 0.5 * left_of(options, rank);
+    check_total(options, all);
+    MPI_Finalize();
+}
+"""
+
+
+@needs_mpi
+def test_in_bf16_a_world_of_more_than_256_ranks_is_not_accused_of_wrong_products(tmp_path: Path) -> None:
+    """bf16 has 8 bits: 257 is none of its numbers."""
+    (tmp_path / "rank.cpp").write_text(AS_RANK_256)
+    done = multiply(compile_emulated(tmp_path, KERNELS.read_text(), source="rank.cpp"))
+    assert done.returncode == 0, done
 
 
 @needs_mpi
