@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program is compiled: pip does it
 RESULTS = Path(__file__).resolve().parent.parent / "bench-results"
 NOISY = 0.03
 
