@@ -54,7 +54,7 @@ class Remote:
     def _ask(self, command: Sequence[str], given: str | None) -> dict[str, Any]:
         result = run(command, given=given or "", show_errors=True)
         if result.code == LOST:
-            raise NoConnectionError(f"{self.login} cannot be reached by ssh", hint=f"does `ssh {self.login}` work?")
+            raise NoConnectionError(f"{self.login} cannot be reached by ssh", hint=self._hint())
         if result.code != 0:
             raise HpcJobsError(
                 f"{shlex.join(command)}: exit code {result.code}",
@@ -63,6 +63,12 @@ class Remote:
                 else None,
             )
         return find_json(result.out)
+
+    def _hint(self) -> str:
+        return (
+            f"does `ssh {self.login}` work without asking? Where it asks for a password or a one-time token, say "
+            "`hpcjobs --remote SITE jupyter`: it asks once, and all that follows goes through that connection"
+        )
 
     def show(self, arguments: Sequence[str]) -> int:
         """Run it with this terminal; its exit code."""
@@ -78,6 +84,9 @@ class SharedRemote(Remote):
     def __init__(self, laptop: Laptop) -> None:
         super().__init__(laptop.connection.destination, "")
         self._laptop = laptop
+
+    def _hint(self) -> str:
+        return f"does `ssh {self.login}` work?"
 
     def start_tunnel(self, way: Tunnel, port: int) -> Popen[bytes]:
         connection = self._laptop.connection

@@ -46,6 +46,44 @@ os.chdir(said[said.index("--pwd") + 1])
 os.execvpe(command[0], command, env)
 """
 
+# An srun with NVIDIA's plugin, as its public documentation has the options: it refuses what the plugin would refuse,
+# lets values of the image win but those of --container-env, and starts the tasks by the srun that comes next on PATH.
+PYXIS = f"""#!{os.path.realpath(sys.executable)} -IS
+import json, os, re, sys
+TEXT = ("image", "mounts", "workdir", "env", "name", "save")
+FLAGS = ("mount-home", "remap-root", "entrypoint", "writable", "readonly")
+plugin, others, words = {{}}, [], sys.argv[1:]
+while words and words[0].startswith("--"):
+    option = words.pop(0)
+    name, equals, value = option[2:].partition("=")
+    switch = name.removeprefix("no-").removeprefix("container-")
+    if "container-" not in name:
+        others.append(option)
+    elif switch in FLAGS and not equals and switch not in plugin:
+        plugin[switch] = not name.startswith("no-")
+    elif name == f"container-{{switch}}" and switch in TEXT and value and switch not in plugin:
+        plugin[switch] = value
+    else:
+        sys.exit(f"srun: unrecognized option {{option}}")
+assert re.fullmatch(r"/.+|(?:[^/@#]+@)?(?:[^/@#]+#)?[a-z0-9][^@#]*", plugin["image"]), plugin["image"]
+targets = []
+for mount in plugin["mounts"].split(","):
+    source, target, flags = re.fullmatch(r"([./][^:]*):([./][^:]*)(?::([a-z+-]+))?", mount).groups()
+    assert os.path.exists(source), f"mount {{source}}"
+    assert flags in (None, "ro"), flags
+    targets.append(target)
+assert any(f"{{plugin['workdir']}}/".startswith(f"{{target}}/") for target in targets), plugin
+forwarded = plugin["env"].split(",")
+assert all(forwarded)
+with open(os.environ["HPCJOBS_RUN_DIR"] + "/pyxis.jsonl", "a") as file:
+    file.write(json.dumps(plugin) + "\\n")
+of_image = {{"OMP_NUM_THREADS": "of the image", "WORD": "of the image", "MASTER_ADDR": "of the image"}}
+os.environ.update({{name: value for name, value in of_image.items() if name not in forwarded}})
+os.chdir(plugin["workdir"])
+own, *later = os.environ["PATH"].split(":")
+os.execv(later[0] + "/srun", ["srun", *others, *words])
+"""
+
 
 @pytest.fixture(autouse=True)
 def user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +162,33 @@ def test_ranks_words_and_variables_arrive_inside_unchanged(
     assert len(starts(tmp_path)) == 1 + (
         4 if launcher == "srun" else 2
     )  # once to try it; then each rank, or each agent
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_pyxis_understands_every_option_and_the_ranks_get_their_words_and_variables(
+    launcher: str, image: Path, here: Path, tmp_path: Path
+) -> None:
+    (here / "tell.py").write_text(TELL)
+    (tmp_path / "data").mkdir()
+    env = {"WORD": "of the job"}
+    where = site(runtime="pyxis", binds=(f"{tmp_path}/data:/data:ro",))
+    plan = planned(where, launcher, "tell.py", *ARGUMENTS, container=str(image), env=env, cpus_per_task=3)
+    stubs = tmp_path / "stubs-of-pyxis"
+    stubs.mkdir()
+    (stubs / "srun").write_text(PYXIS)
+    (stubs / "srun").chmod(0o755)
+    done = run_here(plan, tmp_path, PATH=f"{stubs}:{tmp_path}/stubs:{os.environ['PATH']}")
+    assert done.returncode == 0, done
+    for rank in range(4):
+        document = json.loads((tmp_path / "run folder" / f"rank{rank}.json").read_text())
+        assert (document["argv"], document["WORD"]) == (ARGUMENTS, "of the job")
+        assert (document["cwd"], document["OMP_NUM_THREADS"], document["RANK"]) == (str(here), "3", str(rank))
+    (started,) = map(json.loads, (tmp_path / "run folder" / "pyxis.jsonl").read_text().splitlines())
+    mounts = started["mounts"].split(",")
+    assert (started["image"], started["mount-home"], started["workdir"]) == (str(image), False, str(here))
+    assert f"{tmp_path}/data:/data:ro" in mounts
+    assert f"{here}:{here}" in mounts, "the folder of the code, and of the run"
+    assert plan.run_dir.is_relative_to(here)
 
 
 def test_of_the_home_nothing_is_seen_and_of_the_machine_what_is_named(image: Path, here: Path, tmp_path: Path) -> None:

@@ -217,6 +217,14 @@ def test_a_dry_run_from_the_laptop_shows_the_script_of_the_login_node(desk: Path
     assert [s["state"] for s in ok("jupyter", "list", "--json").json] == []
 
 
+def test_a_login_node_that_cannot_be_reached_names_the_way_that_asks_for_a_one_time_token_once(desk: Path) -> None:
+    (desk / "cut").touch()
+    process = start(*CONNECT)
+    _, err = process.communicate(timeout=60)
+    assert "front.example cannot be reached by ssh" in err
+    assert "a one-time token, say `hpcjobs --remote SITE jupyter`: it asks once" in err
+
+
 def test_a_token_file_is_read_on_the_laptop(desk: Path) -> None:
     (desk / "mine").write_text("0123456789abcdef-secret\n")
     (desk / "mine").chmod(0o600)
