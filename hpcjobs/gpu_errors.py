@@ -28,7 +28,8 @@ the program: a wrong address in a kernel."""
 BROKEN = GpuError(
     "gpu-broken",
     FAULT,
-    r"(?i)uncorrectable (?:NVLink |ECC )+error|ECC_UNCORRECTABLE|cudaErrorECC|double[- ]bit ECC|fallen off the bus"
+    r"(?i)(?:uncorrectable (?:NVLink |ECC )+error|double[- ]bit ECC)(?!(?: error)?s?(?: count)?\W*(?:0|N/A)\b)"
+    r"|ECC_UNCORRECTABLE|cudaErrorECC|fallen off the bus"
     rf"|NVRM: Xid \([^)]*\): (?:{'|'.join(map(str, FAULTY_XIDS))})\b|CUDA_ERROR_HARDWARE(?!_STACK)"
     r"|Unable to determine the device handle for GPU|hipErrorECCNotCorrectable",
     "A GPU of the node has a hardware fault",

@@ -5,6 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+COUNTERS = """\
+    Retired Pages
+        Single Bit ECC                    : 0
+        Double Bit ECC                    : 0
+        Pending Page Blacklist            : No
+    Remapped Rows
+        Uncorrectable Error               : 0
+gpu 0: uncorrectable ECC errors: 0, uncorrectable NVLink error count=0, double-bit ECC errors N/A"""
+"""Of nvidia-smi -q and of a health check, as jobs print them at their start: no error."""
+
 
 class GpuErrorText(NamedTuple):
     effect: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_error_texts import GpuErrorText, read_texts
+from gpu_error_texts import COUNTERS, GpuErrorText, read_texts
 
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
@@ -39,3 +39,8 @@ def test_the_lost_rank_is_a_consequence_of_the_broken_gpu_that_another_rank_repo
         "1: RuntimeError: CUDA error: uncorrectable ECC error encountered"
     )
     assert explain(log).cause == "gpu-broken"
+
+
+def test_counters_of_errors_that_are_zero_are_no_error() -> None:
+    log = f"{COUNTERS}\nTraceback (most recent call last):\n  File 'train.py', line 7\nValueError: no such column"
+    assert explain(log).cause == "python-error"
