@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 import tracemalloc
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from hpcjobs.run import merged_lines
 from hpcjobs.run.index import Entry
 from hpcjobs.run.log_file import Tail, find_start, line_time
 from hpcjobs.run.logs import Selection, follow, lines
@@ -147,7 +150,48 @@ def test_equal_lines_of_several_ranks_are_one_line_and_each_ranks_order_stays() 
 def test_merging_holds_back_a_bounded_number_of_lines() -> None:
     source = (f"0: {n}\n" for n in count())
     assert next(iter(merge_ranks(source))) == "0: 0\n"
-    assert next(source) == "0: 101\n"
+    assert next(source) == "0: 5001\n"
+
+
+def test_lines_that_ranks_print_in_blocks_are_merged() -> None:
+    """A program whose output is no terminal writes some thousand characters at once."""
+    blocks = [range(first, first + 1000) for first in range(0, 10_000, 1000)]
+    lines = (f"{rank}: step {step}\n" for block in blocks for rank in (1, 0) for step in block)
+    assert list(merge_ranks(lines)) == [f"0-1: step {step}\n" for step in range(10_000)]
+
+
+def test_lines_of_one_rank_alone_do_not_end_the_merging_of_a_rank_that_is_behind() -> None:
+    def printed(rank: int) -> Iterator[str]:
+        for step in range(1000):
+            yield f"{rank}: step {step}\n"
+            if step % 10 == 0:
+                yield f"{rank}: pid {1000 * rank + step}\n"
+
+    ahead, behind = list(printed(0)), list(printed(1))
+    lines = [*ahead[:50], *(line for pair in zip(ahead[50:], behind, strict=False) for line in pair), *behind[-50:]]
+    merged = list(merge_ranks(lines))
+    assert [line for line in merged if "step" in line] == [f"0-1: step {step}\n" for step in range(1000)]
+    for rank, own in ((0, ahead), (1, behind)):
+        of_rank = [line.partition(": ")[2] for line in merged if str(rank) in line.partition(":")[0].replace("-", ",")]
+        assert of_rank == [line.partition(": ")[2] for line in own]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_merging_loses_no_line_and_keeps_the_order_of_each_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_lines, "_MOST_HELD", 7)
+    chance = random.Random(seed)
+    own: dict[str, list[str]] = {"0": [], "1": [], "2": []}
+    lines = []
+    for _ in range(400):
+        rank, text = chance.choice("012"), chance.choice(["a", "b", "c", "d", "e"]) + "\n"
+        own[rank].append(text)
+        lines.append(f"{rank}: {text}")
+    printed: dict[str, list[str]] = {"0": [], "1": [], "2": []}
+    for line in merge_ranks(lines):
+        label, _, text = line.partition(": ")
+        for rank in "012" if label == "0-2" else re.split("[,-]", label):
+            printed[rank].append(text)
+    assert printed == own
 
 
 def test_the_hour_of_a_line_is_no_rank(tmp_path: Path) -> None:
