@@ -1,4 +1,4 @@
-"""The GPUs that local jobs share out: NVIDIA's by their device files, AMD's by the topology of their driver."""
+"""The GPUs that local jobs share out: NVIDIA's counted by device files, AMD's by the topology of their driver."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ def user_choice(environ: Mapping[str, str]) -> str | None:
 
 
 def list_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    """Numbers of NVIDIA's devices; else those of AMD's, which ROCR_VISIBLE_DEVICES numbers anew."""
-    nvidia = sorted(int(path.name[6:]) for path in root.glob("dev/nvidia[0-9]*") if path.name[6:].isdigit())
+    """Numbers of NVIDIA's devices; else those of AMD's, which ROCR_VISIBLE_DEVICES numbers anew.
+
+    CUDA numbers the devices that are there from 0: the number in a device file's name is another one.
+    """
+    nvidia = sum(1 for path in root.glob("dev/nvidia[0-9]*") if path.name[6:].isdigit())
     if nvidia:
-        return tuple(map(str, nvidia))
+        return tuple(map(str, range(nvidia)))
     amd = count_amd_gpus(root)
     if environ.get(_ROCR):
         amd = min(amd, len(environ[_ROCR].split(",")))

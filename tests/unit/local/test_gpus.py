@@ -33,12 +33,17 @@ def test_without_the_device_file_of_the_driver_amds_gpus_cannot_be_used(amd: Pat
     assert visible_gpus({}, count=None, root=amd) == ()
 
 
-def test_nvidias_are_named_by_their_device_files(tmp_path: Path) -> None:
+def test_nvidias_are_numbered_from_0_as_cuda_does_whatever_their_device_files_are_called(tmp_path: Path) -> None:
+    """A container with the fourth GPU of its host has /dev/nvidia3 alone, which CUDA calls 0; so does a lost GPU."""
     (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+    for name in ("nvidia3", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
-    assert visible_gpus({}, count=None, root=tmp_path) == ("0", "2", "10")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "10,0"}, count=None, root=tmp_path) == ("10", "0")
+    assert visible_gpus({}, count=None, root=tmp_path) == ("0",)
+    for name in ("nvidia0", "nvidia10"):
+        (tmp_path / "dev" / name).touch()
+    assert visible_gpus({}, count=None, root=tmp_path) == ("0", "1", "2")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,0"}, count=None, root=tmp_path) == ("2", "0")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,10,0"}, count=None, root=tmp_path) == ("2",)
 
 
 def test_choices_of_the_user_hold_on_amd_too_and_the_runtimes_own_list_numbers_anew(amd: Path) -> None:
