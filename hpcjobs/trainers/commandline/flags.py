@@ -6,7 +6,7 @@ import argparse
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, field, fields, make_dataclass
+from dataclasses import MISSING, Field, field, fields, make_dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -79,20 +79,31 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
 
 
+def list_options(item: Field[Any]) -> list[str]:
+    """The flags that a field makes, as they are typed."""
+    name = item.name.replace("_", "-")
+    return [f"--{name}", f"--no-{name}"] if isinstance(item.default, bool) else [f"--{name}"]
+
+
 def add_flags(parser: argparse.ArgumentParser, owner: type[Any], *, title: str) -> None:
     """Add one flag per field of `owner`."""
     group = parser.add_argument_group(title)
     for item in fields(owner):
         name, meta = "--" + item.name.replace("_", "-"), item.metadata
         shown = "" if item.default in (None, (), "", MISSING) else f" [{item.default}]"
-        common: dict[str, Any] = {"dest": item.name, "default": item.default, "help": meta["help"] + shown}
+        common: dict[str, Any] = {"dest": item.name, "default": item.default, "help": _escape(meta["help"] + shown)}
         if isinstance(item.default, bool):
             group.add_argument(name, action=argparse.BooleanOptionalAction, **common)
             continue
         many: dict[str, Any] = {"nargs": "+"} if isinstance(item.default, tuple) else {}
         if item.default is MISSING:
-            common = {"dest": item.name, "required": True, "help": meta["help"]}
+            common = {"dest": item.name, "required": True, "help": _escape(meta["help"])}
         group.add_argument(name, type=meta["parse"], choices=meta["choices"], metavar=meta["metavar"], **common, **many)
+
+
+def _escape(text: str) -> str:
+    """For argparse, which takes a percent sign for the beginning of a name."""
+    return text.replace("%", "%%")
 
 
 def flags_of(function: Callable[..., object]) -> type[Any]:

@@ -17,7 +17,7 @@ from hpcjobs.runtime.signals import Stop, control_dir, ignore, listen
 from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, parse_all, read_flags
+from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, list_options, parse_all, read_flags
 from hpcjobs.trainers.commandline.garbage import pause_collection
 from hpcjobs.trainers.commandline.own_workload import find_function
 
@@ -140,14 +140,20 @@ def _add_workload_flags(parser: Parser, argv: Sequence[str] | None) -> type[Any]
     if ":" not in name:
         return NoFlags
     own = flags_of(find_function(name))
-    taken = {action.dest for action in parser._actions}
+    makers: dict[str, str] = {}
     for item in fields(own):
-        if item.name in taken:
-            raise UsageError(
-                f"--workload {name}: its parameter {item.name} has the name of a flag of every trainer, "
-                f"--{item.name.replace('_', '-')}",
-                hint=f"another name, or config.{item.name} for the value of that flag",
-            )
+        for option in list_options(item):
+            if option in parser._option_string_actions:
+                raise UsageError(
+                    f"--workload {name}: its parameter {item.name} has the name of a flag of every trainer, {option}",
+                    hint="another name; `config` has the values of those flags",
+                )
+            if option in makers:
+                raise UsageError(
+                    f"--workload {name}: its parameters {makers[option]} and {item.name} both make the flag {option}",
+                    hint="a bool makes two flags, --NAME and --no-NAME",
+                )
+            makers[option] = item.name
     if fields(own):
         add_flags(parser, own, title=name)
     return own

@@ -15,11 +15,28 @@ from hpcjobs.trainers.workloads.base import Batch, BatchDataset, Workload, measu
 Collate = Callable[[list[Any]], Batch]
 
 
+def collate_samples(samples: list[Any]) -> Batch:
+    """By torch's `default_collate`.
+
+    Raises:
+        UsageError: it does not know how.
+    """
+    try:
+        return default_collate(samples)
+    except (TypeError, RuntimeError) as error:
+        kinds = ", ".join(sorted({type(sample).__name__ for sample in samples}))
+        why = str(error).partition("\n")[0]
+        raise UsageError(
+            f"samples of the type {kinds} cannot be made into a batch: {why}",
+            hint="`collate` of the workload makes a batch from a list of samples",
+        ) from error
+
+
 class CollatedDataset:
     """A map-style dataset, whose samples are read by number and collated into a batch."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
-        self.dataset, self.collate = dataset, collate or default_collate
+        self.dataset, self.collate = dataset, collate or collate_samples
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -38,7 +55,7 @@ class Stream:
     """
 
     def __init__(self, dataset: Iterable[Any], collate: Collate | None) -> None:
-        self.dataset, self.collate = dataset, collate or default_collate
+        self.dataset, self.collate = dataset, collate or collate_samples
         self.length = measure_length(dataset)
 
     def __len__(self) -> int:

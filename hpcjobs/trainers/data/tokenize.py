@@ -171,7 +171,8 @@ def load_tokenizer(flags: TokenizeFlags) -> Tokenizer:
     def encode(texts: list[str]) -> Iterable[Sequence[int]]:
         return (one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
 
-    return Tokenizer(encode, tokenizer.get_vocab_size(with_added_tokens=True), ends[0] if ends else None)
+    numbers = tokenizer.get_vocab(with_added_tokens=True).values()  # numbers may be missing between them
+    return Tokenizer(encode, max(numbers, default=0) + 1, ends[0] if ends else None)
 
 
 def read_documents(files: Sequence[Path], text_field: str) -> Iterator[str]:

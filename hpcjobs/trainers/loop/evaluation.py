@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from hpcjobs.runtime.exits import UsageError
 from hpcjobs.runtime.summary import Evaluation
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.data.loader import HeldOutOrder, Loader
@@ -16,6 +17,7 @@ from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.workloads.base import Batch, Score, Workload
 from hpcjobs.trainers.workloads.batch import count_samples
+from hpcjobs.trainers.workloads.result import split_loss
 
 TENSOR = ""  # the key of the score's own sums, beside the names of metrics
 
@@ -32,6 +34,11 @@ class Evaluator:
         if held_out is None or self.every == 0:
             self.every = 0
             return
+        if len(held_out) == 0:
+            raise UsageError(
+                f"held_out of the workload {workload.name} has no samples",
+                hint="held_out=None, or --eval-every 0, trains without evaluation",
+            )
         self._order = HeldOutOrder(
             len(held_out), group.rank, group.world_size, plan.batch_size, config.seed, config.eval_batches
         )
@@ -68,8 +75,8 @@ class Evaluator:
         """The workload's own score, or that of its loss and its metrics, which are means over the batch."""
         if self.workload.evaluate is not None:
             return self.workload.evaluate(model, batch)
-        samples, result = count_samples(batch), self.workload.loss(model, batch)
-        loss, metrics = (result, {}) if isinstance(result, torch.Tensor) else result
-        loss = loss.double()
+        samples = count_samples(batch)
+        loss, metrics = split_loss(self.workload.loss(model, batch), self.workload)
+        loss = loss.double().reshape(())
         tensor = torch.stack([loss * samples, torch.full_like(loss, math.nan), torch.full_like(loss, samples)])
         return Score(tensor, {name: samples * value for name, value in metrics.items()})

@@ -25,6 +25,12 @@ from hpcjobs.trainers.strategies.meta import Skeleton, build_skeleton, is_meta
 from hpcjobs.trainers.workloads.base import Batch, Workload
 from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
 from hpcjobs.trainers.workloads.parameters import order_names
+from hpcjobs.trainers.workloads.result import (
+    refuse_frozen_model,
+    refuse_loss_without_gradient,
+    refuse_other_model,
+    split_loss,
+)
 from hpcjobs.trainers.workloads.weights import load_weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,6 +53,7 @@ class Stepper:
         def build() -> nn.Module:
             torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
             model = workload.build_model()
+            refuse_other_model(model, workload)
             if config.init_from is not None and not is_meta(model):
                 load_weights(model, Path(config.init_from))
             if config.lora is not None:
@@ -57,6 +64,7 @@ class Stepper:
         if isinstance(skeleton, str):
             group.log(f"each rank builds the complete model, which the meta device cannot have: {skeleton}")
         bare = skeleton.model if isinstance(skeleton, Skeleton) else build().to(group.device)
+        refuse_frozen_model(bare, workload)
         if config.sync_batchnorm:
             synchronize_batch_norms(bare, strategy)
         if config.activation_checkpointing or config.compile_blocks:
@@ -155,6 +163,7 @@ class Stepper:
         """One forward and backward pass, whose loss counts for `share` of the whole; None: it is the whole."""
         with self.autocast():
             loss = self.compute_loss(batch)
+            refuse_loss_without_gradient(loss, self.workload)
             if share is not None:
                 loss = loss * share
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -162,10 +171,9 @@ class Stepper:
 
     def compute_loss(self, batch: Batch) -> torch.Tensor:
         """The workload's loss; its metrics, if it has some, are added up until `take_metrics`."""
-        result = self.workload.loss(self.forward, batch)
-        if isinstance(result, torch.Tensor):
-            return result
-        loss, metrics = result
+        loss, metrics = split_loss(self.workload.loss(self.forward, batch), self.workload)
+        if not metrics:
+            return loss
         samples = count_samples(batch)
         for name, value in metrics.items():
             self._metric_sums[name] = self._metric_sums.get(name, 0) + samples * value.detach()

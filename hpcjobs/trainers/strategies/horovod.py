@@ -15,7 +15,7 @@ from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.horovod import HorovodFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
 from hpcjobs.trainers.strategies.horovod_gloo import hvd
-from hpcjobs.trainers.strategies.horovod_world import start
+from hpcjobs.trainers.strategies.horovod_world import make_contiguous, start
 from hpcjobs.trainers.workloads.base import Workload
 
 
@@ -38,6 +38,7 @@ class Horovod(Strategy):
         )
         if self.flags.adasum and self.backend != "horovod-mpi":
             raise UsageError("--adasum works over MPI alone", hint="--launcher mpirun, or a site with mpi: pmix")
+        make_contiguous(model)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         return model
 
@@ -107,6 +108,8 @@ class Horovod(Strategy):
         optimizer.load_state_dict(state)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         if optimizer.state:
+            for values in optimizer.state.values():  # of a trainer with another layout
+                values.update({name: v.contiguous() for name, v in values.items() if isinstance(v, torch.Tensor)})
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def traffic(self, model: nn.Module) -> Traffic | None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 
+from torch import nn
+
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import RendezvousError, WorldMismatch
 from hpcjobs.trainers.distributed.mpi import SPEAKS, describe_launcher, launcher_supports, shorten_version
@@ -133,6 +135,12 @@ def start_alone(env: DistEnv, *, controller: str, timeout_s: float) -> str:
     backend = start(env, hosts, controller=controller, share=share, log=_silence)
     hvd.barrier()  # rank 0 keeps the store until all have read it
     return backend
+
+
+def make_contiguous(model: nn.Module) -> None:
+    """Give weights torch's usual layout, the only one that Horovod sends; gradients follow their weights."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.contiguous()
 
 
 def _silence(text: str) -> None:

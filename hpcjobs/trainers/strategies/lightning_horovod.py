@@ -23,7 +23,7 @@ from torchmetrics import Metric
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.strategies.horovod_gloo import hvd
-from hpcjobs.trainers.strategies.horovod_world import start, start_alone
+from hpcjobs.trainers.strategies.horovod_world import make_contiguous, start, start_alone
 from hpcjobs.trainers.strategies.lightning_environment import LauncherEnvironment
 
 OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "avg": hvd.Average, "min": hvd.Min, "max": hvd.Max}
@@ -78,6 +78,7 @@ class HorovodStrategy(ParallelStrategy):
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
         assert self.model is not None
+        make_contiguous(self.model)
         hvd.broadcast_parameters(dict(self.model.state_dict()), root_rank=0)
         for module in self.model.modules():
             if isinstance(module, Metric):  # it would ask torch.distributed, which knows of no group

@@ -24,20 +24,30 @@ def count_samples(batch: Batch) -> int:
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Samples `start` to `stop` of a batch, in a batch of the same structure."""
-    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.dim() > 0 else tensor)
+    """Samples `start` to `stop` of a batch, in a batch of the same structure; a list without tensors, such as
+    `default_collate` makes of strings, has one item per sample too."""
+    if isinstance(batch, torch.Tensor):
+        return batch[start:stop] if batch.dim() > 0 else batch
+    if isinstance(batch, list) and not _tensors(batch):
+        return batch[start:stop]
+    return map_parts(batch, lambda part: slice_batch(part, start, stop))
 
 
 def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A batch of the same structure, with each of its tensors changed."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    return map_parts(batch, lambda part: map_tensors(part, change))
+
+
+def map_parts(batch: Batch, change: Callable[[Batch], Any]) -> Any:
+    """A batch of the same structure, with each of its direct parts changed."""
     if isinstance(batch, Mapping):
-        return {name: map_tensors(part, change) for name, part in batch.items()}
+        return {name: change(part) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(part, change) for part in batch))
+        return type(batch)(*map(change, batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(part, change) for part in batch)
+        return type(batch)(map(change, batch))
     return batch
 
 

@@ -45,7 +45,9 @@ class Runs:
     def summary(self, name: str) -> RunSummary:
         return RunSummary.read(self.root / name)
 
-    def go(self, size: int, *jobs: tuple[str, str, str], over: str = "gloo", **env: str) -> Ended:
+    def go(
+        self, size: int, *jobs: tuple[str, str, str], over: str = "gloo", warnings: str = "error", **env: str
+    ) -> Ended:
         """Run `(folder, trainer, flags)` one after the other on `size` ranks; `over` gloo or mpi."""
         plan = self.root / f"jobs-{len(list(self.root.iterdir()))}.json"
         listed = []
@@ -54,7 +56,7 @@ class Runs:
             where = {"folder": str(self.root / folder), "port": free_port()}
             listed.append({**where, "trainer": trainer, "flags": flags.split()})
         plan.write_text(json.dumps(listed), encoding="utf-8")
-        argv = [sys.executable, "-W", "error", "-u", "-c", SEVERAL, str(plan)]
+        argv = [sys.executable, "-W", warnings, "-u", "-c", SEVERAL, str(plan)]
         return (ranks_over_mpi if over == "mpi" else ranks_by_hand)(size, argv, self.root, env)
 
 

@@ -47,6 +47,63 @@ def mpi(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return runs
 
 
+SIX = LM.replace("--log-every", "--steps 6 --log-every")
+PICTURES = "--workload resnet50 --image-size 32 --batch-size 2 --train-samples 24 --log-every 1 --sync-batchnorm"
+FLAGS = {
+    "adafactor": "--optimizer adafactor",
+    "average": "--ema 0.5",
+    "schedule": "--lr-schedule wsd --no-decay-norms --gradient-norm --weight-decay 0.1",
+    "recomputed": "--activation-checkpointing --log-to tensorboard --profile 2:4",
+}
+
+
+@pytest.fixture(scope="module")
+def flagged(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Each flag under both trainers; pictures begin under ddp, whose layout of weights is another one."""
+    runs = Runs(tmp_path_factory.mktemp("flagged"))
+    both = [
+        (f"{name} {trainer}", trainer, f"{SIX} {flags}")
+        for name, flags in FLAGS.items()
+        for trainer in ("ddp", "horovod")
+    ]
+    pictures = [(f"pictures {trainer}", trainer, f"{PICTURES} --steps 3") for trainer in ("ddp", "horovod")]
+    pictures.append(("pictures lightning", "lightning", f"{PICTURES} --steps 3 --strategy horovod"))
+    resumed = [
+        ("resumed", "ddp", f"{PICTURES} --steps 1 --checkpoint-every 1"),
+        ("resumed", "horovod", f"{PICTURES} --steps 3"),
+    ]
+    compiled = ("compiled", "horovod", f"{SIX} --compile-blocks")
+    ended = runs.go(2, *both, *pictures, *resumed, compiled, warnings="ignore")  # torch warns of itself as it compiles
+    assert ended.codes == [0, 0], ended.err
+    return runs
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_of_every_trainer_have_the_losses_of_ddp(name: str, flagged: Runs) -> None:
+    assert flagged.losses(f"{name} horovod") == pytest.approx(flagged.losses(f"{name} ddp"), rel=2e-4)
+    ours, others = flagged.summary(f"{name} horovod").evaluation, flagged.summary(f"{name} ddp").evaluation
+    assert ours is not None
+    assert others is not None
+    assert ours.loss == pytest.approx(others.loss, rel=2e-4)
+
+
+def test_traces_and_copies_of_metrics_are_written(flagged: Runs) -> None:
+    folder = flagged.root / "recomputed horovod"
+    assert len(list((folder / "profile").iterdir())) == 2
+    assert list(folder.rglob("events.out.tfevents*"))
+
+
+def test_compiled_blocks_have_the_losses_of_plain_ones(flagged: Runs, two: Runs) -> None:
+    assert flagged.losses("compiled") == pytest.approx(flagged.losses("recomputed ddp"), rel=2e-4)
+
+
+@pytest.mark.parametrize("name", ["pictures horovod", "pictures lightning", "resumed"])
+def test_a_network_of_convolutions_has_the_losses_of_ddp_with_synchronised_batch_norms(
+    name: str, flagged: Runs
+) -> None:
+    assert flagged.losses(name) == pytest.approx(flagged.losses("pictures ddp"), rel=1e-3)
+
+
 @pytest.mark.parametrize("name", ["gloo", "accumulated", "lightning"])
 def test_losses_are_those_of_ddp(name: str, two: Runs) -> None:
     assert two.losses(name) == pytest.approx(two.losses("ddp"), rel=2e-4)
@@ -109,6 +166,7 @@ def test_what_cannot_work_is_refused_in_one_line_each(tmp_path_factory: pytest.T
         "--adasum": "--adasum works over MPI alone",
         "--adasum --join": "there is no --join with it",
         "--adasum --precision fp16": "--precision bf16",
+        "--memory-snapshot": "--memory-snapshot is of a GPU's memory, and this run is on CPUs",
     }
     runs = Runs(tmp_path_factory.mktemp("refused"))
     ended = runs.go(2, *((f"run {flags}", "horovod", f"{LM} --steps 1 {flags}") for flags in refused))

@@ -121,6 +121,49 @@ def test_files_of_nanogpt_itself_need_a_vocabulary_and_hold_out_their_end(tmp_pa
     assert held_out.read_batch([3])[1][0, -1] == 990
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("splits", [(), ("train", "validation")])
+def test_rows_of_a_saved_dataset_are_documents(
+    splits: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = {"number": list(range(len(TEXTS))), "body": TEXTS}
+    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name in splits})
+    (saved if splits else datasets.Dataset.from_dict(rows)).save_to_disk(str(tmp_path / "saved"))
+    out = tmp_path / "tokens"
+    assert make(out, str(tmp_path / "saved")) == 15
+    assert "saved has no text in 'text'; it has number, body. Hint: --text-field NAME" in capfd.readouterr().err
+    assert make(out, "--text-field", "body", "--held-out-every", "1000", str(tmp_path / "saved")) == 0
+    documents = [bytes(part).decode() for part in _split(map_tokens(out / "train-00000.bin").tolist(), 256)]
+    assert documents == TEXTS * max(1, len(splits))
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "megatron"])
+def test_a_vocabulary_is_counted_up_to_its_highest_number_although_others_are_missing(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tokens with the numbers 1 and 70,000: 16 bits would make 4,464 of the latter."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"one": 1, "two": 70_000}, unk_token="one")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("one two one")
+    code = make(
+        tmp_path / "out", "--tokenizer", str(tmp_path / "tokenizer.json"), "--layout", layout, str(tmp_path / "a.txt")
+    )
+    if layout == "nanogpt":
+        assert code == 2
+        assert "the vocabulary has 70,001 tokens" in capsys.readouterr().err
+    else:
+        assert code == 0
+        assert map_tokens(tmp_path / "out" / "train-00000.bin").tolist() == [1, 70_000, 1]
+        info = TokensInfo.read(tmp_path / "out")
+        assert info is not None
+        assert info.vocabulary == 70_001
+
+
 @pytest.mark.parametrize(
     ("name", "content", "flags", "code", "arguments"),
     [

@@ -97,6 +97,7 @@ def test_own_flags_are_shown_by_help_with_their_text_and_default(
 
 
 BROKEN = """
+import torch
 from hpcjobs.trainers.workloads.base import Workload
 def nothing(config): return Workload(name="x")
 def other(config): return 3
@@ -111,6 +112,21 @@ def stream(config):
 def number(config):
     from torch import nn
     return Workload(build_model=lambda: nn.Linear(1, 1), loss=print, train=3)
+def negative(config, *, no_probe: bool = False): ...
+def pair(config, *, mixed: bool = True, no_mixed: bool = False): ...
+def make(loss=None, *, item=lambda n: (torch.ones(2) * n, n % 2), held_out=None, model=lambda: torch.nn.Linear(2, 2)):
+    loss = loss or (lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]))
+    train = [item(n) for n in range(8)]
+    return Workload(build_model=model, loss=loss, train=train, held_out=held_out, batch_size=4)
+def empty_held_out(config): return make(held_out=[])
+def no_sample(config): return make(item=lambda n: None)
+def no_loss(config): return make(lambda model, batch: None)
+def number_loss(config): return make(lambda model, batch: 1.0)
+def loss_per_sample(config): return make(lambda model, batch: model(batch[0]).sum(1))
+def loss_without_gradient(config): return make(lambda model, batch: torch.tensor(1.0))
+def metric_per_sample(config): return make(lambda model, batch: (model(batch[0]).mean(), {"norms": torch.ones(3)}))
+def no_model(config): return make(model=lambda: None)
+def no_weights(config): return make(model=torch.nn.Identity)
 """
 
 
@@ -128,16 +144,52 @@ def number(config):
         ("broken:two", "its parameter width has no default and comes before the *"),
         ("broken:stream", "has no length: --steps N"),
         ("broken:number", "train of the workload number is a int without __len__ and __getitem__"),
+        ("broken:negative", "its parameter no_probe has the name of a flag of every trainer, --no-probe"),
+        ("broken:pair", "its parameters mixed and no_mixed both make the flag --no-mixed"),
+        ("broken:empty_held_out", "held_out of the workload empty_held_out has no samples. Hint: held_out=None"),
+        ("broken:no_sample", "samples of the type NoneType cannot be made into a batch"),
+        ("broken:no_loss", "the loss of the workload no_loss is a NoneType, expected a tensor of one number"),
+        ("broken:number_loss", "the loss of the workload number_loss is a float, expected a tensor of one number"),
+        ("broken:loss_per_sample", "the loss of the workload loss_per_sample has the shape (4,), expected one number"),
+        ("broken:loss_without_gradient", "the loss of the workload loss_without_gradient does not depend on the model"),
+        (
+            "broken:metric_per_sample",
+            "the metric norms of the workload metric_per_sample has the shape (3,), expected one",
+        ),
+        ("broken:no_model", "build_model of the workload no_model returned a NoneType, expected a torch.nn.Module"),
+        ("broken:no_weights", "the model of the workload no_weights has no weights to train"),
         ("nonsense", "there are lm, matmul, mnist, resnet50"),
     ],
 )
 def test_an_own_workload_that_cannot_be_used_is_refused_by_what_is_missing(
     folder: Path, name: str, arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert trainers.run("ddp", ["--workload", name, "--run-dir", str(tmp_path)]) == 2
+    assert trainers.run("ddp", ["--workload", name, "--no-probe", "--run-dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert arguments in message
     assert message.count("\n") == 1
+
+
+def test_strings_of_a_batch_are_divided_among_the_passes_of_a_step_as_its_tensors_are(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, list[str]]] = []
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        seen.append((len(batch["point"]), batch["name"]))
+        result: torch.Tensor = model(batch["point"]).mean()
+        return result
+
+    samples = [{"point": torch.ones(2), "name": f"n{n}"} for n in range(8)]
+
+    def build(config: Config) -> Workload:
+        return Workload(build_model=lambda: torch.nn.Linear(2, 2), loss=loss, train=samples, batch_size=4)
+
+    monkeypatch.setattr(sys.modules["broken"], "other", build)
+    flags = ["--workload", "broken:other", "--accumulate", "2", "--no-probe", "--run-dir", str(tmp_path)]
+    assert trainers.run("ddp", flags) == 0
+    assert [(count, len(names)) for count, names in seen] == [(4, 4), (4, 4)]
+    assert {name for _, names in seen for name in names} == {sample["name"] for sample in samples}
 
 
 def test_an_own_optimizer_and_schedule_step_the_groups_at_their_rates(
