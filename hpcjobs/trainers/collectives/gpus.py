@@ -28,8 +28,9 @@ from hpcjobs.trainers.collectives.sweep import list_sizes, measure
 from hpcjobs.trainers.commandline.launch import report
 from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 
-ROUNDS, GPU_ROUNDS_S = 5, 0.3
-"""At least so many, and on a GPU so long: an idle one needs a tenth of a second to raise its clocks."""
+ROUNDS = 5
+CLOCKS_S = 0.3
+"""Products run so long on a GPU: an idle one needs a tenth of a second to raise its clocks."""
 PORT_OFFSET = 7
 """From the port of the launch, which another program of the same check may still hold."""
 
@@ -66,7 +67,8 @@ def multiply(device: torch.device, size: int) -> tuple[float, str | None]:
     product = torch.mm(a, b)
     off = torch.nonzero(product.double() != size * rows.double()[:, None] * columns.double()[None, :])
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))  # power as in training
-    rate = 2 * size**3 / best_time(lambda: torch.mm(a, b, out=product), device)
+    least_s = CLOCKS_S if device.type == "cuda" else 0.0
+    rate = 2 * size**3 / best_time(lambda: torch.mm(a, b, out=product), device, least_s=least_s)
     if not len(off):
         return rate, None
     i, j = off[0].tolist()
@@ -99,10 +101,9 @@ def copy_to_peers(device: torch.device, size_bytes: int) -> tuple[dict[str, floa
     return rates, None
 
 
-def best_time(work: Callable[[], object], device: torch.device) -> float:
-    """The shortest of several rounds, after one that starts libraries."""
+def best_time(work: Callable[[], object], device: torch.device, *, least_s: float = 0.0) -> float:
+    """The shortest of several rounds that together take some time, after one that starts libraries."""
     seconds: list[float] = []
-    least_s = GPU_ROUNDS_S if device.type == "cuda" else 0.0
     while len(seconds) < 1 + ROUNDS or sum(seconds[1:]) < least_s:
         synchronize(device)
         began = time.perf_counter()

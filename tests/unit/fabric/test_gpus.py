@@ -199,6 +199,18 @@ def test_a_node_that_shows_fewer_gpus_than_the_job_has_there_says_so(
     assert (": 7 of the job's 8 GPUs are visible" in complaint) == (code == 22)
 
 
+@pytest.mark.parametrize(("least_s", "rounds"), [(0.0, 6), (0.3, 40)])
+def test_products_are_timed_until_the_clocks_are_up_and_copies_are_not(
+    least_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies from each of 8 GPUs to each other one would take a quarter of a minute."""
+    clock = iter(number / 128 for number in range(200))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(clock))
+    calls: list[None] = []
+    assert measuring.best_time(lambda: calls.append(None), torch.device("cpu"), least_s=least_s) == 1 / 128
+    assert len(calls) == rounds
+
+
 def test_where_gpus_cannot_be_measured_the_report_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.setenv(variable, "")
