@@ -91,7 +91,7 @@ def _list_untrusted(path: Path) -> Iterator[_File]:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """The text of a template or recipe, and what its trust depends on."""
+    """What acts of a template or recipe, and what its trust depends on."""
     from hpcjobs.containers import recipes
     from hpcjobs.job.script import read_template
 
@@ -99,4 +99,5 @@ def _read(path: Path) -> tuple[str, str]:
         text = read_template(path)
         return text, text
     recipe = recipes.read_recipe(str(path))
-    return recipe.text, recipes.recipe_content(recipe)
+    taken_in = "".join(f"# takes in {file}\n" for file in recipe.files)
+    return f"{recipe.text.rstrip()}\n{taken_in}", recipes.recipe_content(recipe)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commandline import ok, within
+from scripted_slurm import answer
 
 import hpcjobs
 from hpcjobs.errors import ConfigError
@@ -336,7 +337,9 @@ def test_a_recipe_is_trusted_with_everything_that_it_takes_in_from_this_machine(
     (folder / name).parent.mkdir(parents=True)
     (folder / "mine.def").write_text(text)
     (folder / name).write_text("good")
-    assert "trusted as it is now" in ok("sites", "trust").out
+    trusted = ok("sites", "trust").out
+    assert "trusted as it is now" in trusted
+    assert f"# takes in {folder / name}\n" in trusted
     assert "nothing to trust" in ok("sites", "trust").out
     (folder / name).write_text("evil")
     (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
@@ -394,3 +397,26 @@ def test_a_damaged_record_of_trust_trusts_nothing(here: Path, marker: Path) -> N
     answer = within("submit", "--site", "evil", "true")
     assert answer.code == ConfigError.exit_code
     assert "the record of trusted site files cannot be read" in answer.err
+
+
+def test_a_run_folder_of_a_repository_names_no_configuration_of_slurm(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would name the plugins that Slurm's commands load."""
+    folder = here / "runs" / "evil"
+    folder.mkdir(parents=True)
+    job: dict[str, object] = {"job_id": "42", "name": "evil", "site": "evil", "scheduler": "slurm"}
+    job |= {"run_dir": str(folder), "submitted": 1e9, "slurm_conf": str(here / "evil.conf")}
+    (folder / "submitted.json").write_text(json.dumps(job))
+    (here / "evil.conf").write_text("PluginDir=.\n")
+    answers = tmp_path / "slurm"
+    answers.mkdir()
+    for command in ("squeue", "sacct", "scontrol"):
+        answer(answers, command, f'echo "conf=$SLURM_CONF" >>{answers}/seen; exit 1')
+    monkeypatch.setenv("PATH", f"{answers}:/usr/bin:/bin")
+    within("show", "./runs/evil")
+    within("why", "./runs/evil")
+    assert {*(answers / "seen").read_text().split()} == {"conf="}
+    monkeypatch.setenv("SLURM_CONF", str(here / "evil.conf"))
+    within("show", "./runs/evil")
+    assert f"conf={here}/evil.conf" in (answers / "seen").read_text(), "the user names it"
