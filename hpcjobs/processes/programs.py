@@ -38,12 +38,14 @@ _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", 
 _USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
 
 
-_WITHOUT_FOLDER = "import sys; sys.path = [*filter(None, sys.path)]; from hpcjobs.cli import main; main()"
+WITHOUT_FOLDER = ("-P",) if sys.version_info >= (3, 11) else ()
+"""Options of this Python: ``-m`` takes no module from the current folder, which may be anybody's. 3.10 has none."""
+_BEFORE_3_11 = "import sys; sys.path = [*filter(None, sys.path)]; from hpcjobs.cli import main; main()"
 
 
 def own_command(*arguments: str) -> list[str]:
-    """This hpcjobs with ``arguments``, as a command: the current folder, which may be anybody's, gives it no module."""
-    where = ["-P", "-m", "hpcjobs"] if sys.version_info >= (3, 11) else ["-c", _WITHOUT_FOLDER]
+    """This hpcjobs with ``arguments``, as a command that takes no module from the current folder."""
+    where = [*WITHOUT_FOLDER, "-m", "hpcjobs"] if WITHOUT_FOLDER else ["-c", _BEFORE_3_11]
     return [sys.executable, "-u", *where, *arguments]
 
 

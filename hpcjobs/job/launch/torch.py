@@ -7,6 +7,7 @@ import sys
 from hpcjobs.job.launch.base import Launch, Raw, entering, task
 from hpcjobs.job.launch.slurm import srun_args
 from hpcjobs.job.models import Job
+from hpcjobs.processes.programs import WITHOUT_FOLDER
 
 MOST_RESTARTS = 1000
 QUIET = 'export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"'
@@ -50,7 +51,7 @@ def torchrun(job: Job) -> Launch:
 
 def children(job: Job) -> tuple[str, ...]:
     """The whole command: one process that starts the tasks and ends them together."""
-    tokens = (sys.executable, "-m", "hpcjobs.runtime.spawn", f"--ntasks={job.ntasks_per_node}", "--")
+    tokens = (sys.executable, *WITHOUT_FOLDER, "-m", "hpcjobs.runtime.spawn", f"--ntasks={job.ntasks_per_node}", "--")
     return (*tokens, *task(job, label=job.ntasks > 1), *entering(job), *job.argv)
 
 

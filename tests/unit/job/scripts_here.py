@@ -141,7 +141,7 @@ def _without_places(plan: Plan) -> str:
         (f"hpcjobs {hpcjobs.__version__}", "hpcjobs VERSION"),
     ):
         script = script.replace(path, stands)
-    return script
+    return script.replace("/PYTHON -P -m", "/PYTHON -m")  # which Python 3.10 does not have
 
 
 def difference(base: str, script: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,8 @@ def test_a_package_called_hpcjobs_in_the_current_folder_is_not_taken_for_this_on
     (here / "site.yaml").write_text("scheduler: local\ncontainers: {runtime: apptainer, folder: images}\n")
     script = ok("container", "build", "pytorch", "--site", "./site.yaml", "--submit", "--dry-run").out
     assert shlex.join(own_command("container", "build", "pytorch")) in script
+    if sys.version_info >= (3, 11):
+        ok("submit", "--site", "local", "--wait", "true")
     assert not marker.exists()
 
 
