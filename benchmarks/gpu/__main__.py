@@ -84,7 +84,8 @@ def describe_machine(*, rehearse: bool) -> dict[str, Any]:
     if rehearse:
         return facts
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    name, peak = properties[0].name, peak_flops_per_s(properties[0].name, "bf16", tf32=False)
+    name, count = properties[0].name, properties[0].multi_processor_count
+    peak = peak_flops_per_s(name, "bf16", tf32=False, multiprocessors=count)
     return {
         **facts,
         "gpus": ", ".join(f"{one.name} ({one.total_memory / 1e9:.0f} GB)" for one in properties),

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 MIG_SLICES = 7
 """Compute slices of a device that MIG divides (A100, H100, H200, GH200, B200); `MIG 3g.20gb` is three of them."""
+MULTIPROCESSORS = ((r"A100", 108), (r"H100 PCIe", 114), (r"H100|H200|GH200", 132), (r"B200", 148))
+"""Of complete devices. Slices have fewer than their share: seven of an A100 have 98."""
 
 
 class Peak(NamedTuple):
@@ -46,12 +48,18 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
 )
 
 
-def peak_flops_per_s(device_name: str, precision: str, *, tf32: bool) -> float | None:
-    """Of one device or its MIG slice, in the precision its matrix products run in; None where none is stated."""
+def peak_flops_per_s(
+    device_name: str, precision: str, *, tf32: bool, multiprocessors: int | None = None
+) -> float | None:
+    """Of one device or its MIG slice, in the precision its matrix products run in; None where none is stated.
+
+    Args:
+        multiprocessors: those that the process sees, by which a slice counts.
+    """
     for pattern, peak in PEAKS:
         if re.search(rf"\b(?:{pattern})\b", device_name):
             stated = _of_precision(peak, precision, tf32=tf32)
-            return None if stated is None else stated * _share(device_name) * 1e12
+            return None if stated is None else stated * _share(device_name, multiprocessors) * 1e12
     return None
 
 
@@ -63,6 +71,11 @@ def _of_precision(peak: Peak, precision: str, *, tf32: bool) -> float | None:
     return (peak.tf32 if tf32 else None) or peak.fp32
 
 
-def _share(device_name: str) -> float:
-    slices = re.search(r"\bMIG (\d+)g\.", device_name)
-    return 1.0 if slices is None else int(slices[1]) / MIG_SLICES
+def _share(device_name: str, multiprocessors: int | None) -> float:
+    slices = re.search(r"\bMIG (?:\d+c\.)?(\d+)g\.", device_name)
+    if slices is None:
+        return 1.0
+    complete = next((count for name, count in MULTIPROCESSORS if re.search(rf"\b(?:{name})\b", device_name)), None)
+    if multiprocessors is None or complete is None:
+        return int(slices[1]) / MIG_SLICES
+    return multiprocessors / complete

@@ -200,7 +200,8 @@ class Recorder:
         """Of all ranks, a device each; none is claimed for a CPU."""
         if self.group.device.type != "cuda":
             return None
-        one = peak_flops_per_s(device_name(self.group.device), precision, tf32=tf32)
+        count = torch.cuda.get_device_properties(self.group.device).multi_processor_count
+        one = peak_flops_per_s(device_name(self.group.device), precision, tf32=tf32, multiprocessors=count)
         return None if one is None else one * self.group.world_size
 
     def _memory_peak(self) -> int:

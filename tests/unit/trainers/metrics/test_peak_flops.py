@@ -104,3 +104,22 @@ def test_a_run_on_a_gpu_without_a_stated_peak_says_so(device: str, arguments: st
         throughput=Throughput(5.0, "img/s"),
     )
     assert arguments in describe_result(summary, Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "of_device"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, 108),
+        ("NVIDIA A100-SXM4-40GB MIG 7g.40gb", 98, 108),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, 132),
+        ("NVIDIA H100 PCIe MIG 1g.10gb", 16, 114),
+    ],
+)
+def test_a_slice_of_mig_counts_by_its_multiprocessors_of_those_of_the_device(
+    name: str, multiprocessors: int, of_device: int
+) -> None:
+    """Seven slices of an A100 are 98 of its 108."""
+    complete = peak_flops_per_s(name.partition(" MIG")[0], "bf16", tf32=False)
+    slice_ = peak_flops_per_s(name, "bf16", tf32=False, multiprocessors=multiprocessors)
+    assert complete is not None
+    assert slice_ == pytest.approx(complete * multiprocessors / of_device)
