@@ -2,10 +2,12 @@
 
     python benchmarks/sampler.py
 
-A training step by hand (a decoder layer, one thread) alone and beside a sampler at its usual 5 s. The
-sampler is the same process all the time: SIGSTOP stops it where a run is to be alone, so that its start does not
-count. A run lasts as long as two samples. Two costs per step: CPU time, the sampler's own included, which holds on a
-machine that does other work too, and wall time, which only holds on a machine that does not.
+A training step by hand (a decoder layer, one thread) alone and beside a sampler at its usual 5 s. The sampler is the
+same process all the time: SIGSTOP stops it where a run is to be alone, so that its start does not count. One that
+continues takes a sample at once, since it is late. Half an interval after that a run begins, which holds exactly two
+samples. The order is shuffled in each round, and a ratio is that of two runs of one round. Two costs per step: CPU
+time, the sampler's own included, which holds on a machine that does other work too, and wall time, which only holds on
+a machine that does not.
 """
 
 from __future__ import annotations
@@ -45,25 +47,44 @@ def make_step() -> Callable[[], None]:
     return step
 
 
+def count_samples(path: Path) -> int:
+    """How many samples were taken so far."""
+    return path.read_bytes().count(b'"sample"') if path.exists() else 0
+
+
 class Timed:
     """Runs steps for as long as some samples take, with or without the sampler; milliseconds per step."""
 
-    def __init__(self, sampler: psutil.Process) -> None:
-        self._sampler, self._step = sampler, make_step()
+    def __init__(self, sampler: psutil.Process, samples: Path) -> None:
+        self._sampler, self._samples, self._step = sampler, samples, make_step()
         self.alone_cpu, self.sampled_cpu = self._contestant(False, cpu=True), self._contestant(True, cpu=True)
         self.alone_wall, self.sampled_wall = self._contestant(False, cpu=False), self._contestant(True, cpu=False)
 
     def _contestant(self, sampled: bool, *, cpu: bool) -> Callable[[], float]:
         def run() -> float:
-            self._sampler.send_signal(signal.SIGCONT if sampled else signal.SIGSTOP)
+            self._prepare(sampled=sampled)
+            taken = count_samples(self._samples)
             spent = self._cpu_s if cpu else time.perf_counter
             began, before, steps = time.perf_counter(), spent(), 0
             while time.perf_counter() - began < SAMPLES * INTERVAL_S:
                 self._step()
                 steps += 1
-            return (spent() - before) / steps * 1e3
+            cost = (spent() - before) / steps * 1e3
+            assert count_samples(self._samples) == taken + SAMPLES * sampled
+            return cost
 
         return run
+
+    def _prepare(self, *, sampled: bool) -> None:
+        """Stop the sampler, or let it continue until a sample is half an interval old; either takes as long."""
+        self._sampler.send_signal(signal.SIGSTOP)
+        time.sleep(INTERVAL_S)
+        taken = count_samples(self._samples)
+        if sampled:
+            self._sampler.send_signal(signal.SIGCONT)
+            while count_samples(self._samples) == taken:
+                time.sleep(0.01)
+        time.sleep(INTERVAL_S / 2)
 
     def _cpu_s(self) -> float:
         used = self._sampler.cpu_times()
@@ -80,15 +101,14 @@ def main() -> None:
         arguments = [sys.executable, "-I", str(program), name, JOB, str(INTERVAL_S)]
         process = subprocess.Popen(arguments, env={**os.environ, "HPCJOBS_MONITOR": "1"})
         try:
-            timed = Timed(psutil.Process(process.pid))
+            timed = Timed(psutil.Process(process.pid), Path(name) / "monitor.jsonl")
             for kind in ("cpu", "wall"):
                 runs = {"alone": getattr(timed, f"alone_{kind}"), "with the sampler": getattr(timed, f"sampled_{kind}")}
                 outcome = compete("alone", runs, rounds=ROUNDS, name=kind)
                 report(f"{kind} time per step, load {os.getloadavg()[0]:.1f}", outcome, unit="ms")
                 low, high = outcome.lines[1].interval
                 print(f"overhead {outcome.lines[1].ratio - 1:+.2%} (95 % interval {low - 1:+.2%} to {high - 1:+.2%})")
-            lines = (Path(name) / "monitor.jsonl").read_text().count('"sample"')
-            print(f"{lines} samples were taken", flush=True)
+            print(f"{count_samples(Path(name) / 'monitor.jsonl')} samples were taken", flush=True)
         finally:
             process.send_signal(signal.SIGCONT)
             process.terminate()

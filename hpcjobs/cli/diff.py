@@ -62,4 +62,5 @@ def _one_line(value: str | None) -> str:
     if not value:
         return "-"
     lines = value.count("\n") + 1
-    return value if lines == 1 else f"({lines} lines)"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in value)
+    return text if lines == 1 else f"({lines} lines)"

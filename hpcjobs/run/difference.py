@@ -129,20 +129,22 @@ def _code(manifest: Manifest, run_dir: Path) -> dict[str, str]:
 
 def _script_lines(first: tuple[Manifest, Path], second: tuple[Manifest, Path]) -> Iterator[str]:
     """Differing lines of the scripts; none where each is what its settings make of one and the same template."""
-    texts = [_neutral(run / "job.sh", run) for _, run in (first, second)]
+    texts = [_neutral(manifest, run) for manifest, run in (first, second)]
     if texts[0] == texts[1] or all(_is_rendered(manifest, run) for manifest, run in (first, second)):
         return
     names = [str(run / "job.sh") for _, run in (first, second)]
     yield from difflib.unified_diff(texts[0], texts[1], names[0], names[1], lineterm="", n=0)
 
 
-def _neutral(path: Path, run_dir: Path) -> list[str]:
-    """The script without its header, which names the command, and with the run folder by one name."""
+def _neutral(manifest: Manifest, run_dir: Path) -> list[str]:
+    """The script without its header, which names the command, and with the run folder, also moved, by one name."""
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        text = (run_dir / "job.sh").read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return []
-    return _without_header(text.replace(str(run_dir), "RUN_DIR"))
+    for folder in (Path(manifest.job.run_root, run_dir.name), run_dir):
+        text = text.replace(str(folder), "RUN_DIR")
+    return _without_header(text)
 
 
 def _without_header(text: str) -> list[str]:
@@ -155,7 +157,7 @@ def _is_rendered(manifest: Manifest, run_dir: Path) -> bool:
         text = render(manifest.job, run_dir, made_by="", untrusted=[])
     except HpcJobsError:
         return False  # a template that is not there any more
-    return _without_header(text.replace(str(run_dir), "RUN_DIR")) == _neutral(run_dir / "job.sh", run_dir)
+    return _without_header(text.replace(str(run_dir), "RUN_DIR")) == _neutral(manifest, run_dir)
 
 
 def _nodes(job: Known) -> dict[str, str]:

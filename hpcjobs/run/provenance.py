@@ -36,8 +36,14 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
         return None
     entries = status.out.split("\0")
     commit = next((e.removeprefix("# branch.oid ") for e in entries if e.startswith("# branch.oid ")), "(initial)")
-    untracked = [entry[2:] for entry in entries if entry.startswith("? ")]
+    untracked = [_printable(entry[2:]) for entry in entries if entry.startswith("? ")]
     dirty = any(entry[:2] in ("1 ", "2 ", "u ") for entry in entries)
     known = None if commit == "(initial)" else commit
     patch = runner(["git", "-C", str(folder), "diff", "HEAD", "--binary"]).out if dirty and known else ""
     return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "")
+
+
+def _printable(name: str) -> str:
+    r"""A file's name as text: bytes that are no UTF-8, and control characters, as ``\xff``."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

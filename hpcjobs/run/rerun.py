@@ -15,13 +15,15 @@ from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_name
 from hpcjobs.job.policy import check_policies
 from hpcjobs.job.resolve import resolve
+from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
 from hpcjobs.site.centre import find_clusters, policies_of_job
 from hpcjobs.site.library import load_site
-from hpcjobs.site.models import Resources
+from hpcjobs.site.models import Resources, Site
 from hpcjobs.site.policy import AppliedPolicy
+from hpcjobs.user import user_name
 
 _OWN_VERBS = {
     "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",
@@ -103,6 +105,11 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
         again = replace(again, chdir=str(run_dir / "code"))
     elif (difference := _changed_code(manifest, run_dir)) is not None:
         notes.append(difference)
+    if manifest.user not in ("unknown", user_name()):  # their folders are not ours to write into
+        again = replace(again, run_root=str(locate_run_root(_site_of(job), Path.cwd())))
+        notes.append(
+            f"a run of {manifest.user}: its settings (account, mail) stay, the new run folder lies in {again.run_root}"
+        )
     return Rerun(plan_of(again, Path(again.run_root) / run_name(again), made_by=made_by), tuple(notes))
 
 
@@ -125,12 +132,17 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
             f"the manifest of job {entry.job_id} does not hold what was requested, and nothing can be changed in it",
             hint="without changes the run can be repeated; hpcjobs submit takes all options",
         )
-    site = load_site(job.site_file if os.path.isfile(job.site_file) else job.site)
+    site = _site_of(job)
     source = f"run {entry.job_id}"
     first = Layer(source, JobSpec(chdir=job.chdir, name=job.name))
     without_dependency = Layer(source, JobSpec(resources=Resources(dependency=None)))
     avoid = avoided_on(site.name) if site.scheduler == "slurm" else {}
     return resolve([first, *job.layers, without_dependency, Layer("change", changes)], site, avoid=avoid)
+
+
+def _site_of(job: Job) -> Site:
+    """The site of a run as it is now."""
+    return load_site(job.site_file if os.path.isfile(job.site_file) else job.site)
 
 
 def _changed_code(manifest: Manifest, run_dir: Path) -> str | None:

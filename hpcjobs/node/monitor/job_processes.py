@@ -5,6 +5,7 @@ import os
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+_STAT_BYTES = 4096
 _RANKS = (b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK", b"SLURM_PROCID")
 """Variables that name a rank, the first one counts; SLURM_PROCID only within a step: a batch script has it too."""
 
@@ -35,7 +36,7 @@ class JobProcesses:
 
     def __init__(self, job_id: str, *, proc: str = "/proc") -> None:
         self._marks = {b"HPCJOBS_JOB_ID=" + job_id.encode(), b"SLURM_JOB_ID=" + job_id.encode()}
-        self._proc, self._own = proc, os.getpid()
+        self._proc, self._own, self._user = proc, os.getpid(), os.geteuid()
         self._known: Dict[int, Tuple[bytes, Optional[int], bool]] = {}
         self._spent: Dict[int, _Spent] = {}
         self._ended_s = 0.0
@@ -89,12 +90,19 @@ class JobProcesses:
         return False
 
     def _stat(self, pid: int) -> Optional[List[bytes]]:
-        """The fields from the state on, and the program's name behind them; None: it has ended."""
+        """The fields from the state on, and the program's name behind them; None: ended, or another user's."""
         try:
-            with open(f"{self._proc}/{pid}/stat", "rb") as file:
-                head, _, rest = file.read().rpartition(b")")
+            if self._user and os.stat(f"{self._proc}/{pid}").st_uid != self._user:
+                return None  # it may not be read, and half of what a sample costs are such processes
+            file = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY)
         except OSError:
             return None
+        try:
+            head, _, rest = os.read(file, _STAT_BYTES).rpartition(b")")
+        except OSError:
+            return None
+        finally:
+            os.close(file)
         fields = rest.split()
         return None if fields[0] == b"X" else [*fields, head.partition(b"(")[2]]
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from commandline import ok, within
 
 LOCAL = ("submit", "--site", "local", "--launcher", "spawn", "--wait", "--json")
@@ -102,3 +106,56 @@ def test_a_rerun_of_a_training_has_the_same_losses() -> None:
     again = ok("rerun", first["job_id"], "--wait", "--json").json
     assert len(losses(first["run_dir"])) == 3
     assert losses(again["run_dir"]) == losses(first["run_dir"])
+
+
+def give_to_eve(run_dir: Path, folder: Path) -> Path:
+    """A copy of a run in ``folder``, as if a colleague had submitted it from there."""
+    theirs = folder / run_dir.name
+    shutil.copytree(run_dir, theirs)
+    for name in ("manifest.json", "submitted.json"):
+        content = json.loads((theirs / name).read_text())
+        content["user"] = "eve"
+        if name == "manifest.json":
+            content["job"]["run_root"] = str(folder)
+        else:
+            content["run_dir"] = str(theirs)
+        (theirs / name).write_text(json.dumps(content))
+    script = theirs / "job.sh"
+    script.write_text(script.read_text().replace(str(run_dir), str(theirs)))
+    return theirs
+
+
+@pytest.mark.parametrize("change", [(), ("--time", "5m")], ids=["exact", "changed"])
+def test_the_rerun_of_a_colleagues_run_lies_in_folders_of_mine(
+    here: Path, tmp_path: Path, change: tuple[str, ...]
+) -> None:
+    theirs = give_to_eve(Path(submit("true")["run_dir"]), tmp_path / "eve")
+    answer = ok("rerun", str(theirs), *change, "--wait", "--json")
+    assert Path(answer.json["run_dir"]).parent == here / "runs"
+    assert f"a run of eve: its settings (account, mail) stay, the new run folder lies in {here / 'runs'}" in answer.err
+    assert len(list((tmp_path / "eve").iterdir())) == 1
+
+
+def test_a_run_folder_that_was_moved_has_the_same_script(here: Path, tmp_path: Path) -> None:
+    first, second = Path(submit("true")["run_dir"]), Path(submit("true")["run_dir"])
+    moved = tmp_path / "archive" / first.name
+    shutil.copytree(first, moved)
+    record = json.loads((moved / "submitted.json").read_text())
+    (moved / "submitted.json").write_text(json.dumps({**record, "run_dir": str(moved)}))
+    (moved / "job.sh").write_text((moved / "job.sh").read_text() + "echo by hand\n")
+    shown = ok("diff", str(moved), str(second)).out.splitlines()
+    assert [line.strip() for line in shown if line.strip()[:1] in "+-" and "job.sh" not in line] == ["-echo by hand"]
+
+
+def test_untracked_files_with_odd_names_neither_stop_a_submission_nor_reach_the_terminal(here: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=here, check=True)
+    (here / ".gitignore").write_text("*\n!*.py\n")
+    submit("true")
+    for name in (b"a\xff.py", b"\x1b[31mred.py", b"two\nlines.py"):
+        with open(os.path.join(os.fsencode(here), name), "w"):
+            pass
+    submit("true")
+    shown = ok("diff", "L1", "L2").out
+    assert r"a\xff.py" in shown
+    assert r"\x1b[31mred.py" in shown
+    assert r"two\nlines.py" in shown

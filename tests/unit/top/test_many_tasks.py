@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import time
 from pathlib import Path
 from typing import cast
@@ -82,8 +83,8 @@ def test_a_refresh_of_a_thousand_unfolded_tasks_is_one_question_and_takes_less_t
             assert (table.chosen.job, table.chosen.share) == (f"7_{TASKS - 1}", 0.25)
 
     asyncio.run(run())
-    assert min(costs) < 1, costs  # CPU time: the machine may be busy
-    assert count(slurm, "sacct") == 0
+    assert statistics.median(costs) < 1, costs  # CPU time: the machine may be busy
+    assert [count(slurm, command) for command in ("sacct", "scontrol")] == [0, 0]
 
 
 def count(slurm: Path, command: str) -> int:
