@@ -60,6 +60,24 @@ VERBS = {
 }
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(("sbatch", "run", "start", "create", "qsub"), "submit"),
+    **dict.fromkeys(("squeue", "list", "ls", "queue", "qstat", "jobs"), "ps"),
+    **dict.fromkeys(("scancel", "kill", "stop", "delete", "rm", "qdel"), "cancel"),
+    **dict.fromkeys(("status", "view", "info", "describe"), "show"),
+    **dict.fromkeys(("tail", "log", "output", "attach"), "logs"),
+    **dict.fromkeys(("sacct", "seff", "usage"), "report"),
+    **dict.fromkeys(("sinfo", "partitions"), "sites"),
+    "salloc": "alloc",
+    "srun": "exec",
+    "ssh": "shell",
+    "scontrol": "update",
+    "retry": "rerun",
+    "clean": "prune",
+}
+"""Verbs of Slurm and of other tools -> ours: what is spelled alike may do something else."""
+
+
 class _LazyGroup(TyperGroup):
     """The verbs of `VERBS`, each imported when it is needed."""
 
@@ -101,6 +119,8 @@ class _LazyGroup(TyperGroup):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from hpcjobs.errors import nearest
 
+            if (verb := _OTHER_NAMES.get(args[0])) is not None:
+                ctx.fail(f"no command {args[0]!r}; did you mean {verb!r}? {VERBS[verb][1]}")
             ctx.fail(f"no command {args[0]!r}; {nearest(args[0], VERBS)}")
         return super().resolve_command(ctx, args)
 

@@ -36,6 +36,9 @@ def cancel(
     from hpcjobs.run.cancel import cancel
     from hpcjobs.run.select import select, select_unfinished
 
+    states = parse_states(state or [])
+    if states and not jobs and not everything:
+        raise typer.BadParameter("--state chooses among jobs: add --all, or name jobs")
     if bool(jobs) == everything:
         problem = (
             "JOBS and --all exclude each other"
@@ -47,10 +50,13 @@ def cancel(
     if signal is not None:
         from hpcjobs.run.control import signal as send_signal
 
-        ids = send_signal(entries, signal)
-        print_output("cancel --signal", {"signalled": ids}) if as_json else print(f"{signal} sent to {' '.join(ids)}")
+        ids = send_signal(entries, signal, only=states)
+        if as_json:
+            print_output("cancel --signal", {"signalled": ids})
+        else:
+            print(f"{signal} sent to {' '.join(ids) or 'no job'}")
         return
-    outcome = cancel(entries, only=parse_states(state or []))
+    outcome = cancel(entries, only=states)
     if everything:
         outcome = outcome._replace(ended={}, unknown=[])  # the user did not name them
     if as_json:

@@ -70,6 +70,8 @@ def submit(
     """
     import hpcjobs
 
+    if parsable and as_json:
+        raise typer.BadParameter("--parsable and --json exclude each other")
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
     with_dependencies = _with_dependencies(request, jobs, site)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])

@@ -125,6 +125,11 @@ def check_batch(spec: JobSpec, sources: Mapping[str, str], site: Site) -> None:
     Raises:
         RequestError: names the option.
     """
+    if site.scheduler != "slurm" and spec.wrap is not None:
+        raise RequestError(
+            f"--wrap: site {site.name} ({site.path}) has no Slurm to run a script",
+            hint="in place of it submit the command: bash -c 'COMMAND'",
+        )
     if site.scheduler != "slurm":
         raise RequestError(
             f"batch script: site {site.name} ({site.path}) has no Slurm to run it",

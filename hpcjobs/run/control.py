@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -47,6 +47,14 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
     return ids
 
 
+_INSTEAD = {
+    "release": "they start as soon as their CPUs and GPUs are free",
+    "requeue": "`hpcjobs rerun JOB` submits the job again",
+    "update": "`hpcjobs cancel JOB`, then `hpcjobs rerun JOB` with other options",
+}
+"""What to do with a job of the local queue, by the verb that it has not."""
+
+
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
     """Change ``name=value`` settings of a job; scontrol's words for them.
 
@@ -65,8 +73,13 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     return arguments
 
 
-def signal(entries: Iterable[Entry], name: str, *, connect: Connect = connect) -> list[str]:
+def signal(
+    entries: Iterable[Entry], name: str, *, only: Collection[State] = (), connect: Connect = connect
+) -> list[str]:
     """Send a signal to the tasks of running jobs, and to a batch script itself; the ids that Slurm was given.
+
+    Args:
+        only: the states of the jobs that get it; empty: all.
 
     Raises:
         As `control`.
@@ -74,6 +87,8 @@ def signal(entries: Iterable[Entry], name: str, *, connect: Connect = connect) -
     ids: list[str] = []
     for slurm, known in _by_cluster(entries, "signal", connect):
         for job in known:
+            if only and not any(record.state in only for record in job.records):
+                continue
             is_script = os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
             slurm.signal([_id(job.entry)], name, batch_script=is_script)
             ids.append(_id(job.entry))
@@ -85,9 +100,8 @@ def _by_cluster(entries: Iterable[Entry], verb: str, connect: Connect) -> Iterab
     named = sorted(entries, key=lambda entry: entry.slurm_conf or "")
     require_reachable(named)
     if local := [entry.job_id for entry in named if entry.scheduler != "slurm"]:
-        raise RequestError(
-            f"{verb} {', '.join(local)}: the queue of this machine cannot do that", hint="hpcjobs cancel"
-        )
+        hint = _INSTEAD.get(verb, "`hpcjobs cancel` ends a job")
+        raise RequestError(f"{verb} {', '.join(local)}: jobs of this machine's own queue have no {verb}", hint=hint)
     known = statuses(named, connect=connect)
     if missing := [job.entry.job_id for job in known if all(r.state is State.UNKNOWN for r in job.records)]:
         raise UnknownJobError(f"{verb}: the scheduler does not know job {', '.join(missing)}")

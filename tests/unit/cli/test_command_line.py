@@ -293,6 +293,32 @@ def test_what_slurm_refuses_is_quoted_and_leaves_no_run_folder(cluster: Path, he
     assert list((here / "runs").glob("true-*")) == []
 
 
+def test_a_signal_goes_to_jobs_of_the_state_that_is_named_alone(cluster: Path) -> None:
+    ok("submit", "true")
+    assert ok("cancel", "--all", "--state", "RUNNING", "--signal", "USR1").out == "USR1 sent to no job\n"
+    assert not (cluster / "scancel.asked").exists()
+    assert ok("cancel", "--all", "--state", "PENDING", "--signal", "USR1").out == "USR1 sent to 42\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["hold"], "`hpcjobs cancel` ends a job"),
+        (["release"], "they start as soon as their CPUs and GPUs are free"),
+        (["requeue"], "`hpcjobs rerun JOB` submits the job again"),
+        (["update"], "`hpcjobs rerun JOB` with other options"),
+    ],
+)
+def test_a_verb_that_only_slurm_has_names_what_a_job_of_this_machine_has(
+    here: Path, arguments: list[str], hint: str
+) -> None:
+    job = ok("submit", "--site", "local", "--parsable", "true").out.strip()
+    refused = within(*arguments, job, *(["time=2h"] if arguments == ["update"] else []))
+    assert refused.code == 5
+    assert f"{arguments[0]} {job}: jobs of this machine's own queue have no {arguments[0]}\nhint: " in refused.err
+    assert hint in refused.err
+
+
 def test_cancel_tells_which_jobs_had_ended_before(cluster: Path) -> None:
     ok("submit", "true")
     assert ok("cancel", "42").out == "cancelled 42\n"

@@ -35,6 +35,15 @@ def test_a_mistyped_verb_is_an_error_with_the_nearest_name(arguments: tuple[str,
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "verb"), [("squeue", "ps"), ("run", "submit"), ("scancel", "cancel"), ("status", "show"), ("ls", "ps")]
+)
+def test_a_verb_of_another_tool_is_answered_with_ours(typed: str, verb: str) -> None:
+    answer = within(typed, "7")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"no command {typed!r}; did you mean {verb!r}? " in answer.err
+
+
 @pytest.mark.parametrize("arguments", ["sweep train.py", "jupyter notebook", "report 42", "help sweep statsu"])
 def test_what_is_no_verb_of_a_group_is_never_run(arguments: str, here: Path) -> None:
     answer = within(*arguments.split())
