@@ -83,13 +83,18 @@ def copy_memory(device: torch.device, size_bytes: int) -> float:
 
 
 def copy_to_peers(device: torch.device, size_bytes: int) -> tuple[dict[str, float], str | None]:
-    """Bytes a second to each other GPU that this process sees, and a copy that came out wrong."""
+    """Bytes a second to each other GPU that this process sees and may use, and a copy that came out wrong."""
     rates: dict[str, float] = {}
     source = torch.arange(size_bytes // 8, dtype=torch.int64, device=device)
     for other in range(torch.cuda.device_count()):
         if other == device.index:
             continue
-        target = torch.zeros_like(source, device=torch.device("cuda", other))
+        try:
+            target = torch.zeros_like(source, device=torch.device("cuda", other))
+        except RuntimeError as error:
+            if "busy or unavailable" in str(error):  # compute mode Exclusive_Process: its own process is there
+                return {}, None
+            raise
 
         def copy(target: torch.Tensor = target) -> None:
             target.copy_(source)

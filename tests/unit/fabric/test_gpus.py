@@ -211,6 +211,21 @@ def test_products_are_timed_until_the_clocks_are_up_and_copies_are_not(
     assert len(calls) == rounds
 
 
+def test_where_a_gpu_admits_one_process_only_its_links_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute mode Exclusive_Process: a copy to a neighbour would need a second process on it."""
+
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "zeros_like", refuse)
+    message = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    assert measuring.copy_to_peers(torch.device("cpu"), 64) == ({}, None)
+    message = "CUDA error: uncorrectable NVLink error detected during the execution"
+    with pytest.raises(RuntimeError, match="NVLink"):
+        measuring.copy_to_peers(torch.device("cpu"), 64)
+
+
 def test_where_gpus_cannot_be_measured_the_report_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         monkeypatch.setenv(variable, "")
