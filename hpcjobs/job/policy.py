@@ -23,6 +23,8 @@ _GPU_OPTIONS = (
     "ntasks-per-gpu",
 )
 _PARTS_OF_GPUS = re.compile(r"(?:^|,)\s*(?:gres[:/])?(?:mps|shard)(?![\w.-])", re.IGNORECASE)
+_COUNTS = re.compile(r"\*\s*(\d{1,8})", re.ASCII)
+"""Nodes of a feature, in a constraint: ``[rack1*2&rack2*4]``."""
 _SHARED = (None, False, "user", "mcs")
 """Values of ``exclusive`` with which a job does not get all GPUs of its nodes."""
 
@@ -137,6 +139,11 @@ def _size_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     nodelist = resources.nodelist if isinstance(resources.nodelist, str) and job.scheduler == "slurm" else None
     if len(named := named_nodes(nodelist)) > nodes:  # a batch script's job has all of them
         nodes, name = len(named), "nodelist"
+    if (
+        isinstance(resources.constraint, str)
+        and (counted := sum(map(int, _COUNTS.findall(resources.constraint)))) > nodes
+    ):
+        nodes, name = counted, "constraint"
     if policy.max_nodes is not None and nodes > policy.max_nodes:
         yield f"{job.describe_option(name)}: at most {policy.max_nodes} nodes", ("max_nodes",)
     for field in ("nodelist", "nodefile"):  # of a batch script, which sbatch reads itself

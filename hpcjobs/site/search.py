@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpcjobs.data import data_folder
-from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.errors import ConfigError, nearest, reason_of
 from hpcjobs.files import config_dir
 
 Layer = Literal["project", "user", "centre", "example", "gallery"]
@@ -82,11 +82,27 @@ def _folders() -> dict[Path, Layer]:
 
     So a checkout of hpcjobs is no project, and who works in the centre's folder does not take it from the centre.
     """
-    return {folder.resolve(): layer for folder, layer in _layers()}
+    return {Path(os.path.realpath(folder)): layer for folder, layer in _layers()}
 
 
 def list_centre_files() -> list[Path]:
-    """The files of the centre's folders, shadowed ones too."""
+    """The files of the centre's folders, shadowed ones too.
+
+    Raises:
+        ConfigError: a folder is there and cannot be read: a policy in it would not hold.
+    """
+    for folder, layer in _layers():
+        if layer != "centre":
+            continue
+        try:
+            os.scandir(folder).close()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"the centre's folder {folder} cannot be read: {reason_of(error)}",
+                hint="its policies hold for every user: those who run the cluster make it readable (chmod -R a+rX)",
+            ) from error
     return [path for path, layer in _site_files() if layer == "centre"]
 
 
@@ -95,7 +111,7 @@ def layer_of(path: Path) -> Layer | None:
 
     A folder ``site_configs`` that is not the user's, the centre's or shipped belongs to some project.
     """
-    folder = path.parent.resolve()
+    folder = Path(os.path.realpath(path.parent))
     return _folders().get(folder) or ("project" if folder.name == FOLDER else None)
 
 
@@ -127,8 +143,8 @@ def find_parent(name: str, child: Path) -> Path:
         ConfigError: there is none.
     """
     folders = search_path()
-    own = child.parent.resolve()
-    at = next((at for at, folder in enumerate(folders) if folder.resolve() == own), None)
+    own = Path(os.path.realpath(child.parent))
+    at = next((at for at, folder in enumerate(folders) if Path(os.path.realpath(folder)) == own), None)
     below = [child.parent, *folders[1:]] if at is None else list(folders[at:])
     if (file := _first_file(name, below, other_than=child)) is not None:
         return file

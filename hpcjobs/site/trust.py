@@ -64,7 +64,7 @@ def untrusted_files(files: Sequence[YamlFile]) -> Iterator[YamlFile]:
 
 def is_project_folder(folder: Path, *others: Path) -> bool:
     """Whether ``folder``, of the current folder, is none of ``others``: the user's and the shipped ones."""
-    return folder.resolve() not in {other.resolve() for other in others}
+    return os.path.realpath(folder) not in {os.path.realpath(other) for other in others}
 
 
 def is_trusted(path: Path, text: str) -> bool:

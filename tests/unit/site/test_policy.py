@@ -162,7 +162,12 @@ def test_a_spec_file_and_a_batch_script_come_under_it_too(centre: Path, here: Pa
 
 @pytest.mark.parametrize(
     ("option", "text"),
-    [("-w n[1-9]", "nodelist=n[1-9] "), ("-w ./nodes", "names a file"), ("-F nodes.txt", "nodefile=nodes.txt")],
+    [
+        ("-C [rack1*5&rack2*4]", "constraint=[rack1*5&rack2*4] "),
+        ("-w n[1-9]", "nodelist=n[1-9] "),
+        ("-w ./nodes", "names a file"),
+        ("-F nodes.txt", "nodefile=nodes.txt"),
+    ],
 )
 def test_the_nodes_that_a_batch_script_names_count(centre: Path, here: Path, option: str, text: str) -> None:
     (here / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -A a1 -p main -t 60 {option}\nsrun hostname\n")
@@ -474,3 +479,13 @@ def test_no_replaced_option_names_a_cluster(centre: Path) -> None:
     assert answer.code == ConfigError.exit_code
     assert f"{path}:4: directives" in answer.err
     assert "a cluster is named in sbatch: [clusters=NAME]" in answer.err
+
+
+def test_a_centres_folder_that_cannot_be_read_ends_the_command_and_not_the_policy(centre: Path) -> None:
+    write_site(user_folder(), "mine", "cluster: big\npartitions: {main: {nodes: 64, node: {cpus: 64}}}\n")
+    centre.unlink()
+    centre.parent.rmdir()
+    centre.parent.symlink_to(centre.parent)  # a circle, which root cannot read either
+    answer = within("submit", "--site", "mine", "--dry-run", "true")
+    assert answer.code == ConfigError.exit_code
+    assert f"the centre's folder {centre.parent} cannot be read" in answer.err

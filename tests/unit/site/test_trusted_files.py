@@ -423,3 +423,11 @@ def test_a_run_folder_of_a_repository_names_no_configuration_of_slurm(
     monkeypatch.setenv("SLURM_CONF", str(here / "evil.conf"))
     within("show", "./runs/evil")
     assert f"conf={here}/evil.conf" in (answers / "seen").read_text(), "the user names it"
+
+
+@pytest.mark.parametrize("name", ["site_configs", "templates", "containers"])
+def test_a_folder_that_is_a_link_to_itself_ends_no_command(here: Path, name: str) -> None:
+    (here / name).symlink_to(here / name)
+    ok("submit", "--site", "local", "--dry-run", "true")
+    ok("sites")
+    assert "nothing to trust" in ok("sites", "trust").out
