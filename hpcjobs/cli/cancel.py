@@ -35,6 +35,7 @@ def cancel(
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.cancel import cancel
     from hpcjobs.run.select import select, select_unfinished
+    from hpcjobs.scheduler.base import State
 
     states = parse_states(state or [])
     if states and not jobs and not everything:
@@ -50,7 +51,7 @@ def cancel(
     if signal is not None:
         from hpcjobs.run.control import signal as send_signal
 
-        ids = send_signal(entries, signal, only=states)
+        ids = send_signal(entries, signal, only=states or ({State.RUNNING} if everything else ()))
         if as_json:
             print_output("cancel --signal", {"signalled": ids})
         else:

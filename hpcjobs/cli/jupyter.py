@@ -78,7 +78,7 @@ def jupyter(
         token=private_token(token_file) if token_file else None,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
     )
-    print_notes(session_plan.plan)
+    print_notes(session_plan.plan.job)
     if dry_run:
         _print_request(session_plan, as_json=as_json)
         return

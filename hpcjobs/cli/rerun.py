@@ -52,7 +52,7 @@ def rerun(
         note(text)
     for change in job_changes(read_manifest(Path(entry.run_dir)).job, again.plan.job):
         note(f"changed: {describe_change(change)}")
-    print_notes(again.plan)
+    print_notes(again.plan.job)
     if dry_run:
         print_plan(again.plan, as_json=as_json)
         return

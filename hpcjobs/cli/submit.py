@@ -18,7 +18,7 @@ from hpcjobs.cli.output import Json, SiteName, note, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
-    from hpcjobs.job.models import Plan
+    from hpcjobs.job.models import Job, Plan
     from hpcjobs.run.handle import JobHandle
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -76,7 +76,7 @@ def submit(
     with_dependencies = _with_dependencies(request, jobs, site)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])
     plan = hpcjobs.plan(with_dependencies, site, spec=spec, made_by=made_by, allow_untrusted=dry_run or explain)
-    print_notes(plan)
+    print_notes(plan.job)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
         _print_sources(plan, as_json=as_json)
     if dry_run or explain:
@@ -113,11 +113,11 @@ def _print_start(plan: "Plan", *, as_json: bool) -> int:
     return 0 if row.is_valid else SchedulerError.exit_code
 
 
-def print_notes(plan: "Plan") -> None:
-    """Print what the user should know of the plan."""
+def print_notes(job: "Job") -> None:
+    """Print what the user should know of the job before it is submitted."""
     from hpcjobs.job.notes import notes
 
-    for line in notes(plan.job):
+    for line in notes(job):
         note(line)
 
 

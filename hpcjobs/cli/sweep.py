@@ -89,6 +89,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Submit one cell per combination, except those that are done, and return."""
+    from hpcjobs.cli.submit import print_notes
     from hpcjobs.sweeps import spec as written
     from hpcjobs.sweeps.sweep import of_definition
 
@@ -105,6 +106,7 @@ def run(
         passing=_passing(passing) or spec.passing,
         made_by=shlex.join(["hpcjobs", *sys.argv[1:]]),
     )
+    print_notes(definition.job)
     sweep = of_definition(definition)
     if dry_run:
         _print_cells(sweep, as_json=as_json)

@@ -79,23 +79,23 @@ def signal(
     """Send a signal to the tasks of running jobs, and to a batch script itself; the ids that Slurm was given.
 
     Args:
-        only: the states of the jobs that get it; empty: all.
+        only: the states of the jobs that get it, the others are left out; empty: all, of which none may have ended.
 
     Raises:
         As `control`.
     """
     ids: list[str] = []
-    for slurm, known in _by_cluster(entries, "signal", connect):
+    for slurm, known in _by_cluster(entries, "signal", connect, only=only):
         for job in known:
-            if only and not any(record.state in only for record in job.records):
-                continue
             is_script = os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
             slurm.signal([_id(job.entry)], name, batch_script=is_script)
             ids.append(_id(job.entry))
     return ids
 
 
-def _by_cluster(entries: Iterable[Entry], verb: str, connect: Connect) -> Iterable[tuple[Slurm, list[Known]]]:
+def _by_cluster(
+    entries: Iterable[Entry], verb: str, connect: Connect, *, only: Collection[State] = ()
+) -> Iterable[tuple[Slurm, list[Known]]]:
     """The jobs of each cluster, all of which the cluster knows: an id alone may be another job's by now."""
     named = sorted(entries, key=lambda entry: entry.slurm_conf or "")
     require_reachable(named)
@@ -103,6 +103,8 @@ def _by_cluster(entries: Iterable[Entry], verb: str, connect: Connect) -> Iterab
         hint = _INSTEAD.get(verb, "`hpcjobs cancel` ends a job")
         raise RequestError(f"{verb} {', '.join(local)}: jobs of this machine's own queue have no {verb}", hint=hint)
     known = statuses(named, connect=connect)
+    if only:
+        known = [job for job in known if any(record.state in only for record in job.records)]
     if missing := [job.entry.job_id for job in known if all(r.state is State.UNKNOWN for r in job.records)]:
         raise UnknownJobError(f"{verb}: the scheduler does not know job {', '.join(missing)}")
     if verb != "requeue" and (over := [_describe_end(job) for job in known if all(r.state.ended for r in job.records)]):

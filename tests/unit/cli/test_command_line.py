@@ -300,6 +300,13 @@ def test_a_signal_goes_to_jobs_of_the_state_that_is_named_alone(cluster: Path) -
     assert ok("cancel", "--all", "--state", "PENDING", "--signal", "USR1").out == "USR1 sent to 42\n"
 
 
+def test_a_signal_to_all_jobs_leaves_out_those_that_have_ended(cluster: Path) -> None:
+    ok("submit", "true")
+    ended(cluster, 0)
+    assert ok("cancel", "--all", "--signal", "USR1").out == "USR1 sent to no job\n"
+    assert "job 42 has ended: COMPLETED" in within("cancel", "--signal", "USR1", "42").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

@@ -118,6 +118,8 @@ def test_options_behind_a_program_that_does_not_have_them_are_named(
 
 def test_a_command_of_another_language_gets_the_note_for_options_that_only_submit_has() -> None:
     assert "--retries stands after the program" in ok("submit", *HERE, "--dry-run", "true", "--retries", "on").err
+    swept = within("sweep", *HERE, "--set", "lr=1", "--dry-run", "true", "--retries", "on")
+    assert "--retries stands after the program" in swept.err
     assert "stands after" not in ok("submit", *HERE, "--dry-run", "true", "--output", "x").err
 
 
