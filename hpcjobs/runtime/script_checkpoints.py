@@ -86,10 +86,21 @@ class StateWriter(BackgroundWriter):
         while missing := [rank for rank in range(draft.meta.world_size) if not (sums / str(rank)).exists()]:
             if time.monotonic() > give_up:
                 raise TimeoutError(0, f"rank {missing[0]} has not written its part in {SHARDS_WAIT_S:.0f} s")
+            later = self._find_later_part(missing[0], draft.meta.step)
+            if later is not None and not (sums / str(missing[0])).exists():
+                raise TimeoutError(
+                    0, f"rank {missing[0]} has saved step {later} instead: all ranks save after the same steps"
+                )
             time.sleep(POLL_S)
         lines = [json.loads((sums / str(rank)).read_text()) for rank in range(draft.meta.world_size)]
         shutil.rmtree(sums)
         return draft.complete({f"{RANKS}/{name}": (size, crc) for name, size, crc in lines})
+
+    def _find_later_part(self, rank: int, step: int) -> int | None:
+        """A later step of which `rank` has written its part: of an earlier one it will write none any more."""
+        drafts = (place.parents[1].name for place in self.folder.glob(f".step-*.{self.owner}/{SUMS}/{rank}"))
+        numbers = [int(name.removeprefix(".step-").partition(".")[0]) for name in drafts]
+        return max((number for number in numbers if number > step), default=None)
 
 
 def clear_drafts(folder: Path, *, attempt: str) -> None:

@@ -143,3 +143,12 @@ run.finish(best=numpy.array([0.5]))
     lines = [json.loads(line) for line in (tmp_path / "folder" / "metrics.jsonl").read_text().splitlines()]
     assert (lines[1]["loss"], lines[1]["metrics"]["one"], lines[1]["metrics"]["count"]) == (1.5, 4.0, 3)
     assert json.loads((tmp_path / "folder" / "summary.json").read_text())["results"] == {"best": 0.5}
+
+
+def test_ranks_that_save_their_parts_after_different_steps_are_named_at_once(tmp_path: Path) -> None:
+    limit = "from hpcjobs.runtime import run as runs\nruns.LAST_SAVE_S = 0.0\n"
+    text = f"{limit}{BEGIN}run.save(10 + run.rank, {{'part': run.rank}}, sharded=True)\nrun.finish()"
+    done = run_script(tmp_path, text, ranks=2, MASTER_PORT="29611")
+    assert done.returncode == 20
+    message = "rank 1 has saved step 11 instead: all ranks save after the same steps"
+    assert f"error: rank 0: step 10 can't be saved in {tmp_path}/folder/checkpoints: {message}" in done.stderr
