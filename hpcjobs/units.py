@@ -65,6 +65,8 @@ def requested_time(text: str) -> str:
         ValueError: as `time_limit`.
     """
     stripped = text.strip()
+    if stripped.isascii() and stripped.isdecimal() and not int(stripped):
+        raise ValueError(f"time {text!r}: sbatch reads it as no limit; say UNLIMITED")
     return time_limit(f"{stripped}m" if stripped.isascii() and stripped.isdecimal() else stripped)
 
 

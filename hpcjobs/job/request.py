@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args, get_type_hints
 
 import msgspec
 
@@ -61,6 +62,9 @@ def _hint(message: str, field: str) -> str | None:
     """What to write instead, for an unknown option, or one without its value."""
     if field in Resources.__struct_fields__ and message.endswith("got `bool`"):
         return f"it takes a value: -o {field}=VALUE"
+    if message.startswith("Invalid enum value") and field in Resources.__struct_fields__:
+        allowed = get_args(get_args(get_type_hints(Resources)[field])[0])
+        return f"say {' or '.join(allowed)}"
     if "unknown field" not in message:
         return None
     return nearest(message.split("`")[1], (*Resources.__struct_fields__, *JobSpec.__struct_fields__[2:]))

@@ -266,6 +266,8 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
         (["submit", "-N", "3", "true"], 5, "nodes=3 (flag): partition main allows 2"),
         (["submit", "-o", "nodse=3", "true"], 5, "did you mean 'nodes'?"),
         (["submit", "-t", "9x", "true"], 5, "time '9x' is not understood"),
+        (["submit", "-t", "0", "true"], 5, "time: time '0': sbatch reads it as no limit; say UNLIMITED"),
+        (["submit", "--open-mode", "apend", "true"], 5, "hint: say append or truncate"),
         (["submit"], 5, "no program to run"),
         (["submit", "--chdir", "gone", "true"], 5, "no such folder"),
         (["submit", "--after", "41", "true"], 6, "no job 41"),
