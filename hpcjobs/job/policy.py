@@ -39,6 +39,11 @@ def add_mandatory(values: Values, site: Site) -> None:
             values.default(field, value, f"policy {applied.path}")
 
 
+def mandatory_options(job: Job) -> dict[str, object]:
+    """What the policies of ``job`` make mandatory, by fields of `Resources`."""
+    return {field: value for applied in job.policies for field, value in _mandatory(applied.policy).items()}
+
+
 def check_policies(job: Job, policies: Sequence[AppliedPolicy]) -> None:
     """Compare ``job`` with ``policies``.
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan_of
+from hpcjobs.job.policy import mandatory_options
 from hpcjobs.processes.programs import own_command
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.provenance import code_state
@@ -93,7 +94,8 @@ def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, beg
     job, requested = definition.job, definition.job.resources
     resources = Resources(**dict.fromkeys(requested.__struct_fields__))
     shared = {field: getattr(requested, field) for field in _OF_THE_QUEUE}
-    small = replace(resources, **shared, nodes=1, ntasks_per_node=1, cpus_per_task=1, time="10m", begin=begin)
+    own = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": 1, "time": "10m", "begin": begin}
+    small = replace(replace(resources, **own, **shared), **mandatory_options(job))
     command = tuple(own_command("sweep", "continue", str(folder.path)))
     job = replace(
         job, name=f"{definition.name}-next", argv=command, template="job", snapshot=False, nodes=1, ntasks_per_node=1,

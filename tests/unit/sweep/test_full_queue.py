@@ -65,6 +65,22 @@ def test_a_sweep_larger_than_the_account_may_submit_is_cut_until_it_fits(
     _run_to_the_end(stub)
 
 
+def test_the_job_that_submits_the_rest_requests_what_the_centre_makes_mandatory(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "xdg"))
+    centre = tmp_path / "xdg" / "hpcjobs" / "site_configs"
+    centre.mkdir(parents=True)
+    policy = {"max_nodes": 2, "mandatory": {"mail_type": "FAIL", "time": "30m"}}
+    (centre / "stub.yaml").write_text(json.dumps({**SITE, "cluster": "big", "policy": policy}))
+    install(monkeypatch, here / "stubs", limit=6)
+    (here / "stub.yaml").write_text(json.dumps({**SITE, "defaults": {}}))
+    assert sweep(10).json["waiting"] > 0
+    script = Path("runs/sweep-s/next-001/job.sh").read_text()
+    assert "#SBATCH --mail-type=FAIL" in script
+    assert "#SBATCH --time=00:30:00" in script
+
+
 def _run_to_the_end(stub: StubSlurm) -> None:
     """End what is queued, and let the job that submits the rest do it, as Slurm would: a running job still counts."""
     for _ in range(10):
