@@ -80,7 +80,10 @@ def _load_pretrained(folder: Path, config: Config, shape: DecoderShape, train: D
 
 def _data(config: Config, shape: DecoderShape) -> tuple[Dataset, Dataset]:
     if config.tokens:
-        return token_windows(config.tokens, length=shape.sequence_length)
+        parts = token_windows(config.tokens, length=shape.sequence_length)
+        for part in parts:
+            part.vocabulary = shape.vocabulary
+        return parts
     if config.text:
         return byte_windows(config.text, length=shape.sequence_length)
     count = SYNTHETIC_SAMPLES if config.train_samples is None else config.train_samples

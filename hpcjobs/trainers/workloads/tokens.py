@@ -49,13 +49,21 @@ class TokenWindows:
 
     def __init__(self, files: Sequence[Tokens], windows: Sequence[range], *, length: int) -> None:
         self.files, self.windows, self.length = files, windows, length
+        self.vocabulary: int | None = None
+        """Tokens of the model; a batch with a higher number is refused."""
         self.ends = np.array(list(accumulate(len(one) for one in windows)))
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
     def read_batch(self, indices: Sequence[int]) -> Batch:
-        tokens = torch.from_numpy(np.stack([self._window(index) for index in indices]).astype(np.int64))
+        stacked = np.stack([self._window(index) for index in indices]).astype(np.int64)
+        if self.vocabulary is not None and stacked.max() >= self.vocabulary:
+            raise BadData(
+                f"--tokens has the token {stacked.max()}, and the model has {self.vocabulary} tokens, numbered from 0",
+                hint="--vocabulary N, or the tokens of the model's own tokenizer",
+            )
+        tokens = torch.from_numpy(stacked)
         return tokens[:, :-1], tokens[:, 1:]
 
     def _window(self, index: int) -> Tokens:

@@ -203,3 +203,13 @@ def test_files_that_are_no_tokens_are_refused_by_name(files: dict[str, bytes], a
         (tmp_path / name).write_bytes(content)
     with pytest.raises(Exception, match=arguments):
         token_windows([str(tmp_path)], length=16)
+
+
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU the model itself would end with an assertion of the device, which says nothing of data."""
+    np.arange(3000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    flags = ["--workload", "lm", "--tokens", str(tmp_path / "train.bin"), "--vocabulary", "64", "--steps", "2"]
+    assert trainers.run("ddp", [*flags, "--sequence-length", "10", "--run-dir", str(tmp_path), "--no-probe"]) == 15
+    message = capsys.readouterr().err
+    assert "and the model has 64 tokens, numbered from 0. Hint: --vocabulary N" in message
+    assert message.count("\n") == 1
