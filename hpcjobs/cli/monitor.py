@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -107,7 +109,9 @@ def _slurm_site(site: str | None) -> Site | None:
 
 @contextmanager
 def _stop_sampler(sampler: Popen[bytes]) -> Iterator[None]:
-    """Stop the sampler behind the block, and close its pipe."""
+    """Stop the sampler behind the block, also where a signal ends it, and close its pipe."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     with sampler:
         try:
             yield

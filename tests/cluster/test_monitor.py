@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from commandline import ok, start
 from waiting import eventually
 
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
 
 
@@ -20,6 +24,39 @@ def write_program(workdir: Path) -> Path:
     program.write_text(text)
     program.chmod(0o755)
     return program
+
+
+NVML = """
+#include <stdio.h>
+#include <stdlib.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)8; return index ? 2 : 0; }
+int nvmlDeviceGetHandleByUUID(const char *name, void **handle) { return 2; }
+int nvmlDeviceGetMemoryInfo(void *handle, void *memory) { return 3; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { return 3; }
+int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) { return 3; }
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned *percents) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/gpu-of-%s", getenv("GPU_FOLDER"), getenv("SLURMD_NODENAME"));
+    FILE *file = fopen(path, "r");
+    percents[0] = percents[1] = 0;
+    if (file && fscanf(file, "%u", percents) == 1) fclose(file);
+    return 0;
+}
+"""
+"""NVIDIA's management library with one GPU per node, whose utilisation a file of the node says; without it 0 %."""
+
+
+@pytest.fixture
+def gpus(workdir: Path) -> dict[str, str]:
+    """The environment in which a sampler sees such GPUs."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler on this machine")
+    (workdir / "nvml.c").write_text(NVML)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", "libnvidia-ml.so.1", "nvml.c"], cwd=workdir, check=True)
+    return {"CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": str(workdir), "GPU_FOLDER": str(workdir)}
 
 
 def newest(folder: Path) -> list[dict[str, object]]:
@@ -81,3 +118,25 @@ def test_every_node_of_a_job_of_any_program_is_sampled_beside_its_tasks(sandbox:
     _, err = watcher.communicate(timeout=300)
     assert watcher.returncode == 0, err
     assert ok("wait", "any").code == 0
+
+
+def test_a_slow_node_is_named_and_a_job_is_cancelled_once_the_gpus_of_all_its_nodes_are_idle(
+    sandbox: Sandbox, workdir: Path, gpus: dict[str, str]
+) -> None:
+    arguments = ("--site", "tu-hpc", "--nodes", "2", "--ntasks-per-node", "1", "--time", "10m", "--name", "held")
+    ok("submit", *arguments, str(write_program(workdir)))
+    eventually(lambda: len(list(workdir.glob("started-*"))) == 2)
+    first, second = sorted(hosts_of(ok("ps", "--json").json[0]["record"]["node_list"]))
+    busy = workdir / f"gpu-of-{first}"
+    busy.write_text("95")
+    watcher = start("monitor", "held", "--interval", "1", "--cancel-idle", "5s", env=gpus)
+    assert watcher.stdout is not None
+    lines = list(itertools.islice(watcher.stdout, 12))  # six samples of each node
+    alarms = [line for line in lines if line.startswith("alarm: ")]
+    assert f"alarm: {first}: busy (95 %) while the other nodes wait (0 %): it may be slow\n" in alarms
+    assert any(line.startswith(f"{second} ") and "GPU 0 %" in line for line in lines)
+    busy.unlink()
+    out, err = watcher.communicate(timeout=300)
+    assert watcher.returncode == 0, err
+    assert "all its nodes idle for" in out
+    eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "CANCELLED")

@@ -162,3 +162,16 @@ def test_a_job_whose_gpus_cannot_be_read_is_not_cancelled_and_says_so(here: Path
     _, err = watcher.communicate(timeout=200)
     assert "--cancel-idle has no effect: how long" in err
     assert not (slurm / "scancel.asked").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_sampler_ends_with_the_command_that_started_it(here: Path, slurm: Path, number: signal.Signals) -> None:
+    answer(slurm, "scontrol", f"echo '{SHOWN.format(state='RUNNING', nodes='n7')}'")
+    watcher = start("monitor", "4711", "--interval", "1")
+    assert watcher.stdout is not None
+    assert "CPU" in watcher.stdout.readline()
+    watcher.send_signal(number)
+    watcher.communicate(timeout=60)
+    path = here / "runs" / "monitor-4711" / "monitor.jsonl"
+    eventually(lambda: path.read_text().endswith('{"kind": "end"}\n'))
+    assert watcher.returncode == 128 + number
