@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from hpcjobs.accounting.doubts import Doubts
-from hpcjobs.accounting.sources import JobFilter, JobTable, filter_jobs, gather, query_attempts
+from hpcjobs.accounting.sources import AccountingTable, JobFilter, filter_jobs, gather, query_attempts
 from hpcjobs.accounting.totals import GROUPS, totals
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.site.library import default_site, load_site
@@ -25,7 +25,7 @@ def parse_since(since: str | float) -> float:
     return time.time() - walltime_s(since) if isinstance(since, str) else since
 
 
-def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = None) -> JobTable:
+def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = None) -> AccountingTable:
     """`totals.totals` of the jobs, by ``by``; attempts of a requeued job count where they ended.
 
     Raises:
@@ -37,7 +37,7 @@ def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = No
     doubts = Doubts()
     if jobs_site.scheduler == "slurm":
         try:
-            return JobTable(totals(_days(job_filter, jobs_site, doubts), by=by), doubts.by_frequency(), [])
+            return AccountingTable(totals(_days(job_filter, jobs_site, doubts), by=by), doubts.by_frequency(), [])
         except SchedulerError:
             pass  # gather says why, and asks the others
     table = gather(job_filter, site=jobs_site)

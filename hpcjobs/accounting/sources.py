@@ -26,7 +26,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import own_records
 from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
@@ -48,7 +48,7 @@ class JobFilter(NamedTuple):
     """These jobs, whenever they ran."""
 
 
-class JobTable(NamedTuple):
+class AccountingTable(NamedTuple):
     """Jobs (one row each, `columns.COLUMNS`), what is doubtful, and why a better source was not used."""
 
     jobs: pl.DataFrame
@@ -56,7 +56,7 @@ class JobTable(NamedTuple):
     notes: list[str]
 
 
-def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> JobTable:
+def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> AccountingTable:
     """The jobs of one site, one row each.
 
     Raises:
@@ -77,7 +77,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> JobTable
     parent = pl.col("job_id").str.extract(r"^([^_+]+)")
     folder = parent.replace_strict(own, default=None, return_dtype=pl.String)
     jobs = filter_jobs(merge_attempts(jobs), job_filter).with_columns(run_dir=pl.coalesce("run_dir", folder))
-    return JobTable(add_gpu_usage(add_goodput(jobs), jobs_site), doubts.by_frequency(), notes)
+    return AccountingTable(add_gpu_usage(add_goodput(jobs), jobs_site), doubts.by_frequency(), notes)
 
 
 def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
@@ -120,7 +120,7 @@ def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:
 def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) -> pl.DataFrame:
     """squeue for what lives, scontrol for what ended lately, then the files of jobs submitted with hpcjobs."""
     known = {entry.job_id: entry for entry in index.entries() if entry.site == site.name}
-    slurm = Slurm(site.slurm_conf)
+    slurm = SlurmScheduler(site.slurm_conf)
     records: dict[str, tuple[JobRecord, Entry | None]] = {}
     try:
         for record in [*slurm.queue(), *_query_scontrol(site)]:

@@ -19,7 +19,7 @@ _STEPS: Final = Table(("JobID", "MaxRSS", "TRESUsageInTot"), "|")
 N = TypeVar("N", int, float)
 
 
-class Usage(NamedTuple):
+class StepUsage(NamedTuple):
     """What the steps of a running job have used so far. None: not measured."""
 
     cpu_s: float | None
@@ -58,13 +58,13 @@ def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Ru
     )
 
 
-def parse_sstat(out: str) -> dict[str, Usage]:
+def parse_sstat(out: str) -> dict[str, StepUsage]:
     """Job id -> use, from the table `_STEPS`."""
-    used: dict[str, Usage] = {}
+    used: dict[str, StepUsage] = {}
     for row in _STEPS.rows(out):
         job_id, sampled = row.raw("JobID").partition(".")[0], row.raw("TRESUsageInTot")
-        before = used.get(job_id, Usage(None, None, None))
-        used[job_id] = Usage(
+        before = used.get(job_id, StepUsage(None, None, None))
+        used[job_id] = StepUsage(
             _add(before.cpu_s, read_clock_s(read_resource(sampled, "cpu"))),
             _add(before.mem_bytes, read_bytes(read_resource(sampled, "mem"))),
             max(

@@ -119,12 +119,12 @@ def up(
     import shlex
 
     from hpcjobs.cloud import lifecycle
-    from hpcjobs.cloud.head import Head
+    from hpcjobs.cloud.head import HeadNode
     from hpcjobs.cloud.render import wheel_of
 
     cluster = _cluster(site)
     built = lifecycle.up(cluster, folder, nodes=nodes, confirmed=yes)
-    head = Head(built.ssh, built.folder)
+    head = HeadNode(built.ssh, built.folder)
     if (wheel := wheel_of(cluster)) is not None:
         head.deliver(wheel, note)
     lifecycle.print_next_steps(built, note)

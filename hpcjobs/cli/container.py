@@ -17,7 +17,7 @@ from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, clock, note, print_output, print_table
 
 if TYPE_CHECKING:
-    from hpcjobs.containers.images import Facts, Manifest
+    from hpcjobs.containers.images import ImageFacts, ImageManifest
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 _NOT_FIT = 5
@@ -141,7 +141,7 @@ def check(
 
 
 @contextmanager
-def _build_bar(name: str, before: Manifest | None) -> Iterator[Callable[[str], None]]:
+def _build_bar(name: str, before: ImageManifest | None) -> Iterator[Callable[[str], None]]:
     """A function that prints a step of the build, above a bar whose length is the time that the last build took."""
     from hpcjobs.cli.progress import ProgressBars
 
@@ -166,7 +166,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _in_words(facts: Facts) -> str:
+def _in_words(facts: ImageFacts) -> str:
     versions = {
         "python": facts.python,
         "torch": facts.torch,

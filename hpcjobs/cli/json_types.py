@@ -89,9 +89,9 @@ def _plan() -> Any:
 
 
 def _jobs() -> Any:
-    from hpcjobs.run.listing import Row
+    from hpcjobs.run.listing import ListedJob
 
-    return _many(derive(Row, "JobLine", record=record()))
+    return _many(derive(ListedJob, "JobLine", record=record()))
 
 
 def _load() -> Any:
@@ -190,9 +190,9 @@ def _advice() -> Any:
 
 
 def _site_check() -> Any:
-    from hpcjobs.discovery.compare import Finding
+    from hpcjobs.discovery.compare import SiteFinding
 
-    return _extend(SiteChecked, findings=_many(derive(Finding, "SiteFinding")))
+    return _extend(SiteChecked, findings=_many(derive(SiteFinding, "SiteFinding")))
 
 
 def _site_draft() -> Any:
@@ -225,24 +225,24 @@ def _nodes() -> Any:
 
 
 def _image() -> Any:
-    from hpcjobs.containers.images import Manifest
+    from hpcjobs.containers.images import ImageManifest
 
-    manifest = derive(Manifest, built=Time)
+    manifest = derive(ImageManifest, built=Time)
     return _new("ImageBuilt", "An image that was built.", path=str, new=bool, manifest=manifest)
 
 
 def _images() -> Any:
-    from hpcjobs.containers.images import Manifest
+    from hpcjobs.containers.images import ImageManifest
 
-    image = _extend(ImageLine, manifest=derive(Manifest, built=Time) | None)
+    image = _extend(ImageLine, manifest=derive(ImageManifest, built=Time) | None)
     return _new("Images", "Images of a site, and recipes.", images=_many(image), recipes=dict[str, str])
 
 
 def _image_verdict() -> Any:
-    from hpcjobs.containers.images import Facts
+    from hpcjobs.containers.images import ImageFacts
     from hpcjobs.containers.verdict import ImageVerdict
 
-    verdict = derive(ImageVerdict, facts=Facts | None)
+    verdict = derive(ImageVerdict, facts=ImageFacts | None)
     return _new("ImageChecked", "Whether an image fits a site.", verdict=verdict, fits=bool)
 
 

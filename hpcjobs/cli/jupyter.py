@@ -17,7 +17,7 @@ from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
-    from hpcjobs.jupyter.request import Kind, Request
+    from hpcjobs.jupyter.request import Kind, SessionRequest
     from hpcjobs.run.index import Entry
 
 app = typer.Typer(cls=SbatchGroup, rich_markup_mode=None, add_completion=False)
@@ -90,7 +90,7 @@ def jupyter(
     _attend(entry, detach=detach, as_json=as_json)
 
 
-def _print_request(request: Request, *, as_json: bool) -> None:
+def _print_request(request: SessionRequest, *, as_json: bool) -> None:
     plan = request.plan
     if as_json:
         settings = request.settings._replace(token=None)

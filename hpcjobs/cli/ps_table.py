@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcjobs.cli.output import clock, print_table, table_width
 
 if TYPE_CHECKING:
-    from hpcjobs.run.listing import Row
+    from hpcjobs.run.listing import ListedJob
     from hpcjobs.scheduler.base import JobRecord, State
 
 _HEADERS = ("JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "PROGRESS", "START", "EXIT", "REASON", "RUN FOLDER")
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     state: State
 
 
-def make_lines(rows: Iterable[Row], *, tasks: bool) -> list[Line]:
+def make_lines(rows: Iterable[ListedJob], *, tasks: bool) -> list[Line]:
     """The lines for ``rows``; the tasks of an array are one line, or one each with ``tasks``."""
     if tasks:
         return [_line(row) for row in rows]
@@ -47,7 +47,7 @@ def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
     print_table(headers, cut, styles=[{state: choose_colour(line.state)} for line in lines])
 
 
-def _job_of(row: Row) -> tuple[str, str | None]:
+def _job_of(row: ListedJob) -> tuple[str, str | None]:
     return row.record.job_id.split("_")[0], row.run_dir
 
 
@@ -59,13 +59,13 @@ def _without_empty(table: Sequence[Sequence[str]], header: str) -> list[Sequence
     return [[*row[:n], *row[n + 1 :]] for row in table]
 
 
-def _line(row: Row) -> Line:
+def _line(row: ListedJob) -> Line:
     cells = list(_cells(row, row.record.job_id, row.record.state.value))
     cells[_HEADERS.index("PROGRESS")] = _progress(row)
     return Line(tuple(cells), row.record.state)
 
 
-def _progress(row: Row) -> str:
+def _progress(row: ListedJob) -> str:
     """``120/1000, 3m20s left`` of a job that runs and writes metrics; else nothing."""
     from hpcjobs.run.progress import job_progress
     from hpcjobs.scheduler.base import State
@@ -76,7 +76,7 @@ def _progress(row: Row) -> str:
     return progress.of_total if progress.time_left is None else f"{progress.of_total}, {progress.time_left}"
 
 
-def _fold(rows: Sequence[Row]) -> Line:
+def _fold(rows: Sequence[ListedJob]) -> Line:
     """One line for the tasks of an array: how many are in each state, the longest time, the first start and failure."""
     from hpcjobs.job.array import count_tasks
     from hpcjobs.scheduler.base import State
@@ -105,7 +105,7 @@ def _fold(rows: Sequence[Row]) -> Line:
     return Line(tuple(cells), shown.state)
 
 
-def _cells(row: Row, job: str, state: str) -> tuple[str, ...]:
+def _cells(row: ListedJob, job: str, state: str) -> tuple[str, ...]:
     record = row.record
     return (
         job,

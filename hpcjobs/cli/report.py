@@ -17,7 +17,7 @@ from hpcjobs.remote.outputs import record_output
 if TYPE_CHECKING:
     import polars as pl
 
-    from hpcjobs.accounting.sources import JobFilter, JobTable
+    from hpcjobs.accounting.sources import AccountingTable, JobFilter
     from hpcjobs.scaling.comparison import BoundCheck
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
@@ -111,7 +111,7 @@ def jobs(
         print_jobs(table.jobs)
 
 
-def _print_doubts(table: JobTable) -> None:
+def _print_doubts(table: AccountingTable) -> None:
     for line in table.notes:
         note(line)
     for doubt in table.doubts:

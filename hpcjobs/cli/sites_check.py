@@ -28,7 +28,7 @@ def check(
     from hpcjobs.discovery.trial import finish_trials, start_trials
     from hpcjobs.errors import RequestError
     from hpcjobs.processes.programs import run as run_program
-    from hpcjobs.scheduler.slurm.client import Slurm
+    from hpcjobs.scheduler.slurm.client import SlurmScheduler
     from hpcjobs.site.library import default_site, load_site
     from hpcjobs.units import walltime_s
 
@@ -40,7 +40,7 @@ def check(
     if site.scheduler != "slurm":
         raise RequestError(f"site {site.name} ({site.path}) has no Slurm to compare it with")
     runner = partial(run_program, env={"SLURM_CONF": site.slurm_conf}) if site.slurm_conf else run_program
-    findings = compare(site, read_cluster(Slurm(site.slurm_conf), runner))
+    findings = compare(site, read_cluster(SlurmScheduler(site.slurm_conf), runner))
     if not run:
         findings += list_untried(site)
     else:

@@ -11,7 +11,7 @@ import typer
 from hpcjobs.cli.output import Json, note, print_output
 
 if TYPE_CHECKING:
-    from hpcjobs.discovery.proposal import Draft
+    from hpcjobs.discovery.proposal import SiteDraft
 
 
 def init(
@@ -51,7 +51,7 @@ def init(
     from hpcjobs.discovery.read import read_cluster
     from hpcjobs.discovery.site_file import choose_path, default_name, save_text
     from hpcjobs.discovery.text import write_text
-    from hpcjobs.scheduler.slurm.client import Slurm
+    from hpcjobs.scheduler.slurm.client import SlurmScheduler
 
     answers = Answers(
         partition=partition, account=account, qos=qos, time=time, mpi=mpi, interface=interface,
@@ -59,7 +59,7 @@ def init(
         container_runtime=container_runtime, scratch=scratch, run_root=run_root, login=login,
     )  # fmt: skip
     path = choose_path(name, file, force=force or dry_run) if name is not None or file is not None else None
-    cluster = read_cluster(Slurm())
+    cluster = read_cluster(SlurmScheduler())
     if path is None:
         path = choose_path(default_name(cluster), None, force=force or dry_run)
     draft = draft_site(path.stem, cluster, answers)
@@ -78,7 +78,7 @@ def init(
         note("left out: " + "; ".join(f"{o.partition} ({o.reason})" for o in draft.omissions))
 
 
-def _print_draft(draft: Draft, path: Path, text: str, *, written: bool) -> None:
+def _print_draft(draft: SiteDraft, path: Path, text: str, *, written: bool) -> None:
     import yaml
 
     print_output(

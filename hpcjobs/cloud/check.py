@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.estimate import Estimate, estimate
+from hpcjobs.cloud.estimate import CostEstimate, estimate
 from hpcjobs.cloud.render import Kind
 from hpcjobs.cloud.schema import problems, provider_schema
 from hpcjobs.cloud.values import gib
@@ -22,7 +22,7 @@ _SECRET = re.compile(
 )
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ClusterFinding(msgspec.Struct, frozen=True):
     """One thing to know; an ``error`` would fail or do harm."""
 
     level: Level
@@ -37,8 +37,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     checked_against: str
     """Provider and version whose schema the files were held against."""
-    findings: tuple[Finding, ...]
-    estimate: Estimate
+    findings: tuple[ClusterFinding, ...]
+    estimate: CostEstimate
 
     @property
     def failed(self) -> bool:
@@ -49,7 +49,7 @@ def check(cluster: Cluster, files: Mapping[str, str], kind: Kind = "vms") -> Rep
     """Hold ``files`` (as rendered for ``kind``, or as somebody changed them) and the cluster against what is known."""
     schema = provider_schema(cluster.cloud.provider)
     priced = estimate(cluster)
-    findings = [Finding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
+    findings = [ClusterFinding("error", "terraform", problem) for problem in problems(files, cluster.cloud.provider)]
     findings += [
         *_secrets(files),
         *_quota(cluster),
@@ -66,16 +66,16 @@ def check(cluster: Cluster, files: Mapping[str, str], kind: Kind = "vms") -> Rep
     )
 
 
-def _secrets(files: Mapping[str, str]) -> Iterator[Finding]:
+def _secrets(files: Mapping[str, str]) -> Iterator[ClusterFinding]:
     for name, text in files.items():
         for number, line in enumerate(text.splitlines(), 1):
             if _SECRET.search(line):
-                yield Finding(
+                yield ClusterFinding(
                     "error", "secrets", f"{name}:{number} looks like a key or token; it would stand in the state"
                 )
 
 
-def _quota(cluster: Cluster) -> Iterator[Finding]:
+def _quota(cluster: Cluster) -> Iterator[ClusterFinding]:
     """Against the limits in the site file; the provider is not asked."""
     cloud, nodes = cluster.cloud, cluster.cloud.nodes.max
     disk = (nodes + 1) * gib(cloud.disk.size) + (gib(cloud.shared.size) if cloud.shared.kind == "nfs" else 0)
@@ -86,49 +86,55 @@ def _quota(cluster: Cluster) -> Iterator[Finding]:
         ("GiB of disks", disk, allowed_disk),
     ):
         if allowed is not None and needed > allowed:
-            yield Finding("error", "quota", f"{needed} {what} are needed, the site's quota says {allowed}")
+            yield ClusterFinding("error", "quota", f"{needed} {what} are needed, the site's quota says {allowed}")
         elif needed:
             known = "the site says no quota" if allowed is None else f"of {allowed}"
-            yield Finding("note", "quota", f"{needed} {what} at most ({known})")
+            yield ClusterFinding("note", "quota", f"{needed} {what} at most ({known})")
 
 
-def _money(cluster: Cluster, priced: Estimate) -> Iterator[Finding]:
+def _money(cluster: Cluster, priced: CostEstimate) -> Iterator[ClusterFinding]:
     budget = cluster.cloud.budget
     if priced.per_hour is None:
-        yield Finding("warning", "price", "the site has no prices (prices: node_hour or gpu_hour): no estimate")
+        yield ClusterFinding("warning", "price", "the site has no prices (prices: node_hour or gpu_hour): no estimate")
     elif budget is not None and priced.per_hour * budget.hours > budget.amount:
         cost = f"{priced.per_hour * budget.hours:.2f}"
         text = f"{budget.hours:g} hours cost about {cost} {priced.currency}, the budget is {budget.amount:g}"
-        yield Finding("error", "budget", text)
+        yield ClusterFinding("error", "budget", text)
     elif budget is None:
-        yield Finding("note", "budget", "none said: the cluster costs until `hpcjobs cloud down`")
+        yield ClusterFinding("note", "budget", "none said: the cluster costs until `hpcjobs cloud down`")
 
 
-def _security(cluster: Cluster, kind: Kind) -> Iterator[Finding]:
+def _security(cluster: Cluster, kind: Kind) -> Iterator[ClusterFinding]:
     cloud = cluster.cloud
     if kind == "soperator":
-        yield Finding("warning", "ssh", "Soperator's login node may be tried from anywhere: its recipe has no ssh_from")
+        yield ClusterFinding(
+            "warning", "ssh", "Soperator's login node may be tried from anywhere: its recipe has no ssh_from"
+        )
     elif cloud.network.is_open:
-        yield Finding("warning", "ssh", "a large part of the world may try (open_to_world is set); keys only")
+        yield ClusterFinding("warning", "ssh", "a large part of the world may try (open_to_world is set); keys only")
     else:
-        yield Finding("note", "ssh", f"to the head alone, from {', '.join(cloud.network.ssh_from) or 'nowhere yet'}")
+        yield ClusterFinding(
+            "note", "ssh", f"to the head alone, from {', '.join(cloud.network.ssh_from) or 'nowhere yet'}"
+        )
     key = cloud.disk.encryption_key
-    yield Finding("note", "encryption", f"disks: {key or 'at rest, with keys that the provider manages'}")
+    yield ClusterFinding("note", "encryption", f"disks: {key or 'at rest, with keys that the provider manages'}")
     if cloud.provider == "gcp":
-        yield Finding(
+        yield ClusterFinding(
             "note", "identity", f"a service account without roles; scopes: {', '.join(cloud.scopes) or 'none'}"
         )
         if "cloud-platform" in cloud.scopes:
-            yield Finding("warning", "identity", "scope cloud-platform: every program may do what the account may")
+            yield ClusterFinding(
+                "warning", "identity", "scope cloud-platform: every program may do what the account may"
+            )
         level: Level = "note" if cloud.secure_boot else "warning"
         boot = "secure boot, vTPM, integrity" if cloud.secure_boot else "vTPM and integrity, but no secure boot"
-        yield Finding(level, "shielded VM", boot)
+        yield ClusterFinding(level, "shielded VM", boot)
     else:
-        yield Finding("note", "identity", "machines have no service account")
-        yield Finding("note", "shielded VM", "Nebius has no such setting")
+        yield ClusterFinding("note", "identity", "machines have no service account")
+        yield ClusterFinding("note", "shielded VM", "Nebius has no such setting")
 
 
-def _unsaid(cluster: Cluster) -> Iterator[Finding]:
+def _unsaid(cluster: Cluster) -> Iterator[ClusterFinding]:
     cloud = cluster.cloud
     for name, value in (
         ("project", cloud.project),
@@ -136,4 +142,4 @@ def _unsaid(cluster: Cluster) -> Iterator[Finding]:
         ("network.ssh_from", cloud.network.ssh_from),
     ):
         if not value:
-            yield Finding("warning", name, f"not said: add cloud.{name} to your copy of the site before `up`")
+            yield ClusterFinding("warning", name, f"not said: add cloud.{name} to your copy of the site before `up`")

@@ -51,7 +51,7 @@ class Cluster(NamedTuple):
         return self.cloud.gpu.model if self.cloud.gpu else None
 
 
-class _File(msgspec.Struct, frozen=True):
+class _ClusterFile(msgspec.Struct, frozen=True):
     """A site file with nothing but its cloud section looked at."""
 
     cloud: Cloud | None = None
@@ -73,7 +73,7 @@ def settle(site: Site) -> Cluster:
     path = Path(site.path)
     if site.cloud is None:
         raise ConfigError(f"{path}: site {site.name} has no cloud section", hint="docs/cloud.md shows what one says")
-    cloud = read_yaml(path, _File).cloud
+    cloud = read_yaml(path, _ClusterFile).cloud
     assert cloud is not None  # the loader found the key
     problem = next(_contradictions(site, cloud), None)
     if problem is not None:

@@ -7,7 +7,7 @@ import msgspec
 from hpcjobs.cloud.cluster import Cluster
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Money per hour of the whole cluster, in ``currency``; ``None`` where the site has no prices.
 
     Per node: node_hour + GPUs x gpu_hour + CPUs x cpu_hour, whichever the site says; plus the head's own price.
@@ -20,7 +20,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What the estimate does not hold."""
 
 
-def estimate(cluster: Cluster) -> Estimate:
+def estimate(cluster: Cluster) -> CostEstimate:
     """For ``nodes.max`` nodes."""
     prices, nodes, head = cluster.site.prices, cluster.cloud.nodes.max, cluster.cloud.head.hour
     parts = (
@@ -33,4 +33,4 @@ def estimate(cluster: Cluster) -> Estimate:
     if cluster.cloud.spot:
         left_out.append("what spot nodes cost less")
     per_hour = round(nodes * sum(node) + (head or 0), 4) if node else None
-    return Estimate(nodes=nodes, per_hour=per_hour, currency=prices.currency, left_out=tuple(left_out))
+    return CostEstimate(nodes=nodes, per_hour=per_hour, currency=prices.currency, left_out=tuple(left_out))

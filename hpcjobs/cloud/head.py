@@ -17,7 +17,7 @@ _PAUSE_S = 5.0
 _READY = "test -e .cluster-ready"
 
 
-class Head:
+class HeadNode:
     """Where people log in.
 
     The cluster's own known_hosts, in its folder, keeps the key that the head showed first: the user's file may know

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hpcjobs.cloud import terraform
 from hpcjobs.cloud.check import Report, check
 from hpcjobs.cloud.cluster import Cluster
-from hpcjobs.cloud.head import Head
+from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
@@ -19,7 +19,7 @@ from hpcjobs.files import config_dir, write_beside
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
 
 
-class Built(NamedTuple):
+class BuiltCluster(NamedTuple):
     """A cluster that is up."""
 
     folder: Path
@@ -56,7 +56,9 @@ def plan(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = No
     return out
 
 
-def up(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None, confirmed: bool = False) -> Built:
+def up(
+    cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None, confirmed: bool = False
+) -> BuiltCluster:
     """Build the cluster, or change it to what the site says now; Terraform asks before it does unless ``confirmed``.
 
     ``nodes``: how many worker nodes to have; None: as many as there are, and at first the site's ``nodes.min``.
@@ -74,7 +76,7 @@ def up(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None
         terraform.secure_state(out)
     values = terraform.outputs(out)
     site_file = remember_login(cluster, f"{cluster.cloud.ssh.user}@{values['head_address']}")
-    return Built(out, site_file, values["head_address"], values["nodes"], values["ssh"], values["submit"])
+    return BuiltCluster(out, site_file, values["head_address"], values["nodes"], values["ssh"], values["submit"])
 
 
 def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
@@ -98,7 +100,7 @@ def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = Fals
     if not (out / "terraform.tfstate").is_file():
         raise HpcJobsError(f"nothing of {cluster.name} is built: no state in {out}", hint="--dir says another folder")
     if not force and (ssh := terraform.outputs(out).get("ssh")) is not None:
-        refuse_while_jobs_run(Head(ssh, out))
+        refuse_while_jobs_run(HeadNode(ssh, out))
     try:
         terraform.stream(
             out, "destroy", *variables(cluster, out, None), *(["-auto-approve", "-input=false"] if confirmed else [])
@@ -107,7 +109,7 @@ def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = Fals
         terraform.secure_state(out)
 
 
-def refuse_while_jobs_run(head: Head) -> None:
+def refuse_while_jobs_run(head: HeadNode) -> None:
     """Ask the cluster's own queue.
 
     Raises:
@@ -143,7 +145,7 @@ def remember_login(cluster: Cluster, login: str) -> Path:
     return own
 
 
-def print_next_steps(built: Built, say: Callable[[str], None]) -> None:
+def print_next_steps(built: BuiltCluster, say: Callable[[str], None]) -> None:
     """The lines a person needs after ``up``."""
     say(f"head {built.head_address}, {len(built.nodes)} nodes: {', '.join(built.nodes)}")
     say(f"state and files: {built.folder}")

@@ -31,7 +31,7 @@ def _check_size(field: str, value: str) -> None:
         raise ValueError(f"{field} must be at least 1G, not {value!r}")
 
 
-class Gpu(Frozen, frozen=True, kw_only=True):
+class CloudGpu(Frozen, frozen=True, kw_only=True):
     """The GPUs of one node."""
 
     model: str
@@ -74,7 +74,7 @@ class Disk(Frozen, frozen=True, kw_only=True):
             )
 
 
-class Head(Frozen, frozen=True, kw_only=True):
+class HeadSection(Frozen, frozen=True, kw_only=True):
     """The node people log in to: it runs Slurm's controller, and NFS where that is the shared filesystem."""
 
     machine: str
@@ -189,9 +189,9 @@ class Cloud(Frozen, frozen=True, kw_only=True):
     partition: str | None = None
     """Partition whose nodes these are; ``None``: the default one."""
     machine: str
-    gpu: Gpu | None = None
+    gpu: CloudGpu | None = None
     nodes: NodeCount
-    head: Head
+    head: HeadSection
     image: str | None = None
     """Image (GCP) or image family (Nebius) of the nodes; ``None``: Ubuntu 24.04, with NVIDIA's driver for GPUs."""
     disk: Disk = Disk()

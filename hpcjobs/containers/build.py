@@ -17,7 +17,7 @@ import msgspec
 
 import hpcjobs
 from hpcjobs.containers import pip_settings
-from hpcjobs.containers.images import SUFFIX, Manifest, folder_of, manifest_path, read_manifest
+from hpcjobs.containers.images import SUFFIX, ImageManifest, folder_of, manifest_path, read_manifest
 from hpcjobs.containers.look import look, program_here
 from hpcjobs.containers.recipes import Recipe, recipe_hash, resolve_arguments
 from hpcjobs.containers.sif import check_whole, fingerprint, sha256
@@ -33,11 +33,11 @@ _LOG_LINES = 15
 Say = Callable[[str], None]
 
 
-class Built(NamedTuple):
+class BuiltImage(NamedTuple):
     """What a build came to."""
 
     path: Path
-    manifest: Manifest
+    manifest: ImageManifest
     new: bool
     """False: nothing had changed, and nothing was built."""
 
@@ -52,7 +52,7 @@ def build(
     fakeroot: bool = False,
     force: bool = False,
     say: Say = lambda line: None,
-) -> Built:
+) -> BuiltImage:
     """Build ``recipe`` for ``site``; ``say`` gets a line for each step.
 
     Args:
@@ -76,7 +76,7 @@ def build(
     with _alone(image, say):
         existing = None if force else read_manifest(image)
         if existing is not None and existing.recipe_hash == expected_hash:
-            return Built(image, existing, new=False)
+            return BuiltImage(image, existing, new=False)
         started = time.time()
         with _workplace(site) as work:
             draft = work / image.name
@@ -88,7 +88,7 @@ def build(
             facts = look(site, str(draft))
             beside = image.with_name(f".{image.name}.{os.getpid()}")
             shutil.move(str(draft), beside)
-        manifest = Manifest(
+        manifest = ImageManifest(
             schema=1,
             name=recipe.name,
             recipe=str(recipe.path),
@@ -107,10 +107,10 @@ def build(
         )
         os.replace(beside, image)
         write_beside(manifest_path(image), msgspec.json.format(msgspec.json.encode(manifest), indent=1), mode=0o644)
-    return Built(image, manifest, new=True)
+    return BuiltImage(image, manifest, new=True)
 
 
-def last_build(recipe: Recipe, site: Site) -> Manifest | None:
+def last_build(recipe: Recipe, site: Site) -> ImageManifest | None:
     """The record of the image that ``recipe`` was built into before; None: there is none that can be read."""
     try:
         return read_manifest(folder_of(site) / f"{recipe.name}{SUFFIX}")

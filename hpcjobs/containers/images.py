@@ -18,7 +18,7 @@ from hpcjobs.site.models import Site
 SUFFIX = ".sif"
 
 
-class Facts(Frozen, frozen=True):
+class ImageFacts(Frozen, frozen=True):
     """What is in an image; None: it is not."""
 
     python: str | None = None
@@ -37,7 +37,7 @@ class Facts(Frozen, frozen=True):
     """Version by name, of those that the trainers use."""
 
 
-class Manifest(Frozen, frozen=True):
+class ImageManifest(Frozen, frozen=True):
     """``NAME.sif.json`` beside an image that was built here."""
 
     schema: int
@@ -59,7 +59,7 @@ class Manifest(Frozen, frozen=True):
     size: int
     fingerprint: str
     sha256: str
-    facts: Facts
+    facts: ImageFacts
 
 
 class Image(NamedTuple):
@@ -70,7 +70,7 @@ class Image(NamedTuple):
     """Absolute; with pyxis perhaps no file but what enroot imports."""
     fingerprint: str | None
     """None: no file."""
-    facts: Facts | None
+    facts: ImageFacts | None
     """None: not recorded."""
 
 
@@ -124,7 +124,7 @@ def find(name: str, site: Site, *, source: str) -> Image:
     return _at(name, images[name], site.containers)
 
 
-def read_manifest(image: Path) -> Manifest | None:
+def read_manifest(image: Path) -> ImageManifest | None:
     """What was recorded beside ``image``; None: nothing, or it belongs to another build.
 
     Raises:
@@ -132,7 +132,7 @@ def read_manifest(image: Path) -> Manifest | None:
     """
     path = manifest_path(image)
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=ImageManifest)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

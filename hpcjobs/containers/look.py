@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.containers.images import Facts, expand_path
+from hpcjobs.containers.images import ImageFacts, expand_path
 from hpcjobs.errors import CommandMissingError, HpcJobsError
 from hpcjobs.files import cache_dir
 from hpcjobs.processes.programs import Result, Runner, run
@@ -58,7 +58,7 @@ def inside(
         ) from error
 
 
-def look(site: Site, image: str, *, runner: Runner = run) -> Facts:
+def look(site: Site, image: str, *, runner: Runner = run) -> ImageFacts:
     """What is in ``image``.
 
     Raises:
@@ -68,7 +68,7 @@ def look(site: Site, image: str, *, runner: Runner = run) -> Facts:
     done = inside(site, image, [python, "-c", _PROBE.read_text(encoding="utf-8")], runner=runner)
     if done.code != 0:
         raise HpcJobsError(f"image {image}: {output_tail(done)}", hint=hint_for(done, site))
-    return msgspec.json.decode(done.out.strip().splitlines()[-1], type=Facts)
+    return msgspec.json.decode(done.out.strip().splitlines()[-1], type=ImageFacts)
 
 
 def output_tail(done: Result) -> str:

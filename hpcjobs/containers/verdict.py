@@ -11,7 +11,7 @@ import msgspec
 
 import hpcjobs
 from hpcjobs.containers.cuda import as_numbers, least_driver
-from hpcjobs.containers.images import Facts, Image, Manifest, expand_path, read_manifest
+from hpcjobs.containers.images import Image, ImageFacts, ImageManifest, expand_path, read_manifest
 from hpcjobs.containers.look import PACKAGE, hint_for, inside, look, output_tail, program_here
 from hpcjobs.containers.sif import sha256
 from hpcjobs.errors import CommandMissingError, HpcJobsError
@@ -22,7 +22,7 @@ Level = Literal["error", "warning", "good"]
 _TRAINERS_NEED = ("numpy", "psutil")
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ImageFinding(msgspec.Struct, frozen=True):
     """One thing that was looked at; an ``error`` would end a job."""
 
     level: Level
@@ -36,8 +36,8 @@ class ImageVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     image: str
     site: str
-    facts: Facts | None
-    findings: tuple[Finding, ...]
+    facts: ImageFacts | None
+    findings: tuple[ImageFinding, ...]
 
     @property
     def failed(self) -> bool:
@@ -56,77 +56,83 @@ def check(image: Image, site: Site, *, runner: Runner = run) -> ImageVerdict:
     )
 
 
-def _inside(image: Image, site: Site, runner: Runner) -> tuple[Facts | None, list[Finding]]:
+def _inside(image: Image, site: Site, runner: Runner) -> tuple[ImageFacts | None, list[ImageFinding]]:
     """What is in it, and what that means here; only one finding where it does not start."""
     try:
         facts = look(site, image.path, runner=runner)
     except CommandMissingError:
         raise
     except HpcJobsError as error:
-        return None, [Finding("error", "start", error.message, error.hint)]
-    starts = Finding("good", "start", f"starts under {program_here(site)}, Python {facts.python}")
+        return None, [ImageFinding("error", "start", error.message, error.hint)]
+    starts = ImageFinding("good", "start", f"starts under {program_here(site)}, Python {facts.python}")
     fits = [*_package(image, site, runner), *_mpi(facts, site, runner), *_cuda(facts, runner)]
     return facts, [starts, *_python(facts), *fits]
 
 
-def _file(image: Image) -> Iterator[Finding]:
+def _file(image: Image) -> Iterator[ImageFinding]:
     path = Path(image.path)
-    manifest: Manifest | None = read_manifest(path) if path.is_file() else None
+    manifest: ImageManifest | None = read_manifest(path) if path.is_file() else None
     if manifest is None:
-        yield Finding("warning", "file", "no record of how it was built", "hpcjobs container build makes one that has")
+        yield ImageFinding(
+            "warning", "file", "no record of how it was built", "hpcjobs container build makes one that has"
+        )
     elif sha256(path) != manifest.sha256:
-        yield Finding("error", "file", "damaged: its bytes are not those that were built", "build or copy it again")
+        yield ImageFinding(
+            "error", "file", "damaged: its bytes are not those that were built", "build or copy it again"
+        )
     else:
-        yield Finding("good", "file", f"as built on {manifest.build_host}, sha256 {manifest.sha256[:16]}...")
+        yield ImageFinding("good", "file", f"as built on {manifest.build_host}, sha256 {manifest.sha256[:16]}...")
 
 
-def _python(facts: Facts) -> Iterator[Finding]:
+def _python(facts: ImageFacts) -> Iterator[ImageFinding]:
     if facts.python is not None and as_numbers(facts.python) < (3, 10):
-        yield Finding("error", "python", f"Python {facts.python}", "hpcjobs needs 3.10 or later: another base image")
+        yield ImageFinding(
+            "error", "python", f"Python {facts.python}", "hpcjobs needs 3.10 or later: another base image"
+        )
     if facts.torch is None:
-        yield Finding("warning", "torch", "no torch: the trainers cannot run in it", "build the recipe pytorch")
+        yield ImageFinding("warning", "torch", "no torch: the trainers cannot run in it", "build the recipe pytorch")
     elif lacking := [name for name in _TRAINERS_NEED if name not in facts.packages]:
         names = " ".join(lacking)
-        yield Finding("error", "torch", f"the trainers need {names} too", f"pip install {names} in its recipe")
+        yield ImageFinding("error", "torch", f"the trainers need {names} too", f"pip install {names} in its recipe")
     else:
-        yield Finding("good", "torch", f"torch {facts.torch}")
+        yield ImageFinding("good", "torch", f"torch {facts.torch}")
 
 
-def _package(image: Image, site: Site, runner: Runner) -> Iterator[Finding]:
+def _package(image: Image, site: Site, runner: Runner) -> Iterator[ImageFinding]:
     """The nodes' corner of hpcjobs comes by a bind: does this Python import it there?"""
     source = Path(hpcjobs.__file__).resolve().parent
     arguments = ["env", f"PYTHONPATH={PACKAGE}", site.containers.python, "-c"]
     imports = "import hpcjobs.runtime.dist, hpcjobs.trainers.commandline.config"
     done = inside(site, image.path, [*arguments, imports], binds=(f"{source}:{PACKAGE}/hpcjobs:ro",), runner=runner)
     if done.code == 0:
-        yield Finding("good", "hpcjobs", f"{source} can be bound and imported")
+        yield ImageFinding("good", "hpcjobs", f"{source} can be bound and imported")
     else:
-        yield Finding("error", "hpcjobs", f"{source}: {output_tail(done)}", hint_for(done, site))
+        yield ImageFinding("error", "hpcjobs", f"{source}: {output_tail(done)}", hint_for(done, site))
 
 
-def _mpi(facts: Facts, site: Site, runner: Runner) -> Iterator[Finding]:
+def _mpi(facts: ImageFacts, site: Site, runner: Runner) -> Iterator[ImageFinding]:
     if facts.mpi is None:
         if facts.horovod is not None:
-            yield Finding("warning", "mpi", "Horovod without MPI", "--launcher horovod-gloo needs none")
+            yield ImageFinding("warning", "mpi", "Horovod without MPI", "--launcher horovod-gloo needs none")
         return
     kind = re.sub(r"_v\d+$", "", site.mpi) if site.mpi else None
     speaks = ", ".join(facts.pmi) or "no type of srun's"
     if kind is None:
-        yield Finding("warning", "mpi", f"{facts.mpi} speaks {speaks}; the site does not say its type", "set mpi")
+        yield ImageFinding("warning", "mpi", f"{facts.mpi} speaks {speaks}; the site does not say its type", "set mpi")
     elif kind not in facts.pmi:
-        yield Finding(
+        yield ImageFinding(
             "error", "mpi", f"srun --mpi={site.mpi} of the site does not speak to {facts.mpi}, which speaks {speaks}",
             f"mpi: {facts.pmi[0]} in the site file if the cluster has it" if facts.pmi
             else "build MPI with PMIx (the recipe horovod_cpu does), or --launcher horovod-gloo",
         )  # fmt: skip
     else:
         pmix = f", PMIx {facts.pmix}" if facts.pmix else ""
-        yield Finding("good", "mpi", f"{facts.mpi}{pmix} and srun --mpi={site.mpi}")
+        yield ImageFinding("good", "mpi", f"{facts.mpi}{pmix} and srun --mpi={site.mpi}")
     if kind is not None and site.scheduler == "slurm":
         yield from _check_mpi_type(site, runner)
 
 
-def _check_mpi_type(site: Site, runner: Runner) -> Iterator[Finding]:
+def _check_mpi_type(site: Site, runner: Runner) -> Iterator[ImageFinding]:
     """Whether this machine's srun has the type that the site says."""
     env = {"SLURM_CONF": site.slurm_conf} if site.slurm_conf else None
     try:
@@ -136,13 +142,15 @@ def _check_mpi_type(site: Site, runner: Runner) -> Iterator[Finding]:
     arguments = set(re.findall(r"^\s*(?:srun: )?(\w+)\s*$|(pmix_v\d+)", done.out + done.err, re.MULTILINE))
     offered = {name for pair in arguments for name in pair if name}
     if done.code != 0 or not offered:
-        yield Finding("warning", "mpi", "no srun answers here: what types it has is not known", "check on a login node")
+        yield ImageFinding(
+            "warning", "mpi", "no srun answers here: what types it has is not known", "check on a login node"
+        )
     elif site.mpi not in offered:
         known = ", ".join(sorted(offered))
-        yield Finding("error", "mpi", f"srun here has no type {site.mpi}: it has {known}", "mpi in the site file")
+        yield ImageFinding("error", "mpi", f"srun here has no type {site.mpi}: it has {known}", "mpi in the site file")
 
 
-def _cuda(facts: Facts, runner: Runner) -> Iterator[Finding]:
+def _cuda(facts: ImageFacts, runner: Runner) -> Iterator[ImageFinding]:
     least = least_driver(facts.cuda) if facts.cuda else None
     if least is None:
         return
@@ -152,15 +160,15 @@ def _cuda(facts: Facts, runner: Runner) -> Iterator[Finding]:
         versions = []
     if not versions:
         text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has none"
-        yield Finding("warning", "cuda", text, "check on a GPU node; a job looks before it starts")
+        yield ImageFinding("warning", "cuda", text, "check on a GPU node; a job looks before it starts")
     elif as_numbers(versions[0]) < as_numbers(least):
         text = f"CUDA {facts.cuda} needs driver {least} or later; this machine has {versions[0]}"
-        yield Finding("error", "cuda", text, "an image with an older CUDA, or a newer driver on the nodes")
+        yield ImageFinding("error", "cuda", text, "an image with an older CUDA, or a newer driver on the nodes")
     else:
-        yield Finding("good", "cuda", f"CUDA {facts.cuda} and driver {versions[0]}")
+        yield ImageFinding("good", "cuda", f"CUDA {facts.cuda} and driver {versions[0]}")
 
 
-def _binds(site: Site) -> Iterator[Finding]:
+def _binds(site: Site) -> Iterator[ImageFinding]:
     for text in site.containers.binds:
         try:
             source = Path(expand_path(text, site, "containers.binds").split(":")[0])
@@ -168,6 +176,8 @@ def _binds(site: Site) -> Iterator[Finding]:
         except PermissionError:
             missing = True
         if missing:
-            yield Finding("warning", "binds", f"{source} is not here", "on a node without it a job ends at its start")
+            yield ImageFinding(
+                "warning", "binds", f"{source} is not here", "on a node without it a job ends at its start"
+            )
         else:
-            yield Finding("good", "binds", str(source))
+            yield ImageFinding("good", "binds", str(source))

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hpcjobs.diagnosis.values import Step
+from hpcjobs.diagnosis.values import StepRecord
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm import fields
-from hpcjobs.scheduler.slurm.table import Row, Table
+from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 _TABLE = Table(
     (
@@ -43,7 +43,7 @@ class Account(NamedTuple):
     cancelled_by: str | None
     work_dir: str | None
     log: str | None
-    out_of_memory: Step | None
+    out_of_memory: StepRecord | None
 
 
 def read_account(job_id: str, *, env: dict[str, str], runner: Runner = run) -> Account | None:
@@ -83,7 +83,7 @@ def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run)
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) == 2 and _BAD_NODE.search(row[1].upper())))
 
 
-def _from_sacct(job_id: str, rows: list[Row]) -> Account | None:
+def _from_sacct(job_id: str, rows: list[TableRow]) -> Account | None:
     starts = [n for n, row in enumerate(rows) if row.raw("JobID") == job_id]
     if not starts:
         return None
@@ -113,7 +113,7 @@ def _from_sacct(job_id: str, rows: list[Row]) -> Account | None:
     )
 
 
-def _memory_step(steps: Iterable[Row], limit: int | None) -> Step | None:
+def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | None:
     """The step that Slurm calls out of memory, or one that was killed and whose task reached the limit."""
     for step in steps:
         state, rss = step.state(), fields.read_bytes(step.raw("MaxRSS"))
@@ -121,7 +121,7 @@ def _memory_step(steps: Iterable[Row], limit: int | None) -> Step | None:
         is_killed = state in (State.CANCELLED, State.FAILED)
         if state is State.OUT_OF_MEMORY or (is_over and is_killed):
             name = step.raw("JobID").partition(".")[2]
-            return Step(name, state.value, rss, step.text("MaxRSSNode"), step.count("MaxRSSTask"))
+            return StepRecord(name, state.value, rss, step.text("MaxRSSNode"), step.count("MaxRSSTask"))
     return None
 
 
@@ -130,7 +130,7 @@ def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Accou
     if answer.code != 0 or "JobState=" not in answer.out:
         return None
     line = answer.out.splitlines()[0]
-    job = Row(dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line))))
+    job = TableRow(dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line))))
     # A path may hold blanks: up to the next field's name.
     paths = dict(re.findall(r" (StdOut|WorkDir)=(.*?)(?= [A-Z][A-Za-z]*=|\s*$)", line))
     code, signal = job.exit()

@@ -10,7 +10,7 @@ from hpcjobs.diagnosis.fixes import add_derived, fill_fix, fill_text, values_of
 from hpcjobs.diagnosis.log import find_first_failure, find_host, select_last
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches
 from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
-from hpcjobs.diagnosis.values import Diagnosis, Evidence, Facts, Failure, Kind, Line
+from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
 from hpcjobs.units import human_bytes, human_duration
 
@@ -35,7 +35,7 @@ class _Conclusion(NamedTuple):
     is_known: bool = True
 
 
-def diagnose(facts: Facts, lines: Sequence[Line]) -> Diagnosis:
+def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
     """The cause of the failure, the rank and host it began at, its evidence and what to do; unknown stays unknown."""
     failure = facts.failure or find_first_failure(lines, tasks_are_ranks=facts.tasks_are_ranks)
     first_rank = None if failure is None else failure.rank
@@ -75,7 +75,7 @@ def diagnose(facts: Facts, lines: Sequence[Line]) -> Diagnosis:
     )
 
 
-def _conclude(facts: Facts, failure: Failure | None, best: Match | None) -> _Conclusion:
+def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _Conclusion:
     state = facts.state or ""
     of_slurm = best if best is not None and best.rule.cause in _BY_SLURM else None
     if state == "CANCELLED" and of_slurm is not None:
@@ -117,7 +117,7 @@ def _by_rule(match: Match) -> _Conclusion:
     return _Conclusion(End(rule.cause, rule.text, rule.fix, certain), match, rank, host)
 
 
-def _at_step(facts: Facts, end: End, match: Match | None) -> _Conclusion:
+def _at_step(facts: JobFacts, end: End, match: Match | None) -> _Conclusion:
     """An end that Slurm reports: at the task of the accounting's step, or where a line of the log says."""
     if end.cause == "out-of-memory" and (step := facts.out_of_memory) is not None:
         return _Conclusion(end, match, step.task if facts.tasks_are_ranks else None, step.node)
@@ -132,7 +132,7 @@ def _is_of(match: Match, failure: Failure | None) -> bool:
     return failure is None or match.line.rank in (None, failure.rank)
 
 
-def _place(conclusion: _Conclusion, failure: Failure | None, facts: Facts) -> tuple[int | None, str | None]:
+def _place(conclusion: _Conclusion, failure: Failure | None, facts: JobFacts) -> tuple[int | None, str | None]:
     """Rank and host of the failure."""
     if conclusion.end.cause in _ALL_RANKS:
         return None, None
@@ -146,7 +146,7 @@ def _place(conclusion: _Conclusion, failure: Failure | None, facts: Facts) -> tu
     return rank, host or _host_of(rank, facts)
 
 
-def _host_of(rank: int | None, facts: Facts) -> str | None:
+def _host_of(rank: int | None, facts: JobFacts) -> str | None:
     """The host of a rank: ranks fill one node after the other."""
     if len(facts.nodes) == 1:
         return facts.nodes[0]
@@ -155,13 +155,13 @@ def _host_of(rank: int | None, facts: Facts) -> str | None:
     return facts.nodes[rank // facts.ranks_per_node]
 
 
-def _signal(facts: Facts, failure: Failure | None) -> int | None:
+def _signal(facts: JobFacts, failure: Failure | None) -> int | None:
     if failure is not None and (failure.exit_code is not None or failure.signal is not None):
         return signal_of(failure.exit_code, failure.signal)
     return signal_of(facts.exit_code, facts.signal)
 
 
-def _unknown_text(facts: Facts, failure: Failure | None) -> str:
+def _unknown_text(facts: JobFacts, failure: Failure | None) -> str:
     if failure is not None:
         who = " ".join(filter(None, [f"rank {failure.rank}" if failure.rank is not None else "a rank",
                                      f"on {failure.host}" if failure.host else ""]))  # fmt: skip
@@ -171,7 +171,7 @@ def _unknown_text(facts: Facts, failure: Failure | None) -> str:
     return f"Unknown{f': {end}' if end else ''}; no line of the log explains it"
 
 
-def _evidence(facts: Facts, failure: Failure | None, best: Match | None, line: Line | None) -> Iterator[Evidence]:
+def _evidence(facts: JobFacts, failure: Failure | None, best: Match | None, line: LogLine | None) -> Iterator[Evidence]:
     if facts.state is not None:
         arguments = [f"state {facts.state}", describe_exit(facts.exit_code, facts.signal)]
         arguments.append(f"reason {facts.reason}" if facts.reason else "")

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from hpcjobs.diagnosis.values import Facts
+from hpcjobs.diagnosis.values import JobFacts
 from hpcjobs.units import human_bytes, human_duration, slurm_time
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -17,7 +17,7 @@ _PACKAGES = {
 }  # fmt: skip
 
 
-def values_of(facts: Facts, *, rank: int | None, host: str | None) -> dict[str, str]:
+def values_of(facts: JobFacts, *, rank: int | None, host: str | None) -> dict[str, str]:
     """What rules may name of the job itself; what is not known is left out."""
     memory, limit = facts.mem_per_node_bytes, facts.time_limit_s
     known = {

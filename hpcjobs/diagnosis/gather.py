@@ -12,7 +12,7 @@ import msgspec
 
 from hpcjobs.diagnosis.accounting import Account, failed_nodes, read_account
 from hpcjobs.diagnosis.log import read_lines
-from hpcjobs.diagnosis.values import Facts, Failure, Line
+from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run import logs as job_logs
@@ -34,8 +34,8 @@ class Subject(NamedTuple):
     """The job that is to be explained: its record and facts, and the lines of its logs."""
 
     record: JobRecord | None
-    facts: Facts
-    lines: list[Line]
+    facts: JobFacts
+    lines: list[LogLine]
     entry: Entry | None = None
     """Of a job that hpcjobs submitted."""
     slurm_conf: str | None = None
@@ -51,7 +51,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     task = entry
     if entry.array is not None and "_" in record.job_id and record.job_id.rpartition("_")[2].isdigit():
         task = msgspec.structs.replace(entry, task=int(record.job_id.rpartition("_")[2]))
-    facts, own = Facts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
+    facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
     account = None
     if entry.scheduler == "slurm" and not errors and is_reachable(entry) and record.state is not State.PENDING:
         account = _account(record.job_id, entry.slurm_conf, runner)
@@ -79,7 +79,7 @@ def gather_foreign(
             f"no job {job_id}: hpcjobs has not submitted it, and neither scontrol nor sacct knows it",
             hint="`hpcjobs why --log FILE` explains a log alone",
         )
-    facts = _with_account(Facts(job_id), account)
+    facts = _with_account(JobFacts(job_id), account)
     record = JobRecord(
         job_id, account.state, account.source, name=account.name, reason=account.reason,
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
@@ -95,7 +95,7 @@ def gather_log(log: Path) -> Subject:
     Raises:
         OSError: it cannot be read.
     """
-    return Subject(None, Facts(None, logs=(str(log),)), read_lines(log))
+    return Subject(None, JobFacts(None, logs=(str(log),)), read_lines(log))
 
 
 def _account(job_id: str, slurm_conf: str | None, runner: Runner) -> Account | None:
@@ -109,7 +109,7 @@ def _env(slurm_conf: str | None) -> dict[str, str]:
     return {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
 
 
-def _with_account(facts: Facts, account: Account) -> Facts:
+def _with_account(facts: JobFacts, account: Account) -> JobFacts:
     return msgspec.structs.replace(
         facts,
         name=account.name,
@@ -127,7 +127,7 @@ def _with_account(facts: Facts, account: Account) -> Facts:
     )
 
 
-def _with_record(facts: Facts, record: JobRecord) -> Facts:
+def _with_record(facts: JobFacts, record: JobRecord) -> JobFacts:
     return msgspec.structs.replace(
         facts,
         state=record.state.value,
@@ -139,7 +139,7 @@ def _with_record(facts: Facts, record: JobRecord) -> Facts:
     )
 
 
-def _with_run_folder(facts: Facts, entry: Entry, record: JobRecord) -> Facts:
+def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFacts:
     """What state.json and manifest.json add."""
     state = read_state(entry, record.job_id)
     job: dict[str, Any] = (read_json(Path(entry.run_dir) / MANIFEST, dict[str, Any]) or {}).get("job", {})
@@ -160,7 +160,7 @@ def _with_run_folder(facts: Facts, entry: Entry, record: JobRecord) -> Facts:
     )
 
 
-def _with_bad_nodes(facts: Facts, account: Account, env: dict[str, str], runner: Runner) -> Facts:
+def _with_bad_nodes(facts: JobFacts, account: Account, env: dict[str, str], runner: Runner) -> JobFacts:
     if facts.state not in _NODE_FAILURES:
         return facts
     return msgspec.structs.replace(facts, failed_nodes=failed_nodes(account, env=env, runner=runner))
@@ -178,7 +178,7 @@ def _foreign_logs(job_id: str, account: Account) -> list[Path]:
     return [default] if default.exists() else []
 
 
-def _lines_of(path: Path) -> list[Line] | None:
+def _lines_of(path: Path) -> list[LogLine] | None:
     try:
         return read_lines(path)
     except OSError as error:
@@ -186,8 +186,8 @@ def _lines_of(path: Path) -> list[Line] | None:
         return None
 
 
-def _subject(record: JobRecord, facts: Facts, paths: Iterable[Path]) -> Subject:
-    lines: list[Line] = []
+def _subject(record: JobRecord, facts: JobFacts, paths: Iterable[Path]) -> Subject:
+    lines: list[LogLine] = []
     readable: list[str] = []
     for path in paths:
         own = _lines_of(path)

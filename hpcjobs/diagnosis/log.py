@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hpcjobs.diagnosis.values import Failure, Line
+from hpcjobs.diagnosis.values import Failure, LogLine
 
 READ_BYTES = 8 << 20
 READ_LINES = 50_000
@@ -48,7 +48,7 @@ _TORCHRUN = re.compile(r"torch[./]distributed[./](?:elastic|run|launch)")
 _TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>[\w.-]+)")
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[LogLine]:
     """The lines of the end of a log, with their numbers in the file.
 
     Raises:
@@ -80,13 +80,13 @@ def last_lines(path: Path, rank: int | None, count: int) -> list[str]:
     return select_last(read_lines(path), rank, count)
 
 
-def select_last(lines: Sequence[Line], rank: int | None, count: int) -> list[str]:
+def select_last(lines: Sequence[LogLine], rank: int | None, count: int) -> list[str]:
     """The last ``count`` lines of ``rank``, or of all where none is marked as its own."""
     own = [line.text for line in lines if line.rank == rank] if rank is not None else []
     return (own or [line.text for line in lines])[-count:]
 
 
-def parse_line(line: str, file: str, number: int) -> Line:
+def parse_line(line: str, file: str, number: int) -> LogLine:
     """A line without the label of its rank, colours and control characters; of progress bars, what was printed last."""
     rank: int | None = None
     text = _CONTROL.sub("", _COLOUR.sub("", line))
@@ -95,10 +95,10 @@ def parse_line(line: str, file: str, number: int) -> Line:
             rank, text = int(match["rank"]) if rank is None else rank, match["text"]
     text = text.rpartition("\r")[2]
     host = _NCCL_HOST.match(text)
-    return Line(file, number, text, rank, host["host"] if host else None)
+    return LogLine(file, number, text, rank, host["host"] if host else None)
 
 
-def find_first_failure(lines: Iterable[Line], *, tasks_are_ranks: bool = True) -> Failure | None:
+def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True) -> Failure | None:
     """The first failure that a launcher reports: hpcjobs, torchrun's root cause, srun's first task, mpirun."""
     all_lines = list(lines)
     tasks_are_ranks = tasks_are_ranks and not any(_TORCHRUN.search(line.text) for line in all_lines)
@@ -117,7 +117,7 @@ def find_first_failure(lines: Iterable[Line], *, tasks_are_ranks: bool = True) -
     return _killed_at_the_end(all_lines)
 
 
-def _killed_at_the_end(lines: Sequence[Line]) -> Failure | None:
+def _killed_at_the_end(lines: Sequence[LogLine]) -> Failure | None:
     """What the shell or a program's runtime reports of a signal, where no exception comes after it."""
     for line in reversed(lines):
         if TRACEBACK in line.text:
@@ -131,7 +131,7 @@ def _killed_at_the_end(lines: Sequence[Line]) -> Failure | None:
     return None
 
 
-def find_host(lines: Iterable[Line], rank: int) -> str | None:
+def find_host(lines: Iterable[LogLine], rank: int) -> str | None:
     """The host of a task, from srun's report of its end."""
     for line in lines:
         if (match := _SRUN.search(line.text)) and rank in _tasks(match["tasks"]):
@@ -145,7 +145,7 @@ def _tasks(text: str) -> set[int]:
     return {task for first, *last in ends for task in range(int(first), int((last or [first])[0]) + 1)}
 
 
-def _torchrun_root_cause(lines: list[Line]) -> Failure | None:
+def _torchrun_root_cause(lines: list[LogLine]) -> Failure | None:
     """The block below ``Root Cause (first observed failure)``."""
     start = next((n for n, line in enumerate(lines) if "Root Cause (first observed failure)" in line.text), None)
     if start is None:
@@ -159,11 +159,11 @@ def _torchrun_root_cause(lines: list[Line]) -> Failure | None:
     return Failure(_where(lines[start]), int(fields["rank"]), fields.get("host"), exit_code, signal)
 
 
-def _fields(lines: Iterable[Line]) -> Iterator[tuple[str, str]]:
+def _fields(lines: Iterable[LogLine]) -> Iterator[tuple[str, str]]:
     for line in lines:
         if match := _TORCHRUN_FIELDS.match(line.text):
             yield match["key"], match["value"]
 
 
-def _where(line: Line) -> str:
+def _where(line: LogLine) -> str:
     return f"{Path(line.file).name}, line {line.number}"

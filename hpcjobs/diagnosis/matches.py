@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hpcjobs.diagnosis.log import TRACEBACK
 from hpcjobs.diagnosis.rules import RULES, may_explain
 from hpcjobs.diagnosis.rules.rule import Rule
-from hpcjobs.diagnosis.values import Kind, Line
+from hpcjobs.diagnosis.values import Kind, LogLine
 
 _CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _EXCEPTION = Rule(
@@ -51,7 +51,7 @@ class Match(NamedTuple):
     """A line that a rule explains, and the values of the rule's groups."""
 
     rule: Rule
-    line: Line
+    line: LogLine
     values: dict[str, str]
     traceback: int | None = None
     """The number of the traceback that it ends, with all that are chained to it; None: it stands by itself."""
@@ -66,7 +66,7 @@ class Match(NamedTuple):
         return self.traceback is not None and self.rule.kind is not Kind.CONSEQUENCE
 
 
-def find_matches(lines: Iterable[Line], rules: Sequence[Rule] = RULES) -> Iterator[Match]:
+def find_matches(lines: Iterable[LogLine], rules: Sequence[Rule] = RULES) -> Iterator[Match]:
     """Each line that a rule explains, with the first such rule, in the order of the lines."""
     tracebacks = _Tracebacks()
     for line in lines:
@@ -92,7 +92,7 @@ class _Tracebacks:
         """The last one of each rank, and how many lines of its message may come."""
         self._chained: dict[int | None, int] = {}
 
-    def place(self, line: Line) -> tuple[int | None, bool]:
+    def place(self, line: LogLine) -> tuple[int | None, bool]:
         """The traceback that a line belongs to, and whether it is its end: the exception, or more of its message."""
         rank, text = line.rank, line.text
         if TRACEBACK in text:
@@ -117,7 +117,7 @@ class _Tracebacks:
         return number, True
 
 
-def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequence[Line] = ()) -> Match | None:
+def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequence[LogLine] = ()) -> Match | None:
     """The match that shows the cause: of the rank that failed first before others, causes before consequences.
 
     An exception that nobody handled counts more than what was printed before it. Of equal ones the first in the log
@@ -137,7 +137,7 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
     return best._replace(is_doubtful=doubtful)
 
 
-def _count_after(match: Match, lines: Sequence[Line]) -> int:
+def _count_after(match: Match, lines: Sequence[LogLine]) -> int:
     """How much its rank, the program where ranks are not told apart, printed behind it."""
     after = itertools.dropwhile(lambda line: line is not match.line, lines)
     return sum(line.rank == match.line.rank and not _OUTSIDE.match(line.text) for line in after)
@@ -197,7 +197,7 @@ def _last_of_each_rank(matches: list[Match]) -> list[Match]:
     return [match for match in matches if match.line.number > last[match.line.rank] - RECENT_LINES]
 
 
-def _first_match(line: Line, rules: Sequence[Rule]) -> Match | None:
+def _first_match(line: LogLine, rules: Sequence[Rule]) -> Match | None:
     if not may_explain(line.text):
         return None
     for rule in rules:

@@ -19,7 +19,7 @@ class Kind(Enum):
     """What ranks print because another one has failed."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class LogLine(msgspec.Struct, frozen=True):
     """One line of a log; ``text`` is without the label of its rank."""
 
     file: str
@@ -47,7 +47,7 @@ class Evidence(msgspec.Struct, frozen=True):
     text: str
 
 
-class Step(NamedTuple):
+class StepRecord(NamedTuple):
     """The step of a job that used the most memory, by the accounting."""
 
     name: str
@@ -58,7 +58,7 @@ class Step(NamedTuple):
     task: int | None
 
 
-class Facts(msgspec.Struct, frozen=True):
+class JobFacts(msgspec.Struct, frozen=True):
     """All that is known about a job that has ended, before anything is concluded. None: not known."""
 
     job_id: str | None
@@ -80,7 +80,7 @@ class Facts(msgspec.Struct, frozen=True):
     time_limit_s: float | None = None
     mem_per_node_bytes: int | None = None
     """Memory that a node's tasks were allowed together."""
-    out_of_memory: Step | None = None
+    out_of_memory: StepRecord | None = None
     """A step that Slurm's accounting calls out of memory, or whose task reached the limit."""
     failure: Failure | None = None
     """The first failure, as the job itself recorded it."""
@@ -108,7 +108,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     host: str | None
     exit_code: int | None
     signal: int | None
-    line: Line | None
+    line: LogLine | None
     """The line of the log that matters."""
     evidence: tuple[Evidence, ...]
     fix: tuple[str, ...]

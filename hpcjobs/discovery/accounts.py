@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcjobs.discovery.facts import Association, Qos
 from hpcjobs.discovery.slurm_config import split_list
-from hpcjobs.scheduler.slurm.table import Row
+from hpcjobs.scheduler.slurm.table import TableRow
 
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 _ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs")
@@ -57,8 +57,8 @@ def parse_default_account(out: str) -> str | None:
     return out.strip().splitlines()[0] if out.strip() else None
 
 
-def _rows(out: str, columns: tuple[str, ...]) -> Iterator[Row]:
+def _rows(out: str, columns: tuple[str, ...]) -> Iterator[TableRow]:
     for line in out.splitlines():
         values = line.strip().split("|")
         if len(values) == len(columns):
-            yield Row(dict(zip(columns, values, strict=True)))
+            yield TableRow(dict(zip(columns, values, strict=True)))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from hpcjobs.discovery.facts import Cluster, Node, PartitionInfo
+from hpcjobs.discovery.facts import ClusterFacts, NodeFacts, PartitionInfo
 from hpcjobs.discovery.partitions import unusable_reason
 from hpcjobs.errors import nearest
 from hpcjobs.site.models import Partition, Site
@@ -18,7 +18,7 @@ Verdict = Literal["ok", "note", "wrong"]
 _MIB = 1 << 20
 
 
-class Finding(NamedTuple):
+class SiteFinding(NamedTuple):
     """One thing that was checked."""
 
     subject: str
@@ -29,19 +29,19 @@ class Finding(NamedTuple):
     """What to change in the site file."""
 
 
-def compare(site: Site, cluster: Cluster, *, exists: Callable[[str], bool] = os.path.exists) -> list[Finding]:
+def compare(site: Site, cluster: ClusterFacts, *, exists: Callable[[str], bool] = os.path.exists) -> list[SiteFinding]:
     """Everything in ``site`` that a login node can compare with its cluster."""
     findings = [*_cluster(site, cluster)]
     for name, partition in site.partitions.items():
         problems = list(_partition(f"partitions.{name}", name, partition, cluster))
-        findings += problems or [Finding(f"partitions.{name}", "ok", _describe(partition))]
+        findings += problems or [SiteFinding(f"partitions.{name}", "ok", _describe(partition))]
     findings += [*_missing_partitions(site, cluster), *_accounting(site, cluster)]
     findings += [*_mpi(site, cluster), *_gpu_request(site, cluster), *_licenses(site, cluster)]
     findings += _software(site, cluster, exists)
     return findings
 
 
-def unusable_partitions(findings: Sequence[Finding]) -> frozenset[str]:
+def unusable_partitions(findings: Sequence[SiteFinding]) -> frozenset[str]:
     """The partitions of the site file that start no job now."""
     wrong = (finding.subject for finding in findings if finding.verdict == "wrong")
     return frozenset(subject.partition(".")[2] for subject in wrong if subject.startswith("partitions."))
@@ -51,28 +51,28 @@ def _describe(partition: Partition) -> str:
     return f"{partition.node_count} nodes, limits as in the file"
 
 
-def _cluster(site: Site, cluster: Cluster) -> Iterator[Finding]:
+def _cluster(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     live = cluster.config.cluster
     if site.rehearsal or site.cluster is None or live is None:
         return
     if site.cluster.lower() != live.lower():
-        yield Finding("cluster", "wrong", f"is {site.cluster}; ClusterName here is {live}", f"cluster: {live}")
+        yield SiteFinding("cluster", "wrong", f"is {site.cluster}; ClusterName here is {live}", f"cluster: {live}")
     else:
-        yield Finding("cluster", "ok", f"{live}, Slurm {cluster.config.version or 'of unknown version'}")
+        yield SiteFinding("cluster", "ok", f"{live}, Slurm {cluster.config.version or 'of unknown version'}")
 
 
-def _partition(subject: str, name: str, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+def _partition(subject: str, name: str, partition: Partition, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     live = next((info for info in cluster.partitions if info.name == name), None)
     if live is None:
         known = nearest(name, [info.name for info in cluster.partitions], wraps=False)
-        yield Finding(subject, "wrong", f"the cluster has no partition {name}; {known}", f"remove {subject}")
+        yield SiteFinding(subject, "wrong", f"the cluster has no partition {name}; {known}", f"remove {subject}")
         return
     nodes = [node for node in cluster.nodes if name in node.partitions]
     if (reason := unusable_reason(live, nodes, cluster.user_groups)) is not None:
-        yield Finding(subject, "wrong", f"takes no jobs of yours: {reason}", f"remove {subject}, or ask for access")
+        yield SiteFinding(subject, "wrong", f"takes no jobs of yours: {reason}", f"remove {subject}, or ask for access")
         return
     if live.state not in (None, "UP"):
-        yield Finding(subject, "wrong", f"State={live.state}: jobs wait", "nothing: wait until it is up")
+        yield SiteFinding(subject, "wrong", f"State={live.state}: jobs wait", "nothing: wait until it is up")
     yield from _availability(subject, nodes)
     yield from _limits(subject, partition, live)
     yield from _shapes(subject, partition, nodes)
@@ -80,10 +80,10 @@ def _partition(subject: str, name: str, partition: Partition, cluster: Cluster) 
     for key, stated, allowed in names:
         if allowed is not None and not {*(stated or ())} <= {*allowed}:
             shown = ", ".join(allowed)
-            yield Finding(f"{subject}.{key}", "wrong", f"the partition takes {shown}", f"{key}: [{shown}]")
+            yield SiteFinding(f"{subject}.{key}", "wrong", f"the partition takes {shown}", f"{key}: [{shown}]")
 
 
-def _availability(subject: str, nodes: Sequence[Node]) -> Iterator[Finding]:
+def _availability(subject: str, nodes: Sequence[NodeFacts]) -> Iterator[SiteFinding]:
     """Nodes on which no job starts: a note, or wrong where no other ones are left."""
     if not (away := [node for node in nodes if node.unavailable]):
         return
@@ -91,19 +91,19 @@ def _availability(subject: str, nodes: Sequence[Node]) -> Iterator[Finding]:
     more = f"; and {len(away) - 3} more" if len(away) > 3 else ""
     text = f"{len(away)} of {len(nodes)} nodes start no job: {shown}{more}"
     if len(away) == len(nodes):
-        yield Finding(subject, "wrong", text, "nothing: wait until they are back; `sinfo -R` has the reasons")
+        yield SiteFinding(subject, "wrong", text, "nothing: wait until they are back; `sinfo -R` has the reasons")
     else:
-        yield Finding(f"{subject}.nodes", "note", text)
+        yield SiteFinding(f"{subject}.nodes", "note", text)
 
 
-def _limits(subject: str, partition: Partition, live: PartitionInfo) -> Iterator[Finding]:
+def _limits(subject: str, partition: Partition, live: PartitionInfo) -> Iterator[SiteFinding]:
     stated_s, live_s = time_limit_s(partition.max_time), time_limit_s(live.max_time)
     if live_s is not None and (stated_s is None or stated_s > live_s):
         text = f"is {partition.max_time or 'missing'}; MaxTime is {live.max_time}"
-        yield Finding(f"{subject}.max_time", "wrong", text, f"max_time: {live.max_time}")
+        yield SiteFinding(f"{subject}.max_time", "wrong", text, f"max_time: {live.max_time}")
     elif stated_s is not None and (live_s is None or live_s > stated_s):
         text = f"is {partition.max_time}; MaxTime is now {live.max_time or 'unlimited'}"
-        yield Finding(f"{subject}.max_time", "note", text, f"max_time: {live.max_time or 'null'}")
+        yield SiteFinding(f"{subject}.max_time", "note", text, f"max_time: {live.max_time or 'null'}")
     stated_mem = memory_bytes(str(partition.max_mem_per_node)) // _MIB if partition.max_mem_per_node else None
     counts = (
         ("max_nodes", partition.max_nodes, live.max_nodes, "MaxNodes"),
@@ -117,13 +117,13 @@ def _limits(subject: str, partition: Partition, live: PartitionInfo) -> Iterator
             stated_or_all = stated
         if allowed and (stated_or_all is None or stated_or_all > allowed):
             text = f"is {stated if stated is not None else 'missing'}; {setting} is {allowed}"
-            yield Finding(f"{subject}.{key}", "wrong", text, f"{key}: {allowed}")
+            yield SiteFinding(f"{subject}.{key}", "wrong", text, f"{key}: {allowed}")
     if live.min_nodes and live.min_nodes > (partition.min_nodes or 1):
         text = f"is {partition.min_nodes or 'missing'}; MinNodes is {live.min_nodes}"
-        yield Finding(f"{subject}.min_nodes", "wrong", text, f"min_nodes: {live.min_nodes}")
+        yield SiteFinding(f"{subject}.min_nodes", "wrong", text, f"min_nodes: {live.min_nodes}")
 
 
-def _shapes(subject: str, partition: Partition, nodes: list[Node]) -> Iterator[Finding]:
+def _shapes(subject: str, partition: Partition, nodes: list[NodeFacts]) -> Iterator[SiteFinding]:
     """Each group of nodes that the file states exists, with at least what the file states."""
     for group in partition.groups:
         fitting = [node for node in nodes if _fits(node, group)]
@@ -134,30 +134,30 @@ def _shapes(subject: str, partition: Partition, nodes: list[Node]) -> Iterator[F
         if group.gpu_model is not None and models and group.gpu_model not in models:
             spelled = ", ".join(sorted(models))
             text = f"gpu_model {group.gpu_model}: the GRES of its nodes are called {spelled}"
-            yield Finding(f"{subject}.nodes", "wrong", text, f"gpu_model: {spelled}")
+            yield SiteFinding(f"{subject}.nodes", "wrong", text, f"gpu_model: {spelled}")
         elif fitting:
             text = f"{group.count} nodes of ({_group_text(group)}) are stated, {len(fitting)} exist"
-            yield Finding(f"{subject}.nodes", "wrong", text, f"nodes: {len(fitting)}")
+            yield SiteFinding(f"{subject}.nodes", "wrong", text, f"nodes: {len(fitting)}")
         else:
             text = f"no node has {_group_text(group)}; its nodes have {have}"
-            yield Finding(f"{subject}.nodes", "wrong", text, "the shape that `hpcjobs sites init --dry-run` prints")
+            yield SiteFinding(f"{subject}.nodes", "wrong", text, "the shape that `hpcjobs sites init --dry-run` prints")
 
 
-def _gpus_by_model(node: Node) -> dict[str, int] | None:
+def _gpus_by_model(node: NodeFacts) -> dict[str, int] | None:
     """The node's GPUs by type; None: they have no names."""
     if node.gpu_models:
         return {model: int(count) for model, _, count in (text.rpartition(":") for text in node.gpu_models)}
     return {node.gpu_model: node.gpus} if node.gpu_model is not None else None
 
 
-def _has_models(node: Node, group: NodeGroup) -> bool:
+def _has_models(node: NodeFacts, group: NodeGroup) -> bool:
     """Whether the node has the GPUs of ``group`` under these names, as far as both have names."""
     stated = group.gpu_counts or ({group.gpu_model: group.gpus} if group.gpu_model and group.gpus else {})
     live = _gpus_by_model(node)
     return live is None or all(live.get(model, 0) >= count for model, count in stated.items())
 
 
-def _fits(node: Node, group: NodeGroup) -> bool:
+def _fits(node: NodeFacts, group: NodeGroup) -> bool:
     mem_mb = group.mem_bytes // _MIB if group.mem_bytes else 0
     return (
         node.cpus >= group.cpus
@@ -167,7 +167,7 @@ def _fits(node: Node, group: NodeGroup) -> bool:
     )
 
 
-def _shape_text(node: Node) -> str:
+def _shape_text(node: NodeFacts) -> str:
     gpus = f", {node.gpus} x {','.join(node.gpu_models) or node.gpu_model or 'GPU'}" if node.gpus else ""
     return f"{node.cpus} CPUs, {node.mem_mb} MB{gpus}"
 
@@ -178,14 +178,14 @@ def _group_text(group: NodeGroup) -> str:
     return f"{group.cpus} CPUs{mem}{gpus}"
 
 
-def _missing_partitions(site: Site, cluster: Cluster) -> Iterator[Finding]:
+def _missing_partitions(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     for info in cluster.partitions:
         nodes = [node for node in cluster.nodes if info.name in node.partitions]
         if info.name not in site.partitions and unusable_reason(info, nodes, cluster.user_groups) is None:
-            yield Finding("partitions", "note", f"the cluster also has {info.name}", f"partitions.{info.name}")
+            yield SiteFinding("partitions", "note", f"the cluster also has {info.name}", f"partitions.{info.name}")
 
 
-def _accounting(site: Site, cluster: Cluster) -> Iterator[Finding]:
+def _accounting(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     associations = cluster.accounting.associations
     own = sorted({association.account for association in associations or ()})
     usable = {name for association in associations or () for name in association.qos}
@@ -196,77 +196,79 @@ def _accounting(site: Site, cluster: Cluster) -> Iterator[Finding]:
         account, qos = resources.account, resources.qos
         if isinstance(account, str) and own and account not in own:
             text = f"is {account}, which is no account of yours; you have {', '.join(own)}"
-            yield Finding(f"{subject}.account", "wrong", text, f"account: {own[0]}")
+            yield SiteFinding(f"{subject}.account", "wrong", text, f"account: {own[0]}")
         if isinstance(qos, str) and usable and "qos" in cluster.config.enforces and qos not in usable:
             text = f"is {qos}, which your account cannot use; it has {', '.join(sorted(usable))}"
-            yield Finding(f"{subject}.qos", "wrong", text, f"qos: {sorted(usable)[0]}")
+            yield SiteFinding(f"{subject}.qos", "wrong", text, f"qos: {sorted(usable)[0]}")
     live = {qos.name: qos for qos in cluster.accounting.qos or ()}
     for name, limit in site.qos.items() if live else ():
         if name not in live:
             text = f"there is no such QOS; {nearest(name, live, wraps=False)}"
-            yield Finding(f"qos.{name}", "wrong", text, f"remove qos.{name}")
+            yield SiteFinding(f"qos.{name}", "wrong", text, f"remove qos.{name}")
             continue
         longest, stated = time_limit_s(live[name].max_wall), time_limit_s(limit or None)
         if longest is not None and (stated is None or stated > longest):
             text = f"is {limit or 'without limit'}; MaxWall is {live[name].max_wall}"
-            yield Finding(f"qos.{name}", "wrong", text, f"{name}: {live[name].max_wall}")
+            yield SiteFinding(f"qos.{name}", "wrong", text, f"{name}: {live[name].max_wall}")
 
 
-def _mpi(site: Site, cluster: Cluster) -> Iterator[Finding]:
+def _mpi(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     if site.mpi is None or cluster.mpi_types is None:
         return
     if site.mpi in cluster.mpi_types:
-        yield Finding("mpi", "ok", f"srun has {site.mpi}")
+        yield SiteFinding("mpi", "ok", f"srun has {site.mpi}")
     else:
         types = ", ".join(cluster.mpi_types)
-        yield Finding("mpi", "wrong", f"srun --mpi=list has no {site.mpi}; it has {types}", f"mpi: one of {types}")
+        yield SiteFinding("mpi", "wrong", f"srun --mpi=list has no {site.mpi}; it has {types}", f"mpi: one of {types}")
 
 
-def _gpu_request(site: Site, cluster: Cluster) -> Iterator[Finding]:
+def _gpu_request(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     select = cluster.config.select_type
     modern = site.gpu_request in ("gpus-per-node", "gpus-per-task")
     if any(node.gpus for node in cluster.nodes) and select not in (None, "select/cons_tres") and modern:
-        yield Finding("gpu_request", "wrong", f"is {site.gpu_request}; SelectType is {select}", "gpu_request: gres")
+        yield SiteFinding("gpu_request", "wrong", f"is {site.gpu_request}; SelectType is {select}", "gpu_request: gres")
 
 
-def _licenses(site: Site, cluster: Cluster) -> Iterator[Finding]:
+def _licenses(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     live = dict(cluster.licenses or ())
     for name, count in site.licenses.items() if cluster.licenses is not None else ():
         if name not in live:
             text = f"Slurm has no such licence; {nearest(name, live, wraps=False)}"
-            yield Finding(f"licenses.{name}", "wrong", text, f"remove {name}")
+            yield SiteFinding(f"licenses.{name}", "wrong", text, f"remove {name}")
         elif count != live[name]:
             verdict: Verdict = "wrong" if count > live[name] else "note"
-            yield Finding(f"licenses.{name}", verdict, f"is {count}; Slurm has {live[name]}", f"{name}: {live[name]}")
+            yield SiteFinding(
+                f"licenses.{name}", verdict, f"is {count}; Slurm has {live[name]}", f"{name}: {live[name]}"
+            )
 
 
-def list_untried(site: Site) -> Iterator[Finding]:
+def list_untried(site: Site) -> Iterator[SiteFinding]:
     """What only jobs can tell: the notes of a check without them."""
     tried = "not looked at: `sites check --run` compares it with a node"
     if site.interface is not None:
-        yield Finding("interface", "note", f"{site.interface}: {tried}")
+        yield SiteFinding("interface", "note", f"{site.interface}: {tried}")
     for name in site.launchers or ():
-        yield Finding("launchers", "note", f"{name}: not tried: `sites check --run` starts a job by it")
+        yield SiteFinding("launchers", "note", f"{name}: not tried: `sites check --run` starts a job by it")
     if gpus := [name for name, partition in site.partitions.items() if any(group.gpus for group in partition.groups)]:
-        yield Finding("gpu_request", "note", f"no GPU of {', '.join(gpus)} was requested: `sites check --run` does")
+        yield SiteFinding("gpu_request", "note", f"no GPU of {', '.join(gpus)} was requested: `sites check --run` does")
 
 
-def _software(site: Site, cluster: Cluster, exists: Callable[[str], bool]) -> Iterator[Finding]:
+def _software(site: Site, cluster: ClusterFacts, exists: Callable[[str], bool]) -> Iterator[SiteFinding]:
     names = None if cluster.modules is None else cluster.modules.names
     for module in site.modules:
         if names is None:
-            yield Finding("modules", "note", f"{module}: a login shell here has no `module`, so nobody can tell")
+            yield SiteFinding("modules", "note", f"{module}: a login shell here has no `module`, so nobody can tell")
         elif module in names or any(name.startswith(f"{module}/") for name in names):
-            yield Finding("modules", "ok", f"module avail has {module}")
+            yield SiteFinding("modules", "ok", f"module avail has {module}")
         else:
             text = f"module avail has no {module}; {nearest(module, names, wraps=False)}"
-            yield Finding("modules", "wrong", text[:300], f"remove {module}, or name one that there is")
+            yield SiteFinding("modules", "wrong", text[:300], f"remove {module}, or name one that there is")
     if site.module_init is not None and not exists(site.module_init):
-        yield Finding("module_init", "note", f"{site.module_init} does not exist on this host", "module_init")
+        yield SiteFinding("module_init", "note", f"{site.module_init} does not exist on this host", "module_init")
     runtimes = [runtime.name for runtime in cluster.runtimes]
     stated = site.containers.runtime
     if stated not in ("none", *runtimes):
         shown = ", ".join(runtimes) or "none"
-        yield Finding(
+        yield SiteFinding(
             "containers.runtime", "note", f"{stated} is not on this host (here: {shown}); the nodes may have it"
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from hpcjobs.discovery.facts import Association, Cluster, PartitionInfo, Qos
+from hpcjobs.discovery.facts import Association, ClusterFacts, PartitionInfo, Qos
 from hpcjobs.discovery.partitions import Identity, describe_partitions, is_name
-from hpcjobs.discovery.proposal import Answers, Draft, Omission, PartitionEntry, SiteEntry
+from hpcjobs.discovery.proposal import Answers, Omission, PartitionEntry, ProposedEntry, SiteDraft
 from hpcjobs.discovery.questions import list_questions
 from hpcjobs.discovery.software import TOPICS, modules_of
 from hpcjobs.errors import RequestError, nearest
@@ -17,7 +17,7 @@ _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_NAMES = 12
 
 
-def draft_site(name: str, cluster: Cluster, answers: Answers) -> Draft:
+def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> SiteDraft:
     """The draft of the site file ``name``.
 
     Raises:
@@ -48,7 +48,7 @@ def draft_site(name: str, cluster: Cluster, answers: Answers) -> Draft:
         *_answered_entries(answers),
         *_software_entries(cluster, answers),
     )
-    return Draft(
+    return SiteDraft(
         name=name,
         entries=entries,
         partitions=partitions,
@@ -58,7 +58,7 @@ def draft_site(name: str, cluster: Cluster, answers: Answers) -> Draft:
     )
 
 
-def _identity(cluster: Cluster, answers: Answers) -> Identity:
+def _identity(cluster: ClusterFacts, answers: Answers) -> Identity:
     accounting = cluster.accounting
     associations = accounting.associations
     known = [] if associations is None else list(dict.fromkeys(a.account for a in associations))
@@ -72,19 +72,19 @@ def _identity(cluster: Cluster, answers: Answers) -> Identity:
     return Identity(account, default_qos, associations or None)
 
 
-def _default_time(cluster: Cluster, identity: Identity) -> str:
+def _default_time(cluster: ClusterFacts, identity: Identity) -> str:
     """An hour, or what the default QOS allows if that is less."""
     qos = _qos_named(cluster, identity.default_qos)
     limit = time_limit_s(qos.max_wall) if qos is not None and qos.max_wall is not None else None
     return qos.max_wall if qos is not None and qos.max_wall and limit is not None and limit < 3600 else _TIME
 
 
-def _qos_named(cluster: Cluster, name: str | None) -> Qos | None:
+def _qos_named(cluster: ClusterFacts, name: str | None) -> Qos | None:
     return next((qos for qos in cluster.accounting.qos or () if qos.name == name), None)
 
 
 def _default_partition(
-    cluster: Cluster, partitions: tuple[PartitionEntry, ...], omissions: tuple[Omission, ...], answers: Answers
+    cluster: ClusterFacts, partitions: tuple[PartitionEntry, ...], omissions: tuple[Omission, ...], answers: Answers
 ) -> str:
     names = [partition.name for partition in partitions]
     if answers.partition is not None:
@@ -99,7 +99,7 @@ def _default_partition(
     return next((partition.name for partition in starting if partition.default), starting[0].name)
 
 
-def _starts_jobs(partition: PartitionInfo, cluster: Cluster) -> bool:
+def _starts_jobs(partition: PartitionInfo, cluster: ClusterFacts) -> bool:
     """Whether jobs start there now: it is up, and has a node that is."""
     return partition.state in (None, "UP") and any(
         partition.name in node.partitions and not node.unavailable for node in cluster.nodes
@@ -113,18 +113,18 @@ def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple
     )
 
 
-def _cluster_entries(cluster: Cluster) -> list[SiteEntry]:
+def _cluster_entries(cluster: ClusterFacts) -> list[ProposedEntry]:
     config = cluster.config
     nodes = len(cluster.nodes)
-    entries = [SiteEntry("description", f"Slurm {config.version or ''}, {nodes} nodes".replace(" ,", ","), "")]
+    entries = [ProposedEntry("description", f"Slurm {config.version or ''}, {nodes} nodes".replace(" ,", ","), "")]
     if config.cluster is not None:
-        entries.append(SiteEntry("cluster", config.cluster, "scontrol show config: ClusterName"))
+        entries.append(ProposedEntry("cluster", config.cluster, "scontrol show config: ClusterName"))
     if cluster.slurm_conf is not None:
-        entries.append(SiteEntry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init"))
+        entries.append(ProposedEntry("slurm_conf", cluster.slurm_conf, "SLURM_CONF in the environment of sites init"))
     return entries
 
 
-def _account_entries(cluster: Cluster, identity: Identity, answers: Answers, time: str) -> list[SiteEntry]:
+def _account_entries(cluster: ClusterFacts, identity: Identity, answers: Answers, time: str) -> list[ProposedEntry]:
     defaults: dict[str, object] = {"time": time}
     origin = ["time: --time" if answers.time else "time: chosen, for jobs that name none"]
     if answers.account is not None:
@@ -137,20 +137,22 @@ def _account_entries(cluster: Cluster, identity: Identity, answers: Answers, tim
     if answers.qos is not None:
         defaults["qos"] = answers.qos
         origin.append("qos: --qos")
-    entries = [SiteEntry("defaults", defaults, "; ".join(origin))]
+    entries = [ProposedEntry("defaults", defaults, "; ".join(origin))]
     qos = _own_qos(cluster, identity)
     if qos and all(is_name(one.name) for one in qos):
         limits = {one.name: one.max_wall or "" for one in qos}
-        entries.append(SiteEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
+        entries.append(ProposedEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
         if identity.default_qos in limits and answers.qos is None:
-            entries.append(SiteEntry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS"))
+            entries.append(ProposedEntry("default_qos", identity.default_qos, "sacctmgr show associations: DefaultQOS"))
     own = [a for a in identity.associations or () if a.account == identity.account]
     if limits_of_jobs := _submit_limits(own, _qos_named(cluster, identity.default_qos)):
-        entries.append(SiteEntry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS"))
+        entries.append(
+            ProposedEntry("max_submit_jobs", min(limits_of_jobs), "sacctmgr: MaxSubmitJobs of account or QOS")
+        )
     return entries
 
 
-def _own_qos(cluster: Cluster, identity: Identity) -> list[Qos]:
+def _own_qos(cluster: ClusterFacts, identity: Identity) -> list[Qos]:
     """The QOS that the user may name, with their limits; none where Slurm does not enforce QOS."""
     if "qos" not in cluster.config.enforces:
         return []
@@ -164,33 +166,35 @@ def _submit_limits(associations: list[Association], qos: Qos | None) -> list[int
     return [limit for limit in limits if limit]
 
 
-def _request_entries(cluster: Cluster, partitions: tuple[PartitionEntry, ...], answers: Answers) -> list[SiteEntry]:
+def _request_entries(
+    cluster: ClusterFacts, partitions: tuple[PartitionEntry, ...], answers: Answers
+) -> list[ProposedEntry]:
     entries = []
     if any(node.gpus for node in cluster.nodes) and cluster.config.select_type is not None:
         modern = cluster.config.select_type == "select/cons_tres"
         value = "gpus-per-node" if modern else "gres"
         entries.append(
-            SiteEntry("gpu_request", value, f"scontrol show config: SelectType = {cluster.config.select_type}")
+            ProposedEntry("gpu_request", value, f"scontrol show config: SelectType = {cluster.config.select_type}")
         )
     if cluster.licenses and all(name.isprintable() for name, _ in cluster.licenses):
-        entries.append(SiteEntry("licenses", dict(cluster.licenses), "scontrol show licenses"))
+        entries.append(ProposedEntry("licenses", dict(cluster.licenses), "scontrol show licenses"))
     default, types = cluster.config.mpi_default, cluster.mpi_types or ()
     if answers.mpi is not None:
-        entries.append(SiteEntry("mpi", answers.mpi, "--mpi"))
+        entries.append(ProposedEntry("mpi", answers.mpi, "--mpi"))
     elif default in (None, "none") and (offered := [mpi for mpi in ("pmix", "cray_shasta", "pmi2") if mpi in types]):
         origin = f"srun --mpi=list: {', '.join(types)}; scontrol show config: MpiDefault = {default}"
-        entries.append(SiteEntry("mpi", offered[0], origin))
+        entries.append(ProposedEntry("mpi", offered[0], origin))
     if not _is_one_host(cluster):
-        entries.append(SiteEntry("node_local", list(_NODE_LOCAL), "chosen: folders that each node has for itself"))
+        entries.append(ProposedEntry("node_local", list(_NODE_LOCAL), "chosen: folders that each node has for itself"))
     return entries
 
 
-def _is_one_host(cluster: Cluster) -> bool:
+def _is_one_host(cluster: ClusterFacts) -> bool:
     """Whether all jobs run on this very host, whose folders they all see."""
     return {node.name for node in cluster.nodes} <= {cluster.host, cluster.host.partition(".")[0]}
 
 
-def _answered_entries(answers: Answers) -> list[SiteEntry]:
+def _answered_entries(answers: Answers) -> list[ProposedEntry]:
     environment = {key: value for key in ("conda", "venv") if (value := getattr(answers, key)) is not None}
     values: list[tuple[str, object, str]] = [
         ("interface", answers.interface, "--interface"),
@@ -200,26 +204,26 @@ def _answered_entries(answers: Answers) -> list[SiteEntry]:
         ("run_root", answers.run_root, "--run-root"),
         ("login", answers.login, "--login"),
     ]
-    return [SiteEntry(key, value, origin) for key, value, origin in values if value is not None]
+    return [ProposedEntry(key, value, origin) for key, value, origin in values if value is not None]
 
 
-def _software_entries(cluster: Cluster, answers: Answers) -> list[SiteEntry]:
+def _software_entries(cluster: ClusterFacts, answers: Answers) -> list[ProposedEntry]:
     entries = []
     if answers.module_init is not None:
-        entries.append(SiteEntry("module_init", answers.module_init, "--module-init"))
+        entries.append(ProposedEntry("module_init", answers.module_init, "--module-init"))
     elif cluster.modules is not None and cluster.modules.init is not None:
         entries.append(
-            SiteEntry("module_init", cluster.modules.init, f"{cluster.modules.system} of a login shell here")
+            ProposedEntry("module_init", cluster.modules.init, f"{cluster.modules.system} of a login shell here")
         )
     if answers.container_runtime is not None:
-        entries.append(SiteEntry("containers", {"runtime": answers.container_runtime}, "--container-runtime"))
+        entries.append(ProposedEntry("containers", {"runtime": answers.container_runtime}, "--container-runtime"))
     elif cluster.runtimes:
         first = cluster.runtimes[0]
-        entries.append(SiteEntry("containers", {"runtime": first.name}, first.origin))
+        entries.append(ProposedEntry("containers", {"runtime": first.name}, first.origin))
     return entries
 
 
-def _notes(cluster: Cluster) -> list[str]:
+def _notes(cluster: ClusterFacts) -> list[str]:
     config = cluster.config
     notes = []
     if config.max_array_size is not None:

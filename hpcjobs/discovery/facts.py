@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Config(NamedTuple):
+class SlurmConfig(NamedTuple):
     """The settings of slurm.conf that a site file depends on."""
 
     cluster: str | None
@@ -20,7 +20,7 @@ class Config(NamedTuple):
     tmp_fs: str | None
 
 
-class Node(NamedTuple):
+class NodeFacts(NamedTuple):
     """One node, with what jobs can have of it."""
 
     name: str
@@ -117,12 +117,12 @@ class Runtime(NamedTuple):
     origin: str
 
 
-class Cluster(NamedTuple):
+class ClusterFacts(NamedTuple):
     """All that could be read."""
 
-    config: Config
+    config: SlurmConfig
     partitions: tuple[PartitionInfo, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeFacts, ...]
     accounting: Accounting
     mpi_types: tuple[str, ...] | None
     modules: Modules | None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hpcjobs.discovery.facts import Association, Cluster, Node, PartitionInfo
+from hpcjobs.discovery.facts import Association, ClusterFacts, NodeFacts, PartitionInfo
 from hpcjobs.discovery.proposal import Omission, PartitionEntry
 from hpcjobs.site.checks import check_name
 from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
@@ -41,7 +41,7 @@ class Identity(NamedTuple):
 
 
 def describe_partitions(
-    cluster: Cluster, identity: Identity, *, time: str
+    cluster: ClusterFacts, identity: Identity, *, time: str
 ) -> tuple[tuple[PartitionEntry, ...], tuple[Omission, ...]]:
     """The partitions that the user can use, and the others with the reason.
 
@@ -59,7 +59,9 @@ def describe_partitions(
     return tuple(entries), tuple(omissions)
 
 
-def _describe(partition: PartitionInfo, cluster: Cluster, identity: Identity, time: str) -> PartitionEntry | Omission:
+def _describe(
+    partition: PartitionInfo, cluster: ClusterFacts, identity: Identity, time: str
+) -> PartitionEntry | Omission:
     nodes = [node for node in cluster.nodes if partition.name in node.partitions]
     if (reason := unusable_reason(partition, nodes, cluster.user_groups)) is not None:
         return Omission(partition.name, reason)
@@ -101,7 +103,7 @@ def _describe(partition: PartitionInfo, cluster: Cluster, identity: Identity, ti
     )
 
 
-def unusable_reason(partition: PartitionInfo, nodes: Sequence[Node], groups: frozenset[str]) -> str | None:
+def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], groups: frozenset[str]) -> str | None:
     """Why no job of this user can run there."""
     if not is_name(partition.name):
         return "a site file cannot hold its name"
@@ -133,7 +135,7 @@ def _choose(
     return None, f"{what}: it {rule}; you have {', '.join(mine)}"
 
 
-def _nodes(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, object], ...], tuple[str, ...]]:
+def _nodes(nodes: Sequence[NodeFacts]) -> tuple[tuple[tuple[str, object], ...], tuple[str, ...]]:
     """The keys ``nodes`` and ``node``, and what to know of them."""
     notes: tuple[str, ...] = ()
     names_fit = all(is_name(feature) for node in nodes for feature in node.features)
@@ -160,7 +162,7 @@ class _Shape(NamedTuple):
     features: tuple[str, ...]
 
 
-def _shape(node: Node, *, features: bool) -> _Shape:
+def _shape(node: NodeFacts, *, features: bool) -> _Shape:
     model = node.gpu_model if node.gpu_model is not None and is_name(node.gpu_model) else None
     models = node.gpu_models if all(is_name(text.rpartition(":")[0]) for text in node.gpu_models) else ()
     return _Shape(node.cpus, node.mem_mb, node.gpus, model, models, node.features if features else ())
@@ -196,7 +198,7 @@ def _seconds(limit: str | None) -> int | None:
     return None if limit is None else time_limit_s(limit)
 
 
-def _preemption(partition: PartitionInfo, cluster: Cluster) -> list[tuple[str, object]]:
+def _preemption(partition: PartitionInfo, cluster: ClusterFacts) -> list[tuple[str, object]]:
     """``preemptible`` and ``grace``, where a partition of a higher tier takes these nodes."""
     mode = next((_PREEMPTS[m] for m in (partition.preempt_mode or "").split(",") if m in _PREEMPTS), None)
     if mode is None or cluster.config.preempt_type != "preempt/partition_prio" or partition.priority_tier is None:

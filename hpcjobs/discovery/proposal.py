@@ -24,7 +24,7 @@ class Answers(NamedTuple):
     login: str | None = None
 
 
-class SiteEntry(NamedTuple):
+class ProposedEntry(NamedTuple):
     """One key of the file with its value, as YAML has it, and the origin of the value."""
 
     key: str
@@ -56,11 +56,11 @@ class Question(NamedTuple):
     flag: str
 
 
-class Draft(NamedTuple):
+class SiteDraft(NamedTuple):
     """A site file before it is written."""
 
     name: str
-    entries: tuple[SiteEntry, ...]
+    entries: tuple[ProposedEntry, ...]
     partitions: tuple[PartitionEntry, ...]
     omissions: tuple[Omission, ...]
     notes: tuple[str, ...]

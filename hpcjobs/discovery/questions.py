@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from hpcjobs.discovery.facts import Cluster
+from hpcjobs.discovery.facts import ClusterFacts
 from hpcjobs.discovery.proposal import Answers, Question
 from hpcjobs.discovery.software import modules_of
 
 
-def list_questions(cluster: Cluster, answers: Answers, *, python: str) -> tuple[Question, ...]:
+def list_questions(cluster: ClusterFacts, answers: Answers, *, python: str) -> tuple[Question, ...]:
     """The questions that neither the cluster nor the user has answered; ``python`` runs hpcjobs here."""
     questions = []
     if answers.interface is None:
@@ -54,7 +54,7 @@ def list_questions(cluster: Cluster, answers: Answers, *, python: str) -> tuple[
     return tuple(questions)
 
 
-def _accounting_questions(cluster: Cluster, answers: Answers) -> list[Question]:
+def _accounting_questions(cluster: ClusterFacts, answers: Answers) -> list[Question]:
     questions = []
     if answers.mpi is None and cluster.mpi_types is None:
         questions.append(Question("mpi", "Which MPI type does srun have?", "srun --mpi=list", "--mpi TYPE"))

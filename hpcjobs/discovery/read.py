@@ -14,12 +14,12 @@ from hpcjobs.discovery.accounts import (
     parse_qos,
     qos_command,
 )
-from hpcjobs.discovery.facts import Accounting, Cluster
+from hpcjobs.discovery.facts import Accounting, ClusterFacts
 from hpcjobs.discovery.slurm_config import parse_config, parse_licenses, parse_nodes, parse_partitions
 from hpcjobs.discovery.software import MODULES_COMMAND, container_runtimes, parse_modules, parse_mpi_types
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run
-from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.user import user_name
 
 CONFIG = ("scontrol", "show", "config")
@@ -31,7 +31,7 @@ SRUN_HELP = ("srun", "--help")
 SACCT = ("sacct", "--noheader", "--parsable2", "--starttime=now", "--format=JobID")
 
 
-def read_cluster(slurm: Slurm, runner: Runner = run) -> Cluster:
+def read_cluster(slurm: SlurmScheduler, runner: Runner = run) -> ClusterFacts:
     """Ask the cluster of this login node.
 
     Raises:
@@ -41,7 +41,7 @@ def read_cluster(slurm: Slurm, runner: Runner = run) -> Cluster:
     config = parse_config(slurm.query(CONFIG))
     types = _run(runner, MPI_LIST)
     modules = _run(runner, MODULES_COMMAND)
-    return Cluster(
+    return ClusterFacts(
         config=config,
         partitions=parse_partitions(slurm.query(PARTITIONS)),
         nodes=parse_nodes(slurm.query(NODES)),
@@ -56,7 +56,7 @@ def read_cluster(slurm: Slurm, runner: Runner = run) -> Cluster:
     )
 
 
-def _read_accounting(slurm: Slurm, cluster: str | None) -> Accounting:
+def _read_accounting(slurm: SlurmScheduler, cluster: str | None) -> Accounting:
     user = user_name()
     associations = _query(slurm, associations_command(user))
     account = _query(slurm, default_account_command(user)) if associations else None
@@ -69,7 +69,7 @@ def _read_accounting(slurm: Slurm, cluster: str | None) -> Accounting:
     )
 
 
-def _query(slurm: Slurm, argv: list[str] | tuple[str, ...]) -> str | None:
+def _query(slurm: SlurmScheduler, argv: list[str] | tuple[str, ...]) -> str | None:
     """What the command prints; None: it is missing, is forbidden or there is no accounting. A question says so."""
     try:
         return slurm.query(argv)

@@ -6,14 +6,14 @@ import os
 import re
 from pathlib import Path
 
-from hpcjobs.discovery.facts import Cluster
+from hpcjobs.discovery.facts import ClusterFacts
 from hpcjobs.discovery.partitions import is_name
 from hpcjobs.errors import ConfigError, RequestError, reason_of
 from hpcjobs.files import config_dir, write_beside
 from hpcjobs.site.schema import FILE_NAME, schema_text
 
 
-def default_name(cluster: Cluster) -> str:
+def default_name(cluster: ClusterFacts) -> str:
     """ClusterName, in characters that the name of a site can have.
 
     Raises:

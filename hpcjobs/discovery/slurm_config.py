@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcjobs.discovery.facts import Config, Node, PartitionInfo
-from hpcjobs.scheduler.slurm.table import Row
+from hpcjobs.discovery.facts import NodeFacts, PartitionInfo, SlurmConfig
+from hpcjobs.scheduler.slurm.table import TableRow
 from hpcjobs.site.partition import count_gpus
 
 _SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
@@ -16,11 +16,11 @@ _UNSET_MEMORY_MB = 1
 """RealMemory of a node for which slurm.conf gives none."""
 
 
-def parse_config(out: str) -> Config:
+def parse_config(out: str) -> SlurmConfig:
     """The settings that matter here, of ``scontrol show config``."""
-    row = Row(dict(reversed(_SETTING.findall(out))))
+    row = TableRow(dict(reversed(_SETTING.findall(out))))
     requeue = row.count("JobRequeue")
-    return Config(
+    return SlurmConfig(
         cluster=row.text("ClusterName"),
         version=row.text("SLURM_VERSION"),
         select_type=row.text("SelectType"),
@@ -38,7 +38,7 @@ def parse_partitions(out: str) -> tuple[PartitionInfo, ...]:
     return tuple(_partition(row) for row in _records(out, "PartitionName"))
 
 
-def parse_nodes(out: str) -> tuple[Node, ...]:
+def parse_nodes(out: str) -> tuple[NodeFacts, ...]:
     """The nodes of ``scontrol --all --oneliner show node``; a node without CPUs is left out."""
     nodes = (_node(row) for row in _records(out, "NodeName"))
     return tuple(node for node in nodes if node.cpus)
@@ -55,14 +55,14 @@ def parse_licenses(out: str) -> tuple[tuple[str, int], ...]:
     return tuple((row.raw("LicenseName"), row.count("Total") or 0) for row in rows)
 
 
-def _records(out: str, first: str) -> Iterator[Row]:
+def _records(out: str, first: str) -> Iterator[TableRow]:
     """The records that begin with ``first``; of a field printed twice (a comment may hold NAME=VALUE) the first."""
     for line in out.splitlines():
         if line.startswith(f"{first}="):
-            yield Row(dict(reversed(_FIELD.findall(line))))
+            yield TableRow(dict(reversed(_FIELD.findall(line))))
 
 
-def _partition(row: Row) -> PartitionInfo:
+def _partition(row: TableRow) -> PartitionInfo:
     time = row.text("MaxTime")
     return PartitionInfo(
         name=row.raw("PartitionName"),
@@ -92,11 +92,11 @@ def _unless_all(value: str | None) -> tuple[str, ...] | None:
     return None if value is None or value.upper() == "ALL" else split_list(value)
 
 
-def _node(row: Row) -> Node:
+def _node(row: TableRow) -> NodeFacts:
     memory = row.count("RealMemory")
     gpus = count_gpus(row.raw("Gres"))
     typed = [model for model in gpus if model is not None]
-    return Node(
+    return NodeFacts(
         name=row.raw("NodeName"),
         partitions=frozenset(split_list(row.text("Partitions"))),
         cpus=row.count("CPUEfctv") or row.count("CPUTot") or 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from hpcjobs.discovery.compare import Finding
+from hpcjobs.discovery.compare import SiteFinding
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
@@ -55,11 +55,11 @@ def _start(site: Site, name: str, partition: str, launcher: str | None, time: st
         return Trial(subject, None, " ".join(error.message.split()))
 
 
-def finish_trials(trials: list[Trial], site: Site, *, timeout_s: float) -> Iterator[Finding]:
+def finish_trials(trials: list[Trial], site: Site, *, timeout_s: float) -> Iterator[SiteFinding]:
     """What became of each job; one that has not ended in time is cancelled."""
     for trial in trials:
         if trial.handle is None:
-            yield Finding(trial.subject, "wrong", trial.refusal, "what the message names")
+            yield SiteFinding(trial.subject, "wrong", trial.refusal, "what the message names")
             continue
         try:
             trial.handle.wait(timeout_s=timeout_s)
@@ -67,35 +67,41 @@ def finish_trials(trials: list[Trial], site: Site, *, timeout_s: float) -> Itera
             reasons = {record.reason or record.state.value for record in trial.handle.records}
             trial.handle.cancel()
             text = f"job {trial.handle.id} had not ended after {timeout_s:.0f} s: {', '.join(sorted(reasons))}"
-            yield Finding(trial.subject, "wrong", text, "a partition that starts jobs, or --timeout")
+            yield SiteFinding(trial.subject, "wrong", text, "a partition that starts jobs, or --timeout")
             continue
         yield from _judge(trial, trial.handle, site)
 
 
-def _judge(trial: Trial, handle: JobHandle, site: Site) -> Iterator[Finding]:
+def _judge(trial: Trial, handle: JobHandle, site: Site) -> Iterator[SiteFinding]:
     log = handle.logs()
     if (state := handle.state) is not State.COMPLETED:
         lines = " / ".join(line.strip() for line in log.splitlines()[-_LINES:])
-        yield Finding(trial.subject, "wrong", f"job {handle.id} is {state.value}: {lines}", f"hpcjobs why {handle.id}")
+        yield SiteFinding(
+            trial.subject, "wrong", f"job {handle.id} is {state.value}: {lines}", f"hpcjobs why {handle.id}"
+        )
         return
-    yield Finding(trial.subject, "ok", f"job {handle.id} ran")
+    yield SiteFinding(trial.subject, "ok", f"job {handle.id} ran")
     names = _words_after(log, _MARK)
     if names and site.interface is not None:
         shown = ", ".join(names)
         if site.interface in names:
-            yield Finding("interface", "ok", f"the nodes have {site.interface}")
+            yield SiteFinding("interface", "ok", f"the nodes have {site.interface}")
         else:
             text = f"is {site.interface}; the node of job {handle.id} has {shown}"
-            yield Finding("interface", "wrong", text, f"interface: one of {shown}")
+            yield SiteFinding("interface", "wrong", text, f"interface: one of {shown}")
     if trial.gpus:
         yield _judge_gpus(log, handle, site)
 
 
-def _judge_gpus(log: str, handle: JobHandle, site: Site) -> Finding:
+def _judge_gpus(log: str, handle: JobHandle, site: Site) -> SiteFinding:
     if devices := _words_after(log, _MARK_OF_GPUS):
-        return Finding("gpu_request", "ok", f"{site.gpu_request} gives GPUs: job {handle.id} saw {' '.join(devices)}")
+        return SiteFinding(
+            "gpu_request", "ok", f"{site.gpu_request} gives GPUs: job {handle.id} saw {' '.join(devices)}"
+        )
     text = f"by {site.gpu_request} job {handle.id} got a GPU, and its task saw none (CUDA_, ROCR_VISIBLE_DEVICES)"
-    return Finding("gpu_request", "wrong", text, "gpu_request: gres, or ask those who run the cluster for gres.conf")
+    return SiteFinding(
+        "gpu_request", "wrong", text, "gpu_request: gres, or ask those who run the cluster for gres.conf"
+    )
 
 
 def _words_after(log: str, mark: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import hpcjobs
 from hpcjobs.drills.compare import compare
-from hpcjobs.drills.faults import FAULTS, Fault, Target, taken_by
+from hpcjobs.drills.faults import FAULTS, DrillTarget, Fault, taken_by
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.job.request import make_spec
@@ -137,12 +137,12 @@ def _step(job: JobHandle) -> int:
     return int(place.read_text(encoding="ascii").strip() or 0) if place.exists() else 0
 
 
-def _target(job: JobHandle) -> Target:
+def _target(job: JobHandle) -> DrillTarget:
     state = json.loads((job.run_dir / "state.json").read_text(encoding="utf-8"))
     manifest = json.loads((job.run_dir / "manifest.json").read_text(encoding="utf-8"))["job"]
     nodes = hosts_of(state["nodes"])
     ranks, slurm = len(nodes) * manifest["ntasks_per_node"], job.entry.scheduler == "slurm"
-    return Target(job.id, nodes, ranks, slurm, job.entry.slurm_conf)
+    return DrillTarget(job.id, nodes, ranks, slurm, job.entry.slurm_conf)
 
 
 def _judge(

@@ -22,7 +22,7 @@ _TELL = f"pids=$({_FIND}); kill -TERM $pids"
 _LIMIT = f'for pid in $({_FIND}); do prlimit --pid $pid --fsize=$3: && done=1; done; [ -n "$done" ]'
 
 
-class Target(NamedTuple):
+class DrillTarget(NamedTuple):
     """A job that runs, as its faults see it."""
 
     job_id: str
@@ -37,16 +37,16 @@ class Fault(NamedTuple):
     """What is done, in words and in deed; what the history must say of it."""
 
     about: str
-    inject: Callable[[Target], None] | None
+    inject: Callable[[DrillTarget], None] | None
     """None: the time limit does it."""
-    heal: Callable[[Target], None] | None
+    heal: Callable[[DrillTarget], None] | None
     causes: tuple[str, ...]
     """What the attempt that it ends may have ended of; empty: none ends."""
     lossless: bool
     """It is announced: no step may be lost."""
 
 
-def _do(target: Target, *argv: str) -> None:
+def _do(target: DrillTarget, *argv: str) -> None:
     done = run(argv, env={"SLURM_CONF": target.slurm_conf} if target.slurm_conf else None)
     if done.code != 0:
         output = (done.err or done.out).strip() or "no process of it was found"
@@ -56,20 +56,20 @@ def _do(target: Target, *argv: str) -> None:
         )
 
 
-def _on_node(target: Target, node: str, script: str, *arguments: str) -> None:
+def _on_node(target: DrillTarget, node: str, script: str, *arguments: str) -> None:
     step = ("srun", f"--jobid={target.job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0")
     there = (*step, "--mpi=none") if target.slurm else ()
     _do(target, *there, "sh", "-c", script, "sh", target.job_id, *arguments)
 
 
-def _tell(target: Target) -> None:
+def _tell(target: DrillTarget) -> None:
     if target.slurm:
         _do(target, "scancel", "--signal=TERM", target.job_id)
     else:
         _on_node(target, target.nodes[0], _TELL)
 
 
-def _last_rank(target: Target) -> None:
+def _last_rank(target: DrillTarget) -> None:
     _on_node(target, target.nodes[-1], _KILL, str(target.ranks - 1))
 
 
@@ -119,7 +119,7 @@ TAKEN_S = 300.0
 def taken_by(partition: str, site: Site) -> Fault:
     """Preemption itself: a job of ``partition``, which is of higher priority, takes the nodes."""
 
-    def take(target: Target) -> None:
+    def take(target: DrillTarget) -> None:
         nodes = ",".join(target.nodes)
         resources = Resources(partition=partition, time="1m", exclusive=True, nodes=len(target.nodes), nodelist=nodes)
         request = JobSpec(program=("true",), name="drill-taker", resources=resources)

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hpcjobs.fabric.network import Server, Unreachable, own_address, resolve_name, round_trip_s, stream_rate
+from hpcjobs.fabric.network import EchoServer, Unreachable, own_address, resolve_name, round_trip_s, stream_rate
 
 _COPY_BYTES, _COPY_S = 16 << 20, 0.5
 Answer = dict[str, Any]
 
 
-def hello(interface: str | None, *, alone: bool) -> tuple[Answer, Server | None]:
+def hello(interface: str | None, *, alone: bool) -> tuple[Answer, EchoServer | None]:
     """Who this is; with a server for the others, where there are others and this node has an address for them."""
     me: Answer = {"host": socket.gethostname()}
     if alone:
@@ -32,7 +32,7 @@ def hello(interface: str | None, *, alone: bool) -> tuple[Answer, Server | None]
         address = own_address(interface)
     except Unreachable as error:
         return me | {"problem": str(error)}, None
-    server = Server(address)
+    server = EchoServer(address)
     return me | {"address": address, "port": server.port}, server
 
 

@@ -30,7 +30,7 @@ from hpcjobs import gpu_errors
 from hpcjobs.fabric.gpus import judge_gpus, parse_gpus
 from hpcjobs.fabric.nodes import Agent, Failed, HostGroup, agents, run
 from hpcjobs.fabric.report import Findings, collectives, gpu_table, remember, report, table
-from hpcjobs.fabric.verdict import TOLERANCE, Judged, Node, best, judge, outliers
+from hpcjobs.fabric.verdict import TOLERANCE, Judged, NodeVerdict, best, judge, outliers
 from hpcjobs.files import write_beside
 from hpcjobs.runtime.hostlist import hosts_of
 
@@ -72,7 +72,7 @@ def check(
     end = time.monotonic() + (QUICK_S if quick else FULL_S) - LEAVING_S
     with_gpus = requests_gpus(os.environ)
     until = (end if quick else end - 2 * ALLREDUCE_S) - (GPUS_S if with_gpus else 0.0)
-    findings = Findings([Node(host) for host in place.hosts])
+    findings = Findings([NodeVerdict(host) for host in place.hosts])
 
     def begin(step: int, text: str) -> None:
         announce(f"step {step} of {3 if quick else 4}: {text}; at most {end - time.monotonic():.0f} s left")
@@ -118,11 +118,11 @@ def _ends_before(until: float, began: float) -> bool:
     return now + (now - began) < until
 
 
-def _of(nodes: Sequence[Node], host: str) -> Node:
+def _of(nodes: Sequence[NodeVerdict], host: str) -> NodeVerdict:
     return next(node for node in nodes if node.host == host)
 
 
-def _greet(everyone: Sequence[Agent], nodes: Sequence[Node], *, suffix: str) -> dict[str, dict[str, Any]]:
+def _greet(everyone: Sequence[Agent], nodes: Sequence[NodeVerdict], *, suffix: str) -> dict[str, dict[str, Any]]:
     """The agents that came, by host, with where they listen."""
     deadline = time.monotonic() + GREETING_S
     peers = {}
@@ -140,7 +140,7 @@ def _greet(everyone: Sequence[Agent], nodes: Sequence[Node], *, suffix: str) -> 
     return peers
 
 
-def _reach(present: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict[str, Any]]) -> None:
+def _reach(present: Sequence[Agent], nodes: Sequence[NodeVerdict], peers: dict[str, dict[str, Any]]) -> None:
     """Who cannot reach, or be reached by, more than half of the others is at fault; one pair alone is both's."""
     for agent in present:
         others = [peer for host, peer in peers.items() if host != agent.host]
@@ -172,7 +172,9 @@ def rounds(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def _stream(sound: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict[str, Any]], *, until: float) -> None:
+def _stream(
+    sound: Sequence[Agent], nodes: Sequence[NodeVerdict], peers: dict[str, dict[str, Any]], *, until: float
+) -> None:
     """A node's rate is that of its best pair, of which the slower direction counts: a slow peer is not its fault."""
     by_host = {agent.host: agent for agent in sound}
     for pairs in rounds(list(by_host)):
@@ -192,11 +194,11 @@ def _stream(sound: Sequence[Agent], nodes: Sequence[Node], peers: dict[str, dict
                 _keep_best(_of(nodes, host), "network_bytes_per_s", min(both_ways))
 
 
-def _keep_best(node: Node, metric: str, rate: float) -> None:
+def _keep_best(node: NodeVerdict, metric: str, rate: float) -> None:
     node.values[metric] = max(node.values.get(metric, 0.0), rate)
 
 
-def _memory(present: Sequence[Agent], nodes: Sequence[Node]) -> None:
+def _memory(present: Sequence[Agent], nodes: Sequence[NodeVerdict]) -> None:
     for agent in present:
         agent.ask(do="memory")
     deadline = time.monotonic() + ANSWER_S
@@ -209,7 +211,7 @@ def _memory(present: Sequence[Agent], nodes: Sequence[Node]) -> None:
 
 
 def _multiply(
-    place: HostGroup, sound: Sequence[Node], findings: Findings, folder: Path, *, quick: bool, until: float
+    place: HostGroup, sound: Sequence[NodeVerdict], findings: Findings, folder: Path, *, quick: bool, until: float
 ) -> None:
     """The CUDA and MPI program over all nodes: a rate for each of them, and MPI's all-reduce."""
     hosts = [node.host for node in sound]
@@ -244,7 +246,7 @@ def requests_gpus(environ: Mapping[str, str]) -> bool:
 
 def measure_gpus(
     place: HostGroup,
-    sound: Sequence[Node],
+    sound: Sequence[NodeVerdict],
     findings: Findings,
     folder: Path,
     *,
@@ -292,7 +294,7 @@ def _short(host: str) -> str:
 
 
 def measure_allreduce(
-    place: HostGroup, sound: Sequence[Node], findings: Findings, folder: Path, *, until: float
+    place: HostGroup, sound: Sequence[NodeVerdict], findings: Findings, folder: Path, *, until: float
 ) -> None:
     """All-reduce as trainers do it, by torch and by Horovod, which share the time that is left."""
     hosts = [node.host for node in sound]

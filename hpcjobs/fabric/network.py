@@ -60,7 +60,7 @@ def resolve_name(name: str) -> str:
         raise Unreachable(f"cannot resolve {name}: {error.strerror}") from error
 
 
-class Server:
+class EchoServer:
     """Answers other nodes, each connection in a thread of its own, until it is closed."""
 
     def __init__(self, address: str) -> None:

@@ -37,7 +37,7 @@ _OF_THE_SCRIPT = (
 """HPCJOBS_ variables that the session's own script sets: a trainer in a cell would take its run folder for its own."""
 
 
-class Request(NamedTuple):
+class SessionRequest(NamedTuple):
     """A session to be submitted."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def session_request(
     idle: str | None = None,
     token: str | None = None,
     made_by: str | None = None,
-) -> Request:
+) -> SessionRequest:
     """A session on ``site`` with the resources, variables and container of ``request``.
 
     Args:
@@ -85,7 +85,7 @@ def session_request(
     if where.scheduler == "slurm" and not made.job.resources.signal:
         made = plan(spec, where, made_by=made_by, chdir=folder, signal=f"B:USR1@{max(warn_s, 1)}")
     settings = _settings(where, made.job, kind=kind, idle=idle, token=token)
-    return Request(made, settings._replace(limit_s=limit_s, warn_s=warn_s))
+    return SessionRequest(made, settings._replace(limit_s=limit_s, warn_s=warn_s))
 
 
 def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str | None) -> Settings:

@@ -12,7 +12,7 @@ from hpcjobs.errors import HpcJobsError, UnknownJobError
 from hpcjobs.job.models import Plan
 from hpcjobs.jupyter.bundle import fill
 from hpcjobs.jupyter.precheck import check
-from hpcjobs.jupyter.request import Request
+from hpcjobs.jupyter.request import SessionRequest
 from hpcjobs.node.session import files
 from hpcjobs.node.session.files import Connection, Settings
 from hpcjobs.node.session.tunnel import Tunnel, local_port, page, tunnel
@@ -62,7 +62,7 @@ class Session(NamedTuple):
         return None if self.connection is None else page(self.connection, local_port(self.connection))
 
 
-def start(request: Request) -> Entry:
+def start(request: SessionRequest) -> Entry:
     """Submit the session.
 
     Raises:

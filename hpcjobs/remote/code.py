@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.files import state_dir, write_beside
 from hpcjobs.processes.programs import run
-from hpcjobs.remote.connection import Connection
+from hpcjobs.remote.connection import LoginConnection
 from hpcjobs.run.snapshot import LARGEST, code_files
 from hpcjobs.units import human_bytes
 
@@ -43,7 +43,7 @@ def find_code() -> CodeFolder:
     return CodeFolder(root, here.resolve().relative_to(root.resolve()))
 
 
-def copy_code(code: CodeFolder, connection: Connection, target: str) -> None:
+def copy_code(code: CodeFolder, connection: LoginConnection, target: str) -> None:
     """Copy what git tracks or would track to ``target``, and remove there what an earlier copy brought and is no more.
 
     What jobs have written there stays.
@@ -78,7 +78,7 @@ def _chosen_files(root: Path) -> list[Path]:
     return files
 
 
-def _record(connection: Connection, target: str) -> Path:
+def _record(connection: LoginConnection, target: str) -> Path:
     """The list of what was copied."""
     folder = state_dir() / "remote"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -44,7 +44,7 @@ class NoConnectionError(HpcJobsError):
     """The login host is out of reach, for now."""
 
 
-class Connection:
+class LoginConnection:
     """The way to a login host."""
 
     def __init__(self, login: Login) -> None:

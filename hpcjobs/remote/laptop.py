@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.remote import submissions
 from hpcjobs.remote.code import copy_code, find_code
-from hpcjobs.remote.connection import Connection, NoConnectionError
+from hpcjobs.remote.connection import LoginConnection, NoConnectionError
 from hpcjobs.remote.login_host import LoginHost, pack_sites
 from hpcjobs.remote.outputs import OUTPUTS
 from hpcjobs.run.submission import VARIABLE
@@ -41,7 +41,7 @@ class Laptop:
     def __init__(self, target: Target, *, say: Say) -> None:
         self._target, self._say = target, say
         self._code = find_code()
-        self.connection = Connection(target.login)
+        self.connection = LoginConnection(target.login)
         sites = pack_sites(target.site_file)
         self._host = LoginHost(self.connection, sites, code_name=self._code.name, say=say)
 

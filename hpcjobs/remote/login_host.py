@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.remote.connection import Connection
+from hpcjobs.remote.connection import LoginConnection
 from hpcjobs.site.inheritance import read_chain
 from hpcjobs.site.search import site_files
 from hpcjobs.site.trust import list_untrusted, refusal
@@ -84,7 +84,9 @@ class SiteFiles(NamedTuple):
 class LoginHost:
     """hpcjobs on a login host, brought there where it is missing."""
 
-    def __init__(self, connection: Connection, sites: SiteFiles, *, code_name: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, connection: LoginConnection, sites: SiteFiles, *, code_name: str, say: Callable[[str], None]
+    ) -> None:
         self._connection, self._sites, self._code_name, self._say = connection, sites, code_name, say
 
     def prepare(self) -> RemoteFolders:

@@ -14,7 +14,7 @@ from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import Scheduler, Submitted
 
 
-class _Manifest(msgspec.Struct):
+class _FoundManifest(msgspec.Struct):
     """The parts of manifest.json that make the plan again."""
 
     job: Job
@@ -24,7 +24,7 @@ class _Manifest(msgspec.Struct):
 
 def plan_in(run_dir: Path) -> Plan:
     """The plan whose run folder this is."""
-    manifest = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_Manifest)
+    manifest = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_FoundManifest)
     return Plan(manifest.job, (run_dir / "job.sh").read_text(), run_dir, manifest.command, manifest.command_line)
 
 

@@ -16,7 +16,7 @@ from hpcjobs.run.control import KEYS
 from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
-from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.fields import read_clock_s
 from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.resources import Resources, gpus_in_gres, node_range
@@ -29,7 +29,7 @@ _FURTHER = {
 """Further settings of scontrol, by how they begin, and the option that they change under another name."""
 
 
-def check_settings(settings: Sequence[str], entry: Entry, slurm: Slurm) -> None:
+def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler) -> None:
     """Compare the job of ``entry``, as ``settings`` of scontrol would change it, with the centre's policies.
 
     Raises:
@@ -74,7 +74,7 @@ def _change(job: Job, field: str, value: str) -> Job:
         raise RequestError(f"update {field}: {error}") from error
 
 
-def _limit_now(value: str, entry: Entry, slurm: Slurm) -> str:
+def _limit_now(value: str, entry: Entry, slurm: SlurmScheduler) -> str:
     """The time limit that ``value`` leads to, in Slurm's spelling; ``+`` and ``-`` change the one that the job has."""
     sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
     try:

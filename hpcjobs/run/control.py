@@ -16,7 +16,7 @@ from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.units import requested_time
 
 Verb = Literal["hold", "release", "requeue"]
@@ -95,7 +95,7 @@ def signal(
 
 def _by_cluster(
     entries: Iterable[Entry], verb: str, connect: Connect, *, only: Collection[State] = ()
-) -> Iterable[tuple[Slurm, list[Known]]]:
+) -> Iterable[tuple[SlurmScheduler, list[Known]]]:
     """The jobs of each cluster, all of which the cluster knows: an id alone may be another job's by now."""
     named = sorted(entries, key=lambda entry: entry.slurm_conf or "")
     require_reachable(named)
@@ -115,8 +115,8 @@ def _by_cluster(
     ]
 
 
-def _slurm(scheduler: object) -> Slurm:
-    assert isinstance(scheduler, Slurm)
+def _slurm(scheduler: object) -> SlurmScheduler:
+    assert isinstance(scheduler, SlurmScheduler)
     return scheduler
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hpcjobs.run.attempts import Attempt, read_attempts
 from hpcjobs.run.folder import MANIFEST, output_dir, task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import Step, newest_step
+from hpcjobs.run.progress import StepProgress, newest_step
 from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
 from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
@@ -30,7 +30,7 @@ class Description(NamedTuple):
     code: str | None
     results: dict[str, str | int | float]
     """summary.json, nested keys joined by dots; configuration, lists and what was not measured left out."""
-    step: Step | None
+    step: StepProgress | None
     """The newest line of metrics.jsonl, while the job runs."""
     monitor: list[NodeSample]
     """The newest sample of each node, while the job runs."""

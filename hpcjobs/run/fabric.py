@@ -59,7 +59,7 @@ class GpuReport(Frozen, frozen=True):
     peers: dict[str, float]
 
 
-class Point(Frozen, frozen=True):
+class FabricPoint(Frozen, frozen=True):
     """One all-reduce: its size, and seconds on the slowest rank."""
 
     bytes: int
@@ -75,7 +75,7 @@ class FabricReport(Frozen, frozen=True):
     job_id: str | None
     nodes: tuple[NodeReport, ...]
     chosen: tuple[str, ...] | None
-    allreduce: dict[str, tuple[Point, ...]]
+    allreduce: dict[str, tuple[FabricPoint, ...]]
     notes: tuple[str, ...]
     gpus: tuple[GpuReport, ...] = ()
 

@@ -23,7 +23,7 @@ FORGOTTEN_S = 30 * 86_400.0
 """A job that its scheduler does not know is not asked about any more after this long."""
 
 
-class Row(NamedTuple):
+class ListedJob(NamedTuple):
     """One line of ``hpcjobs ps``; site and run folder are None for a job submitted by other means."""
 
     record: JobRecord
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 class Listing(NamedTuple):
     """The rows, and why a scheduler did not answer."""
 
-    rows: list[Row]
+    rows: list[ListedJob]
     errors: list[SchedulerError]
 
 
@@ -111,8 +111,10 @@ def scheduler_of(site: Site | None) -> tuple[str, str | None]:
 def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
     """The rows of a `survey`."""
     known, others, errors = survey(since=since, site=site, connect=connect)
-    rows = [Row(record, job.entry.name, job.entry.site, job.entry.run_dir) for job in known for record in job.records]
-    rows += [Row(record, record.name, None, None) for record in others]
+    rows = [
+        ListedJob(record, job.entry.name, job.entry.site, job.entry.run_dir) for job in known for record in job.records
+    ]
+    rows += [ListedJob(record, record.name, None, None) for record in others]
     return Listing(rows, errors)
 
 

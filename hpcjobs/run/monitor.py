@@ -33,7 +33,7 @@ from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
 
@@ -129,7 +129,7 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
         UnknownJobError: Slurm does not know it. RequestError: it does not run, or is an array.
         SchedulerError: Slurm does not answer.
     """
-    slurm = Slurm(site.slurm_conf, runner=runner)
+    slurm = SlurmScheduler(site.slurm_conf, runner=runner)
     try:
         shown = slurm.query(["scontrol", "--oneliner", "show", "job", name])
     except SchedulerDownError:

@@ -17,7 +17,7 @@ _SPEED_LINES = 20
 """So many of the last lines tell the speed."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class StepProgress(msgspec.Struct, frozen=True):
     """A `step` line of metrics.jsonl, as far as it is shown."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)]
@@ -40,7 +40,7 @@ class Step(msgspec.Struct, frozen=True):
         return ", ".join(arguments)
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _RunLines(msgspec.Struct, frozen=True):
     """A `run` line of metrics.jsonl: a trainer has started here, or started again."""
 
     total_steps: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)] | None = None
@@ -50,7 +50,7 @@ class _Run(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct, frozen=True):
     """How far a trainer is, by the end of its metrics.jsonl."""
 
-    step: Step
+    step: StepProgress
     """The newest one."""
     losses: tuple[float, ...]
     """Of the last lines, oldest first, without those that are no number."""
@@ -84,7 +84,7 @@ class Progress(msgspec.Struct, frozen=True):
         return ", ".join([self.step.describe(self.of_total), *([] if self.time_left is None else [self.time_left])])
 
 
-class Staging(msgspec.Struct, frozen=True):
+class StagingProgress(msgspec.Struct, frozen=True):
     """staging.json: how far the copies of `--stage-to` are; the node is the one furthest behind."""
 
     nodes: int
@@ -107,10 +107,10 @@ class RunLines:
     """The newest `run` line of each metrics.jsonl, wherever in it; each byte of a file is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[int, _Run | None]] = {}
+        self._known: dict[Path, tuple[int, _RunLines | None]] = {}
         """How much of the file was read, up to the end of a line, and what it had."""
 
-    def newest(self, path: Path) -> _Run | None:
+    def newest(self, path: Path) -> _RunLines | None:
         """None: the file has none, or is not there."""
         position, run = self._known.get(path, (0, None))
         try:
@@ -122,16 +122,16 @@ class RunLines:
                     if not line.endswith(b"\n"):
                         break
                     position += len(line)
-                    run = (decode_line(line, _Run, kind="run") if b'"run"' in line else None) or run
+                    run = (decode_line(line, _RunLines, kind="run") if b'"run"' in line else None) or run
         except OSError:
             return None
         self._known[path] = position, run
         return run
 
 
-def newest_step(run_dir: Path) -> Step | None:
+def newest_step(run_dir: Path) -> StepProgress | None:
     """The last `step` line; None before the first one."""
-    lines = (decode_line(line, Step, kind="step") for line in reversed(last_lines(run_dir / "metrics.jsonl")))
+    lines = (decode_line(line, StepProgress, kind="step") for line in reversed(last_lines(run_dir / "metrics.jsonl")))
     return next((step for step in lines if step is not None), None)
 
 
@@ -139,16 +139,16 @@ def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress 
     """The progress by the last lines; None before the first step. ``run_lines`` spares who reads again most of it."""
     path = run_dir / "metrics.jsonl"
     lines = last_lines(path)
-    all_steps: list[Step] = []
-    since_start: list[Step] = []
+    all_steps: list[StepProgress] = []
+    since_start: list[StepProgress] = []
     run = None
     for line in lines:
-        if (step := decode_line(line, Step, kind="step")) is not None:
+        if (step := decode_line(line, StepProgress, kind="step")) is not None:
             if since_start and step.step < since_start[-1].step:  # a program that counts anew without a `run` line
                 since_start = []
             all_steps.append(step)
             since_start.append(step)
-        elif (started := decode_line(line, _Run, kind="run")) is not None:
+        elif (started := decode_line(line, _RunLines, kind="run")) is not None:
             run, since_start = started, []
     if not all_steps:
         return None
@@ -167,20 +167,20 @@ def job_progress(run_dir: str | None, job_id: str) -> Progress | None:
     return None if run_dir is None else read_progress(output_dir(Path(run_dir), job_id))
 
 
-def read_staging(run_dir: Path) -> Staging | None:
+def read_staging(run_dir: Path) -> StagingProgress | None:
     """The progress of copying data; None: no copy is being made."""
     try:
-        return msgspec.json.decode((run_dir / "staging.json").read_bytes(), type=Staging)
+        return msgspec.json.decode((run_dir / "staging.json").read_bytes(), type=StagingProgress)
     except (OSError, ValueError):  # not there, or from a newer hpcjobs
         return None
 
 
-def job_staging(run_dir: str | None, job_id: str) -> Staging | None:
+def job_staging(run_dir: str | None, job_id: str) -> StagingProgress | None:
     """The progress of a job's or array task's copies."""
     return None if run_dir is None else read_staging(output_dir(Path(run_dir), job_id))
 
 
-def _speed(steps: list[Step]) -> float | None:
+def _speed(steps: list[StepProgress]) -> float | None:
     if len(steps) < 2 or steps[0].time_s is None or steps[-1].time_s is None:
         return None
     passed = steps[-1].time_s - steps[0].time_s

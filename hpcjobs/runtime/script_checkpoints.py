@@ -23,7 +23,7 @@ from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
 from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadCheckpoint, WorldMismatch
-from hpcjobs.runtime.state_file import Snapshot, Snapshots
+from hpcjobs.runtime.state_file import RunState, Snapshots
 
 STATE, RANKS, SUMS = "state", "ranks", ".sums"
 SHARDS_WAIT_S = 600.0
@@ -61,7 +61,7 @@ class StateWriter(BackgroundWriter):
         return Part(self._snapshots.take(state.state), state.sharded)
 
     def write_files(self, meta: CheckpointMeta, state: Part) -> Path:
-        part = state if isinstance(state.state, Snapshot) else self.copy_state(state)
+        part = state if isinstance(state.state, RunState) else self.copy_state(state)
         draft = Draft(self.folder, meta, owner=self.owner)
         if part.sharded:
             return self._write_shard(draft, part.state)
@@ -73,7 +73,7 @@ class StateWriter(BackgroundWriter):
             draft.discard()
             raise
 
-    def _write_shard(self, draft: Draft, snapshot: Snapshot) -> Path:
+    def _write_shard(self, draft: Draft, snapshot: RunState) -> Path:
         """Rank 0 completes the checkpoint once the sums of all ranks' files are there."""
         sums = draft.path / SUMS
         for folder in (draft.path / RANKS, sums):

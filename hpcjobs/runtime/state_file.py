@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunState:
     """A state as it was: bytes, or a tree with copies of its tensors."""
 
     suffix: str
@@ -39,7 +39,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._buffers: Buffers | None = None
 
-    def take(self, state: Any) -> Snapshot:
+    def take(self, state: Any) -> RunState:
         """Raises TypeError where the state cannot be written."""
         try:
             if _holds_tensors(state):
@@ -47,17 +47,17 @@ class Snapshots:
                     from hpcjobs.torch_state import Buffers
 
                     self._buffers = Buffers()
-                return Snapshot(".pt", self._buffers.copy(state))
+                return RunState(".pt", self._buffers.copy(state))
             if _is_json(state):
-                return Snapshot(".json", json.dumps(state).encode())
-            return Snapshot(".pkl", pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL))
+                return RunState(".json", json.dumps(state).encode())
+            return RunState(".pkl", pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL))
         except RecursionError as error:
             raise TypeError("save(): the state can't be written: it holds itself, or is nested too deep") from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise TypeError(f"save(): the state can't be written: {error}") from error
 
 
-def write(path: Path, snapshot: Snapshot) -> Path:
+def write(path: Path, snapshot: RunState) -> Path:
     """Write a snapshot and sync it; the file, which is ``path`` with a suffix. Raises OSError."""
     file_path = path.with_suffix(snapshot.suffix)
     if snapshot.suffix == ".pt":

@@ -8,9 +8,9 @@ from hpcjobs.scheduler.base import Scheduler
 def connect(kind: str, slurm_conf: str | None = None) -> Scheduler:
     """``slurm`` or ``local``; no command is started yet."""
     if kind == "local":
-        from hpcjobs.scheduler.local.client import Local
+        from hpcjobs.scheduler.local.client import LocalScheduler
 
-        return Local()
-    from hpcjobs.scheduler.slurm.client import Slurm
+        return LocalScheduler()
+    from hpcjobs.scheduler.slurm.client import SlurmScheduler
 
-    return Slurm(slurm_conf)
+    return SlurmScheduler(slurm_conf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,9 +30,10 @@ def read_yaml(path: Path, kind: type[T], *, what: str = "file") -> T:
     Raises:
         ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
     """
-    if not path.exists() or path.is_dir():
-        problem = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise ConfigError(f"{what} {path.absolute()} {problem}")
+    with suppress(OSError, ValueError):  # a name that cannot even be looked up: `read_file` says why
+        if not path.exists() or path.is_dir():
+            problem = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise ConfigError(f"{what} {path.absolute()} {problem}")
     file = read_file(path)
     return convert_tree(file.tree, kind, [file])
 

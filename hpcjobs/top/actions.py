@@ -14,7 +14,7 @@ from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.top.rows import Row
+from hpcjobs.top.rows import JobRow
 
 LINES = 500
 """So many lines of a log are shown."""
@@ -23,10 +23,10 @@ LINES = 500
 class Actions(Protocol):
     """What the screen calls; each raises HpcJobsError, whose text is shown."""
 
-    def read_log(self, row: Row) -> list[str]: ...
-    def explain(self, row: Row) -> list[str]: ...
-    def cancel(self, row: Row) -> str: ...
-    def shell(self, row: Row) -> Sequence[str]: ...
+    def read_log(self, row: JobRow) -> list[str]: ...
+    def explain(self, row: JobRow) -> list[str]: ...
+    def cancel(self, row: JobRow) -> str: ...
+    def shell(self, row: JobRow) -> Sequence[str]: ...
 
 
 class RealActions:
@@ -35,17 +35,17 @@ class RealActions:
     def __init__(self, *, slurm_conf: str | None = None) -> None:
         self._slurm_conf = slurm_conf
 
-    def read_log(self, row: Row) -> list[str]:
+    def read_log(self, row: JobRow) -> list[str]:
         """The last lines of the log of the row, of a folded one those of the task that matters most."""
         selection = logs.Selection(last=LINES)
         return [line.rstrip("\n") for line in logs.lines(_entry(row), selection=selection)][-LINES:]
 
-    def explain(self, row: Row) -> list[str]:
+    def explain(self, row: JobRow) -> list[str]:
         """What ``hpcjobs why`` prints."""
         result = run(own_command("why", _name(row)))
         return (result.out + result.err).splitlines()
 
-    def cancel(self, row: Row) -> str:
+    def cancel(self, row: JobRow) -> str:
         """Cancel all tasks of the row; what became of it."""
         own = _entries(row)
         if not own:
@@ -59,7 +59,7 @@ class RealActions:
             return f"job {row.job} had ended before"
         raise RequestError(f"nothing cancelled: the scheduler does not know job {row.job}")
 
-    def shell(self, row: Row) -> Sequence[str]:
+    def shell(self, row: JobRow) -> Sequence[str]:
         """The command that opens a shell on the first node of the row's job."""
         if row.first.record.state is not State.RUNNING:
             raise RequestError(f"job {row.job} is {row.first.record.state.value}: it has no node for a shell")
@@ -67,7 +67,7 @@ class RealActions:
         return own_command("shell", _name(row))
 
 
-def _entries(row: Row) -> list[Entry]:
+def _entries(row: JobRow) -> list[Entry]:
     """The jobs of a row: one, the chunks of a sweep, or one task of an array."""
     if row.inside:
         return [_entry(row)] if row.first.entry is not None else []
@@ -75,7 +75,7 @@ def _entries(row: Row) -> list[Entry]:
     return list({(entry.run_dir, entry.job_id): entry for entry in entries}.values())
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: JobRow) -> Entry:
     task = row.first
     if task.entry is None:
         raise RequestError(f"job {row.job} was not submitted with hpcjobs, which does not know its run folder")
@@ -87,7 +87,7 @@ def _entry(row: Row) -> Entry:
     return msgspec.structs.replace(task.entry, task=int(index))
 
 
-def _name(row: Row) -> str:
+def _name(row: JobRow) -> str:
     """How a command line names the row's job: by the run folder, which is one job's alone, if it can."""
     task = row.first
     if task.entry is None:

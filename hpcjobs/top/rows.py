@@ -24,7 +24,7 @@ class View(NamedTuple):
     unfolded: frozenset[str] = frozenset()
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """One line: a job, a task of an unfolded array, or a folded array or sweep."""
 
     key: str
@@ -63,7 +63,7 @@ class Row(NamedTuple):
         return tuple(alarm for task in self.tasks for alarm in task.alarms)
 
 
-def make_rows(snapshot: Snapshot, view: View) -> list[Row]:
+def make_rows(snapshot: Snapshot, view: View) -> list[JobRow]:
     """The rows to show, in their order; the tasks of an unfolded group follow its row."""
     groups: dict[str, list[Task]] = {}
     for task in snapshot.tasks:
@@ -83,7 +83,7 @@ def count_states(snapshot: Snapshot) -> list[tuple[State, int]]:
     return list(_counts(snapshot.tasks))
 
 
-def _fold(tasks: Sequence[Task]) -> Row:
+def _fold(tasks: Sequence[Task]) -> JobRow:
     if len(tasks) == 1 and count_tasks(tasks[0].record.job_id) == 1:
         return _row(tasks[0], inside=False)
     counts = _counts(tasks)
@@ -93,7 +93,7 @@ def _fold(tasks: Sequence[Task]) -> Row:
     left = [row.left_s for row in rows if row.left_s is not None]
     waiting = any(state is State.PENDING for state, _ in counts)
     group = tasks[0].group
-    return Row(
+    return JobRow(
         key=group.key,
         group=group,
         job=group.job,
@@ -106,7 +106,7 @@ def _fold(tasks: Sequence[Task]) -> Row:
     )
 
 
-def _row(task: Task, *, inside: bool) -> Row:
+def _row(task: Task, *, inside: bool) -> JobRow:
     record = task.record
     row = _by_steps(task)
     if row.share is None and record.time_limit_s and record.elapsed_s is not None:
@@ -115,10 +115,10 @@ def _row(task: Task, *, inside: bool) -> Row:
     return row._replace(key=f"{task.group.key} {record.job_id}" if inside else task.group.key, inside=inside)
 
 
-def _by_steps(task: Task) -> Row:
+def _by_steps(task: Task) -> JobRow:
     progress, record = task.progress, task.record
     share = progress.share if progress is not None else None
-    return Row(
+    return JobRow(
         key=task.group.key,
         group=task.group,
         job=record.job_id,
@@ -151,7 +151,7 @@ def _most_telling(tasks: Sequence[Task]) -> Task:
     return failed[0] if failed else min(tasks, key=lambda task: _rank(task.record.state))
 
 
-def _matches(row: Row, text: str) -> bool:
+def _matches(row: JobRow, text: str) -> bool:
     group = row.group
     texts = [group.job, group.name, group.site, *(state.value for state, _ in row.counts)]
     texts += [text for task in row.tasks for text in _texts(task.record)]
@@ -162,8 +162,8 @@ def _texts(record: JobRecord) -> tuple[str | None, ...]:
     return record.job_id, record.node_list, record.reason, record.partition
 
 
-def _sort(rows: list[Row], by: str) -> list[Row]:
-    def submit_time(row: Row) -> float:
+def _sort(rows: list[JobRow], by: str) -> list[JobRow]:
+    def submit_time(row: JobRow) -> float:
         record = row.tasks[0].record
         return record.submitted or record.started or 0.0
 

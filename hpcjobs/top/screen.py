@@ -22,7 +22,7 @@ from hpcjobs.top.actions import Actions
 from hpcjobs.top.dialogs import Confirmation, LineViewer
 from hpcjobs.top.look import Looker
 from hpcjobs.top.refresh import READ_S, Refresh
-from hpcjobs.top.rows import SORTS, Row, View, make_rows
+from hpcjobs.top.rows import SORTS, JobRow, View, make_rows
 from hpcjobs.top.snapshot import Snapshot
 from hpcjobs.top.table import JobTable
 from hpcjobs.top.text import describe, headline
@@ -94,7 +94,7 @@ class TopScreen(App[Exception]):
         return self.query_one("#table", JobTable)
 
     @property
-    def chosen(self) -> Row | None:
+    def chosen(self) -> JobRow | None:
         """The row that the cursor is on."""
         return self._table.chosen
 
@@ -203,11 +203,11 @@ class TopScreen(App[Exception]):
         what = f"{alive} tasks of {row.job}" if row.folds else f"job {row.job}"
         self.push_screen(Confirmation(f"Cancel {what} ({row.group.name})?"), partial(self._cancel, row))
 
-    def _cancel(self, row: Row, sure: bool | None) -> None:
+    def _cancel(self, row: JobRow, sure: bool | None) -> None:
         if sure:
             self.run_worker(partial(self._cancel_in_thread, row), thread=True, group="cancel")
 
-    def _cancel_in_thread(self, row: Row) -> None:
+    def _cancel_in_thread(self, row: JobRow) -> None:
         try:
             message = self.actions.cancel(row)
         except HpcJobsError as error:

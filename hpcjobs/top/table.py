@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from hpcjobs.scheduler.state_colours import choose_colour
-from hpcjobs.top.rows import Row
+from hpcjobs.top.rows import JobRow
 from hpcjobs.top.text import Column, cells, choose_columns, titles
 
 _TITLES = 1
@@ -49,16 +49,16 @@ class JobTable(ScrollView, can_focus=True):
     def __init__(self, *, id: str, clock: Callable[[], float] = time.time) -> None:
         super().__init__(id=id)
         self._clock = clock
-        self.rows: Sequence[Row] = ()
+        self.rows: Sequence[JobRow] = ()
         self._cursor = 0
         self._columns: list[Column] = []
 
     @property
-    def chosen(self) -> Row | None:
+    def chosen(self) -> JobRow | None:
         """The row that the cursor is on."""
         return self.rows[self._cursor] if self._cursor < len(self.rows) else None
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[JobRow]) -> None:
         """Show these rows; the cursor stays on its row wherever that is now, else where it is."""
         before = self.chosen
         self.rows = rows
@@ -102,7 +102,7 @@ class JobTable(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(self.size.width).apply_style(style)
 
     @staticmethod
-    def _style(row: Row, column: Column) -> Style | None:
+    def _style(row: JobRow, column: Column) -> Style | None:
         if column.title == "STATE":
             return Style.parse(choose_colour(row.state))
         return Style.parse("bold red") if column.title == "NOTE" and row.alarms else None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hpcjobs.diagnosis.reasons import explain_reason
 from hpcjobs.run.samples import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.top.rows import Row, count_states
+from hpcjobs.top.rows import JobRow, count_states
 from hpcjobs.top.snapshot import Snapshot
 from hpcjobs.units import human_bytes, human_duration
 
@@ -25,7 +25,7 @@ class Column(NamedTuple):
 
     title: str
     width: int
-    text: Callable[[Row, float], str]
+    text: Callable[[JobRow, float], str]
     right: bool = False
 
 
@@ -62,11 +62,11 @@ def short_number(value: float) -> str:
     raise AssertionError("unreachable: the last unit takes every value")
 
 
-def _job(row: Row, _: float) -> str:
+def _job(row: JobRow, _: float) -> str:
     return ("  " if row.inside else "") + row.job
 
 
-def _state(row: Row, _: float) -> str:
+def _state(row: JobRow, _: float) -> str:
     if not row.folds:
         return row.state.value
     marks = {State.RUNNING: "R", State.PENDING: "P", State.COMPLETED: "✓"}
@@ -77,13 +77,13 @@ def _state(row: Row, _: float) -> str:
     return " ".join(f"{numbers[mark]}{mark}" for mark in "✗RP?✓" if mark in numbers)
 
 
-def _progress(row: Row, _: float) -> str:
+def _progress(row: JobRow, _: float) -> str:
     if row.share is None:
         return ""
     return f"{bar(row.share, 8)} {row.share:4.0%}{'t' if row.share_of == 'limit' else ''}"
 
 
-def _left(row: Row, now: float) -> str:
+def _left(row: JobRow, now: float) -> str:
     record = row.first.record
     if row.state is State.PENDING and record.start_estimate is not None:
         return "~" + moment(record.start_estimate, now)
@@ -92,14 +92,14 @@ def _left(row: Row, now: float) -> str:
     return ""
 
 
-def _speed(row: Row, _: float) -> str:
+def _speed(row: JobRow, _: float) -> str:
     step = row.first.progress.step if row.first.progress is not None else None
     if step is None or step.throughput is None:
         return ""
     return f"{short_number(step.throughput)} {step.unit or ''}".rstrip()
 
 
-def _loss(row: Row, _: float) -> str:
+def _loss(row: JobRow, _: float) -> str:
     progress = row.first.progress
     if progress is None or not progress.losses:
         return ""
@@ -110,29 +110,29 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _percent(row: Row, name: str) -> str:
+def _percent(row: JobRow, name: str) -> str:
     mean = _mean([value for node in row.nodes if (value := getattr(node.sample, name)) is not None])
     return "" if mean is None else f"{mean:.0f}%"
 
 
-def _memory(row: Row, _: float) -> str:
+def _memory(row: JobRow, _: float) -> str:
     used = [node.sample.rss_bytes for node in row.nodes if node.sample.rss_bytes is not None]
     return human_bytes(int(sum(used))) if used else ""
 
 
-def _elapsed_time(row: Row, _: float) -> str:
+def _elapsed_time(row: JobRow, _: float) -> str:
     times = [task.record.elapsed_s for task in row.tasks if task.record.elapsed_s is not None]
     return human_duration(max(times)) if times else ""
 
 
-def _nodes(row: Row, _: float) -> str:
+def _nodes(row: JobRow, _: float) -> str:
     record = row.first.record
     if row.folds:
         return f"{sum(n for _, n in row.counts)} tasks"
     return record.node_list or (str(record.nnodes) if record.nnodes else "")
 
 
-def _note(row: Row, _: float) -> str:
+def _note(row: JobRow, _: float) -> str:
     """An alarm, else how it ended, else why it waits."""
     record = row.first.record
     if row.alarms:
@@ -181,7 +181,7 @@ def choose_columns(width: int) -> list[Column]:
     return [*chosen, Column("NOTE", _LEAST_NOTE + room - more, _note)]
 
 
-def cells(row: Row, columns: Sequence[Column], now: float) -> list[str]:
+def cells(row: JobRow, columns: Sequence[Column], now: float) -> list[str]:
     """The row's text in each column, no wider than that."""
     texts = [cut(column.text(row, now), column.width) for column in columns]
     return [
@@ -210,7 +210,7 @@ def headline(snapshot: Snapshot, *, sort: str, text: str, every_s: float, width:
     return f"{cut(left, max(0, width - len(right) - 2)):<{max(0, width - len(right))}}{right}"[:width]
 
 
-def describe(row: Row, now: float, width: int) -> list[str]:
+def describe(row: JobRow, now: float, width: int) -> list[str]:
     """What is shown of the chosen row below the table: state, steps, loss, a line for each node, alarms."""
     task, record = row.first, row.first.record
     lines = [_summary(row, record, now)]
@@ -234,7 +234,7 @@ def describe(row: Row, now: float, width: int) -> list[str]:
     return [cut(line, width) for line in lines]
 
 
-def _summary(row: Row, record: JobRecord, now: float) -> str:
+def _summary(row: JobRow, record: JobRecord, now: float) -> str:
     place = f" on {row.group.site}" if row.group.site else ""
     parts = [f"{row.job}  {row.group.name}{place}"]
     if row.folds:

@@ -19,7 +19,7 @@ GROUPS = {"step": "train", "evaluation": "held_out", "checkpoint": "checkpoint"}
 REACH_S = 5.0
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """Numbers of one line of metrics.jsonl, as ``train/loss``; `time_s` in seconds since 1970."""
 
     step: int
@@ -44,12 +44,12 @@ class Tracker(Protocol):
     @property
     def place(self) -> str: ...
 
-    def write(self, points: Sequence[Point]) -> None: ...
+    def write(self, points: Sequence[MetricPoint]) -> None: ...
 
     def close(self, *, complete: bool) -> None: ...
 
 
-def read_point(line: Mapping[str, Any], *, began_at: float) -> Point | None:
+def read_point(line: Mapping[str, Any], *, began_at: float) -> MetricPoint | None:
     """The numbers of a line of metrics.jsonl; None for a line of another kind."""
     group = GROUPS.get(line["kind"])
     if group is None:
@@ -60,7 +60,7 @@ def read_point(line: Mapping[str, Any], *, began_at: float) -> Point | None:
         for key, value in numbers.items()
         if key not in ("step", "time_s") and isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return Point(line["step"], began_at + line["time_s"], values)
+    return MetricPoint(line["step"], began_at + line["time_s"], values)
 
 
 def is_reachable(url: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from hpcjobs.trackers import Point, TrackedRun, is_reachable, read_run_id, write_run_id
+from hpcjobs.trackers import MetricPoint, TrackedRun, is_reachable, read_run_id, write_run_id
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
 
@@ -34,7 +34,7 @@ class MlflowTracker:
         self._run_id = run_id
         self.place = f"{uri}, run {run_id}"
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[MetricPoint]) -> None:
         metrics = [
             Metric(name, value, int(1000 * point.time_s), point.step)
             for point in points

@@ -10,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from hpcjobs.trackers import Point, TrackedRun
+from hpcjobs.trackers import MetricPoint, TrackedRun
 
 
 class TensorBoardTracker:
@@ -25,7 +25,7 @@ class TensorBoardTracker:
             shown = json.dumps(run.config, indent=1, ensure_ascii=False, default=str)
             self._writer.add_event(Event(step=0, summary=text_pb("config", f"```\n{shown}\n```")))
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[MetricPoint]) -> None:
         for point in points:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             self._writer.add_event(Event(step=point.step, wall_time=point.time_s, summary=Summary(value=values)))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import wandb
 
-from hpcjobs.trackers import Point, TrackedRun, is_reachable, make_run_id, read_run_id, write_run_id
+from hpcjobs.trackers import MetricPoint, TrackedRun, is_reachable, make_run_id, read_run_id, write_run_id
 
 SERVER = "https://api.wandb.ai"
 
@@ -35,7 +35,7 @@ class WandbTracker:
         write_run_id(run, "wandb", run_id)
         self.place = self._run.url or str(run.folder / "wandb")
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[MetricPoint]) -> None:
         for point in points:
             self._run.log({**point.values, "_timestamp": point.time_s}, step=point.step)
 

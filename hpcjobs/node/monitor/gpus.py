@@ -25,7 +25,7 @@ _NONE_HELD = ("", "-1", "NoDevFiles")
 """What Slurm and users write for "no GPU"."""
 
 
-class Gpus:
+class GpuReader:
     """Those that the job holds: of CUDA_VISIBLE_DEVICES, else all that the node lets it see."""
 
     are_held: bool

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, FrozenSet, List, Optional, Tuple
 
 from hpcjobs.node.monitor.cgroup import JobGroup
-from hpcjobs.node.monitor.gpus import Gpus
+from hpcjobs.node.monitor.gpus import GpuReader
 from hpcjobs.node.monitor.job_processes import JobProcesses, Usage
 
 IDLE_PERCENT = 5.0
@@ -19,7 +19,7 @@ class Sampler:
     """Rates and times are those since the sample before; a restarted rank is alive again."""
 
     def __init__(
-        self, processes: JobProcesses, group: JobGroup, gpus: Gpus, *, clock: Callable[[], float] = time.monotonic
+        self, processes: JobProcesses, group: JobGroup, gpus: GpuReader, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._processes, self._group, self._gpus, self._clock = processes, group, gpus, clock
         self._before = clock(), processes.read(), group.cpu_s(), _network()

@@ -35,7 +35,7 @@ def state_folder() -> Path:
     return state_dir() / "local" / os.uname().nodename
 
 
-class Local:
+class LocalScheduler:
     """This machine."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -95,10 +95,10 @@ class Local:
         return job
 
     @contextlib.contextmanager
-    def _view(self) -> Iterator[queue.View]:
+    def _view(self) -> Iterator[queue.QueueView]:
         """The queue, held still: between two unlocked readings a task could leave one list for another."""
         if not os.path.isdir(os.path.join(self._root, "active")):
-            yield queue.View((), {})
+            yield queue.QueueView((), {})
             return
         with Lock(self._root):
             yield queue.update(self._root)

@@ -14,7 +14,7 @@ from hpcjobs.scheduler.local.policy import Wait
 from hpcjobs.scheduler.local.records import Request
 
 
-def records(job: LocalJob, request: Request, view: queue.View) -> Iterator[JobRecord]:
+def records(job: LocalJob, request: Request, view: queue.QueueView) -> Iterator[JobRecord]:
     """One record; of an array as a whole that of its tasks that have no folder, if there are any."""
     if request.array is None or job.element is not None:
         no_folder = job.element is not None and not os.path.isdir(job.folder)
@@ -26,7 +26,7 @@ def records(job: LocalJob, request: Request, view: queue.View) -> Iterator[JobRe
         yield _record(job._replace(job_id=f"{job.job_id}_[{array_text(waiting)}]"), job, request, view)
 
 
-def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.View) -> JobRecord:
+def _record(shown: LocalJob, job: LocalJob, request: Request, view: queue.QueueView) -> JobRecord:
     """What the files of ``job`` say, under the id of ``shown``."""
     started, ended = job.read_started(), job.read_ended()
     verdict = view.verdicts.get(job.submitted_job.job_id)

@@ -20,7 +20,7 @@ KILLED = "supervisor was killed"
 CANCELLED = "cancelled"
 
 
-class View(NamedTuple):
+class QueueView(NamedTuple):
     """The queue at one moment, in the order of submission."""
 
     entries: tuple[QueuedJob, ...]
@@ -36,7 +36,7 @@ class Claim(NamedTuple):
     """Of a task: the handle that holds its lock. None: the claimer's own."""
 
 
-def update(root: str, *, me: LocalJob | None = None) -> View:
+def update(root: str, *, me: LocalJob | None = None) -> QueueView:
     """Read the queue, mark jobs whose supervisor died as failed, and wake all (but ``me``) that can start.
 
     The caller holds the lock.
@@ -47,7 +47,7 @@ def update(root: str, *, me: LocalJob | None = None) -> View:
         job = LocalJob(root, job_id)
         if isinstance(verdict, (Start, Never)) and job != me:
             wake(job)
-    return View(entries, verdicts)
+    return QueueView(entries, verdicts)
 
 
 def _scan(root: str) -> Iterator[QueuedJob]:

@@ -37,7 +37,7 @@ _SHOWN_ONE_BY_ONE = 16
 """Jobs asked for by id where there is no sacct; more of them are cheaper in one answer about all jobs."""
 
 
-class Slurm:
+class SlurmScheduler:
     """A cluster. Every method starts one Slurm command (again, after a pause, while none answers)."""
 
     def __init__(

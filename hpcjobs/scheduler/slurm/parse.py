@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm.table import Row, Table
+from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 ACCOUNTED: Final = Table(
     (
@@ -38,7 +38,7 @@ def parse_squeue(out: str) -> list[JobRecord]:
     return [_queued_job(row) for row in QUEUED.rows(out)]
 
 
-def _queued_job(row: Row) -> JobRecord:
+def _queued_job(row: TableRow) -> JobRecord:
     state = row.state()
     pending = state is State.PENDING
     return JobRecord(
@@ -64,7 +64,7 @@ def parse_sacct(out: str) -> list[JobRecord]:
     return [_accounted_job(row) for row in ACCOUNTED.rows(out)]
 
 
-def _accounted_job(row: Row) -> JobRecord:
+def _accounted_job(row: TableRow) -> JobRecord:
     state = row.state()
     code, signal = row.exit()
     # sacct has the last reason for which the job waited: once it has started, that does not explain its end.
@@ -91,11 +91,11 @@ def parse_scontrol(out: str) -> list[JobRecord]:
     """Records of ``scontrol --oneliner show job`` (SLURM_TIME_FORMAT=%s)."""
     jobs = (" ".join(text.splitlines()) for text in _SHOWN_JOB.split(out))  # a job's name may hold newlines
     # The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
-    rows = (Row(dict(reversed(_SHOWN_FIELD.findall(job)))) for job in jobs)
+    rows = (TableRow(dict(reversed(_SHOWN_FIELD.findall(job)))) for job in jobs)
     return [_shown_job(row) for row in rows if "JobId" in row and "JobState" in row]
 
 
-def _shown_job(row: Row) -> JobRecord:
+def _shown_job(row: TableRow) -> JobRecord:
     state = row.state("JobState")
     code, signal = row.exit()
     array, task = row.raw("ArrayJobId"), row.raw("ArrayTaskId")
@@ -125,7 +125,7 @@ def _task_id(array: str, task: str) -> str:
     return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
 
 
-def _least_nodes(row: Row) -> int | None:
+def _least_nodes(row: TableRow) -> int | None:
     """``2`` or, of a job that waits, ``2-4``."""
     least = row.raw("NumNodes").partition("-")[0]
     return int(least) if least.isdigit() else None

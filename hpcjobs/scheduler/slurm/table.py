@@ -1,7 +1,7 @@
 """Tables that sacct and squeue print: how they are requested, and how their rows are read by the name of a column.
 
 This module is for the scheduler client and for the accounting. ``table.sacct()`` and ``table.squeue()`` are the
-commands, and `QUESTION` is their environment. ``table.rows(out)`` gives a `Row` per job, whose values are read by
+commands, and `QUESTION` is their environment. ``table.rows(out)`` gives a `TableRow` per job, whose values are read by
 column: ``row.count("NNodes")``, ``row.time("Submit")``. Of an answer that is too large to hold,
 ``table.split(rest + block)`` gives the records block by block. `fields` has the spellings of single values.
 """
@@ -35,7 +35,7 @@ def new_separator() -> str:
     return SEPARATOR + "".join(secrets.choice(CONTROL) for _ in range(3))
 
 
-class Row:
+class TableRow:
     """One row of a table, or one record of scontrol: values by the name of their column. None: no such value."""
 
     __slots__ = ("_values",)
@@ -104,11 +104,11 @@ class Table(NamedTuple):
         letters = self.separator.join(f"%{_SQUEUE_LETTERS[column]}" for column in self.columns)
         return ["squeue", "--all", "--noheader", f"--format={letters}", *options]
 
-    def rows(self, out: str) -> Iterator[Row]:
+    def rows(self, out: str) -> Iterator[TableRow]:
         """The rows of a complete answer. What is no record of this table is left out."""
         for record in self.split(out if out.endswith("\n") else f"{out}\n").records:
             values = (value.strip() for value in record.split(self.separator))
-            yield Row(dict(zip(self.columns, values, strict=True)))
+            yield TableRow(dict(zip(self.columns, values, strict=True)))
 
     def split(self, block: str) -> Split:
         """The records of ``block``, told apart by counting separators, since names may hold newlines.

@@ -202,7 +202,7 @@ class NodeCopy:
 
 
 @dataclass(frozen=True)
-class Listing:
+class FileListing:
     """One folder: its files and folders, and the folders above with itself, by device and inode."""
 
     files: Sequence[SourceFile]
@@ -210,7 +210,7 @@ class Listing:
     parents: tuple[tuple[int, int], ...]
 
 
-def list_folder(source: Path, relative: str, parents: tuple[tuple[int, int], ...]) -> Listing:
+def list_folder(source: Path, relative: str, parents: tuple[tuple[int, int], ...]) -> FileListing:
     """The content of a folder below `source`; a link to a folder above it is an error (ELOOP)."""
     folder = source / relative
     status = folder.stat()
@@ -228,7 +228,7 @@ def list_folder(source: Path, relative: str, parents: tuple[tuple[int, int], ...
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "neither a file nor a folder", entry.path)
             files.append(SourceFile(path, status.st_size, status.st_mtime_ns))
-    return Listing(files, folders, (*parents, here))
+    return FileListing(files, folders, (*parents, here))
 
 
 def name_copy(source: Source) -> str:

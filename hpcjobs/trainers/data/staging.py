@@ -62,14 +62,14 @@ class Staging:
     silent_s: float = SILENT_S
     _began: float = field(default_factory=time.monotonic)
     _beats: int = 0
-    _watch: Watch | None = None
+    _watch: StagingWatch | None = None
 
     def __post_init__(self) -> None:
         self._store = PrefixStore("staging", self.group.store)
         self._copier = self.group.hosts.index(self.group.hosts[self.group.rank])
         if self.group.rank == 0:
             copiers = sorted({self.group.hosts.index(host) for host in self.group.hosts})
-            self._watch = Watch(self.group, self._store, copiers, self.silent_s)
+            self._watch = StagingWatch(self.group, self._store, copiers, self.silent_s)
 
     def stage(self, sources: Sequence[Path]) -> dict[str, str]:
         """The copy of each source that is there, once every node has its own."""
@@ -129,7 +129,7 @@ class Staging:
             raise
 
 
-class Watch:
+class StagingWatch:
     """Rank 0's look at the ranks that copy: progress in the log and the run folder, and whether each still runs."""
 
     def __init__(self, group: RankGroup, store: PrefixStore, copiers: Sequence[int], silent_s: float) -> None:

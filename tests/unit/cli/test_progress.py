@@ -13,7 +13,7 @@ from waiting import eventually
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.cli.wait import _Changes
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import Step, newest_step
+from hpcjobs.run.progress import StepProgress, newest_step
 from hpcjobs.run.samples import Sample, newest_samples
 from hpcjobs.runtime.summary import METRICS_SCHEMA, MONITOR_SCHEMA, Load, MetricsLog
 from hpcjobs.scheduler.base import JobRecord, State
@@ -47,7 +47,7 @@ def test_the_newest_step_and_sample_of_each_node_are_read_from_files_that_grow(t
     """A line that is cut off, and a loss that is no number, hide nothing."""
     assert (newest_step(tmp_path), newest_samples(tmp_path)) == (None, [])
     write_files(tmp_path)
-    assert newest_step(tmp_path) == Step(step=10, epoch=0, loss=2.5, throughput=13892.4, unit="tokens/s")
+    assert newest_step(tmp_path) == StepProgress(step=10, epoch=0, loss=2.5, throughput=13892.4, unit="tokens/s")
     assert str(newest_step(tmp_path)) == "step 10, epoch 0, loss 2.5, 13,892 tokens/s"
     assert [(node.host, node.taken) for node in newest_samples(tmp_path)] == [("n1", 1001.0), ("n2", 1001.0)]
     append(tmp_path / "metrics.jsonl", "step", step=20, epoch=0, loss=float("nan"))

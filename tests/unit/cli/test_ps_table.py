@@ -12,16 +12,16 @@ from commandline import ok, start, within, within_streams
 from terminal import on_terminal, screen
 
 from hpcjobs.cli.ps_table import make_lines, print_lines
-from hpcjobs.run.listing import Row
+from hpcjobs.run.listing import ListedJob
 from hpcjobs.scheduler.base import JobRecord, State
 
 
-def rows() -> list[Row]:
-    def row(job_id: str, state: State, name: str, *, code: int | None = None, reason: str | None = None) -> Row:
+def rows() -> list[ListedJob]:
+    def row(job_id: str, state: State, name: str, *, code: int | None = None, reason: str | None = None) -> ListedJob:
         record = JobRecord(
             job_id, state, source="squeue", node_list="n[1-2]", elapsed_s=90.0, exit_code=code, reason=reason
         )
-        return Row(record, name, "mine", f"/runs/{name}")
+        return ListedJob(record, name, "mine", f"/runs/{name}")
 
     return [
         row("42_0", State.COMPLETED, "sweep", code=0),
@@ -52,7 +52,9 @@ def test_a_running_job_that_writes_metrics_shows_its_step_and_the_time_left(
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run_dir = str(tmp_path)
     states = {"7": State.RUNNING, "8": State.PENDING}
-    known = [Row(JobRecord(job, state, source="squeue"), "train", "mine", run_dir) for job, state in states.items()]
+    known = [
+        ListedJob(JobRecord(job, state, source="squeue"), "train", "mine", run_dir) for job, state in states.items()
+    ]
     print_lines(make_lines(known, tasks=False)[:1], folders=False)
     assert "120/1000, 3m40s left" in capsys.readouterr().out
     print_lines(make_lines(known[1:], tasks=False), folders=False)

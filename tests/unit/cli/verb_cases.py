@@ -73,24 +73,26 @@ def bad_node(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
 
 
 def fabric(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.run.fabric import FabricReport, NodeReport, Point
+    from hpcjobs.run.fabric import FabricPoint, FabricReport, NodeReport
 
     node = NodeReport("n1", "good", (), 1.0, "10.0.0.1", 1e12, 1e11, 1e10, 1e-5)
-    report = FabricReport(1, NOW, 31.5, "47", (node,), None, {"cpu": (Point(1024, 1e-4),)}, ("alone",))
+    report = FabricReport(1, NOW, 31.5, "47", (node,), None, {"cpu": (FabricPoint(1024, 1e-4),)}, ("alone",))
     patch.setattr("hpcjobs.cli.fabric._run", lambda *_, **__: 0)
     patch.setattr("hpcjobs.run.fabric.read_report", lambda _: report)
 
 
 def image(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
-    from hpcjobs.containers.build import Built
-    from hpcjobs.containers.images import Facts, Image, Manifest
-    from hpcjobs.containers.verdict import Finding, ImageVerdict
+    from hpcjobs.containers.build import BuiltImage
+    from hpcjobs.containers.images import Image, ImageFacts, ImageManifest
+    from hpcjobs.containers.verdict import ImageFinding, ImageVerdict
 
-    facts = Facts(python="3.11", torch="2.9.0")
-    manifest = Manifest(1, "pytorch", "pytorch.def", "ab", {}, "docker://debian:12", None, "n1", NOW, 120.0, "1.3.4",
-                        1 << 30, "cd", "ef", facts)  # fmt: skip
-    verdict = ImageVerdict(image="x.sif", site="mine", facts=facts, findings=(Finding("warning", "mpi", "no MPI"),))
-    patch.setattr("hpcjobs.containers.build.build", lambda *_, **__: Built(cluster.here / "x.sif", manifest, True))
+    facts = ImageFacts(python="3.11", torch="2.9.0")
+    manifest = ImageManifest(1, "pytorch", "pytorch.def", "ab", {}, "docker://debian:12", None, "n1", NOW, 120.0,
+                             "1.3.4", 1 << 30, "cd", "ef", facts)  # fmt: skip
+    verdict = ImageVerdict(
+        image="x.sif", site="mine", facts=facts, findings=(ImageFinding("warning", "mpi", "no MPI"),)
+    )
+    patch.setattr("hpcjobs.containers.build.build", lambda *_, **__: BuiltImage(cluster.here / "x.sif", manifest, True))
     patch.setattr("hpcjobs.containers.images.find", lambda *_, **__: Image("x", "x.sif", None, facts))
     patch.setattr("hpcjobs.containers.verdict.check", lambda *_: verdict)
     patch.setattr("hpcjobs.containers.images.known", lambda _: {"x": "/images/x.sif"})

@@ -17,7 +17,7 @@ from sites import saved, sized
 from stub_provider import serving
 
 from hpcjobs.cloud.cluster import settle
-from hpcjobs.cloud.head import Head
+from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login, variables
 from hpcjobs.cloud.schema import provider_schema
 from hpcjobs.errors import RequestError
@@ -166,7 +166,7 @@ def test_the_login_is_written_into_the_users_own_copy_with_all_that_stands_there
     assert load_site("gcp-t4").login == "hpc@198.51.100.8"
 
 
-def recorded(answers: list[Result]) -> tuple[Head, list[Sequence[str]]]:
+def recorded(answers: list[Result]) -> tuple[HeadNode, list[Sequence[str]]]:
     """A head whose ssh and scp give ``answers`` in turn, and the commands that were run."""
     commands: list[Sequence[str]] = []
 
@@ -174,7 +174,7 @@ def recorded(answers: list[Result]) -> tuple[Head, list[Sequence[str]]]:
         commands.append(argv)
         return answers.pop(0)
 
-    return Head("ssh hpc@198.51.100.7", Path("a folder"), runner=answer, pause=lambda _: None), commands
+    return HeadNode("ssh hpc@198.51.100.7", Path("a folder"), runner=answer, pause=lambda _: None), commands
 
 
 def test_the_queue_is_asked_without_questions_also_of_a_host_nobody_knows() -> None:

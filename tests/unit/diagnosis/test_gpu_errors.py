@@ -7,12 +7,12 @@ from gpu_error_texts import COUNTERS, GpuErrorText, read_texts
 
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
-from hpcjobs.diagnosis.values import Diagnosis, Facts
+from hpcjobs.diagnosis.values import Diagnosis, JobFacts
 
 
-def explain(text: str, facts: Facts | None = None) -> Diagnosis:
+def explain(text: str, facts: JobFacts | None = None) -> Diagnosis:
     return diagnose(
-        facts or Facts(None), [parse_line(line, "job.out", n) for n, line in enumerate(text.split("\n"), 1)]
+        facts or JobFacts(None), [parse_line(line, "job.out", n) for n, line in enumerate(text.split("\n"), 1)]
     )
 
 
@@ -29,7 +29,7 @@ def test_why_names_the_cause_of_each_error_at_the_end_of_a_traceback(error: GpuE
 
 @pytest.mark.parametrize(("code", "cause"), [(12, "out-of-memory"), (22, "gpu-broken"), (23, "gpu-configuration")])
 def test_the_trainers_exit_codes_name_the_cause_where_the_log_does_not(code: int, cause: str) -> None:
-    facts = Facts("7", state="FAILED", exit_code=code, bundled_trainer=True, nodes=("n1",))
+    facts = JobFacts("7", state="FAILED", exit_code=code, bundled_trainer=True, nodes=("n1",))
     assert explain("step 3", facts).cause == cause
 
 

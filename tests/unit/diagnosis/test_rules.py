@@ -12,11 +12,11 @@ from commandline import ok, within
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
 from hpcjobs.diagnosis.rules import RULES, may_explain
-from hpcjobs.diagnosis.values import Diagnosis, Facts, Kind
+from hpcjobs.diagnosis.values import Diagnosis, JobFacts, Kind
 
 
-def explain(*lines: str, facts: Facts | None = None) -> Diagnosis:
-    return diagnose(facts or Facts(None), [parse_line(line, "job.out", n) for n, line in enumerate(lines, 1)])
+def explain(*lines: str, facts: JobFacts | None = None) -> Diagnosis:
+    return diagnose(facts or JobFacts(None), [parse_line(line, "job.out", n) for n, line in enumerate(lines, 1)])
 
 
 CASES = [
@@ -117,7 +117,7 @@ def test_the_end_of_a_large_log_is_read_with_the_numbers_of_its_lines(here: Path
 def test_the_message_of_a_bundled_trainer_is_the_line_and_its_exit_code_the_cause(
     code: int, line: str, cause: str
 ) -> None:
-    diagnosis = explain("step 1", line, facts=Facts("L1", exit_code=code, bundled_trainer=True))
+    diagnosis = explain("step 1", line, facts=JobFacts("L1", exit_code=code, bundled_trainer=True))
     assert diagnosis.cause == cause
     assert diagnosis.line is not None
     assert diagnosis.line.text == line

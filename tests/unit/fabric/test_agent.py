@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcjobs.fabric.agent import hello
-from hpcjobs.fabric.network import Server, Unreachable, own_address, round_trip_s, stream_rate
+from hpcjobs.fabric.network import EchoServer, Unreachable, own_address, round_trip_s, stream_rate
 from hpcjobs.fabric.nodes import Agent
 
 HERE = "127.0.0.1"
@@ -28,14 +28,14 @@ def within(agent: Agent, seconds: float = 60) -> dict[str, Any] | None:
 
 
 def test_bytes_go_there_and_back_and_a_stream_is_timed_where_it_arrives() -> None:
-    server = Server(HERE)
+    server = EchoServer(HERE)
     assert 0 < round_trip_s(HERE, HERE, server.port) < 1
     assert stream_rate(HERE, HERE, server.port, seconds=0.1) > 1e6
     server.close()
 
 
 def test_a_peer_that_does_not_listen_is_unreachable() -> None:
-    server = Server(HERE)
+    server = EchoServer(HERE)
     server.close()
     with pytest.raises(Unreachable):
         round_trip_s(HERE, HERE, server.port)

@@ -11,7 +11,7 @@ import pytest
 from hpcjobs.fabric import check
 from hpcjobs.fabric.nodes import HostGroup
 from hpcjobs.fabric.report import Findings
-from hpcjobs.fabric.verdict import Node
+from hpcjobs.fabric.verdict import NodeVerdict
 
 
 class Hanging(HostGroup):
@@ -44,7 +44,7 @@ def test_all_reduces_that_do_not_end_share_the_time_that_is_left_and_the_report_
     monkeypatch.setattr(check, "find_spec", lambda package: True)
     hosts = ("one", "two")
     place = Hanging(hosts, srun=False, mpi=None, cpus_per_task=1, interface=None, suffix="")
-    result = Findings([Node(host) for host in hosts])
+    result = Findings([NodeVerdict(host) for host in hosts])
     began = time.monotonic()
     check.measure_allreduce(place, result.nodes, result, tmp_path, until=began + 3)
     assert time.monotonic() - began < 120  # the programs themselves take 600 s

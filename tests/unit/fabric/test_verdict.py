@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hpcjobs.fabric.check import rounds
-from hpcjobs.fabric.verdict import Node, best, judge
+from hpcjobs.fabric.verdict import NodeVerdict, best, judge
 
 
-def nodes(**rates: float) -> list[Node]:
-    return [Node(host, values={"flops": rate * 1e9}) for host, rate in rates.items()]
+def nodes(**rates: float) -> list[NodeVerdict]:
+    return [NodeVerdict(host, values={"flops": rate * 1e9}) for host, rate in rates.items()]
 
 
-def bad(result: list[Node]) -> list[str]:
+def bad(result: list[NodeVerdict]) -> list[str]:
     return [each.node.host for each in judge(result) if not each.good]
 
 
@@ -34,7 +34,7 @@ def test_the_slow_node_is_named_and_nobody_else(rates: tuple[float, ...], named:
 
 
 def test_a_high_latency_is_as_bad_as_a_low_rate_and_both_are_told_with_the_others_value() -> None:
-    result = [Node(host, values={"latency_s": 50e-6, "network_bytes_per_s": 1e9}) for host in "abc"]
+    result = [NodeVerdict(host, values={"latency_s": 50e-6, "network_bytes_per_s": 1e9}) for host in "abc"]
     result[1].values = {"latency_s": 900e-6, "network_bytes_per_s": 1e8}
     (judged,) = [each for each in judge(result) if not each.good]
     assert judged.node.host == "b"

@@ -14,7 +14,7 @@ from hpcjobs.processes import tree
 from hpcjobs.pyz import pack
 from hpcjobs.run.folder import write_shell_files
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.local.client import Local, state_folder
+from hpcjobs.scheduler.local.client import LocalScheduler, state_folder
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Machine:
 
     def __init__(self, here: Path) -> None:
         self.here = here
-        self.local = Local()
+        self.local = LocalScheduler()
         self.plans: dict[str, Plan] = {}
 
     def submit(self, *program: str, **options: Any) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from hpcjobs.errors import RequestError
 from hpcjobs.scheduler.base import State
-from hpcjobs.scheduler.local.client import Local
+from hpcjobs.scheduler.local.client import LocalScheduler
 
 from .machines import Machine, make_plan, until
 
@@ -198,7 +198,7 @@ def test_concurrent_submits_from_threads_and_processes_lose_no_job(machine: Mach
     ]
     with ThreadPoolExecutor(15) as pool:
         plans = [make_plan("bash", "-c", "echo $HPCJOBS_JOB_ID >> ran", name="many") for _ in range(15)]
-        ids = [done.job_id for done in pool.map(Local().submit, plans)]
+        ids = [done.job_id for done in pool.map(LocalScheduler().submit, plans)]
     for other in others:
         ids += other.communicate()[0].split()
         assert other.returncode == 0

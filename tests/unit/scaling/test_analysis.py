@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.sources import JobTable
+from hpcjobs.accounting.sources import AccountingTable
 from hpcjobs.errors import RequestError
 from hpcjobs.runtime.summary import RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, tables
@@ -255,7 +255,7 @@ def test_the_truth_is_recovered_with_and_without_a_summary(
             RunSummary("t", "s", "w", "completed", 0, n, throughput=Throughput(50.0 * factor, "x/s")).write(folder)
         calls.append(StudyRun(size=Size(nodes=n, ntasks_per_node=1), repeat=1, job_id=str(n), run_dir=str(folder)))
         jobs.append({"job_id": str(n), "state": "COMPLETED", "elapsed_s": round(1e6 * work / factor)})
-    accounted = JobTable(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
+    accounted = AccountingTable(pl.DataFrame(jobs, schema=SCHEMA, orient="row"), [], [])
     monkeypatch.setattr(scaling_runs, "gather", lambda expected, site: accounted)
     table = tabulate(calls, site="local", mode=mode)
     analysis = analyse(table, mode=mode)
@@ -287,7 +287,9 @@ def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
     """Of ten epochs a resumed run did the last one, in 60 s."""
     times = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0}
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)  # type: ignore[arg-type]
-    monkeypatch.setattr(scaling_runs, "gather", lambda expected, site: JobTable(pl.DataFrame(schema=SCHEMA), [], []))
+    monkeypatch.setattr(
+        scaling_runs, "gather", lambda expected, site: AccountingTable(pl.DataFrame(schema=SCHEMA), [], [])
+    )
     run = StudyRun(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
     assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [60.0]
     RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)  # type: ignore[arg-type]

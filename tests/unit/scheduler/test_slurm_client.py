@@ -13,7 +13,7 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownErr
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
 from hpcjobs.run.submit import submit
-from hpcjobs.scheduler.slurm.client import Slurm
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.table import SEPARATOR
 
 TIMED_OUT = Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
@@ -39,8 +39,8 @@ class Recorded:
         left = self.answers[argv[0]]
         return left.pop(0) if len(left) > 1 else left[0]
 
-    def slurm(self, slurm_conf: str | None = None) -> Slurm:
-        return Slurm(slurm_conf, runner=self, pause=self.paused.append)
+    def slurm(self, slurm_conf: str | None = None) -> SlurmScheduler:
+        return SlurmScheduler(slurm_conf, runner=self, pause=self.paused.append)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_asking_about_no_jobs_asks_nobody() -> None:
 def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CommandMissingError, match="squeue: not found on PATH"):
-        Slurm().queue()
+        SlurmScheduler().queue()
 
 
 def test_commands_run_without_what_an_enclosing_job_left() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcjobs.run.index import Entry
-from hpcjobs.run.progress import Progress, Step
+from hpcjobs.run.progress import Progress, StepProgress
 from hpcjobs.run.samples import NodeSample, Sample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.snapshot import Group, Snapshot, Task
@@ -37,7 +37,7 @@ def make_task(
 
 def make_progress(step: int, total: int | None = 1000, *, speed: float | None = 2.0) -> Progress:
     losses = tuple(4.0 * 0.9**n for n in range(20))
-    newest = Step(step=step, epoch=1, loss=losses[-1], throughput=13_892.4, unit="tokens/s")
+    newest = StepProgress(step=step, epoch=1, loss=losses[-1], throughput=13_892.4, unit="tokens/s")
     return Progress(step=newest, losses=losses, total_steps=total, steps_per_s=speed)
 
 

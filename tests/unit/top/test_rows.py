@@ -6,18 +6,18 @@ import pytest
 from snapshots import NOW, make_node, make_progress, make_snapshot, make_task
 
 from hpcjobs.scheduler.base import State
-from hpcjobs.top.rows import SORTS, Row, View, make_rows
+from hpcjobs.top.rows import SORTS, JobRow, View, make_rows
 from hpcjobs.top.snapshot import Snapshot
 from hpcjobs.top.text import bar, cells, choose_columns, describe, headline, short_number, sparkline, titles
 
 
-def shown(row: Row, width: int) -> dict[str, str]:
+def shown(row: JobRow, width: int) -> dict[str, str]:
     """The row's cells by their column."""
     columns = choose_columns(width)
     return {c.title: text.strip() for c, text in zip(columns, cells(row, columns, NOW), strict=True)}
 
 
-def row_of(job: str, view: View = View(), snapshot: Snapshot | None = None) -> Row:  # noqa: B008 # frozen
+def row_of(job: str, view: View = View(), snapshot: Snapshot | None = None) -> JobRow:  # noqa: B008 # frozen
     (row,) = [row for row in make_rows(snapshot or make_snapshot(), view) if row.job == job]
     return row
 

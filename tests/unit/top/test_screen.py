@@ -18,7 +18,7 @@ from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.scheduler.base import State
 from hpcjobs.top import refresh
 from hpcjobs.top.look import Looker
-from hpcjobs.top.rows import Row
+from hpcjobs.top.rows import JobRow
 from hpcjobs.top.screen import TopScreen
 from hpcjobs.top.snapshot import Snapshot
 from hpcjobs.top.table import JobTable
@@ -45,19 +45,19 @@ class NotedActions:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
 
-    def read_log(self, row: Row) -> list[str]:
+    def read_log(self, row: JobRow) -> list[str]:
         self.calls.append(("log", row.job))
         return [f"line {number}" for number in range(100)]
 
-    def explain(self, row: Row) -> list[str]:
+    def explain(self, row: JobRow) -> list[str]:
         self.calls.append(("why", row.job))
         return ["cause: [bold] is no markup"]
 
-    def cancel(self, row: Row) -> str:
+    def cancel(self, row: JobRow) -> str:
         self.calls.append(("cancel", row.job))
         return f"cancelled {row.job}"
 
-    def shell(self, row: Row) -> Sequence[str]:
+    def shell(self, row: JobRow) -> Sequence[str]:
         raise RequestError(f"no shell for {row.job}")
 
 
@@ -66,7 +66,7 @@ def text_of(app: TopScreen) -> str:
     return "\n".join("".join(part.text for part in line).rstrip() for line in app.screen._compositor.render_strips())
 
 
-def rows_of(app: TopScreen) -> Sequence[Row]:
+def rows_of(app: TopScreen) -> Sequence[JobRow]:
     return app.query_one(JobTable).rows
 
 
