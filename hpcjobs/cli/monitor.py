@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import typer
 
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, note
+from hpcjobs.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -110,8 +109,7 @@ def _slurm_site(site: str | None) -> Site | None:
 @contextmanager
 def _stop_sampler(sampler: Popen[bytes]) -> Iterator[None]:
     """Stop the sampler behind the block, also where a signal ends it, and close its pipe."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    exit_on_signals()
     with sampler:
         try:
             yield

@@ -8,6 +8,7 @@ import typer
 
 from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.output import Json, note, print_output, print_table
+from hpcjobs.cli.signals import exit_on_signals
 
 
 def check(
@@ -25,7 +26,7 @@ def check(
 
     from hpcjobs.discovery.compare import compare, list_untried, unusable_partitions
     from hpcjobs.discovery.read import read_cluster
-    from hpcjobs.discovery.trial import finish_trials, start_trials
+    from hpcjobs.discovery.trial import run_trials
     from hpcjobs.errors import RequestError
     from hpcjobs.processes.programs import run as run_program
     from hpcjobs.scheduler.slurm.client import SlurmScheduler
@@ -44,9 +45,9 @@ def check(
     if not run:
         findings += list_untried(site)
     else:
-        trials = start_trials(site, site.name, time=time, without=unusable_partitions(findings))
-        note(f"{sum(trial.handle is not None for trial in trials)} jobs submitted to site {site.name}; waiting")
-        findings += dict.fromkeys(finish_trials(trials, site, timeout_s=timeout_s))
+        exit_on_signals()
+        unusable = unusable_partitions(findings)
+        findings += run_trials(site, site.name, time=time, timeout_s=timeout_s, without=unusable, report=note)
     is_wrong = any(finding.verdict == "wrong" for finding in findings)
     if as_json:
         rows = [finding._asdict() for finding in findings]

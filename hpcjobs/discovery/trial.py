@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import product
+from time import monotonic
 from typing import NamedTuple
 
 from hpcjobs.discovery.compare import SiteFinding
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
+from hpcjobs.run.cancel import cancel
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.base import State
@@ -25,19 +28,49 @@ class Trial(NamedTuple):
     """One trial job, or the reason why there is none."""
 
     subject: str
+    partition: str
     handle: JobHandle | None
     refusal: str = ""
     gpus: int = 0
 
 
-def start_trials(site: Site, name: str, *, time: str, without: Collection[str] = ()) -> list[Trial]:
-    """Submit one job to each partition by each launcher that the file names (else by the site's default one).
+def run_trials(
+    site: Site,
+    name: str,
+    *,
+    time: str,
+    timeout_s: float,
+    without: Collection[str] = (),
+    report: Callable[[str], None],
+) -> list[SiteFinding]:
+    """Run one job in each partition by each launcher that the file names (else by the site's default one).
 
-    The job asks for a GPU where every node of the partition has some. Partitions of ``without`` get none.
+    The job asks for a GPU where every node of the partition has some. Partitions of ``without`` get none. Jobs that
+    have not ended after ``timeout_s`` are cancelled, as are all of them where this is interrupted.
     """
     launchers: tuple[str | None, ...] = site.launchers or (None,)
     tried = [partition for partition in site.partitions if partition not in without]
-    return [_start(site, name, partition, launcher, time) for partition in tried for launcher in launchers]
+    trials: list[Trial] = []
+    try:
+        for partition, launcher in product(tried, launchers):
+            trials.append(_start(site, name, partition, launcher, time))
+        report(f"{sum(trial.handle is not None for trial in trials)} jobs submitted to site {site.name}; waiting")
+        return list(dict.fromkeys(_finish(trials, site, deadline=monotonic() + timeout_s)))
+    except BaseException:
+        _cancel(trials, report)
+        raise
+
+
+def _cancel(trials: Sequence[Trial], report: Callable[[str], None]) -> None:
+    """Cancel what has not ended, since nobody waits for it any more."""
+    try:
+        outcome = cancel(trial.handle.entry for trial in trials if trial.handle is not None)
+    except HpcJobsError as error:
+        ids = " ".join(trial.handle.id for trial in trials if trial.handle is not None)
+        report(f"the trial jobs could not be cancelled: {error.message}; `hpcjobs cancel {ids}` tries again")
+        return
+    if outcome.cancelled:
+        report(f"cancelled the trial jobs {' '.join(outcome.cancelled)}")
 
 
 def _start(site: Site, name: str, partition: str, launcher: str | None, time: str) -> Trial:
@@ -50,23 +83,23 @@ def _start(site: Site, name: str, partition: str, launcher: str | None, time: st
             _PROGRAM, site, partition=partition, launcher=launcher, time=time, nodes=nodes, ntasks_per_node=1,
             name="sites-check", made_by=f"hpcjobs sites check --run {name}", spec=spec,
         )  # fmt: skip
-        return Trial(subject, submit(planned), gpus=gpus)
+        return Trial(subject, partition, submit(planned), gpus=gpus)
     except HpcJobsError as error:
-        return Trial(subject, None, " ".join(error.message.split()))
+        return Trial(subject, partition, None, " ".join(error.message.split()))
 
 
-def finish_trials(trials: list[Trial], site: Site, *, timeout_s: float) -> Iterator[SiteFinding]:
-    """What became of each job; one that has not ended in time is cancelled."""
+def _finish(trials: Sequence[Trial], site: Site, *, deadline: float) -> Iterator[SiteFinding]:
+    """What became of each job; one that has not ended by ``deadline`` is cancelled."""
     for trial in trials:
         if trial.handle is None:
             yield SiteFinding(trial.subject, "wrong", trial.refusal, "what the message names")
             continue
         try:
-            trial.handle.wait(timeout_s=timeout_s)
+            trial.handle.wait(timeout_s=max(0.0, deadline - monotonic()))
         except TimeoutError:
             reasons = {record.reason or record.state.value for record in trial.handle.records}
             trial.handle.cancel()
-            text = f"job {trial.handle.id} had not ended after {timeout_s:.0f} s: {', '.join(sorted(reasons))}"
+            text = f"job {trial.handle.id} had not ended in time: {', '.join(sorted(reasons))}"
             yield SiteFinding(trial.subject, "wrong", text, "a partition that starts jobs, or --timeout")
             continue
         yield from _judge(trial, trial.handle, site)
@@ -80,7 +113,12 @@ def _judge(trial: Trial, handle: JobHandle, site: Site) -> Iterator[SiteFinding]
             trial.subject, "wrong", f"job {handle.id} is {state.value}: {lines}", f"hpcjobs why {handle.id}"
         )
         return
-    yield SiteFinding(trial.subject, "ok", f"job {handle.id} ran")
+    moved_to = next((record.partition for record in handle.records if record.partition is not None), trial.partition)
+    if moved_to != trial.partition:
+        text = f"job {handle.id} ran in {moved_to}: the cluster moved it, so {trial.partition} was not tried"
+        yield SiteFinding(trial.subject, "note", text)
+    else:
+        yield SiteFinding(trial.subject, "ok", f"job {handle.id} ran")
     names = _words_after(log, _MARK)
     if names and site.interface is not None:
         shown = ", ".join(names)

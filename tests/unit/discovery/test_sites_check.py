@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from commandline import ok, within
+from commandline import await_answer, hpcjobs, ok, start, within
 from recorded import put_login_node_on_path, put_on_path
 from scripted_slurm import answer
 
@@ -126,3 +128,63 @@ def test_what_only_a_job_can_tell_is_named_as_not_looked_at(commands: Path) -> N
     }
     assert {("interface", "ib0"), ("launchers", "mpirun")} <= notes
     assert "gpu_request" in {subject for subject, _ in notes}
+
+
+_ROWS = """\
+n=40
+while read -r line; do
+    n=$((n + 1))
+    printf '%s\\037sites-check\\037{state}\\037{middle}\\n' $n{script}
+done <{folder}/sbatch.asked
+"""
+
+
+def queue_jobs(commands: Path) -> None:
+    """sbatch takes every job, from number 41 on; each of them waits in the queue."""
+    answer(commands, "sbatch", f"echo $((40 + $(wc -l <{commands}/sbatch.asked)))")
+    waiting = "Resources\\037any\\037\\0371\\037'$(date +%s)'\\037\\0370:00\\0375:00\\037%s"
+    rows = _ROWS.format(state="PENDING", middle=waiting, script=' "${line##* }"', folder=commands)
+    answer(commands, "squeue", rows)
+    answer(commands, "scancel", ":")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_check_that_is_interrupted_cancels_its_trial_jobs(commands: Path, number: signal.Signals) -> None:
+    written("cpu", commands, node_local=[])
+    queue_jobs(commands)
+    check = start("sites", "check", "mine", "--run")
+    assert check.stderr is not None
+    first = check.stderr.readline()
+    assert "jobs submitted to site mine; waiting" in first
+    check.send_signal(number)
+    answered = await_answer(check, timeout_s=100)
+    assert answered.code == 128 + number, answered
+    ids = [str(41 + index) for index in range(int(first.split()[1]))]
+    assert (commands / "scancel.asked").read_text() == f"--quiet {' '.join(ids)}\n"
+    assert f"cancelled the trial jobs {' '.join(ids)}" in answered.err
+
+
+def test_all_trial_jobs_share_one_timeout(commands: Path) -> None:
+    written("cpu", commands, node_local=[])
+    queue_jobs(commands)
+    began = time.monotonic()
+    done = hpcjobs("sites", "check", "mine", "--run", "--timeout", "8s", "--json")
+    passed_s = time.monotonic() - began
+    late = [f for f in done.json["findings"] if "had not ended in time: Resources" in f["text"]]
+    assert len(late) > 2, done
+    assert 8 <= passed_s < 8 * len(late), passed_s
+
+
+def test_a_trial_job_that_the_cluster_moved_to_another_partition_says_nothing_of_its_own(commands: Path) -> None:
+    written("cpu", commands, node_local=[])
+    queue_jobs(commands)
+    answer(commands, "squeue", ":")
+    ended = "None\\037long\\037tu01\\0371\\037'$(date +%s)'\\037'$(date +%s)'\\037'$(date +%s)'\\0371\\0370:0"
+    rows = _ROWS.format(state="COMPLETED", middle=ended, script="", folder=commands)
+    answer(commands, "sacct", rows)
+    done = hpcjobs("sites", "check", "mine", "--run", "--json")
+    findings = {f["subject"]: (f["verdict"], f["text"]) for f in done.json["findings"]}
+    verdict, text = findings["job in short by the default launcher"]
+    assert verdict == "note"
+    assert text.endswith("ran in long: the cluster moved it, so short was not tried")
+    assert findings["job in long by the default launcher"][0] == "ok"
