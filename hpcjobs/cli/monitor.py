@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -16,8 +15,6 @@ from hpcjobs.cli.output import JobSite, note
 from hpcjobs.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from hpcjobs.run.samples import NodeSample
     from hpcjobs.site.models import Site
 
@@ -42,49 +39,44 @@ def monitor(
     """
     from hpcjobs.errors import RequestError, UnknownJobError
     from hpcjobs.run.cancel import cancel
-    from hpcjobs.run.monitor import (
-        count_nodes,
-        find_foreign,
-        follow,
-        follow_sampler,
-        is_sampled,
-        require_running,
-        start_foreign_sampler,
-        start_sampler,
-    )
+    from hpcjobs.run.monitor import Sampling
     from hpcjobs.run.select import select
-    from hpcjobs.scheduler.connect import connect
     from hpcjobs.units import walltime_s
 
     try:
         idle_limit_s = None if cancel_idle is None else walltime_s(cancel_idle)
     except ValueError as error:
         raise RequestError(f"--cancel-idle {cancel_idle}: {error}", hint="say 30m or 2h") from error
+    exit_on_signals()
     try:
         (entry,) = select([job], site=site)
     except UnknownJobError:
         where = _slurm_site(site)
         if where is None or not re.fullmatch(r"\d+(?:_\d+)?", job):
             raise
-        foreign = find_foreign(job, where)
-        sampler = start_foreign_sampler(foreign, interval_s=interval)
+        _watch_foreign(job, where, interval, idle_limit_s)
+        return
+    with Sampling(entry, interval_s=interval, report=note) as sampling:
+        idle = _IdleLimit(idle_limit_s, lambda: sampling.nodes, interval, partial(cancel, [entry]))
+        _watch(entry.job_id, sampling.follow(), idle)
+
+
+def _watch_foreign(job: str, site: Site, interval_s: float, idle_limit_s: float | None) -> None:
+    """Sample a job that was submitted by other means, of which Slurm knows the nodes."""
+    from hpcjobs.errors import HpcJobsError
+    from hpcjobs.run.monitor import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
+    from hpcjobs.scheduler.connect import connect
+
+    foreign = find_foreign(job, site)
+    sampler = start_foreign_sampler(foreign, interval_s=interval_s)
+    try:
         note(f"job {job} was not submitted with hpcjobs: its samples go to {foreign.folder}")
-        with _stop_sampler(sampler):
-            stop = partial(connect("slurm", foreign.slurm_conf).cancel, [job])
-            idle = _IdleLimit(idle_limit_s, len(foreign.nodes), interval, stop)
-            if not _watch(job, follow_sampler(foreign, sampler), idle):
-                _require_no_error(sampler, job)
-        return
-    record = require_running(entry)
-    idle = _IdleLimit(idle_limit_s, count_nodes(record), interval, partial(cancel, [entry]))
-    if is_sampled(entry):
-        note(f"job {entry.job_id} is sampled already: watching")
-        _watch(entry.job_id, follow(entry), idle)
-        return
-    sampler = start_sampler(entry, interval_s=interval)
-    with _stop_sampler(sampler):
-        samples = _while_sampled(entry.job_id, sampler, follow(entry))
-        _watch(entry.job_id, samples, idle)
+        cancel = partial(connect("slurm", foreign.slurm_conf).cancel, [job])
+        idle = _IdleLimit(idle_limit_s, lambda: len(foreign.nodes), interval_s, cancel)
+        if not _watch(job, follow_sampler(foreign, sampler), idle) and (reason := read_error(sampler)) is not None:
+            raise HpcJobsError(f"the sampler of job {job} ended: {reason}")
+    finally:
+        stop(sampler)
 
 
 class _IdleLimit(NamedTuple):
@@ -92,7 +84,7 @@ class _IdleLimit(NamedTuple):
 
     limit_s: float | None
     """None: never."""
-    nodes: int
+    count_nodes: Callable[[], int]
     """So many must have a fresh sample: what the others do is not known."""
     interval_s: float
     cancel: Callable[[], object]
@@ -104,35 +96,6 @@ def _slurm_site(site: str | None) -> Site | None:
 
     where = site_asked(site)
     return where if where is not None and where.scheduler == "slurm" else None
-
-
-@contextmanager
-def _stop_sampler(sampler: Popen[bytes]) -> Iterator[None]:
-    """Stop the sampler behind the block, also where a signal ends it, and close its pipe."""
-    exit_on_signals()
-    with sampler:
-        try:
-            yield
-        finally:
-            sampler.terminate()
-
-
-def _while_sampled(
-    job_id: str, sampler: Popen[bytes], newest: Iterable[list[NodeSample]]
-) -> Iterator[list[NodeSample]]:
-    for latest in newest:
-        yield latest
-        _require_no_error(sampler, job_id)
-
-
-def _require_no_error(sampler: Popen[bytes], job_id: str) -> None:
-    from hpcjobs.errors import HpcJobsError
-
-    if sampler.poll():
-        assert sampler.stderr is not None
-        lines = sampler.stderr.read().decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"exit code {sampler.returncode}"
-        raise HpcJobsError(f"the sampler of job {job_id} ended: {reason}")
 
 
 def _watch(job_id: str, newest: Iterable[list[NodeSample]], idle: _IdleLimit) -> bool:
@@ -167,7 +130,7 @@ def _watch(job_id: str, newest: Iterable[list[NodeSample]], idle: _IdleLimit) ->
             note(f"--cancel-idle has no effect: how long {', '.join(unknown)} is idle is not known ({reason})")
             warned = True
         fresh = [node for node in nodes if time.time() - node.taken < max(FRESH_S, 3 * idle.interval_s)]
-        idle_for_s = idle_s(fresh, expected=idle.nodes)
+        idle_for_s = idle_s(fresh, expected=idle.count_nodes())
         if idle_for_s is not None and idle_for_s >= idle.limit_s:
             idle.cancel()
             print(f"cancelled {job_id}: all its nodes idle for {human_duration(idle_for_s)}", flush=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import NamedTuple
 
-from hpcjobs.errors import RequestError, SchedulerDownError, SchedulerError, UnknownJobError
+from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import write_beside
 from hpcjobs.job.resolve import choose_node_python
 from hpcjobs.job.run_root import locate_run_root
@@ -33,6 +33,7 @@ from hpcjobs.run.wait import Watch
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.outage import Report
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
@@ -40,6 +41,8 @@ from hpcjobs.site.models import Site
 FRESH_S = 15.0
 """A node whose newest sample is this young has a sampler."""
 _POLL_S = 1.0
+_BEGIN_AGAIN_S = 30.0
+"""Between two starts of a sampler: each asks the scheduler whether the job runs."""
 
 
 def write_program(run_dir: Path) -> Path:
@@ -77,37 +80,99 @@ def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
     return running
 
 
-def count_nodes(record: JobRecord) -> int:
-    """How many nodes a running job has; 1 on this machine."""
-    return len(hosts_of(record.node_list or "")) or 1
+class Sampling:
+    """The samples of a job of ours until it ends, taken by a sampler of this process whenever nobody else takes them.
 
-
-def start_sampler(entry: Entry, *, interval_s: float, connect: Connect = connect) -> Popen[bytes]:
-    """Start the sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM.
-
-    Raises:
-        RequestError: as `require_running`.
+    So they go on where another `hpcjobs monitor` is ended, and in the next attempt of a job that is requeued.
     """
-    require_running(entry, connect=connect)
-    program = write_program(Path(entry.run_dir))
-    arguments = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
-    if entry.scheduler != "slurm":
-        argv = [*arguments, current_id(entry), str(interval_s)]
-        return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
-    command = attach(entry, arguments, terminal=False, connect=connect)
-    job_id = next(text for text in command.argv if text.startswith("--jobid=")).partition("=")[2]
-    argv = [*command.argv, job_id, str(interval_s)]
-    return start(argv, cwd=command.cwd, env={**command.env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+
+    def __init__(self, entry: Entry, *, interval_s: float, report: Report, connect: Connect = connect) -> None:
+        self._entry, self._interval_s, self._report, self._connect = entry, interval_s, report, connect
+        self._sampler: Popen[bytes] | None = None
+        self._since = 0.0
+        self.nodes = 0
+        """How many nodes the job has now; 1 on this machine."""
+
+    def __enter__(self) -> Sampling:
+        """Begin.
+
+        Raises:
+            RequestError: as `require_running`.
+        """
+        self._sampler = self._begin()
+        if self._sampler is None:
+            self._report(f"job {self._entry.job_id} is sampled already: watching")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._sampler is not None:
+            stop(self._sampler)
+
+    def follow(self, *, pause: Callable[[float], None] = time.sleep) -> Iterator[list[NodeSample]]:
+        """The newest sample of each node of the attempt that runs, every second, until the job has ended.
+
+        Raises:
+            HpcJobsError: the sampler ended before its first sample, and the job runs.
+        """
+        watch, next_try = Watch([self._entry], connect=self._connect), 0.0
+        while watch.look():
+            newest = [node for node in newest_samples(samples_dir(self._entry)) if node.taken >= self._since - FRESH_S]
+            yield newest
+            if not self._is_sampled() and time.monotonic() >= next_try:
+                next_try = time.monotonic() + _BEGIN_AGAIN_S
+                self._begin_again(newest)
+            pause(_POLL_S)
+
+    def _is_sampled(self) -> bool:
+        return is_sampled(self._entry) if self._sampler is None else self._sampler.poll() is None
+
+    def _begin(self) -> Popen[bytes] | None:
+        record = require_running(self._entry, connect=self._connect)
+        self.nodes, self._since = len(hosts_of(record.node_list or "")) or 1, time.time()
+        return None if is_sampled(self._entry) else self._start()
+
+    def _begin_again(self, newest: Sequence[NodeSample]) -> None:
+        """Begin anew, unless the job has ended or waits for its next attempt."""
+        own, self._sampler = self._sampler, None
+        reason = None if own is None else read_error(own)
+        took_none = not any(node.taken > self._since for node in newest)
+        try:
+            self._sampler = self._begin()
+        except (RequestError, SchedulerError):  # looked at again later
+            return
+        if reason is not None and took_none:
+            raise HpcJobsError(f"the sampler of job {self._entry.job_id} ended: {reason}")
+        if self._sampler is not None:
+            self._report(f"nobody sampled job {self._entry.job_id} any more: its sampling begins again")
+
+    def _start(self) -> Popen[bytes]:
+        """The sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM."""
+        entry = self._entry
+        program = write_program(Path(entry.run_dir))
+        arguments = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
+        if entry.scheduler != "slurm":
+            argv = [*arguments, current_id(entry), str(self._interval_s)]
+            return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
+        command = attach(entry, arguments, terminal=False, connect=self._connect)
+        job_id = next(text for text in command.argv if text.startswith("--jobid=")).partition("=")[2]
+        argv = [*command.argv, job_id, str(self._interval_s)]
+        return start(argv, cwd=command.cwd, env={**command.env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
 
 
-def follow(
-    entry: Entry, *, connect: Connect = connect, pause: Callable[[float], None] = time.sleep
-) -> Iterator[list[NodeSample]]:
-    """The newest sample of each node, every second, until the job has ended."""
-    watch = Watch([entry], connect=connect)
-    while watch.look():
-        yield newest_samples(samples_dir(entry))
-        pause(_POLL_S)
+def stop(sampler: Popen[bytes]) -> None:
+    """End a sampler, and close its pipe."""
+    with sampler:
+        sampler.terminate()
+
+
+def read_error(sampler: Popen[bytes]) -> str | None:
+    """Why a sampler that has ended failed: its last line; None: it did not fail."""
+    with sampler:
+        assert sampler.stderr is not None
+        lines = sampler.stderr.read().decode(errors="replace").strip().splitlines()
+    if not sampler.returncode:
+        return None
+    return lines[-1] if lines else f"exit code {sampler.returncode}"
 
 
 class ForeignJob(NamedTuple):

@@ -100,6 +100,7 @@ class _Head(msgspec.Struct, frozen=True):
 
     host: str
     started_at: float
+    interval_s: float = 0.0
 
 
 def newest_samples(run_dir: Path) -> list[NodeSample]:
@@ -135,10 +136,14 @@ def all_samples(run_dir: Path) -> list[NodeSamples]:
 
 
 def has_live_sampler(run_dir: Path, *, now: float, fresh_s: float) -> bool:
-    """Whether somebody takes samples there now: a file's newest one is fresh, and its sampler has not ended."""
+    """Whether somebody takes samples there now: a file's newest one is fresh, and its sampler has not ended.
+
+    Fresh is what is younger than ``fresh_s``, or than three intervals of the sampler.
+    """
     return any(
-        (sample := _newest_sample(path)) is not None
-        and now - sample.taken < fresh_s
+        (head := _head(path)) is not None
+        and (sample := _newest_sample(path)) is not None
+        and now - sample.taken < max(fresh_s, 3 * head.interval_s)
         and not any(decode_line(line, _End, kind="end") is not None for line in last_lines(path)[-1:])
         for path in monitor_files(run_dir)
     )

@@ -43,6 +43,21 @@ def test_a_running_job_of_any_program_is_sampled_until_it_ends_and_shown(here: P
     assert "job L1 is COMPLETED: it has no processes to sample" in ended.err
 
 
+def test_who_watches_takes_the_samples_once_the_one_who_took_them_is_gone(here: Path) -> None:
+    start_job(here)
+    first = start("monitor", "any", "--interval", "1")
+    assert first.stdout is not None
+    assert "CPU" in first.stdout.readline()
+    second = start("monitor", "any", "--interval", "1", "--cancel-idle", "15s")
+    assert second.stderr is not None
+    assert "is sampled already: watching" in second.stderr.readline()
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    out, err = second.communicate(timeout=200)
+    assert "nobody sampled job L1 any more: its sampling begins again" in err
+    assert "cancelled L1: all its nodes idle for" in out
+
+
 def test_a_job_submitted_with_monitor_is_sampled_from_its_start_whatever_its_program_is(here: Path) -> None:
     program = here / "program.sh"
     program.write_text("#!/bin/bash\nuntil [ -e go ]; do sleep 0.2; done\n")
