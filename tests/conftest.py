@@ -7,6 +7,7 @@ import signal
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -48,9 +49,16 @@ class _Notes:
             self.skips.append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
 
 
+def _outlive(number: int, frame: FrameType | None) -> None:
+    """Go on after a signal that whoever started the tests ignores."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background: programs would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:  # as by nohup: programs do not inherit a handler
+            signal.signal(number, _outlive)
     config.stash[SKIPS] = []
     config.pluginmanager.register(_Notes(config))
 

@@ -132,9 +132,16 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
     best = min(recent, key=importance, default=None)
     if best is None or best.raised or _OUTSIDE.match(best.line.text):
         return best
+    if any(_confirms(match, best) for match in recent):
+        return best._replace(is_quoted=False)
     others = {match.rule.cause for match in recent if match.rule.kind is Kind.CAUSE and not match.is_quoted}
     doubtful = best.is_doubtful or bool(others - {best.rule.cause}) or _count_after(best, lines) > _LAST_LINES
     return best._replace(is_doubtful=doubtful)
+
+
+def _confirms(later: Match, match: Match) -> bool:
+    """Whether the same rank ended with an exception of the same cause: it did not survive what it reported before."""
+    return later.raised and (later.rule.cause, later.line.rank) == (match.rule.cause, match.line.rank)
 
 
 def _count_after(match: Match, lines: Sequence[LogLine]) -> int:

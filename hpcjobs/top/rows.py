@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def make_rows(snapshot: Snapshot, view: View) -> list[JobRow]:
             continue
         rows.append(row)
         if row.folds and row.key in view.unfolded:
-            rows += [_row(task, inside=True) for task in row.tasks]
+            rows += [_row(task, inside=True) for task in sorted(row.tasks, key=_number)]
     return rows
 
 
@@ -113,6 +114,11 @@ def _row(task: Task, *, inside: bool) -> JobRow:
         left = max(0.0, record.time_limit_s - record.elapsed_s)
         row = row._replace(share=min(1.0, record.elapsed_s / record.time_limit_s), share_of="limit", left_s=left)
     return row._replace(key=f"{task.group.key} {record.job_id}" if inside else task.group.key, inside=inside)
+
+
+def _number(task: Task) -> list[int]:
+    """The job's number and the first of its array; Slurm lists tasks by priority."""
+    return [int(digits) for digits in re.findall(r"\d+", task.record.job_id)[:2]]
 
 
 def _by_steps(task: Task) -> JobRow:

@@ -113,7 +113,7 @@ def begun(cluster: Cluster) -> Begun:
             fates.pop(name)(getattr(jobs, name))
         return not fates
 
-    eventually(all_have_met_theirs, timeout_s=120)
+    eventually(all_have_met_theirs, timeout_s=400)
     return jobs
 
 

@@ -39,6 +39,13 @@ def test_an_array_is_one_row_until_it_is_unfolded() -> None:
     assert len({row.key for row in unfolded}) == len(unfolded)
 
 
+def test_tasks_of_an_array_stand_in_the_order_of_their_numbers_whatever_their_priority() -> None:
+    tasks = tuple(make_task(f"7_{index}", State.RUNNING, array="0-11") for index in (1, "[10-11]", 9, 0))
+    key = tasks[0].group.key
+    unfolded = make_rows(make_snapshot()._replace(tasks=tasks), View(unfolded=frozenset({key})))
+    assert [row.job for row in unfolded] == ["7", "7_0", "7_1", "7_9", "7_[10-11]"]
+
+
 def test_a_filter_finds_names_states_nodes_and_reasons() -> None:
     def jobs(text: str) -> list[str]:
         return [row.job for row in make_rows(make_snapshot(), View(text=text))]
