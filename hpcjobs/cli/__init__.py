@@ -24,16 +24,16 @@ from hpcjobs.cli.completion import complete_sites
 # verb -> (module of this package, one line of help); in the order of the help page.
 VERBS = {
     "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
-    "ps": ("ps", "My jobs, with state, reason and estimated start."),
-    "top": ("top", "My jobs on a screen: progress, loss, load; keys to act."),
-    "monitor": ("monitor", "Sample the load of a running job's nodes; alarms."),
+    "ps": ("ps", "List my jobs, with state, reason and estimated start."),
+    "top": ("top", "Watch my jobs on a screen: progress, loss, load."),
+    "monitor": ("monitor", "Watch the load of a running job's nodes, with alarms."),
     "show": ("show", "One job: state, settings with their sources, results."),
-    "logs": ("logs", "What a job printed; -f follows it."),
+    "logs": ("logs", "Print the output of a job; -f follows it."),
     "why": ("why", "Why a job failed, or why it waits; what to do."),
     "diff": ("diff", "What differs between two runs."),
-    "where": ("where", "Where a program can run: valid, start and cost by partition."),
+    "where": ("where", "Where a program can run: fit, start and cost by partition."),
     "rerun": ("rerun", "Submit a run again, exact or with changes."),
-    "wait": ("wait", "Wait for jobs to end; the exit code is theirs."),
+    "wait": ("wait", "Wait for jobs to end, and return their exit code."),
     "cancel": ("cancel", "Cancel jobs, or signal them."),
     "alloc": ("alloc", "Allocate nodes now, for a shell or a program."),
     "shell": ("shell", "A shell on a node of a running job."),
@@ -42,21 +42,21 @@ VERBS = {
     "release": ("release", "Let held jobs start."),
     "requeue": ("requeue", "Put jobs back into the queue."),
     "update": ("update", "Change a job: hpcjobs update JOB time=2h."),
-    "prune": ("prune", "Remove old run folders and records; shows them first."),
-    "archive": ("archive", "One tar file of a job, with checksums."),
+    "prune": ("prune", "List old run folders and records, or remove them."),
+    "archive": ("archive", "Write a run folder to one tar file, with checksums."),
     "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
     "sweep": ("sweep", "Many runs of one program: submit, status, resume, results, cancel."),
     "scale": ("scale", "A scaling study: one program at several node counts."),
     "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
-    "report": ("report", "Accounting, scaling reports, what to ask for next time."),
-    "fetch": ("fetch", "On a laptop: copy a run folder, or files of it, here."),
+    "report": ("report", "Reports: accounting, scaling, what to request next time."),
+    "fetch": ("fetch", "On a laptop: copy a run folder from the cluster."),
     "fabric": ("fabric", "Measure the nodes of an allocation; name the bad ones."),
     "nodes": ("nodes", "Known bad nodes, which submit excludes."),
     "container": ("container", "Images: build, list, check against a site."),
-    "sites": ("sites", "The known sites; a site file written from the live cluster (init)."),
+    "sites": ("sites", "List the sites; `sites init` writes a site file."),
     "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
-    "sandbox": ("sandbox", "A real Slurm on this machine to rehearse on."),
-    "completion": ("completion_script", "Lines that let bash, zsh or fish complete hpcjobs."),
+    "sandbox": ("sandbox", "Start a real Slurm on this machine, to rehearse jobs."),
+    "completion": ("completion_script", "Print the completion script of bash, zsh or fish."),
 }
 
 
@@ -168,7 +168,7 @@ def _root(
         bool, typer.Option("--debug", callback=_enable_debugging, is_eager=True, help="Show tracebacks of errors.")
     ] = False,
 ) -> None:
-    """One site config, one command: distributed training on any Slurm cluster, or on this machine."""
+    """One site file, one command: distributed training on any Slurm cluster, or on this machine."""
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:

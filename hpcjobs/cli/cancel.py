@@ -30,7 +30,7 @@ def cancel(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel jobs; one that has ended already is no error."""
+    """Cancel jobs. A job that has already ended is not an error."""
     from hpcjobs.cli.ps import parse_states
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.cancel import cancel
@@ -42,9 +42,7 @@ def cancel(
         raise typer.BadParameter("--state chooses among jobs: add --all, or name jobs")
     if bool(jobs) == everything:
         problem = (
-            "JOBS and --all exclude each other"
-            if jobs
-            else "no job is named; hpcjobs ps lists yours, --all cancels all of them"
+            "JOBS and --all exclude each other" if jobs else "name a job, or use --all; hpcjobs ps lists your jobs"
         )
         raise typer.BadParameter(problem)
     entries = select_unfinished(site=site) if everything else select(jobs or [], site=site)

@@ -58,7 +58,7 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit, print what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build an image into the site's folder; nothing is done when nothing has changed."""
+    """Build an image into the site's folder. Nothing is done if nothing has changed."""
     from hpcjobs.containers.build import build as build_image
     from hpcjobs.containers.build import last_build
     from hpcjobs.containers.recipes import find_recipe
@@ -88,7 +88,7 @@ def build(
 
 @app.command("list")
 def list_(site: SiteName = None, as_json: Json = False) -> None:
-    """The images of a site, and the recipes there are."""
+    """List the images of a site and the available recipes."""
     from hpcjobs.containers.images import known, read_manifest
     from hpcjobs.containers.recipes import read_recipe, recipes
     from hpcjobs.site.library import default_site, load_site

@@ -47,7 +47,7 @@ def fabric(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure every node of an allocation and name the bad ones: exit code 19, and `submit` leaves them out."""
+    """Measure every node of an allocation. Exit code 19 if there are bad ones, which `submit` then excludes."""
     if context.invoked_subcommand is not None:
         return
     from hpcjobs.cli.job_options import sbatch_options
@@ -71,7 +71,7 @@ def build(
     target: Annotated[str, typer.Option(help="cuda, cpu, or auto: what the node has.")] = "auto",
     dry_run: DryRun = False,
 ) -> None:
-    """Compile the CUDA and MPI program on a node, with the site's modules; prints where it lies."""
+    """Compile the CUDA and MPI program on a node, with the site's modules; print its path."""
     import hpcjobs
     from hpcjobs.cli.job_options import sbatch_options
 

@@ -25,7 +25,7 @@ def fetch(
     ] = None,
     site: JobSite = None,
 ) -> None:
-    """On a laptop: copy a run folder, or FILES of it, from the login host; what is here already is not sent again."""
+    """On a laptop: copy a run folder, or FILES of it, from the login host. Unchanged files are not copied again."""
     from hpcjobs.cli.from_laptop import find_target
     from hpcjobs.errors import RequestError
     from hpcjobs.jupyter.remote import SharedRemote

@@ -51,18 +51,20 @@ def logs(
     grep: Annotated[
         str | None, typer.Option(help="Only lines that this regular expression matches.", show_default=False)
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Equal lines of several ranks once: '0-7: text'.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Print equal lines of several ranks once: '0-7: text'.")
+    ] = False,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="With -f, the time at which each new line came.")
+        bool, typer.Option("--timestamps", "-t", help="With -f, print the time of each new line.")
     ] = False,
     stderr: Annotated[bool, typer.Option("--stderr", hidden=True)] = False,
     monitor: Annotated[
-        bool, typer.Option("--monitor", help="What a trainer with --monitor measured of its nodes, not the log.")
+        bool, typer.Option("--monitor", help="Print the load of the nodes (submit --monitor), not the log.")
     ] = False,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a job printed, each line behind its rank where there are several, and which rank failed first."""
+    """Print the output of a job, with its rank before each line if there are several; also which rank failed first."""
     from hpcjobs.run import logs as job_logs
     from hpcjobs.run.select import newest, select
 

@@ -33,9 +33,9 @@ def monitor(
 ) -> None:
     """Sample the load of a running job's nodes, whatever its program is, and print it with alarms until the job ends.
 
-    One overlapping step with a task per node takes the samples, into monitor.jsonl of the run folder. Ctrl-C ends it,
-    and leaves the job. A job that is sampled already, say by its trainer, is only watched. Of a job that was submitted
-    by other means the id is enough.
+    One overlapping step with a task per node writes the samples to monitor.jsonl in the run folder. Ctrl-C ends the
+    sampling, not the job. If the job is already sampled, for instance by its trainer, its samples are only printed. A
+    job that was submitted without hpcjobs is named by its id.
     """
     from hpcjobs.errors import RequestError, UnknownJobError
     from hpcjobs.run.cancel import cancel

@@ -103,7 +103,7 @@ RARE = tuple(
 SBATCH_OPTIONS = (*OFTEN_TYPED, *BY_NAME)
 _NAMES = ", ".join(option.flag for option in BY_NAME)
 # Behind \b help keeps the lines as they are: it would break them within names, at a hyphen.
-EPILOG = "\b\n" + textwrap.fill(f"Also, as sbatch has them: {_NAMES}.", 76, break_on_hyphens=False)
+EPILOG = "\b\n" + textwrap.fill(f"Also accepted, as by sbatch: {_NAMES}.", 76, break_on_hyphens=False)
 
 
 class OptionalValues:
@@ -165,7 +165,9 @@ def _pass_through(option: SbatchOption, value: object) -> str:
     if option.option.treatment is Treatment.REFUSED:
         from hpcjobs.errors import RequestError
 
-        raise RequestError(f"{option.flag}: not for hpcjobs", hint=option.option.reason)
+        raise RequestError(
+            f"{option.flag} is an option of sbatch that hpcjobs does not take", hint=option.option.reason
+        )
     return option.option.name if value is True else f"{option.option.name}={value}"
 
 

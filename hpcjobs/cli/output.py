@@ -32,7 +32,18 @@ SiteName = Annotated[
         "--site",
         "-s",
         callback=_refuse_empty,
-        help="Site name or file [HPCJOBS_SITE, user config, local].",
+        help="Site name or file [HPCJOBS_SITE, user config, this cluster's, else local].",
+        show_default=False,
+        autocompletion=complete_sites,
+    ),
+]
+AnySite = Annotated[
+    str | None,
+    typer.Option(
+        "--site",
+        "-s",
+        callback=_refuse_empty,
+        help="Only this site: name or file [all known sites].",
         show_default=False,
         autocompletion=complete_sites,
     ),

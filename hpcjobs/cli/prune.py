@@ -46,12 +46,12 @@ def prune(
     try:
         age_s = 0 if _ZERO.fullmatch(older_than) else walltime_s(older_than)
     except ValueError as error:
-        hint = "say 30d, 12h or 2w; 0s is every job that has ended"
-        raise RequestError(f"--older-than {older_than}: no age of a job", hint=hint) from error
+        hint = "write 30d, 12h or 2w; 0s means every job that has ended"
+        raise RequestError(f"--older-than {older_than}: not a length of time", hint=hint) from error
     try:
         min_size = 0 if larger_than is None else memory_bytes(larger_than)
     except ValueError as error:
-        raise RequestError(f"--larger-than {larger_than}: no size", hint="say 1G or 500M") from error
+        raise RequestError(f"--larger-than {larger_than}: not a size", hint="write 1G or 500M") from error
     choice = old_jobs.select_old(age_s=age_s, states=parse_states(state or []), min_size=min_size, site=site)
     chosen = old_jobs.remove(choice.old) if remove else choice.old
     total = sum(job.size for job in chosen)

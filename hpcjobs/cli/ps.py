@@ -101,7 +101,7 @@ def parse_states(names: list[str]) -> set[State]:
     states = set()
     for name in ",".join(names).upper().split(",") if names else []:
         if name not in State.__members__:
-            raise RequestError(f"--state {name}: no state of a job", hint=nearest(name, State.__members__))
+            raise RequestError(f"--state {name}: not a job state", hint=nearest(name, State.__members__))
         states.add(State[name])
     return states
 

@@ -25,7 +25,7 @@ app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no
 
 @app.callback()
 def report() -> None:
-    """What came out: jobs as the accounting has them, scaling studies, what to ask for next time."""
+    """Reports on jobs (from the accounting), scaling studies and sweeps, and what to request next time."""
 
 
 def _require(*modules: str) -> None:
@@ -65,7 +65,7 @@ def jobs(
     csv: Annotated[Path | None, _opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
     parquet: Annotated[Path | None, _opt("--parquet", help="Write all columns to this Parquet file.")] = None,
 ) -> None:
-    """Jobs as the accounting has them: waits, efficiencies, energy, cost, and what to ask for next time."""
+    """Jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
     _require("polars")
     from hpcjobs.accounting.doubts import Doubts
     from hpcjobs.accounting.group_totals import parse_since
@@ -81,7 +81,7 @@ def jobs(
         raise RequestError(f"--since {since}: say how long ago: 7d, 12h, 30m") from error
     for value in state or ():
         if value.upper() not in State.__members__:
-            raise RequestError(f"--state {value} is no state of a job", hint=nearest(value.upper(), State.__members__))
+            raise RequestError(f"--state {value}: not a job state", hint=nearest(value.upper(), State.__members__))
     for path in (csv, parquet):
         if path is not None and not path.absolute().parent.is_dir():
             raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
@@ -293,7 +293,7 @@ def advise(
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
-    """What to ask for next time: memory, time, CPUs, nodes, from what was used; and when it would start then."""
+    """What to request next time: memory, time, CPUs, nodes, from what was used; and when such a job would start."""
     _require("polars", "scipy")
     from hpcjobs.scaling.right_size import right_size
 

@@ -115,7 +115,7 @@ def down(root: Root = None) -> None:
 
 @app.command("add-user")
 def add_user(users: Annotated[list[str], typer.Argument(help="Users of this machine.")], root: Root = None) -> None:
-    """Let users submit whom the machine's list of users did not have when the sandbox came up."""
+    """Let users submit jobs who were added to this machine after the sandbox was started."""
     from hpcjobs import sandbox
 
     sandbox.add_users(users, root=root)

@@ -11,8 +11,8 @@ from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-Node = Annotated[str | None, typer.Option(help="On this node of the job.", show_default=False)]
-Rank = Annotated[int | None, typer.Option(help="On the node of this rank.", min=0, show_default=False)]
+Node = Annotated[str | None, typer.Option(help="Use this node of the job.", show_default=False)]
+Rank = Annotated[int | None, typer.Option(help="Use the node of this rank.", min=0, show_default=False)]
 
 
 @app.command()

@@ -96,7 +96,7 @@ def show(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of a site file, by which editors complete and check it."""
+    """Print the JSON Schema of a site file; editors use it to complete and check keys."""
     from hpcjobs.site.schema import schema_text
 
     sys.stdout.write(schema_text())

@@ -46,7 +46,11 @@ def submit(
     ] = None,
     after_any: Annotated[
         list[str] | None,
-        typer.Option(help="Start after this job has ended, however.", show_default=False, autocompletion=complete_jobs),
+        typer.Option(
+            help="Start after this job has ended, with success or not.",
+            show_default=False,
+            autocompletion=complete_jobs,
+        ),
     ] = None,
     after_fail: Annotated[
         list[str] | None,
@@ -69,7 +73,10 @@ def submit(
     What no option sets comes from the site file, else from Slurm.
     """
     import hpcjobs
+    from hpcjobs.job.check import print_trainer_help
 
+    if print_trainer_help(request.program):
+        return
     if parsable and as_json:
         raise typer.BadParameter("--parsable and --json exclude each other")
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}

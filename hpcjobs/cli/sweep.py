@@ -284,7 +284,7 @@ def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
 
 @app.command()
 def cancel(name: Name, as_json: Json = False) -> None:
-    """End every array of the sweep; what is done stays, and resume goes on."""
+    """Cancel every array of the sweep. Finished cells stay; `sweep resume` submits the others again."""
     from hpcjobs.sweeps.sweep import find_sweep
 
     cancelled = find_sweep(name).cancel()

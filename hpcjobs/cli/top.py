@@ -26,17 +26,19 @@ def top(
     ] = None,
     site: JobSite = None,
 ) -> None:
-    """Watch jobs on a screen: progress, loss, load of the nodes; keys for logs, why, cancel and a shell.
+    """Watch jobs on a screen: progress, loss, load of the nodes. Keys show logs and causes, cancel jobs, open a shell.
 
-    The scheduler is asked one question for all jobs, every 5 seconds, and up to every 60 while nothing changes. Jobs of
-    other people are shown by their run folders alone, where these can be read.
+    The scheduler is queried once for all jobs, every 5 seconds, or up to every 60 seconds while nothing changes. Of
+    other users' jobs only the run folders are read, if their permissions allow it.
     """
     from hpcjobs.errors import HpcJobsError, RequestError
 
     if find_spec("textual") is None:
         raise HpcJobsError("the screen needs the package textual", hint="pip install 'hpcjobs[top]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RequestError("a screen needs a terminal", hint="hpcjobs ps prints the jobs; --watch again and again")
+        raise RequestError(
+            "hpcjobs top needs a terminal", hint="hpcjobs ps prints the jobs; hpcjobs ps --watch repeats it"
+        )
     from hpcjobs.run.listing import scheduler_of, site_asked
     from hpcjobs.top.actions import RealActions
     from hpcjobs.top.look import Looker, select_watched

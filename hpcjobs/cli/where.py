@@ -10,7 +10,7 @@ import typer
 
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, print_output
+from hpcjobs.cli.output import AnySite, Json, print_output
 from hpcjobs.job.models import JobSpec
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -20,7 +20,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @with_job_options()
 def where(
     *,
-    site: SiteName = None,
+    site: AnySite = None,
     request: JobSpec,
     spec: Annotated[
         Path | None,

@@ -26,7 +26,9 @@ def why(
             help="Id (of any job of Slurm's), array task, run folder, name [newest].", autocompletion=complete_jobs
         ),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Read this log, of a job or by itself.", show_default=False)] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Read this log file; JOB may then be left out.", show_default=False)
+    ] = None,
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.program import trainers
 from hpcjobs.site.models import Site
 
-_UNCHECKED = "--no-check submits it all the same"
+_UNCHECKED = "--no-check submits it anyway"
 _TRAINER_MODULE = "hpcjobs.trainers."
 
 
@@ -44,12 +45,31 @@ def check_trainer(trainer: str, arguments: Sequence[str]) -> None:
     try:
         check_workload_name(check_arguments(trainer, arguments))
     except UnknownFlagError as error:
-        if error.argument.partition("=")[0] in options_of_submit():
-            hint = f"options of hpcjobs stand before {trainer}"
+        if _is_option_of_submit(error.argument):
+            hint = f"options of hpcjobs come before the program: hpcjobs submit [OPTIONS] {trainer} [ARGS]..."
             raise RequestError(f"{error.message}: it is an option of hpcjobs", hint=hint) from error
         raise RequestError(error.message, hint=f"{error.hint}; {_UNCHECKED}") from error
     except UsageError as error:
         raise RequestError(error.message, hint=f"{error.hint}; {_UNCHECKED}") from error
+
+
+def print_trainer_help(program: Sequence[str]) -> bool:
+    """Print the flags of a bundled trainer if ``program`` asks for them (``ddp --help``); whether it does."""
+    trainer = program[0].removeprefix(_TRAINER_MODULE) if program else ""
+    if trainer not in trainers() or not {"-h", "--help"} & set(program[1:]):
+        return False
+    from hpcjobs.trainers import run
+
+    run(trainer, program[1:])
+    return True
+
+
+def _is_option_of_submit(argument: str) -> bool:
+    """Whether ``argument``, which no trainer has, is ``--nodes``, ``--nodes=2``, ``-N`` or ``-N2``."""
+    from hpcjobs.site.sbatch import BY_LETTER
+
+    letter = argument[1] if re.match(r"-\w", argument) else ""
+    return argument.partition("=")[0] in options_of_submit() or letter in {*BY_LETTER, *"sf"}
 
 
 def options_of_submit() -> frozenset[str]:

@@ -77,7 +77,7 @@ def _options_after_program(job: Job) -> Iterator[str]:
         common = _OF_MANY if job.argv[0] == job.python and job.batch_script is None else _OF_MANY | {"-N", "-G"}
         unknown = name not in common if text is None else not _mentions(text, name)
         if unknown:
-            yield f"{arg} stands after the program and is an argument of it; options of submit stand before it"
+            yield f"warning: {arg} comes after the program, which gets it; options of submit come before the program"
 
 
 def _source(job: Job) -> str | None:

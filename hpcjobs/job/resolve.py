@@ -217,12 +217,15 @@ def _elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Retries |
         return
     if launcher != "torchrun":
         raise RequestError(
-            f"min_nodes={spec.min_nodes}: {launcher} cannot go on with fewer nodes", hint="--launcher torchrun"
+            f"min_nodes={spec.min_nodes}: launcher {launcher} cannot continue with fewer nodes",
+            hint="use --launcher torchrun",
         )
     if retries is None:
-        raise RequestError(f"min_nodes={spec.min_nodes}: the job is not to be started again", hint="--retries on")
+        raise RequestError(
+            f"min_nodes={spec.min_nodes}: it needs --retries, which the job does not have", hint="add --retries on"
+        )
     if spec.min_nodes >= node_range(values["nodes"])[0]:
-        raise RequestError(f"min_nodes={spec.min_nodes} is no fewer than nodes={values['nodes']}")
+        raise RequestError(f"min_nodes={spec.min_nodes} must be less than nodes={values['nodes']}")
     values.default("no_kill", True, "min_nodes")
 
 

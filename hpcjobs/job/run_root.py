@@ -28,7 +28,7 @@ def locate_run_root(site: Site, chdir: Path) -> Path:
         if site.scheduler == "slurm" and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
             leads = "" if real == root else f" (which leads to {real})"
             raise RequestError(
-                f"run folder {root}{leads} lies in {local}, which every node of site {site.name} has for itself",
-                hint="submit from shared storage, or set run_root in the site file",
+                f"run folder {root}{leads} is in {local}, which is local to each node of site {site.name}",
+                hint="submit from a folder that all nodes share, or set run_root in the site file",
             )
     return root

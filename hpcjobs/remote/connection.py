@@ -74,7 +74,7 @@ class LoginConnection:
         )
         if code != 0:
             raise NoConnectionError(
-                f"{self.destination} cannot be reached by ssh, whose message stands above",
+                f"{self.destination} cannot be reached by ssh; its message is above",
                 hint=f"does `ssh {self.destination}` work?",
             )
 

@@ -65,7 +65,7 @@ def _refuse(name: str, short: str | None, argument: Argument, reason: str, versi
 
 
 _LATER = "after 22.05"
-_LOG = "the output lies in the run folder: hpcjobs logs"
+_LOG = "the output is in the run folder; `hpcjobs logs` prints it"
 _OF_COMMAND = "an option of the command sbatch itself"
 _OPTIONS = (
     *_own("account/A array/a begin/b constraint/C dependency/d distribution/m exclude/x licenses/L nodelist/w", _T),
@@ -93,8 +93,10 @@ _OPTIONS = (
     *_pass("consolidate-segments stepmgr", _F, _LATER),
     _refuse("output", "o", _T, _LOG),
     _refuse("error", "e", _T, _LOG),
-    _refuse("input", "i", _T, "a job reads no standard input: let the program read the file (< FILE in a script)"),
-    _refuse("clusters", "M", _T, "give that cluster a site with its slurm_conf, and name it by --site"),
+    _refuse(
+        "input", "i", _T, "a job has no standard input; the program must open the file itself (< FILE in a script)"
+    ),
+    _refuse("clusters", "M", _T, "write a site file for that cluster, with its slurm_conf, and use --site"),
     _refuse("export", None, _T, "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"),
     _refuse("export-file", None, _T, "--env NAME=VALUE, or --env NAME; in a batch script it is passed through"),
     _refuse(

@@ -174,6 +174,6 @@ def parse_all(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> ar
     if unknown:
         known = [name for action in parser._actions for name in action.option_strings]
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help"
+        hint = f"did you mean {near[0]}?" if near else f"{parser.prog} --help lists the flags"
         raise UnknownFlagError(parser.prog, unknown[0], hint=hint)
     return parsed

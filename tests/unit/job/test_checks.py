@@ -29,8 +29,9 @@ HERE = ("--site", "local")
         ("submit fsdp --epochs many", "fsdp: argument --epochs: 'many' is not a number"),
         ("submit ddp --precision fp3", "argument --precision: invalid choice: 'fp3'"),
         ("submit ddp --workload mnits", "--workload mnits: there are lm, matmul, mnist, resnet50"),
-        ("submit ddp --epochs 1 --dry-run", "'--dry-run': it is an option of hpcjobs\nhint: options of hpcjobs stand"),
+        ("submit ddp --epochs 1 --dry-run", "'--dry-run': it is an option of hpcjobs\nhint: options of hpcjobs come"),
         ("submit ddp --nodes=2", "'--nodes=2': it is an option of hpcjobs"),
+        ("submit ddp -N 2", "'-N': it is an option of hpcjobs"),
         ("where ddp --epoch 3", "unknown argument '--epoch'"),
         ("scale ddp --epoch 3", "unknown argument '--epoch'"),
         ("sweep --set epoch=1,2 ddp", "unknown argument '--epoch=1'"),
@@ -76,6 +77,15 @@ def test_a_command_that_modules_or_an_image_may_bring_is_not_looked_for(here: Pa
     assert hpcjobs.plan("gmx_mpi mdrun", "./mine.yaml").job.argv[0] == "gmx_mpi"
 
 
+def test_the_help_of_a_trainer_is_printed_and_not_submitted(here: Path) -> None:
+    for arguments in (["ddp", "--help"], ["hpcjobs.trainers.fsdp", "--workload", "lm", "-h"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcjobs", "submit", *HERE, *arguments], capture_output=True, text=True, check=True
+        )
+        assert "--batch-size" in done.stdout
+    assert not (here / "runs").exists()
+
+
 def test_every_trainer_reads_its_flags_without_torch() -> None:
     code = "import sys\nfor name in ('torch', 'numpy', 'lightning', 'horovod'): sys.modules[name] = None\n"
     code += "from hpcjobs.trainers.commandline.check import check_arguments\n"
@@ -113,14 +123,14 @@ def test_options_behind_a_program_that_does_not_have_them_are_named(
 ) -> None:
     (here / "train.py").write_text(text)
     answer = ok("submit", *HERE, "--dry-run", "train.py", *arguments.split())
-    assert ("stands after the program" in answer.err) is noted, answer
+    assert ("comes after the program" in answer.err) is noted, answer
 
 
 def test_a_command_of_another_language_gets_the_note_for_options_that_only_submit_has() -> None:
-    assert "--retries stands after the program" in ok("submit", *HERE, "--dry-run", "true", "--retries", "on").err
+    assert "--retries comes after the program" in ok("submit", *HERE, "--dry-run", "true", "--retries", "on").err
     swept = within("sweep", *HERE, "--set", "lr=1", "--dry-run", "true", "--retries", "on")
-    assert "--retries stands after the program" in swept.err
-    assert "stands after" not in ok("submit", *HERE, "--dry-run", "true", "--output", "x").err
+    assert "--retries comes after the program" in swept.err
+    assert "comes after" not in ok("submit", *HERE, "--dry-run", "true", "--output", "x").err
 
 
 def test_python_gets_the_same_refusal() -> None:
@@ -145,4 +155,4 @@ def test_options_behind_a_batch_script_that_does_not_have_them_are_named(
     (here / "mine.yaml").write_text("partitions: {cpu: {nodes: 4, node: {cpus: 4, mem: 8G}}}\n")
     (here / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N1\n{text}\n")
     answer = ok("submit", "--site", "./mine.yaml", "--dry-run", "job.sbatch", *arguments.split())
-    assert ("stands after the program" in answer.err) is noted, answer
+    assert ("comes after the program" in answer.err) is noted, answer

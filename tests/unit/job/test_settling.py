@@ -207,7 +207,7 @@ def test_a_job_name_that_needs_quoting_is_refused(site: str, name: str) -> None:
 
 def test_no_run_folder_is_made_where_each_node_has_its_own(here: Path) -> None:
     (here / "site.yaml").write_text(SITE + f"node_local: [{here}]\n")
-    with pytest.raises(RequestError, match="which every node of site site has for itself"):
+    with pytest.raises(RequestError, match="which is local to each node of site site"):
         hpcjobs.plan(["true"], site="./site.yaml")
 
 
@@ -276,5 +276,5 @@ def test_no_run_folder_is_made_where_a_link_leads_to_what_each_node_has_for_itse
     (here / "runs").unlink()
     (here / "scratch").symlink_to(here)
     (here / "site.yaml").write_text(SITE + f"node_local: [{here}/scratch]\n")
-    with pytest.raises(RequestError, match="which every node of site site has for itself"):
+    with pytest.raises(RequestError, match="which is local to each node of site site"):
         hpcjobs.plan(["true"], site="./site.yaml")

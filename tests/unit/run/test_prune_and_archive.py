@@ -82,8 +82,8 @@ def test_an_age_of_zero_is_every_job_that_has_ended(here_with_slurm: Path) -> No
 def test_an_age_that_cannot_be_read_is_named_with_what_is_allowed(here_with_slurm: Path, age: str) -> None:
     refused = within("prune", f"--older-than={age}")
     assert refused.code == 5
-    assert f"--older-than {age}: no age of a job\nhint: say 30d, 12h or 2w; 0s is every job" in refused.err
-    assert "--larger-than big: no size" in within("prune", "--larger-than", "big").err
+    assert f"--older-than {age}: not a length of time\nhint: write 30d, 12h or 2w; 0s means every job" in refused.err
+    assert "--larger-than big: not a size" in within("prune", "--larger-than", "big").err
 
 
 def test_what_is_no_run_folder_of_the_job_is_left_alone(here_with_slurm: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_folder_without_jobs_is_refused(here: Path) -> None:
 def test_the_screen_needs_a_terminal_and_names_what_prints_without() -> None:
     answer = hpcjobs("top")
     assert answer.code == 5
-    assert "a screen needs a terminal" in answer.err
+    assert "hpcjobs top needs a terminal" in answer.err
     assert "hpcjobs ps" in answer.err
 
 
