@@ -43,7 +43,7 @@ AnySite = Annotated[
         "--site",
         "-s",
         callback=_refuse_empty,
-        help="Only this site: name or file [all known sites].",
+        help="Only this site: name or file [my sites and the centre's].",
         show_default=False,
         autocompletion=complete_sites,
     ),

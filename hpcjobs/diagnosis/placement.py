@@ -15,9 +15,10 @@ from hpcjobs.job.models import Job, JobSpec
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.slurm.start_estimate import Estimate, estimate_start
+from hpcjobs.site import rehearsal
 from hpcjobs.site.library import find_default_site, load_site
 from hpcjobs.site.models import Site
-from hpcjobs.site.search import list_sites
+from hpcjobs.site.search import SHIPPED, list_sites
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -36,9 +37,16 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def known_sites() -> Iterator[Site]:
-    """Every site whose file can be read, each name once."""
+    """The sites of the user, the centre and the project, this machine, and the site that a sandbox here plays.
+
+    The other files that hpcjobs ships describe clusters on which the user may have no account.
+    """
+    sandbox = rehearsal.current()
+    here = {"local"} if sandbox is None else {"local", sandbox.site}
     for entry in list_sites():
-        if not entry.shadowed and (site := _load(str(entry.path))) is not None:
+        if entry.shadowed or (entry.layer in SHIPPED and entry.name not in here):
+            continue
+        if (site := _load(str(entry.path))) is not None:
             yield site
 
 
