@@ -271,7 +271,7 @@ def test_no_run_folder_is_made_where_a_link_leads_to_what_each_node_has_for_itse
     local.mkdir()
     (here / "runs").symlink_to(local)
     (here / "site.yaml").write_text(SITE + f"node_local: [{local}]\n")
-    with pytest.raises(RequestError, match=rf"which leads to {local}.* lies in {local}, which every node"):
+    with pytest.raises(RequestError, match=rf"which leads to {local}.* is in {local}, which is local to each node"):
         hpcjobs.plan(["true"], site="./site.yaml")
     (here / "runs").unlink()
     (here / "scratch").symlink_to(here)

@@ -136,7 +136,7 @@ def test_the_tasks_are_started_by_the_mpi_type_of_the_site(here: Path, mpi: str)
 
 def test_another_cluster_of_a_federation_is_refused_with_what_to_do(here: Path) -> None:
     site(here)
-    assert "write a site file for that cluster, with its slurm_conf" in refusal("-o", "clusters=other")
+    assert "give that cluster a site with its slurm_conf" in refusal("-o", "clusters=other")
 
 
 def test_a_site_of_another_cluster_submits_where_the_other_commands_ask_that_cluster_too(
