@@ -35,7 +35,9 @@ def choose_path(name: str | None, file: Path | None, *, force: bool) -> Path:
     if file is not None and path.suffix != ".yaml":
         raise RequestError(f"--file {file}: a site file is called NAME.yaml")
     if file is not None and name is not None and path.stem != name:
-        raise RequestError(f"site {name!r} and --file {file}: the file's stem is the site's name")
+        raise RequestError(
+            f"site {name!r} and --file {file}: the name of the file is the site's name", hint=f"--file {name}.yaml"
+        )
     if not is_name(name if file is None and name is not None else path.stem):
         raise RequestError(
             f"site name {name if name is not None else path.stem!r}: use letters, digits, '_', '.', '-', "

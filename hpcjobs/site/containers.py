@@ -40,7 +40,7 @@ class Containers(Frozen, frozen=True):
     python: str = "python3"
     """Python in the images."""
     stage: str = "/tmp"
-    """Folder that each node has for itself, for the copy that ``--stage-image`` makes."""
+    """Folder local to each node, for the copy that ``--stage-image`` makes."""
     args: tuple[str, ...] = ()
     """Further options of the runtime's ``exec``; with pyxis of ``srun``."""
 

@@ -127,9 +127,10 @@ def read_site(path: Path) -> Site:
 def _convert(files: tuple[YamlFile, ...]) -> Site:
     path = files[0].path
     site = convert_tree(merge_trees(files), Site, files)
-    if site.name not in ("", path.stem) or any(field in file.tree for file in files for field in OF_THE_LOADER[1:]):
-        left_out = ", ".join(OF_THE_LOADER)
-        raise ConfigError(f"{path}: the file's stem is the site's name; leave out what hpcjobs sets itself: {left_out}")
+    if site.name not in ("", path.stem):
+        raise ConfigError(f"{path}: name {site.name!r}: the name of the file is the site's name; remove this key")
+    if own := [f"{file.path}: {key}" for file in files for key in OF_THE_LOADER[1:] if key in file.tree]:
+        raise ConfigError(f"{own[0]}: hpcjobs sets this key itself; remove it")
     return msgspec.structs.replace(
         site,
         name=path.stem,

@@ -177,7 +177,7 @@ class Site(Frozen, frozen=True):
     scratch: str | None = None
     """Node-local scratch, expanded on the node."""
     node_local: tuple[str, ...] = ()
-    """Folders that each node has for itself: no run folder may lie in one."""
+    """Folders that are local to each node; no run folder may be inside one."""
     login: str | Login | None = None
     """The host that laptops reach by ssh: ``user@host``, or a section; `hpcjobs` runs there what a laptop asks for."""
     retries: str | None = None

@@ -34,7 +34,9 @@ def page() -> str:
 
 def _section(section: type[msgspec.Struct]) -> str:
     first = (
-        (inspect.getdoc(section) or "").partition("\n")[0] if section is not Site else "The stem is the site's name."
+        (inspect.getdoc(section) or "").partition("\n")[0]
+        if section is not Site
+        else "The name of the file, without `.yaml`, is the site's name."
     )
     first = first.replace("``", "`")
     title = _TITLES.get(section.__name__, f"`{section.__name__}`")

@@ -12,12 +12,14 @@ import msgspec
 import yaml
 
 from hpcjobs.errors import ConfigError, nearest
+from hpcjobs.site.models import OF_THE_LOADER
 from hpcjobs.site.type_errors import in_plain_words, is_unquoted_text
 from hpcjobs.site.yaml_file import YamlFile, find_source
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu", "max_mem_per_node", "max_mem_per_cpu")
+_OF_THE_LOADER = set(OF_THE_LOADER) - {"name"}  # no file may have them
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z")
 
 
@@ -136,7 +138,7 @@ def locate_error(
         owner = _struct_at(kind, steps)
         steps = [*steps, unknown[1]]
         message = "unknown key"
-        hint = nearest(unknown[1], owner.__struct_fields__) if owner else None
+        hint = nearest(unknown[1], set(owner.__struct_fields__) - _OF_THE_LOADER) if owner else None
     elif steps and str(steps[-1]).startswith(("time", "max_time")):
         hint = "a time limit is quoted text with a unit: '2h', '90m', '1-12:00:00' (bare 12:30:00 is 45000 to YAML)"
     elif steps and "Expected `str" in message and str(steps[-1]) in _MEMORY:

@@ -217,7 +217,7 @@ def test_text_of_the_cluster_cannot_leave_its_comment(commands: Path) -> None:
     ("arguments", "message"),
     [
         (("../up",), "site name '../up'"),
-        (("mine", "--file", "other.yaml"), "the file's stem is the site's name"),
+        (("mine", "--file", "other.yaml"), "the name of the file is the site's name"),
         (("--file", "site.txt"), "a site file is called NAME.yaml"),
         (("mine", "-A", "sandbx"), "did you mean 'sandbox'?"),
         (("mine", "-p", "shrt"), "did you mean 'short'?"),

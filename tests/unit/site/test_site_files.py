@@ -70,6 +70,12 @@ def test_a_mistake_is_named_with_file_line_and_key(text: str, line: int, message
     assert f"site_configs/mine.yaml:{line}:" in error_message
 
 
+def test_keys_that_only_the_loader_sets_are_neither_suggested_nor_accepted() -> None:
+    message = refusal(SMALLEST + "modles: [openmpi]\n")
+    assert all(f" {key}," not in message for key in ("path", "rehearsal", "extended", "untrusted", "policies"))
+    assert "mine.yaml: rehearsal: hpcjobs sets this key itself" in refusal(SMALLEST + "rehearsal: true\n")
+
+
 def test_the_partition_at_fault_is_named_among_others() -> None:
     message = refusal(
         "partitions:\n  good: {nodes: 1, node: {cpus: 1}}\n  bad: {nodes: 1, node: {cpus: 1}, max_time: 99}\n"
@@ -84,7 +90,7 @@ def test_a_file_that_is_no_text_is_refused_by_name() -> None:
 
 
 def test_a_site_cannot_give_itself_another_name() -> None:
-    assert "mine.yaml: the file's stem is the site's name" in refusal(SMALLEST + "name: other\n")
+    assert "mine.yaml: name 'other': the name of the file is the site's name" in refusal(SMALLEST + "name: other\n")
 
 
 def test_the_same_key_twice_is_refused() -> None:
