@@ -10,11 +10,11 @@ from hpcjobs.cli.json_types import OUTPUTS
 _INTRODUCTION = """\
 # What `--json` prints
 
-This page is made from the types in `hpcjobs/cli/json_types.py`; a test holds it, and holds what each verb prints
-against its schema. Moments are times of ISO 8601 in UTC, durations are seconds (`_s`), sizes are bytes (`_bytes`);
-`null` is "not known". A job is `job_id` everywhere, its run folder `run_dir`, its site `site`. Fields may be added;
-none changes its meaning. Standard output holds the JSON alone: notes and warnings go to standard error, and the exit
-code is the verb's. `wait --timeout` prints the records also when the time is over.
+This page is made from the types in `hpcjobs/cli/json_types.py`; tests compare it, and the output of each command, with
+these types. Times are ISO 8601 in UTC, durations are seconds (`_s`), sizes are bytes (`_bytes`), and `null` means "not
+known". The id of a job is always `job_id`, its run folder `run_dir`, its site `site`. Fields may be added; no field
+changes its meaning. Standard output has only the JSON: notes and warnings go to standard error, and the exit code is
+that of the command. `wait --timeout` prints the records also if the time is over.
 """
 _SITE = ("Job", "Resources", "Site", "Partition")
 """Values that other pages explain: job requests and site files."""
@@ -27,7 +27,7 @@ def page() -> str:
     for one in schemas.values():
         values |= one.get("$defs", {})
     rows = "".join(f"| {_command(verb)} | {_type(one)} |\n" for verb, one in schemas.items())
-    sections = "".join(_section(name, values[name]) for name in sorted(values) if "properties" in values[name])
+    sections = "".join(_section(name, values[name]) for name in sorted(values) if "enum" not in values[name])
     return f"{_INTRODUCTION}\n| command | prints |\n|---|---|\n{rows}\n## Values\n{sections}"
 
 
@@ -40,6 +40,8 @@ def _section(name: str, value: dict[str, Any]) -> str:
     text = " ".join(value.get("description", "").split()).replace("``", "`")
     if name in _SITE:
         return f"\n### {name}\n\n{text}\n\n[Keys of site files](site_keys.md), [options of jobs](sbatch_options.md).\n"
+    if "prefixItems" in value:
+        return f"\n### {name}\n\n{text}\n\nA {_type(value)}.\n"
     rows = "".join(f"| `{field}` | {_type(kind)} |\n" for field, kind in value["properties"].items())
     return f"\n### {name}\n\n{text}\n\n| field | type |\n|---|---|\n{rows}"
 

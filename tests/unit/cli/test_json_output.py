@@ -124,6 +124,12 @@ def test_waiting_prints_json_when_its_time_is_over_too(cluster: SampleCluster) -
     assert (refused.code, "--timeout soon: " in refused.err) == (5, True)
 
 
+def test_every_link_of_the_page_leads_to_a_value() -> None:
+    text = page()
+    links = set(re.findall(r"\]\(#([a-z]+)\)", text))
+    assert links <= {name.lower() for name in re.findall(r"(?m)^### (\w+)$", text)}
+
+
 def test_the_page_is_made_from_the_types() -> None:
     if os.environ.get("GOLDEN") == "write":
         PAGE.write_text(page(), encoding="utf-8")
