@@ -94,16 +94,21 @@ def build(
 def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     """Submit, print the log as it comes, and give the job's exit code."""
     import hpcjobs
-    from hpcjobs.cli.wait import follow_to_end
+    from hpcjobs.cli.wait import explaining_interrupts, follow_to_end
     from hpcjobs.run import fabric as checks
 
     if dry_run:
         sys.stdout.write(plan.script)
         return 0
     handle = hpcjobs.submit(plan)
-    note(f"job {handle.id} on site {plan.job.site}; run folder {plan.run_dir}")
-    if node := checks.silent_first_node(handle.entry):
+    with explaining_interrupts([handle.entry]):
+        note(f"job {handle.id} on site {plan.job.site}; run folder {plan.run_dir}")
+        node = checks.silent_first_node(handle.entry)
+    if node is not None:
         checks.give_up(handle.entry, node)
         note(f"bad: {node} did not start the job's script within {checks.SILENT_S:g} s; job {handle.id} is cancelled")
         raise typer.Exit(NODE_IS_BAD)
-    return handle.wait() if quiet else follow_to_end(handle)
+    if not quiet:
+        return follow_to_end(handle)
+    with explaining_interrupts([handle.entry]):
+        return handle.wait()

@@ -70,7 +70,7 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
     from hpcjobs.run.status import statuses
     from hpcjobs.run.wait import exit_code, wait
 
-    with _explaining_interrupts(entries), ProgressBars() as bars:
+    with explaining_interrupts(entries), ProgressBars() as bars:
         try:
             known = wait(entries, timeout_s=timeout_s, progress=_Changes(entries, bars), report=note)
         except TimeoutError as error:
@@ -85,7 +85,7 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
 
 
 @contextmanager
-def _explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
+def explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
     """On Ctrl-C, say that the jobs go on and how to end them."""
     try:
         yield
@@ -151,7 +151,7 @@ def follow_to_end(handle: JobHandle) -> int:
     """Print the log as it comes; the job's exit code."""
     from hpcjobs.run.logs import follow
 
-    with _explaining_interrupts([handle.entry]):
+    with explaining_interrupts([handle.entry]):
         for line in follow(handle.entry, report=note):
             print(line, end="", flush=True)
     return wait_for([handle.entry])

@@ -83,17 +83,20 @@ def drill(
     chosen, arguments = FAULTS[fault], tuple(program) or (*PROGRAM, "--steps", STEPS_OF.get(fault, "300"))
     if by is not None:
         chosen = taken_by(by, where)
-    alone = hpcjobs.submit(_plan(arguments, where, {"name": "drill-alone", **chosen_options}))
     limit = {"time": "1m", "signal_before": "20s"} if chosen.inject is None else {}
     fields = {"retries": RETRIES, **limit, **chosen_options, **({"exclusive": True} if by is not None else {})}
-    job = hpcjobs.submit(_plan(arguments, where, {"name": f"drill-{fault}", **fields}))
-    say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
+    undisturbed = _plan(arguments, where, {"name": "drill-alone", **chosen_options})
+    disturbed = _plan(arguments, where, {"name": f"drill-{fault}", **fields})
+    handles: list[JobHandle] = []
     try:
+        handles.append(alone := hpcjobs.submit(undisturbed))
+        handles.append(job := hpcjobs.submit(disturbed))
+        say(f"job {alone.id} runs undisturbed; to job {job.id} it happens: {chosen.about}")
         resume_s = _disturb(job, chosen, at_step=at_step, give_up=time.monotonic() + timeout_s, say=say)
         for handle in (job, alone):
             handle.wait(timeout_s)
     except BaseException:
-        for handle in (job, alone):
+        for handle in handles:
             handle.cancel()
         raise
     return _judge(fault, chosen, job, alone, resume_s=resume_s, tolerance=tolerance)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+from commandline import within
+from scripted_slurm import answer
 
 from hpcjobs.drills.drill import drill
 from hpcjobs.errors import RequestError
@@ -19,3 +24,20 @@ def test_an_unknown_fault_is_answered_with_those_there_are() -> None:
         drill("flood", site="local")
     assert refused.value.hint is not None
     assert "kill-rank" in refused.value.hint
+
+
+def test_a_drill_whose_second_job_slurm_refuses_leaves_no_first_one(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "slurm"
+    commands.mkdir()
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    (here / "mine.yaml").write_text("{partitions: {batch: {nodes: 2, node: {cpus: 4}}}}\n")
+    row = "41\\037drill-alone\\037PENDING\\037Resources\\037batch\\037\\0372\\037'$(date +%s)'\\037\\0370:00\\0375:00"
+    refusal = "echo 'Batch job submission failed: Job violates accounting/QOS policy' >&2; exit 1"
+    answer(commands, "sbatch", f"[ $(wc -l <{commands}/sbatch.asked) = 1 ] && echo 41 && exit; {refusal}")
+    answer(commands, "squeue", f"printf '{row}\\037%s\\n' $(head -n1 {commands}/sbatch.asked | sed 's/.* //')")
+    answer(commands, "scancel", ":")
+    done = within("drill", "timeout", "--site", "./mine.yaml")
+    assert (done.code, "Job violates accounting/QOS policy" in done.err) == (7, True), done
+    assert (commands / "scancel.asked").read_text() == "--quiet 41\n"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+
+import pytest
+from commandline import await_answer, start
+from scripted_slurm import answer
 
 from hpcjobs.run.fabric import silent_first_node
 from hpcjobs.run.index import Entry
@@ -42,3 +48,23 @@ def test_a_job_that_waits_in_the_queue_is_waited_for_and_asked_about_seldom(tmp_
     queue = Queue(tmp_path, *[State.PENDING] * 40, State.RUNNING, begins_at=620)
     assert queue.silent() is None
     assert queue.queries <= 620 / 15 + 1
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_whoever_interrupts_a_check_that_waits_reads_that_its_job_goes_on(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    commands = tmp_path / "slurm"
+    commands.mkdir()
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    (here / "mine.yaml").write_text("{partitions: {batch: {nodes: 2, node: {cpus: 4}}}}\n")
+    row = "41\\037fabric\\037PENDING\\037Resources\\037batch\\037\\0372\\037'$(date +%s)'\\037\\0370:00\\0375:00"
+    answer(commands, "sbatch", "echo 41")
+    answer(commands, "squeue", f"printf '{row}\\037x\\n'")
+    check = start("fabric", "--site", "./mine.yaml", *options)
+    assert check.stderr is not None
+    assert check.stderr.readline().startswith("hpcjobs: job 41 on site mine")
+    check.send_signal(signal.SIGINT)
+    answered = await_answer(check, timeout_s=100)
+    assert answered.code == 130
+    assert "job 41 goes on: `hpcjobs wait 41` waits again, `hpcjobs cancel 41` cancels" in answered.err
