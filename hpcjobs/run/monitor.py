@@ -115,13 +115,19 @@ class Sampling:
             HpcJobsError: the sampler ended before its first sample, and the job runs.
         """
         watch, next_try = Watch([self._entry], connect=self._connect), 0.0
-        while watch.look():
-            newest = [node for node in newest_samples(samples_dir(self._entry)) if node.taken >= self._since - FRESH_S]
-            yield newest
-            if not self._is_sampled() and time.monotonic() >= next_try:
-                next_try = time.monotonic() + _BEGIN_AGAIN_S
-                self._begin_again(newest)
-            pause(_POLL_S)
+        while True:
+            while watch.look():
+                newest = newest_samples(samples_dir(self._entry))
+                newest = [node for node in newest if node.taken >= self._since - FRESH_S]
+                yield newest
+                if not self._is_sampled() and time.monotonic() >= next_try:
+                    next_try = time.monotonic() + _BEGIN_AGAIN_S
+                    self._begin_again(newest)
+                pause(_POLL_S)
+            known = watch.final(pause=pause)
+            if known is None or watch.is_over(known):
+                return
+            watch.again(known)  # it was requeued
 
     def _is_sampled(self) -> bool:
         return is_sampled(self._entry) if self._sampler is None else self._sampler.poll() is None

@@ -140,3 +140,18 @@ def test_a_slow_node_is_named_and_a_job_is_cancelled_once_the_gpus_of_all_its_no
     assert watcher.returncode == 0, err
     assert "all its nodes idle for" in out
     eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "CANCELLED")
+
+
+def test_a_job_that_is_requeued_is_sampled_in_its_next_attempt_too(sandbox: Sandbox, workdir: Path) -> None:
+    arguments = ("--site", "tu-hpc", "--time", "10m", "--name", "again", "-o", "requeue=1", "--json")
+    job_id = ok("submit", *arguments, str(write_program(workdir))).json["job_id"]
+    eventually(lambda: len(list(workdir.glob("started-*"))) == 1)
+    watcher = start("monitor", "again", "--interval", "1")
+    assert watcher.stdout is not None
+    assert watcher.stderr is not None
+    assert "CPU" in watcher.stdout.readline()
+    assert ok("requeue", job_id).code == 0
+    assert f"nobody sampled job {job_id} any more: its sampling begins again" in watcher.stderr.readline()
+    (workdir / "go").touch()
+    watcher.communicate(timeout=300)
+    assert watcher.returncode == 0
