@@ -96,7 +96,7 @@ def pmix() -> str | None:
 
 
 def main() -> None:
-    """One line: the fields of `hpcjobs.containers.images.Facts`."""
+    """One line: the fields of `hpcjobs.containers.images.ImageFacts`."""
     packages = versions()
     told_mpi = mpi()
     facts: dict[str, Any] = {

@@ -33,7 +33,7 @@ from hpcjobs.sweeps.sweep_index import remember
         ("sweep --site local --sweep none.yaml ddp", 4, "sweep file {here}/none.yaml does not exist"),
         ("scale --site local --repeats 0 true", 2, "--repeats"),
         ("report jobs --site local --since yesterday", 5, "--since yesterday: say how long ago: 7d"),
-        ("report jobs --site local --state DONE", 5, "--state DONE is no state"),
+        ("report jobs --site local --state DONE", 5, "--state DONE: not a job state"),
         ("report jobs --site local L99999", 6, "the accounting of site local has no job L99999"),
         ("report jobs --site local --csv none/x.csv", 5, "there is no folder {here}/none"),
         ("fabric build --site local --target gpu", 2, "say auto, cpu or cuda"),

@@ -147,7 +147,7 @@ def test_options_of_slurm_after_the_program_are_warned_of(
 
     (here / "train.py").touch()
     lines = [line for line in notes(hpcjobs.plan(program, site).job) if "after the program" in line]
-    assert [line.split()[0] for line in lines] == warned
+    assert [line.removeprefix("warning: ").split()[0] for line in lines] == warned
 
 
 @pytest.mark.parametrize("options", [{}, {"retries": "on"}, {"array": "0-3"}], ids=["plain", "retries", "array"])

@@ -183,11 +183,11 @@ def test_options_that_describe_a_cluster_are_ignored(machine: Machine) -> None:
 
 SUBMITTER = """
 import sys
-from hpcjobs.scheduler.local.client import Local
+from hpcjobs.scheduler.local.client import LocalScheduler
 sys.path.insert(0, sys.argv[1])
 from local.machines import make_plan
 for _ in range(5):
-    print(Local().submit(make_plan("bash", "-c", "echo $HPCJOBS_JOB_ID >> ran", name="many")).job_id)
+    print(LocalScheduler().submit(make_plan("bash", "-c", "echo $HPCJOBS_JOB_ID >> ran", name="many")).job_id)
 """
 
 
