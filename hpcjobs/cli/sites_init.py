@@ -11,7 +11,7 @@ import typer
 from hpcjobs.cli.output import Json, note, print_output
 
 if TYPE_CHECKING:
-    from hpcjobs.discovery.proposal import SiteDraft
+    from hpcjobs.discovery.proposal import ProposedSite
 
 
 def init(
@@ -78,7 +78,7 @@ def init(
         note("left out: " + "; ".join(f"{o.partition} ({o.reason})" for o in draft.omissions))
 
 
-def _print_draft(draft: SiteDraft, path: Path, text: str, *, written: bool) -> None:
+def _print_draft(draft: ProposedSite, path: Path, text: str, *, written: bool) -> None:
     import yaml
 
     print_output(

@@ -6,7 +6,7 @@ import sys
 
 from hpcjobs.discovery.facts import Association, ClusterFacts, PartitionInfo, Qos
 from hpcjobs.discovery.partitions import Identity, describe_partitions, is_name
-from hpcjobs.discovery.proposal import Answers, Omission, PartitionEntry, ProposedEntry, SiteDraft
+from hpcjobs.discovery.proposal import Answers, Omission, PartitionEntry, ProposedEntry, ProposedSite
 from hpcjobs.discovery.questions import list_questions
 from hpcjobs.discovery.software import TOPICS, modules_of
 from hpcjobs.errors import RequestError, nearest
@@ -17,7 +17,7 @@ _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_NAMES = 12
 
 
-def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> SiteDraft:
+def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> ProposedSite:
     """The draft of the site file ``name``.
 
     Raises:
@@ -48,7 +48,7 @@ def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> SiteDraft:
         *_answered_entries(answers),
         *_software_entries(cluster, answers),
     )
-    return SiteDraft(
+    return ProposedSite(
         name=name,
         entries=entries,
         partitions=partitions,

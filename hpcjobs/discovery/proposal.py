@@ -56,7 +56,7 @@ class Question(NamedTuple):
     flag: str
 
 
-class SiteDraft(NamedTuple):
+class ProposedSite(NamedTuple):
     """A site file before it is written."""
 
     name: str

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import yaml
 
-from hpcjobs.discovery.proposal import PartitionEntry, SiteDraft
+from hpcjobs.discovery.proposal import PartitionEntry, ProposedSite
 from hpcjobs.errors import RequestError
 from hpcjobs.site.models import Site
 from hpcjobs.site.schema import FILE_NAME
@@ -19,7 +19,7 @@ _PARTITIONS_ORIGIN = (
 )
 
 
-def write_text(draft: SiteDraft, *, made: str) -> str:
+def write_text(draft: ProposedSite, *, made: str) -> str:
     """The site file; ``made`` says when and where.
 
     Raises:
@@ -41,7 +41,7 @@ def check_text(text: str) -> None:
         ) from error
 
 
-def _lines(draft: SiteDraft, made: str) -> Iterator[str]:
+def _lines(draft: ProposedSite, made: str) -> Iterator[str]:
     yield f"# yaml-language-server: $schema={FILE_NAME}"
     yield from _comment(f"Site {draft.name}: {made}. The comment before a key names the origin of its value.")
     for entry in draft.entries:

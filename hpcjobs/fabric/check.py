@@ -78,9 +78,9 @@ def check(
         announce(f"step {step} of {3 if quick else 4}: {text}; at most {end - time.monotonic():.0f} s left")
 
     begin(1, f"do {len(place.hosts)} nodes answer")
-    with agents(place) as everyone:
-        peers = _greet(everyone, findings.nodes, suffix=place.suffix)
-        present = [agent for agent in everyone if agent.host in peers]
+    with agents(place) as all_agents:
+        peers = _greet(all_agents, findings.nodes, suffix=place.suffix)
+        present = [agent for agent in all_agents if agent.host in peers]
         if len(place.hosts) > 1:
             _reach(present, findings.nodes, peers)
         sound = [agent for agent in present if not _of(findings.nodes, agent.host).failures]
@@ -122,11 +122,11 @@ def _of(nodes: Sequence[NodeVerdict], host: str) -> NodeVerdict:
     return next(node for node in nodes if node.host == host)
 
 
-def _greet(everyone: Sequence[Agent], nodes: Sequence[NodeVerdict], *, suffix: str) -> dict[str, dict[str, Any]]:
+def _greet(all_agents: Sequence[Agent], nodes: Sequence[NodeVerdict], *, suffix: str) -> dict[str, dict[str, Any]]:
     """The agents that came, by host, with where they listen."""
     deadline = time.monotonic() + GREETING_S
     peers = {}
-    for agent in everyone:
+    for agent in all_agents:
         hello = agent.answer(deadline)
         node = _of(nodes, agent.host)
         if hello is None:

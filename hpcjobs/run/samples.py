@@ -173,7 +173,7 @@ def _head(path: Path) -> _Head | None:
 def samples(entry: Entry) -> Iterator[str]:
     """Every sample so far, a line each, the nodes one after the other."""
     for path in all_monitor_files(entry):
-        yield from _shown(path, Tail(path).news(last=True))
+        yield from _select_lines(path, Tail(path).news(last=True))
 
 
 def follow_samples(
@@ -190,7 +190,7 @@ def follow_samples(
     while True:
         over = not watch.look()
         for path in all_monitor_files(entry):
-            yield from _shown(path, tails.setdefault(path, Tail(path)).news(last=over))
+            yield from _select_lines(path, tails.setdefault(path, Tail(path)).news(last=over))
         if over:
             return
         pause(_POLL_S)
@@ -202,7 +202,7 @@ def all_monitor_files(entry: Entry) -> list[Path]:
     return [path for folder in folders for path in monitor_files(folder)]
 
 
-def _shown(path: Path, lines: Iterable[str]) -> Iterator[str]:
+def _select_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
     head = _head(path)
     for line in lines:
         sample = decode_line(line.encode(), Sample, kind="sample")

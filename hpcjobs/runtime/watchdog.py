@@ -126,9 +126,9 @@ class Watchdog:
         if over or self._when != last_beat:
             self._withdraw(mine)
             return
-        everyone = read_reports(self.folder, since=time.time() - GATHER_S - stood_s)
-        if mine.rank == min(everyone, default=mine.rank):
-            arguments, late = describe_stall(everyone, self.group.hosts)
+        positions = read_reports(self.folder, since=time.time() - GATHER_S - stood_s)
+        if mine.rank == min(positions, default=mine.rank):
+            arguments, late = describe_stall(positions, self.group.hosts)
             print_error(f"error: no step for {stood_s:.0f} s: {arguments}. Stacks: {self.folder}")
             for host in late:
                 signals.suspect(host)
@@ -188,15 +188,15 @@ def read_reports(folder: Path, *, since: float) -> dict[int, RankPosition]:
     return positions
 
 
-def describe_stall(everyone: dict[int, RankPosition], hosts: tuple[str, ...]) -> tuple[str, set[str]]:
+def describe_stall(positions: dict[int, RankPosition], hosts: tuple[str, ...]) -> tuple[str, set[str]]:
     """A message that names the ranks that are behind, and the hosts of these ranks."""
-    silent = {rank: host for rank, host in enumerate(hosts) if rank not in everyone}
+    silent = {rank: host for rank, host in enumerate(hosts) if rank not in positions}
     if silent:
         names = ", ".join(f"rank {rank} on {host}" for rank, host in silent.items())
         return f"{names} says nothing: stopped, or its node is gone", set(silent.values())
-    first, last = min(p.order for p in everyone.values()), max(p.order for p in everyone.values())
+    first, last = min(p.order for p in positions.values()), max(p.order for p in positions.values())
     behind = (
-        [place for place in everyone.values() if place.order == first] if first < last else differing_ranks(everyone)
+        [place for place in positions.values() if place.order == first] if first < last else differing_ranks(positions)
     )
     if not behind:
         return f"all ranks are in {PHASES[first[1]]} {first[0] + 1} alike", set()
@@ -207,9 +207,9 @@ def describe_stall(everyone: dict[int, RankPosition], hosts: tuple[str, ...]) ->
     return f"behind: {names}", {place.host for place in behind}
 
 
-def differing_ranks(everyone: dict[int, RankPosition]) -> list[RankPosition]:
+def differing_ranks(positions: dict[int, RankPosition]) -> list[RankPosition]:
     """The ranks whose line is not that of the most; none where there is no most."""
-    lines = Counter(place.line for place in everyone.values()).most_common()
+    lines = Counter(place.line for place in positions.values()).most_common()
     if len(lines) < 2 or lines[0][1] == lines[1][1]:
         return []
-    return [place for place in everyone.values() if place.line != lines[0][0]]
+    return [place for place in positions.values() if place.line != lines[0][0]]
