@@ -16,7 +16,8 @@ from typing import Any
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import measure
 from hpcjobs.runtime.exits import UsageError
-from hpcjobs.runtime.run import Run, start
+from hpcjobs.runtime.run import Run
+from hpcjobs.runtime.script_start import start
 from hpcjobs.runtime.summary import write_json
 
 try:

@@ -13,7 +13,8 @@ from typing import Any
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta, Draft, measure
 from hpcjobs.runtime.exits import UsageError, WorldMismatch
-from hpcjobs.runtime.run import Run, start
+from hpcjobs.runtime.run import Run
+from hpcjobs.runtime.script_start import start
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

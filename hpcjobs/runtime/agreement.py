@@ -100,6 +100,11 @@ def find_store(prefix: str) -> StoreBoard | None:
     return None if store is None else StoreBoard(store, f"hpcjobs/{prefix}")
 
 
+def open_board(folder: Path, attempt: str, *, rank: int) -> Board:
+    """The store of torch's processes where they have met, else files below `folder`."""
+    return find_store(f"stop/{attempt}") or FileBoard(folder / f".stop-{attempt}", rank=rank)
+
+
 def name_attempt(env: Mapping[str, str]) -> str:
     """Text that all ranks of one start share; what earlier starts left goes by another name.
 

@@ -1,113 +1,37 @@
-"""A training script's side of a job: its place in the world, metrics, checkpoints, and stopping together.
-
-    import hpcjobs.runtime
-
-    run = hpcjobs.runtime.start(total_steps=1000)
-    state = run.load() or new_state()                      # what was saved last; None at the first start
-    for step in range(run.step + 1, 1001):
-        loss = train(state)
-        run.log(step, loss=loss, tokens=4096)
-        if run.should_stop() or step % 100 == 0:
-            run.save(step, state)
-        if run.stopping:
-            run.leave()                                    # exit code 85: the job starts again, and resumes here
-    run.finish(loss=loss)
+"""One rank's part of a run, as `hpcjobs.runtime.start()` returns it: metrics, checkpoints, and stopping together.
 
 docs/own_scripts.md explains it. Only the standard library is needed; torch is loaded where a state has tensors.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from hpcjobs.runtime import signals
-from hpcjobs.runtime.agreement import Board, FileBoard, StopAgreement, find_store, name_attempt
+from hpcjobs.runtime.agreement import StopAgreement, name_attempt, open_board
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
-from hpcjobs.runtime.dist import DistEnv, gpus_on_node, refuse_other_world
-from hpcjobs.runtime.exits import ExitCode, TrainerError, UsageError
+from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.job_control import JobControl
 from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
-from hpcjobs.runtime.script_env import choose_run_dir, count_gpus, export_ranks, refuse_less_than_one, report_error
+from hpcjobs.runtime.script_env import ScriptRank
+from hpcjobs.runtime.script_exit import ExceptionHook, ExitHooks
 from hpcjobs.runtime.script_stall import Heartbeat, report_stacks
 from hpcjobs.runtime.script_summary import make_summary, read_result
 from hpcjobs.runtime.step_log import StepLog, read_number, read_step, refuse_infinite_epoch
-from hpcjobs.runtime.streams import flush, print_error
-from hpcjobs.runtime.summary import SUMMARY_FILE, RunSummary
-from hpcjobs.runtime.tracking import require_trackers
+from hpcjobs.runtime.streams import flush
+from hpcjobs.runtime.summary import SUMMARY_FILE
 
 LAST_SAVE_S = 120.0
 """A run that ends or stops tries this long to write its last checkpoint."""
-_open: list[Run] = []
 
 
-def start(
-    *,
-    name: str | None = None,
-    total_steps: int | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    step: int | None = None,
-    keep: int = 2,
-    reduce: Callable[[int], int] | None = None,
-    steps_apart: int = 1,
-    log_to: Sequence[str] = (),
-) -> Run:
-    """Begin a run, on every rank, before the first step and from the main thread.
-
-    Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where the launcher has not, so that
-    `torch.distributed.init_process_group()` works after it under srun and mpirun too.
-
-    Args:
-        name: of the run, in its files; the script's name if None.
-        total_steps: for the time left, and for progress such as "step 120 of 1000".
-        run_dir: the folder for files, where hpcjobs has not started the program; `runs/NAME` if None.
-        step: the step at which the program resumes, where it loads checkpoints of its own; else that of `load()`.
-        keep: so many of the newest checkpoints are kept, and the best.
-        reduce: takes a number and returns the largest one of all ranks, such as
-            ``lambda mine: comm.allreduce(mine, op=MPI.MAX)``. `should_stop()` then calls it at every step. Without it
-            ranks agree over the store of torch.distributed, else over files of the run folder.
-        steps_apart: how many steps a rank may be ahead of another one: more than 1 where ranks seldom meet.
-        log_to: programs that get a copy of the metrics, from rank 0: "tensorboard", "wandb", "mlflow".
-
-    Raises:
-        UsageError, WorldMismatch: rank and world size cannot be right, or `start()` was called before.
-        BadCheckpoint: there are checkpoints, and all of them are damaged.
-    """
-    if _open:
-        raise UsageError("hpcjobs.runtime.start() was called before", hint="once in a program; finish() ends the run")
-    hook, sys.excepthook = sys.excepthook, report_error
-    if threading.current_thread() is not threading.main_thread():
-        raise UsageError("hpcjobs.runtime.start() was called in a thread", hint="signals reach the main thread alone")
-    refuse_less_than_one(keep=keep, steps_apart=steps_apart, total_steps=total_steps)
-    log_to = (log_to,) if isinstance(log_to, str) else tuple(log_to)
-    require_trackers(log_to)
-    env = DistEnv.from_environ(os.environ)
-    refuse_other_world(env, os.environ)
-    export_ranks(env)
-    name = name or Path(sys.argv[0] or "script").stem.lstrip("-") or "script"
-    run = Run(
-        env,
-        choose_run_dir(run_dir, name, env),
-        name=name,
-        total_steps=total_steps,
-        step=step,
-        keep=keep,
-        reduce=reduce,
-        steps_apart=steps_apart,
-        hook=hook,
-        log_to=log_to,
-    )
-    _open.append(run)
-    return run
-
-
-class Run:
+class Run(ScriptRank):
     """One rank's part of a run; made by `start()`.
 
     Attributes:
@@ -115,6 +39,7 @@ class Run:
         run_dir: the folder of the run, the same on every rank.
         step: finished steps of the checkpoint from which this start resumes; 0 without one.
         stopping: whether `should_stop()` has returned True.
+        ended: whether the run is closed, by `finish()` or `leave()`.
     """
 
     def __init__(
@@ -128,11 +53,11 @@ class Run:
         keep: int,
         reduce: Callable[[int], int] | None,
         steps_apart: int,
-        hook: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+        hook: ExceptionHook,
         log_to: Sequence[str] = (),
     ) -> None:
-        self.env, self.run_dir, self.name, self.total_steps = env, run_dir, name, total_steps
-        self._log_to = tuple(log_to)
+        super().__init__(env)
+        self.run_dir, self.name, self.total_steps = run_dir, name, total_steps
         self.attempt = name_attempt(os.environ)
         """Names this start of the program: a requeued job has another one."""
         in_job = signals.control_dir() is not None
@@ -151,59 +76,20 @@ class Run:
             on_written=self._control.record_saved_step,
         )
         self.step = self._newest_step = self._checkpoints.resumed_step
-        self._log = self._open_log()
+        self._open_log = partial(StepLog, run_dir, name=name, env=env, log_to=log_to)
+        self._log = self._open_log(first_step=self.step, total_steps=total_steps)
         self._agreement = StopAgreement(
             self._stop,
             rank=env.rank,
             world_size=env.world_size,
-            open_board=self._open_board,
+            open_board=partial(open_board, signals.control_dir() or run_dir, self.attempt, rank=env.rank),
             reduce=reduce,
             apart=steps_apart,
         )
         self._heartbeat: Heartbeat | None = None
-        self._main = threading.get_ident()
-        self._hook = hook
-        sys.excepthook = self._record_failure
-        atexit.register(self._flush_at_exit)
+        self.ended = False
+        self._exit_hooks = ExitHooks(run_dir, self.flush, self._record_failure, hook=hook)
         self.print(f"run folder {run_dir}" + (f", resumed at step {self.step}" if self.step else ""))
-
-    # --- the place of this process
-
-    @property
-    def rank(self) -> int:
-        """The number of this process among all of the job, from 0."""
-        return self.env.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes of the job."""
-        return self.env.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """The number of this process among those of its host, from 0."""
-        return self.env.local_rank
-
-    @property
-    def device_index(self) -> int | None:
-        """The GPU of this rank among those that it sees; None: it sees none.
-
-        Raises:
-            BadConfiguration: ranks would share GPUs.
-        """
-        visible = count_gpus()
-        return self.env.device_index(visible, on_node=gpus_on_node(os.environ)) if visible else None
-
-    @property
-    def device(self) -> str:
-        """The same as torch spells it: ``cuda:1``, or ``cpu``."""
-        index = self.device_index
-        return "cpu" if index is None else f"cuda:{index}"
-
-    def print(self, text: str) -> None:
-        """A line on standard output, from rank 0."""
-        if self.env.rank == 0:
-            print(text, flush=True)
 
     # --- metrics
 
@@ -290,20 +176,13 @@ class Run:
         Raises:
             TypeError, ValueError: the state cannot be written, or `step` is no number of finished steps.
         """
-        if self not in _open:
+        if self.ended:
             raise RuntimeError("save() after finish(): the run has ended")
         step = read_step(step, "save")
         loss = None if loss is None else float(read_number("loss", loss, "save"))
         self._checkpoints.saved_step = step
         if self.env.rank == 0 or sharded:
-            meta = CheckpointMeta(
-                step=step,
-                epoch=epoch,
-                epoch_samples=0,
-                world_size=self.env.world_size,
-                metrics_bytes=self._log.tell(),
-                loss=loss,
-            )
+            meta = CheckpointMeta(step, epoch, 0, self.env.world_size, self._log.tell(), loss)
             self._checkpoints.save(meta, Part(state, sharded), last=self.stopping or step == self.total_steps)
         if self.env.rank == 0:
             self._log.write("checkpoint", step=step, stall_s=self._checkpoints.stall_s[-1])
@@ -339,7 +218,7 @@ class Run:
         self._checkpoints.resume_at(self.step)
         self.total_steps = self.total_steps if total_steps is None else total_steps
         self._log.close()
-        self._log = self._open_log()
+        self._log = self._open_log(first_step=self.step, total_steps=self.total_steps)
 
     def listen(self) -> None:
         """Hear the signals that ask to stop, though another library has put its own handlers in place."""
@@ -371,9 +250,8 @@ class Run:
             self.leave()
         self._finish_saving()
         self._log.write("end", step=self._newest_step, elapsed_s=self._log.elapsed_s)
-        if self.env.rank == 0:
-            self._control.record_step(self._newest_step)
-            self._make_summary(results).write(self.run_dir)
+        self._control.record_step(self._newest_step)
+        self._write_summary(results)
         self._close()
 
     # --- a run that stands still
@@ -391,40 +269,20 @@ class Run:
 
     def write_report(self) -> Path:
         """Write this rank's stacks and last collectives, as they are now, to ``stalled/rank-N.txt``. The file."""
-        return report_stacks(self.run_dir, rank=self.env.rank, step=self._newest_step, main_thread=self._main)
+        return report_stacks(self.run_dir, rank=self.env.rank, step=self._newest_step)
 
     # --- inside
-
-    def _open_log(self) -> StepLog:
-        return StepLog(
-            self.run_dir,
-            name=self.name,
-            rank=self.env.rank,
-            world_size=self.env.world_size,
-            first_step=self.step,
-            total_steps=self.total_steps,
-            log_to=self._log_to,
-        )
-
-    def _open_board(self) -> Board:
-        prefix = f"stop/{self.attempt}"
-        place = signals.control_dir() or self.run_dir
-        return find_store(prefix) or FileBoard(place / f".stop-{self.attempt}", rank=self.env.rank)
 
     def _finish_saving(self) -> None:
         self._checkpoints.finish(within_s=min(self._control.left_s, LAST_SAVE_S))
 
-    def _make_summary(
-        self, results: dict[str, Any], *, code: int = ExitCode.OK, error: str | None = None
-    ) -> RunSummary:
-        return make_summary(
-            self._log,
-            step=self._newest_step,
-            stall_s=self._checkpoints.stall_s,
-            results=results,
-            code=code,
-            error=error,
-        )
+    def _write_summary(self, results: dict[str, Any], *, code: int = ExitCode.OK, error: str | None = None) -> None:
+        if self.env.rank == 0:
+            stall_s = self._checkpoints.stall_s
+            make_summary(self._log, stall_s=stall_s, results=results, code=code, error=error).write(self.run_dir)
+
+    def _record_failure(self, code: int, error_message: str) -> None:
+        self._write_summary({}, code=code, error=error_message)
 
     def _close(self) -> None:
         if self._heartbeat is not None:
@@ -433,25 +291,5 @@ class Run:
         self._log.close()
         self._control.close()
         self._agreement.close()
-        if sys.excepthook == self._record_failure:
-            sys.excepthook = self._hook
-        atexit.unregister(self._flush_at_exit)
-        if self in _open:
-            _open.remove(self)
-
-    def _flush_at_exit(self) -> None:
-        self._log.flush()
-
-    def _record_failure(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The summary of a run that failed; an error of ours is one line, and its own exit code."""
-        self._log.flush()
-        code = error.code if isinstance(error, TrainerError) else int(ExitCode.CRASH)
-        if self.env.rank == 0 and kind is not KeyboardInterrupt:
-            text = " ".join(f"{kind.__name__}: {error}".split())
-            try:
-                self._make_summary({}, code=code, error=text).write(self.run_dir)
-            except OSError as full:  # the error itself is still to be told
-                print_error(f"warning: no summary in {self.run_dir}: {full}")
-        if isinstance(error, TrainerError):
-            report_error(kind, error, trace)
-        self._hook(kind, error, trace)
+        self._exit_hooks.remove()
+        self.ended = True

@@ -1,4 +1,4 @@
-"""What `start()` sets in the environment of a script, and what it reads there: run folder, GPUs."""
+"""What `start()` sets in the environment of a script, and what it reads there: rank, run folder, GPUs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import re
 import socket
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import StorageFault, TrainerError, UsageError
-from hpcjobs.runtime.streams import print_error
+from hpcjobs.runtime.dist import DistEnv, gpus_on_node
+from hpcjobs.runtime.exits import StorageFault, UsageError
 
 _GPU_LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -34,6 +32,49 @@ def choose_run_dir(given: str | os.PathLike[str] | None, name: str, env: DistEnv
     if not of_job and given is None and env.rank == 0:
         print(f"not started by hpcjobs: files go to {folder}; start(run_dir=...) chooses another folder", flush=True)
     return folder
+
+
+class ScriptRank:
+    """The place of this process in its job, by `env`."""
+
+    def __init__(self, env: DistEnv) -> None:
+        self.env = env
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among all of the job, from 0."""
+        return self.env.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes of the job."""
+        return self.env.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among those of its host, from 0."""
+        return self.env.local_rank
+
+    @property
+    def device_index(self) -> int | None:
+        """The GPU of this rank among those that it sees; None: it sees none.
+
+        Raises:
+            BadConfiguration: ranks would share GPUs.
+        """
+        visible = count_gpus()
+        return self.env.device_index(visible, on_node=gpus_on_node(os.environ)) if visible else None
+
+    @property
+    def device(self) -> str:
+        """The same as torch spells it: ``cuda:1``, or ``cpu``."""
+        index = self.device_index
+        return "cpu" if index is None else f"cuda:{index}"
+
+    def print(self, text: str) -> None:
+        """A line on standard output, from rank 0."""
+        if self.env.rank == 0:
+            print(text, flush=True)
 
 
 def export_ranks(env: DistEnv) -> None:
@@ -78,15 +119,3 @@ def refuse_less_than_one(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"start(): {name}={value!r}, expected a whole number from 1 on")
-
-
-def report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error of ours as one line, and end with its exit code; print any other one as Python does.
-
-    On the process's own standard error: torch.distributed calls hooks with another one, whose text it drops on exit.
-    """
-    if isinstance(error, TrainerError):
-        sys.stderr = sys.__stderr__
-        print_error(f"error: rank {os.environ.get('RANK', '0')}: {error}")
-        raise SystemExit(int(error.code))
-    sys.__excepthook__(kind, error, trace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -67,8 +68,9 @@ class Heartbeat:
             return "an unknown host"
 
 
-def report_stacks(run_dir: Path, *, rank: int, step: int, main_thread: int) -> Path:
+def report_stacks(run_dir: Path, *, rank: int, step: int) -> Path:
     """Write stacks and last collectives of this rank, as they are now. The file."""
+    main_thread = threading.main_thread().ident or 0
     return write_report(run_dir / FOLDER, rank=rank, host=own_host(), step=step, line=describe_position(main_thread))
 
 

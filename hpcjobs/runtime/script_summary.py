@@ -19,13 +19,12 @@ from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
 def make_summary(
     log: StepLog,
     *,
-    step: int,
     stall_s: Sequence[float],
     results: Mapping[str, Any],
     code: int = ExitCode.OK,
     error: str | None = None,
 ) -> RunSummary:
-    """The summary after finished `step`; `error` is the message of a run that failed with exit code `code`."""
+    """The summary after the newest step of `log`; `error` is the message of a run that failed with exit code `code`."""
     nodes = os.environ.get("HPCJOBS_NNODES", "")
     loss = results.get("loss", log.loss)
     torch = sys.modules.get("torch")
@@ -44,7 +43,7 @@ def make_summary(
         elapsed_s=log.elapsed_s,
         python_version=platform.python_version(),
         torch_version=None if torch is None else str(torch.__version__),
-        steps=step,
+        steps=log.step,
         resumed_from_step=log.first_step or None,
         throughput=None if log.throughput is None or log.unit is None else Throughput(log.throughput, log.unit),
         step_time_s=Quantiles.of(tuple(log.step_s)),

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.summary import METRICS_FILE, METRICS_SCHEMA, MetricsLog
 from hpcjobs.runtime.tracking import Trackers, open_trackers
 
@@ -80,13 +81,12 @@ class StepLog:
         folder: Path,
         *,
         name: str,
-        rank: int,
-        world_size: int,
+        env: DistEnv,
         first_step: int,
         total_steps: int | None,
         log_to: Sequence[str] = (),
     ) -> None:
-        self.name, self.world_size, self.first_step, self.total_steps = name, world_size, first_step, total_steps
+        self.name, self.world_size, self.first_step, self.total_steps = name, env.world_size, first_step, total_steps
         self.step = first_step
         self.loss: float | None = None
         self.unit: str | None = None
@@ -98,13 +98,13 @@ class StepLog:
         self._lines = 0
         self._last: tuple[int, float] = (first_step, self._began)
         self._counted, self._counted_s = 0.0, 0.0
-        self._path = folder / METRICS_FILE if rank == 0 else None
+        self._path = folder / METRICS_FILE if env.rank == 0 else None
         self._head = {
             "kind": "run",
             "time_s": 0.0,
             "schema": METRICS_SCHEMA,
             "workload": name,
-            "world_size": world_size,
+            "world_size": env.world_size,
             "total_steps": total_steps,
             "resumed_from_step": first_step or None,
         }
