@@ -13,14 +13,14 @@ from typing import Any
 from hpcjobs.fabric import node_record
 from hpcjobs.fabric.gpus import METRICS as GPU_METRICS
 from hpcjobs.fabric.gpus import Gpu
-from hpcjobs.fabric.verdict import METRICS, Judged, NodeVerdict
+from hpcjobs.fabric.verdict import METRICS, Judged, NodeMeasurements
 
 
 @dataclass
 class Findings:
     """All that one check found."""
 
-    nodes: list[NodeVerdict]
+    nodes: list[NodeMeasurements]
     gpus: list[Gpu] = field(default_factory=list)
     allreduce: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -37,7 +37,7 @@ METRICS = (
 
 
 @dataclass
-class NodeVerdict:
+class NodeMeasurements:
     """What is known of one node: measured values by metric, and what failed outright."""
 
     host: str
@@ -45,12 +45,15 @@ class NodeVerdict:
     values: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
+    def keep_best(self, metric: str, rate: float) -> None:
+        self.values[metric] = max(self.values.get(metric, 0.0), rate)
+
 
 @dataclass(frozen=True)
 class Judged:
     """A node's verdict: why it is bad (empty: it is good), and how near it is to the others (1: at the median)."""
 
-    node: NodeVerdict
+    node: NodeMeasurements
     reasons: tuple[str, ...]
     score: float
 
@@ -59,7 +62,7 @@ class Judged:
         return not self.reasons
 
 
-def judge(nodes: list[NodeVerdict], *, tolerance: float = TOLERANCE) -> list[Judged]:
+def judge(nodes: list[NodeMeasurements], *, tolerance: float = TOLERANCE) -> list[Judged]:
     """The verdict on each of ``nodes``, in their order."""
     reasons: dict[str, list[str]] = {node.host: list(node.failures) for node in nodes}
     scores: dict[str, float] = {node.host: 0.0 if node.failures else 1.0 for node in nodes}
@@ -72,7 +75,7 @@ def judge(nodes: list[NodeVerdict], *, tolerance: float = TOLERANCE) -> list[Jud
     return [Judged(node, tuple(reasons[node.host]), scores[node.host]) for node in nodes]
 
 
-def outliers(nodes: list[NodeVerdict], *names: str, tolerance: float) -> list[str]:
+def outliers(nodes: list[NodeMeasurements], *names: str, tolerance: float) -> list[str]:
     """The hosts that fall out of the others in one of the metrics ``names``."""
     outliers = []
     for metric in (metric for metric in METRICS if metric.name in names):

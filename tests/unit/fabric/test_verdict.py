@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.fabric.check import rounds
-from hpcjobs.fabric.verdict import NodeVerdict, best, judge
+from hpcjobs.fabric.agent_measurements import pair_hosts
+from hpcjobs.fabric.verdict import NodeMeasurements, best, judge
 
 
-def nodes(**rates: float) -> list[NodeVerdict]:
-    return [NodeVerdict(host, values={"flops": rate * 1e9}) for host, rate in rates.items()]
+def nodes(**rates: float) -> list[NodeMeasurements]:
+    return [NodeMeasurements(host, values={"flops": rate * 1e9}) for host, rate in rates.items()]
 
 
-def bad(result: list[NodeVerdict]) -> list[str]:
+def bad(result: list[NodeMeasurements]) -> list[str]:
     return [each.node.host for each in judge(result) if not each.good]
 
 
@@ -34,7 +34,7 @@ def test_the_slow_node_is_named_and_nobody_else(rates: tuple[float, ...], named:
 
 
 def test_a_high_latency_is_as_bad_as_a_low_rate_and_both_are_told_with_the_others_value() -> None:
-    result = [NodeVerdict(host, values={"latency_s": 50e-6, "network_bytes_per_s": 1e9}) for host in "abc"]
+    result = [NodeMeasurements(host, values={"latency_s": 50e-6, "network_bytes_per_s": 1e9}) for host in "abc"]
     result[1].values = {"latency_s": 900e-6, "network_bytes_per_s": 1e8}
     (judged,) = [each for each in judge(result) if not each.good]
     assert judged.node.host == "b"
@@ -63,7 +63,7 @@ def test_a_node_that_must_be_chosen_is_or_nobody_is() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
 def test_every_pair_streams_once_and_no_node_twice_at_a_time(count: int) -> None:
     hosts = [f"n{number}" for number in range(count)]
-    played = list(rounds(hosts))
+    played = list(pair_hosts(hosts))
     for pairs in played:
         ends = [host for pair in pairs for host in pair]
         assert len(ends) == len(set(ends))
