@@ -17,7 +17,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A value as it is printed."""
 
 
-class Submitted(Document, frozen=True, kw_only=True):
+class JobSubmitted(Document, frozen=True, kw_only=True):
     """A job that was submitted."""
 
     job_id: str
@@ -41,15 +41,6 @@ class Lines(Document, frozen=True, kw_only=True):
     job_id: str
     files: list[str]
     lines: list[str]
-
-
-class Cancelled(Document, frozen=True, kw_only=True):
-    """What became of the jobs that were to be cancelled."""
-
-    cancelled: list[str]
-    ended: dict[str, str]
-    """Jobs that had ended before, with their state."""
-    unknown: list[str]
 
 
 class Signalled(Document, frozen=True, kw_only=True):
@@ -211,7 +202,7 @@ class SessionLine(Document, frozen=True, kw_only=True):
     """Words to type on the laptop."""
 
 
-class Session(SessionLine, frozen=True, kw_only=True):
+class SessionAccess(SessionLine, frozen=True, kw_only=True):
     """A session and the way to it. It holds the token."""
 
     url: str | None = None

@@ -7,70 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
-import msgspec
-
-from hpcjobs.cli.json_documents import (
-    Archived,
-    Cancelled,
-    CellCommand,
-    CellResult,
-    Document,
-    GroupTotals,
-    Held,
-    ImageLine,
-    Lines,
-    Pruned,
-    Released,
-    Requeued,
-    Session,
-    SessionLine,
-    SessionSubmitted,
-    Setting,
-    Signalled,
-    SiteChecked,
-    SiteDraft,
-    SiteLine,
-    Stopped,
-    Submitted,
-    SweepCancelled,
-    SweepReport,
-    SweepStatus,
-    SweepSubmitted,
-    Time,
-    Updated,
-)
-
-
-def derive(source: type, name: str | None = None, /, **changed: Any) -> Any:
-    """The type of what is printed of ``source``, a struct or named tuple: its fields, and those of ``changed``."""
-    hints = get_type_hints(source)
-    names = getattr(source, "__struct_fields__", None) or getattr(source, "_fields")  # noqa: B009 # of a named tuple
-    fields = {field: hints[field] for field in names} | changed
-    return _new(name or source.__name__, (source.__doc__ or "").split("\n\n")[0].strip(), **fields)
-
-
-def _new(name: str, doc: str, /, **fields: Any) -> Any:
-    return msgspec.defstruct(
-        name, list(fields.items()), bases=(Document,), namespace={"__doc__": doc}, frozen=True, kw_only=True
-    )
-
-
-def _extend(document: type[Document], /, **fields: Any) -> Any:
-    """``document`` with further fields, whose types are of packages that only this verb needs."""
-    return msgspec.defstruct(
-        document.__name__,
-        [(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in fields.items()],
-        bases=(document,),
-        namespace={"__doc__": document.__doc__},
-        frozen=True,
-        kw_only=True,
-    )
-
-
-def _many(kind: Any) -> Any:
-    return list[kind]
+from hpcjobs.cli import json_documents as documents
+from hpcjobs.cli.json_derivation import derive, extend, list_of, make_type
+from hpcjobs.cli.json_documents import Time
 
 
 @cache
@@ -91,13 +32,15 @@ def _plan() -> Any:
 def _jobs() -> Any:
     from hpcjobs.run.listing import ListedJob
 
-    return _many(derive(ListedJob, "JobLine", record=record()))
+    return list_of(derive(ListedJob, "JobLine", record=record()))
 
 
 def _load() -> Any:
     from hpcjobs.accounting.load_page import NodeLoad
 
-    return _new("LoadReport", "Means and the peak of each node, and the page.", nodes=_many(derive(NodeLoad)), page=str)
+    return make_type(
+        "LoadReport", "Means and the peak of each node, and the page.", nodes=list_of(derive(NodeLoad)), page=str
+    )
 
 
 def _description() -> Any:
@@ -109,9 +52,9 @@ def _description() -> Any:
     return derive(
         Description,
         entry=derive(Entry, submitted=Time),
-        records=_many(record()),
-        attempts=_many(derive(Attempt, started=Time, ended=Time | None)),
-        monitor=_many(derive(NodeSample, taken=Time)),
+        records=list_of(record()),
+        attempts=list_of(derive(Attempt, started=Time, ended=Time | None)),
+        monitor=list_of(derive(NodeSample, taken=Time)),
     )
 
 
@@ -125,7 +68,7 @@ def _placement() -> Any:
 def _pending() -> Any:
     from hpcjobs.diagnosis.pending import Pending
 
-    return derive(Pending, start_estimate=Time | None, sooner=_many(_placement()))
+    return derive(Pending, start_estimate=Time | None, sooner=list_of(_placement()))
 
 
 def _diagnosis() -> Any:
@@ -140,6 +83,12 @@ def _difference() -> Any:
     return Difference
 
 
+def _cancelled() -> Any:
+    from hpcjobs.run.cancel import Cancelled
+
+    return derive(Cancelled)
+
+
 def _drill() -> Any:
     from hpcjobs.drills.drill import DrillVerdict
 
@@ -149,7 +98,7 @@ def _drill() -> Any:
 def _study() -> Any:
     from hpcjobs.scaling.study import StudyRun
 
-    return _new("StudySubmitted", "A scaling study: its file, and its runs.", study=str, points=list[StudyRun])
+    return make_type("StudySubmitted", "A scaling study: its file, and its runs.", study=str, points=list[StudyRun])
 
 
 def _session_request() -> Any:
@@ -165,7 +114,7 @@ def _session() -> Any:
     from hpcjobs.node.session.tunnel import Tunnel
 
     connection = derive(Connection) | None
-    return _extend(Session, connection=(connection, None), way=(derive(Tunnel) | None, None))
+    return extend(documents.SessionAccess, connection=(connection, None), way=(derive(Tunnel) | None, None))
 
 
 def _scaling() -> Any:
@@ -174,10 +123,14 @@ def _scaling() -> Any:
 
     interval: Any = derive(Interval)
     size = derive(SizeResult, throughput=interval, speedup=interval, efficiency=interval)
-    law = _new("LawFit", "A law fitted to the sizes.", law=str, rms=float, chosen=bool, parameters=dict[str, interval])
+    law = make_type(
+        "LawFit", "A law fitted to the sizes.", law=str, rms=float, chosen=bool, parameters=dict[str, interval]
+    )
     knee = derive(Knee, fitted=interval | None)
     text = "What a scaling study says; docs/reports.md explains it."
-    return _new("ScalingReport", text, groups=_many(size), summary=list[str], fits=_many(law), knee=knee, page=str)
+    return make_type(
+        "ScalingReport", text, groups=list_of(size), summary=list[str], fits=list_of(law), knee=knee, page=str
+    )
 
 
 def _advice() -> Any:
@@ -186,19 +139,19 @@ def _advice() -> Any:
 
     starts = derive(StartEstimates, as_requested=Time, as_advised=Time)
     text = "What to ask for next time, and when the job would start then."
-    return _many(_new("Advised", text, job_id=str, advice=_many(derive(Advice)), starts=starts | None))
+    return list_of(make_type("Advised", text, job_id=str, advice=list_of(derive(Advice)), starts=starts | None))
 
 
 def _site_check() -> Any:
     from hpcjobs.discovery.compare import SiteFinding
 
-    return _extend(SiteChecked, findings=_many(derive(SiteFinding, "SiteFinding")))
+    return extend(documents.SiteChecked, findings=list_of(derive(SiteFinding, "SiteFinding")))
 
 
 def _site_draft() -> Any:
     from hpcjobs.discovery.proposal import Question
 
-    return _extend(SiteDraft, questions=_many(derive(Question)))
+    return extend(documents.SiteDraft, questions=list_of(derive(Question)))
 
 
 def _job_rows() -> Any:
@@ -206,8 +159,8 @@ def _job_rows() -> Any:
 
     kinds: dict[str, Any] = {"text": str, "whole": int, "real": float, "time": Time}
     fields = {name: kinds[kind] | None for name, (kind, _) in COLUMNS.items()}
-    return _many(
-        _new("AccountedJob", "A job as the accounting has it; docs/reports.md explains the columns.", **fields)
+    return list_of(
+        make_type("AccountedJob", "A job as the accounting has it; docs/reports.md explains the columns.", **fields)
     )
 
 
@@ -221,21 +174,21 @@ def _nodes() -> Any:
     from hpcjobs.fabric.node_record import NodeVerdict
 
     node = derive(NodeVerdict, time=Time, left_out_until=Time | None)
-    return _new("Nodes", "The record of nodes.", record=str, nodes=_many(node))
+    return make_type("Nodes", "The record of nodes.", record=str, nodes=list_of(node))
 
 
 def _image() -> Any:
     from hpcjobs.containers.images import ImageManifest
 
     manifest = derive(ImageManifest, built=Time)
-    return _new("ImageBuilt", "An image that was built.", path=str, new=bool, manifest=manifest)
+    return make_type("ImageBuilt", "An image that was built.", path=str, new=bool, manifest=manifest)
 
 
 def _images() -> Any:
     from hpcjobs.containers.images import ImageManifest
 
-    image = _extend(ImageLine, manifest=derive(ImageManifest, built=Time) | None)
-    return _new("Images", "Images of a site, and recipes.", images=_many(image), recipes=dict[str, str])
+    image = extend(documents.ImageLine, manifest=derive(ImageManifest, built=Time) | None)
+    return make_type("Images", "Images of a site, and recipes.", images=list_of(image), recipes=dict[str, str])
 
 
 def _image_verdict() -> Any:
@@ -243,7 +196,7 @@ def _image_verdict() -> Any:
     from hpcjobs.containers.verdict import ImageVerdict
 
     verdict = derive(ImageVerdict, facts=ImageFacts | None)
-    return _new("ImageChecked", "Whether an image fits a site.", verdict=verdict, fits=bool)
+    return make_type("ImageChecked", "Whether an image fits a site.", verdict=verdict, fits=bool)
 
 
 def _site() -> Any:
@@ -271,55 +224,55 @@ def _sandbox_status() -> Any:
 
 
 OUTPUTS: Mapping[str, Callable[[], Any]] = {
-    "submit": lambda: Submitted,
+    "submit": lambda: documents.JobSubmitted,
     "submit --dry-run": _plan,
-    "submit --explain": lambda: list[Setting],
+    "submit --explain": lambda: list[documents.Setting],
     "submit --test-only": _placement,
     "ps": _jobs,
     "show": _description,
-    "logs": lambda: Lines,
+    "logs": lambda: documents.Lines,
     "why": _diagnosis,
     "why, of a job that waits": _pending,
     "why, of a job that has not failed": record,
     "diff": _difference,
-    "where": lambda: _many(_placement()),
-    "rerun": lambda: Submitted,
-    "wait": lambda: _many(record()),
-    "cancel": lambda: Cancelled,
-    "cancel --signal": lambda: Signalled,
-    "hold": lambda: Held,
-    "release": lambda: Released,
-    "requeue": lambda: Requeued,
-    "update": lambda: Updated,
-    "prune": lambda: Pruned,
-    "archive": lambda: Archived,
+    "where": lambda: list_of(_placement()),
+    "rerun": lambda: documents.JobSubmitted,
+    "wait": lambda: list_of(record()),
+    "cancel": _cancelled,
+    "cancel --signal": lambda: documents.Signalled,
+    "hold": lambda: documents.Held,
+    "release": lambda: documents.Released,
+    "requeue": lambda: documents.Requeued,
+    "update": lambda: documents.Updated,
+    "prune": lambda: documents.Pruned,
+    "archive": lambda: documents.Archived,
     "drill": _drill,
-    "sweep run": lambda: SweepSubmitted,
-    "sweep run --dry-run": lambda: list[CellCommand],
-    "sweep status": lambda: SweepStatus,
-    "sweep resume": lambda: SweepSubmitted,
-    "sweep results": lambda: list[CellResult],
-    "sweep results --min": lambda: CellResult | None,
-    "sweep cancel": lambda: SweepCancelled,
+    "sweep run": lambda: documents.SweepSubmitted,
+    "sweep run --dry-run": lambda: list[documents.CellCommand],
+    "sweep status": lambda: documents.SweepStatus,
+    "sweep resume": lambda: documents.SweepSubmitted,
+    "sweep results": lambda: list[documents.CellResult],
+    "sweep results --min": lambda: documents.CellResult | None,
+    "sweep cancel": lambda: documents.SweepCancelled,
     "scale": _study,
     "jupyter": _session,
     "jupyter --dry-run": _session_request,
-    "jupyter --no-wait": lambda: SessionSubmitted,
-    "jupyter list": lambda: list[SessionLine],
+    "jupyter --no-wait": lambda: documents.SessionSubmitted,
+    "jupyter list": lambda: list[documents.SessionLine],
     "jupyter open": _session,
-    "jupyter stop": lambda: Stopped,
+    "jupyter stop": lambda: documents.Stopped,
     "report jobs": _job_rows,
-    "report jobs --by": lambda: list[GroupTotals],
+    "report jobs --by": lambda: list[documents.GroupTotals],
     "report scaling": _scaling,
     "report load": _load,
-    "report sweep": lambda: SweepReport,
+    "report sweep": lambda: documents.SweepReport,
     "report advise": _advice,
     "fabric": _fabric,
     "nodes": _nodes,
     "container build": _image,
     "container list": _images,
     "container check": _image_verdict,
-    "sites": lambda: list[SiteLine],
+    "sites": lambda: list[documents.SiteLine],
     "sites show": _site,
     "sites check": _site_check,
     "sites init": _site_draft,
