@@ -14,17 +14,13 @@ import typer
 
 from hpcjobs.cli.completion import complete_images, complete_recipes
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, SiteName, clock, note, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, clock, note, opt, print_output, print_table
 
 if TYPE_CHECKING:
     from hpcjobs.containers.images import ImageFacts, ImageManifest
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 _NOT_FIT = 5
-
-
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
 
 
 @app.callback()
@@ -43,18 +39,18 @@ def build(
     site: SiteName = None,
     base: Annotated[
         str | None,
-        _opt("--base", help="Base image: debian:12 (of Docker), SCHEME://NAME, or a local file [the recipe's]."),
+        opt("--base", help="Base image: debian:12 (of Docker), SCHEME://NAME, or a local file [the recipe's]."),
     ] = None,
     arg: Annotated[
-        list[str] | None, _opt("--arg", help="Value for one of the recipe's %arguments: NAME=VALUE; may be repeated.")
+        list[str] | None, opt("--arg", help="Value for one of the recipe's %arguments: NAME=VALUE; may be repeated.")
     ] = None,
     wheels: Annotated[
-        Path | None, _opt("--wheels", help="Folder of wheels compiled earlier on this distribution.")
+        Path | None, opt("--wheels", help="Folder of wheels compiled earlier on this distribution.")
     ] = None,
     fakeroot: Annotated[bool, typer.Option("--fakeroot", help="Build by --fakeroot, without being root.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Build even if nothing has changed.")] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Build in a job on a node.")] = False,
-    option: Annotated[list[str] | None, _opt("-o", help="With --submit, any sbatch option: -o time=2h.")] = None,
+    option: Annotated[list[str] | None, opt("-o", help="With --submit, any sbatch option: -o time=2h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --submit, print what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, SiteName, note, print_output
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.drills.drill import DrillVerdict
@@ -19,10 +19,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Inject a fault into a run and show whether it recovers.",
 )
-
-
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
 
 
 FAULTS = {
@@ -46,23 +42,23 @@ def _add(fault: str) -> None:
     def command(
         program: Annotated[list[str] | None, typer.Argument(help="As for submit [a small ddp run].")] = None,
         site: SiteName = None,
-        partition: Annotated[str | None, _opt("--partition", "-p", help="Partition [the site's default].")] = None,
-        nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes [2; without Slurm 1].")] = None,
+        partition: Annotated[str | None, opt("--partition", "-p", help="Partition [the site's default].")] = None,
+        nodes: Annotated[int | None, opt("--nodes", "-N", help="Nodes [2; without Slurm 1].")] = None,
         ntasks_per_node: Annotated[
-            int | None, _opt("--ntasks-per-node", help="Ranks per node [1; without Slurm 2].")
+            int | None, opt("--ntasks-per-node", help="Ranks per node [1; without Slurm 2].")
         ] = None,
         launcher: Annotated[
-            str | None, _opt("--launcher", help="What starts the ranks: srun, torchrun … [the site's first].")
+            str | None, opt("--launcher", help="What starts the ranks: srun, torchrun … [the site's first].")
         ] = None,
-        time: Annotated[str | None, _opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
+        time: Annotated[str | None, opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
         signal_before: Annotated[
             str | None,
-            _opt("--signal-before", help="Signal the program this long before its time limit [timeout: 20s]."),
+            opt("--signal-before", help="Signal the program this long before its time limit [timeout: 20s]."),
         ] = None,
-        option: Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
+        option: Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o exclusive.")] = None,
         by: Annotated[
             str | None,
-            _opt(
+            opt(
                 "--by",
                 help="Only for preempt: partition of higher priority, whose job takes the nodes [none: SIGTERM].",
             ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, SiteName, note, print_output
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False)
 
 
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 NODE_IS_BAD = 19
-Partition = Annotated[str | None, _opt("--partition", "-p", help="Partition [the site's default].")]
-Option = Annotated[list[str] | None, _opt("-o", help="Any other sbatch option: -o exclusive.")]
+Partition = Annotated[str | None, opt("--partition", "-p", help="Partition [the site's default].")]
+Option = Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o exclusive.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")]
 
 
@@ -31,11 +27,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be sub
 def fabric(
     context: typer.Context,
     site: SiteName = None,
-    nodes: Annotated[int | None, _opt("--nodes", "-N", help="Nodes.")] = None,
+    nodes: Annotated[int | None, opt("--nodes", "-N", help="Nodes.")] = None,
     partition: Partition = None,
-    nodelist: Annotated[str | None, _opt("--nodelist", "-w", help="These nodes: n[01-04].")] = None,
-    cpus_per_task: Annotated[int | None, _opt("--cpus-per-task", "-c", help="CPUs to compute with, per node.")] = None,
-    time: Annotated[str | None, _opt("--time", "-t", help="Time limit [10m].")] = None,
+    nodelist: Annotated[str | None, opt("--nodelist", "-w", help="These nodes: n[01-04].")] = None,
+    cpus_per_task: Annotated[int | None, opt("--cpus-per-task", "-c", help="CPUs to compute with, per node.")] = None,
+    time: Annotated[str | None, opt("--time", "-t", help="Time limit [10m].")] = None,
     option: Option = None,
     tolerance: Annotated[
         float | None,

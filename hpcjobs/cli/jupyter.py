@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, SbatchGroup
-from hpcjobs.cli.output import JobSite, Json, SiteName, note, print_output, print_table
+from hpcjobs.cli.output import JobSite, Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 from hpcjobs.job.models import JobSpec
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from hpcjobs.run.index import Entry
 
 app = typer.Typer(cls=SbatchGroup, rich_markup_mode=None, add_completion=False)
-
-
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
 
 
 @app.callback(invoke_without_command=True, epilog=EPILOG)
@@ -38,13 +34,13 @@ def jupyter(
     context: typer.Context,
     site: SiteName = None,
     request: JobSpec,
-    folder: Annotated[str, _opt("--dir", help="Folder that the server shows [current folder].")] = ".",
+    folder: Annotated[str, opt("--dir", help="Folder that the server shows [current folder].")] = ".",
     lab: Annotated[bool, typer.Option("--lab", help="JupyterLab; the default.")] = False,
     notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
     code: Annotated[bool, typer.Option("--code", help="code-server, where the node has it.")] = False,
-    idle: Annotated[str | None, _opt("--idle", help="End after this time without activity: 30m, or never.")] = None,
+    idle: Annotated[str | None, opt("--idle", help="End after this time without activity: 30m, or never.")] = None,
     token_file: Annotated[
-        Path | None, _opt("--token-file", help="Private file with a token, or - for standard input [a random one].")
+        Path | None, opt("--token-file", help="Private file with a token, or - for standard input [a random one].")
     ] = None,
     connect: Annotated[
         bool,

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import msgspec
 import typer
@@ -24,6 +24,11 @@ def _refuse_empty(value: str | None) -> str | None:
     if value == "":
         raise typer.BadParameter("the name is empty; leave the option out for the default")
     return value
+
+
+def opt(*names: str, help: str) -> Any:
+    """An option that is None unless it is given; its help says in brackets what is used then."""
+    return typer.Option(*names, help=help, show_default=False)
 
 
 SiteName = Annotated[

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcjobs.cli import report_jobs
 from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.jobs_table import print_jobs, print_totals
-from hpcjobs.cli.output import Json, SiteName, note, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.report_packages import require_packages
 from hpcjobs.remote.outputs import record_output
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from hpcjobs.accounting.sources import AccountingTable, JobFilter
     from hpcjobs.scaling.comparison import BoundCheck
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app.command()(report_jobs.jobs)
 
 
 @app.callback()
@@ -28,134 +26,20 @@ def report() -> None:
     """Reports on jobs (from the accounting), scaling studies and sweeps, and what to request next time."""
 
 
-def _require(*modules: str) -> None:
-    from importlib.util import find_spec
-
-    from hpcjobs.errors import HpcJobsError
-
-    if missing := [name for name in modules if find_spec(name) is None]:
-        raise HpcJobsError(f"this report needs {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
-
-
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
-@app.command()
-def jobs(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Job ids, of any user; without ids the options select jobs.",
-            show_default=False,
-            autocompletion=complete_jobs,
-        ),
-    ] = None,
-    site: SiteName = None,
-    since: Annotated[str, typer.Option(help="Jobs that ended within this time (7d, 12h), or have not ended.")] = "7d",
-    user: Annotated[list[str] | None, _opt("--user", "-u", help="Jobs of this user; may be repeated [me].")] = None,
-    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
-    account: Annotated[str | None, _opt("--account", "-A", help="Jobs of this account.")] = None,
-    state: Annotated[
-        list[str] | None, _opt("--state", help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.")
-    ] = None,
-    name: Annotated[str | None, _opt("--name", "-J", help="Jobs with names of this pattern: 'train-*'.")] = None,
-    by: Annotated[str | None, _opt("--by", help="Sums by user, account, partition, qos, state, name or day.")] = None,
-    as_json: Json = False,
-    csv: Annotated[Path | None, _opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
-    parquet: Annotated[Path | None, _opt("--parquet", help="Write all columns to this Parquet file.")] = None,
-) -> None:
-    """Jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
-    _require("polars")
-    from hpcjobs.accounting.doubts import Doubts
-    from hpcjobs.accounting.group_totals import parse_since
-    from hpcjobs.accounting.sources import JobFilter, gather
-    from hpcjobs.errors import RequestError, UnknownJobError, nearest
-    from hpcjobs.scheduler.base import State
-    from hpcjobs.site.library import default_site
-    from hpcjobs.user import user_name
-
-    try:
-        start = parse_since(since)
-    except ValueError as error:
-        raise RequestError(f"--since {since}: say how long ago: 7d, 12h, 30m") from error
-    for value in state or ():
-        if value.upper() not in State.__members__:
-            raise RequestError(f"--state {value}: not a job state", hint=nearest(value.upper(), State.__members__))
-    for path in (csv, parquet):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
-    job_filter = JobFilter(
-        since=start,
-        users=tuple(user) if user else None if all_users or ids else (user_name(),),
-        account=account,
-        states=tuple(state) if state else None,
-        name=name,
-        job_ids=tuple(ids) if ids else None,
-    )
-    if by is not None:
-        _print_sums(job_filter, site, by=by, as_json=as_json, doubts=Doubts())
-        return
-    table = gather(job_filter, site=site)
-    _print_doubts(table)
-    if ids and table.jobs.is_empty() and not (user or account or state or name):
-        raise UnknownJobError(
-            f"the accounting of site {site or default_site()} has no job {' '.join(ids)}",
-            hint="it knows a new job some seconds after its start; --site names another site",
-        )
-    if csv is not None or parquet is not None:
-        _write(table.jobs, csv=csv, parquet=parquet)
-    elif as_json:
-        print_output("report jobs", table.jobs.to_dicts())
-    else:
-        print_jobs(table.jobs)
-
-
-def _print_doubts(table: AccountingTable) -> None:
-    for line in table.notes:
-        note(line)
-    for doubt in table.doubts:
-        note(f"{doubt.rows} doubtful: {doubt.kind}: {'; '.join(doubt.examples[:3])}{' ...' * (doubt.rows > 3)}")
-
-
-def _write(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
-    if csv is not None:
-        if str(csv) == "-":
-            sys.stdout.write(frame.write_csv())
-        else:
-            csv.write_text(frame.write_csv(), encoding="utf-8")
-            record_output(csv)
-    if parquet is not None:
-        with parquet.open("wb") as file:  # opened here: an error then names the file
-            frame.write_parquet(file)
-        record_output(parquet)
-
-
-def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
-    from hpcjobs.accounting.group_totals import sum_by_group
-
-    table = sum_by_group(job_filter, by=by, site=site)
-    _print_doubts(table)
-    if as_json:
-        print_output("report jobs --by", [{"by": by, "group": row[by], **row} for row in table.jobs.to_dicts()])
-    else:
-        print_totals(table.jobs, by)
-
-
 @app.command()
 def scaling(
     study: Annotated[str, typer.Argument(help="Name or file of the study.", autocompletion=complete_studies)],
-    output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
+    output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     target: Annotated[float, typer.Option(help="Efficiency of the knee, between 0 and 1.")] = 0.8,
-    baseline: Annotated[str | None, _opt("--baseline", help="Another study to compare with.")] = None,
-    check: Annotated[Path | None, _opt("--check", help="YAML file of bounds; exit code 1 when one is missed.")] = None,
+    baseline: Annotated[str | None, opt("--baseline", help="Another study to compare with.")] = None,
+    check: Annotated[Path | None, opt("--check", help="YAML file of bounds; exit code 1 when one is missed.")] = None,
     allow_mixed: Annotated[
         bool, typer.Option("--allow-mixed", help="Accept runs of different code, images or node models.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Did more nodes pay off? Table, fits, plots; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
-    _require("polars", "matplotlib", "scipy")
+    require_packages("polars", "matplotlib", "scipy")
     from hpcjobs.scaling import comparison, page, tables
     from hpcjobs.scaling.analysis import analyse
     from hpcjobs.scaling.runs import read_runs
@@ -215,11 +99,11 @@ def load(
         typer.Argument(help="Id, array task, run folder, name, or a folder of samples.", autocompletion=complete_jobs),
     ],
     site: SiteName = None,
-    output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-load].")] = None,
+    output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-load].")] = None,
     as_json: Json = False,
 ) -> None:
     """How busy were a job's nodes? GPU, CPU and memory over time, as a page to pass on (HTML, PNG, SVG)."""
-    _require("matplotlib")
+    require_packages("matplotlib")
     from hpcjobs.accounting import load_page
     from hpcjobs.errors import RequestError
     from hpcjobs.run.monitor import samples_dir
@@ -253,13 +137,13 @@ def load(
 @app.command()
 def sweep(
     name: Annotated[str, typer.Argument(help="Name or folder of the sweep.", autocompletion=complete_sweeps)],
-    least: Annotated[str | None, _opt("--min", help="Metric to compare by; the smallest is best [loss].")] = None,
-    most: Annotated[str | None, _opt("--max", help="Metric to compare by; the largest is best.")] = None,
-    output: Annotated[Path | None, _opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
+    least: Annotated[str | None, opt("--min", help="Metric to compare by; the smallest is best [loss].")] = None,
+    most: Annotated[str | None, opt("--max", help="Metric to compare by; the largest is best.")] = None,
+    output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     as_json: Json = False,
 ) -> None:
     """Which parameters did best? A page with pictures to pass on (HTML, CSV, Parquet, PNG, SVG)."""
-    _require("polars", "matplotlib")
+    require_packages("polars", "matplotlib")
     from hpcjobs.sweeps import results_page
     from hpcjobs.sweeps.results_page import cell
     from hpcjobs.sweeps.sweep import find_sweep
@@ -294,7 +178,7 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """What to request next time: memory, time, CPUs, nodes, from what was used; and when such a job would start."""
-    _require("polars", "scipy")
+    require_packages("polars", "scipy")
     from hpcjobs.scaling.right_size import right_size
 
     results = right_size(names, site=site)

@@ -10,17 +10,13 @@ from msgspec import UNSET
 from hpcjobs.cli.completion import complete_program
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, note, print_output
+from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
     from hpcjobs.scaling.study import Study
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
 
 
 @app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
@@ -46,7 +42,7 @@ def scale(
         ),
     ] = False,
     repeats: Annotated[int, typer.Option(help="Runs of each size.", min=1)] = 3,
-    name: Annotated[str | None, _opt("--name", "-J", help="Name of the study [the program's].")] = None,
+    name: Annotated[str | None, opt("--name", "-J", help="Name of the study [the program's].")] = None,
     one_at_a_time: Annotated[bool, typer.Option("--one-at-a-time", help="Each run waits for the one before.")] = False,
     request: JobSpec,
     allow_mixed: Annotated[
@@ -107,7 +103,7 @@ def scale(
 
 def _wait(study: Study) -> int:
     """Wait for all runs and name those that failed; 0 if there are none."""
-    from hpcjobs.cli.sweep import wait_for_sweep
+    from hpcjobs.cli.sweep_progress import wait_for_sweep
     from hpcjobs.scaling.submission import sweep_of
 
     sweep = sweep_of(study)

@@ -14,7 +14,7 @@ from hpcjobs.cli.completion import complete_sweeps
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, cell, note, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, cell, note, opt, print_output, print_table
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
 
@@ -49,10 +49,6 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(help="Name or folder of the sweep.", autocompletion=complete_sweeps)]
 
 
-def _opt(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 @app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
 @with_job_options(
     without=["array", "template", "preflight", "spare", "min_nodes", "monitor", "notify", "notify_on"],
@@ -65,20 +61,20 @@ def run(
     *,
     sets: Annotated[
         list[str] | None,
-        _opt("--set", help="Values of a parameter: lr=0.1,0.01, or seed=0..9, or NAME=[JSON list]; may be repeated."),
+        opt("--set", help="Values of a parameter: lr=0.1,0.01, or seed=0..9, or NAME=[JSON list]; may be repeated."),
     ] = None,
     file: Annotated[
-        Path | None, _opt("--sweep", help="YAML file with points, job and limits; options override it.")
+        Path | None, opt("--sweep", help="YAML file with points, job and limits; options override it.")
     ] = None,
     max_parallel: Annotated[
-        int | None, _opt("--max-parallel", help="Cells that run at once [no limit but the site's].")
+        int | None, opt("--max-parallel", help="Cells that run at once [no limit but the site's].")
     ] = None,
-    pack: Annotated[int | None, _opt("--pack", help="Cells per array task [1].")] = None,
+    pack: Annotated[int | None, opt("--pack", help="Cells per array task [1].")] = None,
     pack_parallel: Annotated[
-        int | None, _opt("--pack-parallel", help="Cells of an array task that run at once [1].")
+        int | None, opt("--pack-parallel", help="Cells of an array task that run at once [1].")
     ] = None,
     passing: Annotated[
-        str | None, _opt("--pass", help="How PROGRAM gets parameters: flags (--lr=0.1), overrides (lr=0.1) or env.")
+        str | None, opt("--pass", help="How PROGRAM gets parameters: flags (--lr=0.1), overrides (lr=0.1) or env.")
     ] = None,
     site: SiteName = None,
     request: JobSpec,
@@ -113,6 +109,8 @@ def run(
         return
     _report(sweep, sweep.submit(), as_json=as_json)
     if wait:
+        from hpcjobs.cli.sweep_progress import wait_for_sweep
+
         raise typer.Exit(wait_for_sweep(sweep))
 
 
@@ -155,34 +153,6 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
     print(f"folder {sweep.path}\nnext: hpcjobs sweep status {name}", flush=True)
 
 
-_NOT_ENDED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
-
-
-def wait_for_sweep(sweep: Sweep) -> int:
-    """Wait with a bar of the cells that have ended; 0 if every cell succeeded."""
-    from hpcjobs.cli.progress import ProgressBars
-
-    title = f"sweep {sweep.definition.name}"
-    with ProgressBars() as bars:
-
-        def show(counts: Counter[str]) -> None:
-            total = counts.total()
-            ended = total - sum(counts[state] for state in _NOT_ENDED)
-            states = ", ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
-            bars.show(title, ended, total, text=f"{ended} of {total} cells have ended: {states}")
-
-        try:
-            counts = sweep.wait(progress=show, report=note)
-        except KeyboardInterrupt:
-            name = sweep.definition.name
-            note(
-                f"stopped waiting; sweep {name} goes on: `hpcjobs sweep status {name}` shows it, "
-                f"`hpcjobs sweep cancel {name}` cancels"
-            )
-            raise
-    return 0 if set(+counts) <= {"COMPLETED"} else 1
-
-
 @app.command()
 def status(name: Name, as_json: Json = False) -> None:
     """How many cells are in which state, and which ones failed."""
@@ -222,16 +192,18 @@ def resume(
     sweep = find_sweep(name)
     _report(sweep, sweep.resume(), as_json=as_json)
     if wait:
+        from hpcjobs.cli.sweep_progress import wait_for_sweep
+
         raise typer.Exit(wait_for_sweep(sweep))
 
 
 @app.command()
 def results(
     name: Name,
-    least: Annotated[str | None, _opt("--min", help="The best cell: smallest value of this.")] = None,
-    most: Annotated[str | None, _opt("--max", help="The best cell: largest value of this.")] = None,
-    csv: Annotated[Path | None, _opt("--csv", help="Write CSV to this file (- is standard output).")] = None,
-    parquet: Annotated[Path | None, _opt("--parquet", help="Write Parquet to this file.")] = None,
+    least: Annotated[str | None, opt("--min", help="The best cell: smallest value of this.")] = None,
+    most: Annotated[str | None, opt("--max", help="The best cell: largest value of this.")] = None,
+    csv: Annotated[Path | None, opt("--csv", help="Write CSV to this file (- is standard output).")] = None,
+    parquet: Annotated[Path | None, opt("--parquet", help="Write Parquet to this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """One row per cell: parameters, state, what was measured."""
@@ -253,7 +225,7 @@ def results(
         else:
             print_output("sweep results --min", None if best is None else table.as_documents([best])[0])
     elif metric is None:
-        _print_rows([*table.params, "state", *_shown(table), "elapsed_s", "job_id"], table.rows)
+        _print_rows([*table.params, "state", *_leading_columns(table), "elapsed_s", "job_id"], table.rows)
     elif best is None:
         note(f"no completed cell has {metric}")
         raise typer.Exit(1)
@@ -270,7 +242,7 @@ def _write_csv(table: Results, path: Path) -> None:
     record_output(path)
 
 
-def _shown(table: Results) -> list[str]:
+def _leading_columns(table: Results) -> list[str]:
     """The columns a person wants first; all are in the CSV."""
     first_columns = ("loss", "evaluation.loss", "evaluation.accuracy", "throughput.value")
     return [name for name in table.measured if name in first_columns] or table.measured[:6]
