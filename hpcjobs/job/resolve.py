@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from hpcjobs.job.affinity import choose_affinity
 from hpcjobs.job.avoid import still_left_out
 from hpcjobs.job.batch import BATCH, batch_argv, batch_name, check_batch, site_of_batch
 from hpcjobs.job.check import check_program
+from hpcjobs.job.fault_tolerance import resolve_elastic, resolve_retries
+from hpcjobs.job.interpreter import choose_node_python, choose_python
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import lay_out, read_gpu_model
@@ -31,8 +32,7 @@ from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import node_range
-from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
-from hpcjobs.units import time_limit_s, walltime_s
+from hpcjobs.units import time_limit_s
 
 
 def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | None = None) -> Job:
@@ -65,17 +65,17 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
                 f"the name of folder {str(folder)!r} is not UTF-8 text", hint="choose or make another one"
             )
     inside = _container(spec, sources, site, values, launcher=launcher, folders=(chdir, run_root))
-    on_node = _python(site)
+    on_node = choose_python(site)
     python = on_node if inside is None else site.containers.python
     argv = program_argv(spec.program, python=python, chdir=chdir) if script is None else batch_argv(spec)
     if script is None and not spec.no_check and "{" not in "".join(spec.program):  # a sweep checks what it fills in
         check_program(spec.program, site, python=python, chdir=chdir, in_image=inside is not None)
     hosts = _hosts(values, site)
-    retries, signal_before_s = _fault_tolerance(spec, site, values)
+    retries, signal_before_s = resolve_retries(spec, site, values)
     for field, value in mail_options(spec, site).items():
         values.default(field, value, "notify")
     complete_address(values, site)
-    _elastic(spec, values, launcher=launcher, retries=retries)
+    resolve_elastic(spec, values, launcher=launcher, retries=retries)
     least, most = node_range(values["nodes"] or 1)
     left_out = _leave_out(avoid or {}, values, partitions, nodes=least + (spec.spare or 0))
     gpu_model = _gpu_model(values, partitions)
@@ -200,35 +200,6 @@ def _launcher(requested: str | None, site: Site) -> str:
     return requested or allowed[0]
 
 
-def _fault_tolerance(spec: JobSpec, site: Site, values: Values) -> tuple[Retries | None, int | None]:
-    """Whether the job is started again, when it gets a signal before its limit, and Slurm's options of both."""
-    retries = parse_retries(spec.retries or site.retries or "off")
-    signal_before = spec.signal_before or site.signal_before
-    signal_before_s = None if signal_before is None else walltime_s(signal_before)
-    if retries is not None:
-        values.default("requeue", True, "retries")
-        values.default("signal", f"B:USR1@{signal_before_s or WARNING_S}", "retries")
-    return retries, signal_before_s
-
-
-def _elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Retries | None) -> None:
-    """Whether the job can lose nodes and continue; then Slurm needs ``--no-kill``."""
-    if spec.min_nodes is None:
-        return
-    if launcher != "torchrun":
-        raise RequestError(
-            f"min_nodes={spec.min_nodes}: launcher {launcher} cannot continue with fewer nodes",
-            hint="use --launcher torchrun",
-        )
-    if retries is None:
-        raise RequestError(
-            f"min_nodes={spec.min_nodes}: it needs --retries, which the job does not have", hint="add --retries on"
-        )
-    if spec.min_nodes >= node_range(values["nodes"])[0]:
-        raise RequestError(f"min_nodes={spec.min_nodes} must be less than nodes={values['nodes']}")
-    values.default("no_kill", True, "min_nodes")
-
-
 def _preflight(spec: JobSpec, site: Site, values: Values, *, python: str, launcher: str) -> tuple[str, ...]:
     """The command that checks the nodes, where a preflight is requested."""
     if not (spec.preflight or spec.spare):
@@ -283,20 +254,3 @@ def _hosts(values: Values, site: Site) -> tuple[str, ...]:
     """The first of the hosts named for a site that has no scheduler to ask."""
     named = tuple(hosts_of(values["nodelist"] or ""))
     return named[: node_range(values["nodes"])[0]] if site.scheduler == "local" else ()
-
-
-def _python(site: Site) -> str:
-    if site.python is not None:
-        return site.python
-    return "python" if site.environment.conda or site.environment.venv else sys.executable
-
-
-def choose_node_python(site: Site) -> str:
-    """The Python of a node that needs neither modules nor an activated environment."""
-    if site.node_python is not None:
-        return site.node_python
-    if site.scheduler == "local":
-        return sys.executable
-    environment = site.environment.venv or site.environment.conda
-    named = site.python if site.python is not None or environment is None else f"{environment}/bin/python"
-    return named if named is not None and os.path.isabs(named) else "/usr/bin/python3"

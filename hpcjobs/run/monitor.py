@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import write_beside
-from hpcjobs.job.resolve import choose_node_python
+from hpcjobs.job.interpreter import choose_node_python
 from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.job.script import MONITOR_PROGRAM
 from hpcjobs.processes.programs import Runner, run, start
