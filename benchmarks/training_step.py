@@ -33,7 +33,7 @@ from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.fsdp_scratch import FsdpScratchFlags
 from hpcjobs.trainers.metrics.communication_probe import Probe
 from hpcjobs.trainers.metrics.gpu_sensors import Gpus
-from hpcjobs.trainers.metrics.monitor import INTERVAL_S, Sampler
+from hpcjobs.trainers.metrics.monitor import INTERVAL_S, LoadSampler
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.optimization.step import Stepper
@@ -234,7 +234,7 @@ def extras(group: RankGroup) -> str:
     workload = lm(REAL)
     batch, plan = workload.train.read_batch(range(8)), plan_training(REAL, workload, group.world_size)
     stepper = Stepper(REAL, workload, Ddp(DdpFlags()), group=group, plan=plan)
-    probe, sampler = Probe(PROBE_EVERY, stepper, group), Sampler([os.getpid()], Gpus([]))
+    probe, sampler = Probe(PROBE_EVERY, stepper, group), LoadSampler([os.getpid()], Gpus([]))
     step_ms = statistics.median(
         time_steps(group, 5, lambda number: void(stepper.step(batch, number))) for _ in range(11)
     )

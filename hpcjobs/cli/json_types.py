@@ -83,7 +83,7 @@ def _difference() -> Any:
     return Difference
 
 
-def _cancelled() -> Any:
+def _cancellation() -> Any:
     from hpcjobs.run.cancel import Cancelled
 
     return derive(Cancelled)
@@ -238,7 +238,7 @@ OUTPUTS: Mapping[str, Callable[[], Any]] = {
     "where": lambda: list_of(_placement()),
     "rerun": lambda: documents.JobSubmitted,
     "wait": lambda: list_of(record()),
-    "cancel": _cancelled,
+    "cancel": _cancellation,
     "cancel --signal": lambda: documents.Signalled,
     "hold": lambda: documents.Held,
     "release": lambda: documents.Released,

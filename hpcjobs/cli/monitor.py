@@ -39,7 +39,7 @@ def monitor(
     """
     from hpcjobs.errors import RequestError, UnknownJobError
     from hpcjobs.run.cancel import cancel
-    from hpcjobs.run.monitor import Sampling
+    from hpcjobs.run.monitor import JobSampling
     from hpcjobs.run.select import select
     from hpcjobs.units import walltime_s
 
@@ -56,7 +56,7 @@ def monitor(
             raise
         _watch_foreign(job, where, interval, idle_limit_s)
         return
-    with Sampling(entry, interval_s=interval, report=note) as sampling:
+    with JobSampling(entry, interval_s=interval, report=note) as sampling:
         idle = _IdleLimit(idle_limit_s, lambda: sampling.nodes, interval, partial(cancel, [entry]))
         _watch(entry.job_id, sampling.follow(), idle)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, End
+from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, EndCause
 from hpcjobs.diagnosis.fixes import add_derived, fill_fix, fill_text, values_of
 from hpcjobs.diagnosis.log import find_first_failure, find_host, select_last
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches
@@ -28,7 +28,7 @@ _ALL_RANKS = {"time-limit", "cancelled", "preempted", "deadline"}
 class _Conclusion(NamedTuple):
     """What was concluded, before its words are filled in."""
 
-    end: End
+    end: EndCause
     match: Match | None = None
     rank: int | None = None
     host: str | None = None
@@ -106,7 +106,7 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
     # What a rank prints because another one failed is no cause.
     only = f"; the log shows only what followed: {best.rule.text}" if best is not None else ""
     fix = ("hpcjobs logs {job}",) if facts.by_hpcjobs else ()
-    return _Conclusion(End("unknown", _unknown_text(facts, failure) + only, fix), best, is_known=False)
+    return _Conclusion(EndCause("unknown", _unknown_text(facts, failure) + only, fix), best, is_known=False)
 
 
 def _by_rule(match: Match) -> _Conclusion:
@@ -114,10 +114,10 @@ def _by_rule(match: Match) -> _Conclusion:
     rank = int(match.values["rank"]) if match.values.get("rank", "").isdigit() else match.line.rank
     host = match.values.get("host") or match.line.host
     certain = rule.certain and not match.is_doubtful and not match.is_quoted
-    return _Conclusion(End(rule.cause, rule.text, rule.fix, certain), match, rank, host)
+    return _Conclusion(EndCause(rule.cause, rule.text, rule.fix, certain), match, rank, host)
 
 
-def _at_step(facts: JobFacts, end: End, match: Match | None) -> _Conclusion:
+def _at_step(facts: JobFacts, end: EndCause, match: Match | None) -> _Conclusion:
     """An end that Slurm reports: at the task of the accounting's step, or where a line of the log says."""
     if end.cause == "out-of-memory" and (step := facts.out_of_memory) is not None:
         return _Conclusion(end, match, step.task if facts.tasks_are_ranks else None, step.node)

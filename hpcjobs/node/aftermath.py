@@ -7,7 +7,7 @@ import os
 import time
 
 from hpcjobs.node import decide
-from hpcjobs.node.conclude import Job
+from hpcjobs.node.conclude import CurrentAttempt
 from hpcjobs.node.control import ControlDir
 from hpcjobs.node.options import parse
 from hpcjobs.node.slurm import report
@@ -27,12 +27,12 @@ def conclude_killed(control_dir: str) -> int:
     if scheduler.read_cause() == decide.REQUEUED:
         return 0
     report(f"the process that decides about this job, {running.pid}, was killed: rank 0 decides")
-    job = Job(
+    job = CurrentAttempt(
         options, scheduler, job_id=os.environ.get("SLURM_JOB_ID", ""), nodes=running.nodes, started=running.started
     )
     recorded = job.find_recorded(running)
     if recorded is not None:
         job.carry_out(recorded, int(time.time()))
         return 0
-    job.conclude(decide.End(KILLED_CODE, scheduler_cause=decide.NODE), int(time.time()))
+    job.conclude(decide.AttemptEnd(KILLED_CODE, scheduler_cause=decide.NODE), int(time.time()))
     return 0

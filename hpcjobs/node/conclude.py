@@ -8,10 +8,17 @@ from typing import Dict, Iterable, Optional
 from hpcjobs.files import write_beside
 from hpcjobs.node import decide
 from hpcjobs.node.control import ControlDir, Running
-from hpcjobs.node.history import Attempt, append_attempt, count_unrecorded, find_recorded, read_history, replace_last
+from hpcjobs.node.history import (
+    AttemptLine,
+    append_attempt,
+    count_unrecorded,
+    find_recorded,
+    read_history,
+    replace_last,
+)
 from hpcjobs.node.job_log import JobLog
 from hpcjobs.node.options import Options
-from hpcjobs.node.schedulers import Scheduler
+from hpcjobs.node.schedulers import NodeSideScheduler
 from hpcjobs.node.slurm import report
 from hpcjobs.processes import start
 
@@ -20,10 +27,12 @@ CANCELLED_CODE = 143
 """128 + SIGTERM: of a job that its scheduler takes away."""
 
 
-class Job:
-    """One attempt of a job, as it starts and as it ends."""
+class CurrentAttempt:
+    """The attempt that this process looks after, as it starts and as it ends."""
 
-    def __init__(self, options: Options, scheduler: Scheduler, *, job_id: str, nodes: str, started: int) -> None:
+    def __init__(
+        self, options: Options, scheduler: NodeSideScheduler, *, job_id: str, nodes: str, started: int
+    ) -> None:
         self.options, self.scheduler, self.control = options, scheduler, ControlDir(options.run_dir)
         self.job_id, self.nodes, self.started = job_id, nodes, started
         self.log = JobLog()
@@ -76,11 +85,11 @@ class Job:
         cause = self.scheduler.read_earlier_cause(running.job_id)
         decision = self._decide(cause, earlier=True)
         decision = "requeued by Slurm" if decision == decide.CONTINUES else decision
-        self._record(Attempt(running.job_id, running.started, None, running.nodes, None, cause,
+        self._record(AttemptLine(running.job_id, running.started, None, running.nodes, None, cause,
                              self.control.steps, self.control.saved, decision))  # fmt: skip
         return decision
 
-    def conclude(self, end: decide.End, ended: int) -> int:
+    def conclude(self, end: decide.AttemptEnd, ended: int) -> int:
         """Decide what follows ``end`` and bring it about; the exit code of the job."""
         self.nodes = self.control.chosen_nodes or self.nodes
         cause = decide.find_cause(end)
@@ -94,12 +103,12 @@ class Job:
             if end.gpu_fault:
                 self._suspect_first_failure()
         decision = self._decide(cause, exit_code=end.exit_code)
-        attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
+        attempt = AttemptLine(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                           self.control.steps, self.control.saved, decision)  # fmt: skip
         self._record(attempt)
         return self.carry_out(attempt, ended)
 
-    def carry_out(self, attempt: Attempt, ended: int) -> int:
+    def carry_out(self, attempt: AttemptLine, ended: int) -> int:
         """Bring about what was decided after ``attempt``; the exit code of the job."""
         decision = attempt.decision
         if decision == decide.COMPLETED:
@@ -115,7 +124,7 @@ class Job:
             self.write_state("FAILED", code, ended)
         return code
 
-    def find_recorded(self, running: Running) -> Optional[Attempt]:
+    def find_recorded(self, running: Running) -> Optional[AttemptLine]:
         """The line of ``running``, whose process was killed after it had written it; None: there is none."""
         try:
             return find_recorded(read_history(self.options.run_dir), running.job_id, running.started)
@@ -177,7 +186,7 @@ class Job:
             exit_code=exit_code,
         )
 
-    def _record(self, attempt: Attempt) -> None:
+    def _record(self, attempt: AttemptLine) -> None:
         try:
             append_attempt(self.options.run_dir, attempt)
             self.control.clear_running()
@@ -190,7 +199,7 @@ class Job:
             f"saved up to {attempt.saved}; {attempt.decision}"
         )
 
-    def _start_again(self, attempt: Attempt) -> str:
+    def _start_again(self, attempt: AttemptLine) -> str:
         continuation = self.scheduler.start_again(self.control.suspects())
         if continuation.decision == decide.CONTINUES:
             return continuation.decision

@@ -23,7 +23,7 @@ class Running(NamedTuple):
     """Options of the process that decides."""
 
 
-class FirstFailure(NamedTuple):
+class FailedRank(NamedTuple):
     """The first rank that failed."""
 
     exit_code: int
@@ -97,10 +97,10 @@ class ControlDir:
         return int(text) if text.isdigit() else None
 
     @property
-    def first_failure(self) -> Optional[FirstFailure]:
+    def first_failure(self) -> Optional[FailedRank]:
         try:
             code, rank, host = read_text(os.path.join(self.run_dir, "first_failure")).split()[:3]
-            return FirstFailure(int(code), int(rank), host)
+            return FailedRank(int(code), int(rank), host)
         except (OSError, ValueError):
             return None
 

@@ -2,7 +2,7 @@
 
 from typing import Dict, List, NamedTuple, Optional
 
-from hpcjobs.node.history import Attempt, History
+from hpcjobs.node.history import AttemptLine, History
 
 COMPLETED, TIMEOUT, PREEMPT, NODE, ERROR = "completed", "timeout", "preempt", "node", "error"
 """Causes of an end."""
@@ -27,7 +27,7 @@ PATIENCE_AT_LIMIT = 1
 """A complete time limit without anything saved would only be repeated."""
 
 
-class End(NamedTuple):
+class AttemptEnd(NamedTuple):
     """The facts about the end of an attempt."""
 
     exit_code: int
@@ -46,7 +46,7 @@ class End(NamedTuple):
     """The log names a GPU with a hardware fault."""
 
 
-def find_cause(end: End) -> Optional[str]:
+def find_cause(end: AttemptEnd) -> Optional[str]:
     """The cause of an end; None: the scheduler takes the job away, and what follows is its decision."""
     if end.exit_code == 0 and end.completed and not end.asks_to_continue:
         return COMPLETED
@@ -101,7 +101,7 @@ def decide(
     return CONTINUES
 
 
-def _idle(attempts: List[Attempt], saved: int) -> int:
+def _idle(attempts: List[AttemptLine], saved: int) -> int:
     """How many attempts in a row, this one included, saved nothing beyond those before."""
     best = idle = 0
     for each in [*(attempt.saved for attempt in attempts), saved]:

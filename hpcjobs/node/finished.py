@@ -4,7 +4,7 @@ import signal
 from typing import Optional
 
 from hpcjobs.node import decide
-from hpcjobs.node.conclude import Job
+from hpcjobs.node.conclude import CurrentAttempt
 from hpcjobs.node.history import History
 from hpcjobs.node.slurm import report
 
@@ -12,7 +12,7 @@ REQUEUE_AT_END_S = 15.0
 """So late after a job's end a busy slurmctld requeues it by itself."""
 
 
-def code_of_finished(job: Job, history: History) -> Optional[int]:
+def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
     """The exit code of a start that has nothing to do; None: it has.
 
     Slurm may start a job again that has ended: when slurmstepd was killed, or when it was preempted with grace
@@ -37,7 +37,7 @@ def code_of_finished(job: Job, history: History) -> Optional[int]:
     return code
 
 
-def requeued_by_slurm(job: Job, history: History) -> bool:
+def requeued_by_slurm(job: CurrentAttempt, history: History) -> bool:
     """Whether Slurm started this ended job again for an old preemption's sake, and not its user.
 
     Slurm does so at the job's end; a user who requeues a job that failed needs longer to see that it did.
@@ -50,7 +50,7 @@ def requeued_by_slurm(job: Job, history: History) -> bool:
     return queued_at is not None and queued_at - ended <= REQUEUE_AT_END_S
 
 
-def leave_orphaned(job: Job, code: int) -> None:
+def leave_orphaned(job: CurrentAttempt, code: int) -> None:
     """Requeue a job whose slurmstepd died: one more short start reports its end to Slurm."""
     report(f"slurmstepd of this job died: one more start reports exit code {code} to Slurm")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -9,8 +9,8 @@ from hpcjobs.files import append_lines, write_beside
 NAME = "attempts.jsonl"
 
 
-class Attempt(NamedTuple):
-    """One start of a job and its end. Times are seconds since 1970; None: not known."""
+class AttemptLine(NamedTuple):
+    """One line of attempts.jsonl: one start of a job and its end. Times are seconds since 1970; None: not known."""
 
     job_id: str
     started: Optional[int]
@@ -31,7 +31,7 @@ class Attempt(NamedTuple):
 class History(NamedTuple):
     """The attempts of a job so far, oldest first."""
 
-    attempts: List[Attempt]
+    attempts: List[AttemptLine]
     unreadable: int = 0
     """Lines that hold no attempt: cut short when the job was killed, say."""
 
@@ -52,18 +52,18 @@ def read_history(run_dir: str) -> History:
     return History(attempts, len(parsed) - len(attempts))
 
 
-def append_attempt(run_dir: str, attempt: Attempt) -> None:
+def append_attempt(run_dir: str, attempt: AttemptLine) -> None:
     """Raises OSError."""
     append_lines(os.path.join(run_dir, NAME), [attempt.line()])
 
 
-def find_recorded(history: History, job_id: str, started: int) -> Optional[Attempt]:
+def find_recorded(history: History, job_id: str, started: int) -> Optional[AttemptLine]:
     """The line of the attempt of ``job_id`` that began at ``started``, if it is the last one."""
     last = history.attempts[-1] if history.attempts else None
     return last if last is not None and (last.job_id, last.started) == (job_id, started) else None
 
 
-def replace_last(run_dir: str, attempt: Attempt) -> None:
+def replace_last(run_dir: str, attempt: AttemptLine) -> None:
     """Correct the line that was appended last. Raises OSError."""
     path = os.path.join(run_dir, NAME)
     with open(path, "rb") as file:
@@ -77,10 +77,10 @@ def count_unrecorded(history: History, job_id: str, restarts: int) -> int:
     return max(history.unreadable, restarts - recorded, 0)
 
 
-def _parse(line: bytes) -> Optional[Attempt]:
+def _parse(line: bytes) -> Optional[AttemptLine]:
     try:
         values: Dict[str, Any] = json.loads(line.decode("utf-8"))
-        attempt = Attempt(**{name: values[name] for name in Attempt._fields})
+        attempt = AttemptLine(**{name: values[name] for name in AttemptLine._fields})
         return attempt._replace(steps=int(attempt.steps), saved=int(attempt.saved))
     except (ValueError, KeyError, TypeError):
         return None

@@ -12,8 +12,8 @@ KILL_WAIT_S = 30.0
 """Slurm's own default, which most sites leave."""
 
 
-class Continuation(NamedTuple):
-    """How a job goes on."""
+class RestartOutcome(NamedTuple):
+    """What became of a request for another attempt."""
 
     decision: str
     """``requeued``, ``resubmitted as ID``, or ``ended:`` and the reason."""
@@ -21,8 +21,8 @@ class Continuation(NamedTuple):
     """Of the job that continues this one."""
 
 
-class Scheduler(ABC):
-    """What every scheduler answers; each method has an answer where the scheduler is silent."""
+class NodeSideScheduler(ABC):
+    """The scheduler as a job on its first node needs it; each method has an answer where the scheduler is silent."""
 
     job_id = ""
     """As the scheduler's commands want it; a task of an array by its array and index."""
@@ -54,7 +54,7 @@ class Scheduler(ABC):
         return []
 
     @abstractmethod
-    def start_again(self, suspects: List[str]) -> Continuation:
+    def start_again(self, suspects: List[str]) -> RestartOutcome:
         """Another attempt after this one, if possible without ``suspects``, of which the newest matter most."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Scheduler(ABC):
         """Put the job back into the queue, to wait there until its user releases it; a message about it."""
 
 
-class Local(Scheduler):
+class Local(NodeSideScheduler):
     """The queue of one machine: a supervisor starts the script again, with the CPUs and GPUs that the job has."""
 
     def __init__(self, environ: Dict[str, str]) -> None:
@@ -85,12 +85,12 @@ class Local(Scheduler):
     def read_earlier_cause(self, job_id: str) -> str:
         return decide.PREEMPT
 
-    def start_again(self, suspects: List[str]) -> Continuation:
+    def start_again(self, suspects: List[str]) -> RestartOutcome:
         try:
             os.close(os.open(self._again, os.O_WRONLY | os.O_CREAT, 0o600))
         except OSError as error:
-            return Continuation("ended: {}: {}".format(self._again or "no HPCJOBS_AGAIN", error.strerror))
-        return Continuation(decide.CONTINUES)
+            return RestartOutcome("ended: {}: {}".format(self._again or "no HPCJOBS_AGAIN", error.strerror))
+        return RestartOutcome(decide.CONTINUES)
 
     def hold(self) -> str:
         return "submit it again when its run folder can be read"

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional
 from hpcjobs.node import decide
 from hpcjobs.node.clock import Limit
 from hpcjobs.node.commands import Run, outside_job
-from hpcjobs.node.schedulers import Continuation, Scheduler
+from hpcjobs.node.schedulers import NodeSideScheduler, RestartOutcome
 from hpcjobs.processes.start import Result
 
 _REASONS = {"TimeLimit": decide.TIMEOUT, "NodeDown": decide.NODE}
@@ -31,7 +31,7 @@ MOST_SUSPECTS = 8
 """The newest ones; each may cost a question whether the job is possible without it."""
 
 
-class Slurm(Scheduler):
+class Slurm(NodeSideScheduler):
     """One job, or one task of an array, by Slurm's own commands."""
 
     def __init__(
@@ -114,15 +114,15 @@ class Slurm(Scheduler):
 
     # --- another attempt
 
-    def start_again(self, suspects: List[str]) -> Continuation:
+    def start_again(self, suspects: List[str]) -> RestartOutcome:
         exclude = self._exclude(suspects)
         refusal = self._requeue("requeue")
         if refusal is None:
             if exclude:
                 self._call("scontrol", "update", "JobId=" + self.job_id, "ExcNodeList=" + exclude)
-            return Continuation(decide.CONTINUES)
+            return RestartOutcome(decide.CONTINUES)
         if self.in_array:
-            return Continuation(f"ended: {refusal}; a task of an array is not submitted again")
+            return RestartOutcome(f"ended: {refusal}; a task of an array is not submitted again")
         return self._submit_again(refusal, exclude)
 
     def hold(self) -> str:
@@ -143,7 +143,7 @@ class Slurm(Scheduler):
                 return message or f"scontrol {verb} ended with code {answer.code}"
             self._sleep(_RETRY_S)
 
-    def _submit_again(self, refusal: str, exclude: str) -> Continuation:
+    def _submit_again(self, refusal: str, exclude: str) -> RestartOutcome:
         """A job after this one, in the same run folder."""
         arguments = ["--parsable", "--dependency=afterany:" + self.job_id]
         log = _log_path()
@@ -155,10 +155,10 @@ class Slurm(Scheduler):
         ids = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
         if answer.code != 0 or not ids:
             message = _one_line(answer.err or answer.out) or "no job id from sbatch"
-            return Continuation(f"ended: {refusal}; {message}")
+            return RestartOutcome(f"ended: {refusal}; {message}")
         if self._held:  # its user released it once
             self._call("scontrol", "release", ids[-1])
-        return Continuation(f"resubmitted as {ids[-1]}", ids[-1])
+        return RestartOutcome(f"resubmitted as {ids[-1]}", ids[-1])
 
     def node_names(self, nodes: str) -> List[str]:
         return self._call("scontrol", "show", "hostnames", nodes).out.split() if nodes else []

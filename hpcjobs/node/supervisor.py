@@ -11,12 +11,12 @@ from typing import Dict, Optional
 from hpcjobs.node import decide, step
 from hpcjobs.node.clock import Clock, signal_time_s
 from hpcjobs.node.commands import run
-from hpcjobs.node.conclude import CANCELLED_CODE, Job
+from hpcjobs.node.conclude import CANCELLED_CODE, CurrentAttempt
 from hpcjobs.node.control import Running
 from hpcjobs.node.finished import code_of_finished, leave_orphaned
 from hpcjobs.node.history import History, read_history
 from hpcjobs.node.options import Options
-from hpcjobs.node.schedulers import Local, Scheduler
+from hpcjobs.node.schedulers import Local, NodeSideScheduler
 from hpcjobs.node.slurm import Slurm, report
 from hpcjobs.processes import tree
 from hpcjobs.processes.events import SignalPipe
@@ -44,7 +44,7 @@ KILLED_CODE = 137
 class Supervisor:
     """Runs the script of one attempt, signals it ahead of the limit, and collects the facts about its end."""
 
-    def __init__(self, job: Job, clock: Clock, signals: SignalPipe, script: "Popen[bytes]") -> None:
+    def __init__(self, job: CurrentAttempt, clock: Clock, signals: SignalPipe, script: "Popen[bytes]") -> None:
         self.job, self.clock, self.signals, self.script = job, clock, signals, script
         options = job.options
         self.watch = step.StepWatch(options.tasks, time.monotonic, agents=options.agents, may_shrink=options.may_shrink)
@@ -56,7 +56,7 @@ class Supervisor:
         self._limit_read = time.monotonic()
         self._next_launcher_signal = (signal.SIGTERM, 0.0)
 
-    def run(self) -> decide.End:
+    def run(self) -> decide.AttemptEnd:
         """Wait until the script has ended; the facts about its end."""
         while self.script.poll() is None:
             for number in self.signals.wait(self._patience_s()):
@@ -167,7 +167,7 @@ class Supervisor:
 
     # --- the end
 
-    def _end(self) -> decide.End:
+    def _end(self) -> decide.AttemptEnd:
         control, options = self.job.control, self.job.options
         code, completed, cause = self._exit_code(), control.completed, self.cause_at_term
         if options.may_shrink and completed:
@@ -177,7 +177,7 @@ class Supervisor:
             # A script with several steps, or with none that is a rank, has no rank 0 that could tell its end.
             no_ranks = options.tasks == 0 or not (options.agents or control.ends() or control.started_hosts())
             completed = no_ranks and cause in (None, decide.RUNNING)
-        return decide.End(
+        return decide.AttemptEnd(
             exit_code=code,
             asks_to_continue=control.asks_to_continue,
             completed=completed,
@@ -215,7 +215,7 @@ def supervise(options: Options) -> int:
     scheduler = connect(options, environ)
     job_id = environ.get("SLURM_JOB_ID" if options.scheduler == "slurm" else "HPCJOBS_JOB_ID", "")
     nodes = options.nodes or environ.get("SLURM_JOB_NODELIST") or os.uname().nodename
-    job = Job(options, scheduler, job_id=job_id, nodes=nodes, started=int(time.time()))
+    job = CurrentAttempt(options, scheduler, job_id=job_id, nodes=nodes, started=int(time.time()))
     history = wait_for_history(job, signals)
     if history is None:
         report(scheduler.hold())
@@ -252,13 +252,15 @@ def supervise(options: Options) -> int:
     return code
 
 
-def connect(options: Options, environ: Dict[str, str]) -> Scheduler:
+def connect(options: Options, environ: Dict[str, str]) -> NodeSideScheduler:
     if options.scheduler == "local":
         return Local(environ)
     return Slurm(environ, run, job_script=os.path.join(options.run_dir, "job.sh"), held=options.held)
 
 
-def wait_for_history(job: Job, signals: SignalPipe, patience_s: float = READ_PATIENCE_S) -> Optional[History]:
+def wait_for_history(
+    job: CurrentAttempt, signals: SignalPipe, patience_s: float = READ_PATIENCE_S
+) -> Optional[History]:
     """The history, also of a folder that comes back within ``patience_s``; None: it cannot be read."""
     give_up, reported = time.monotonic() + patience_s, False
     while True:
@@ -273,7 +275,7 @@ def wait_for_history(job: Job, signals: SignalPipe, patience_s: float = READ_PAT
             return None
 
 
-def publish_deadline(job: Job, clock: Clock) -> None:
+def publish_deadline(job: CurrentAttempt, clock: Clock) -> None:
     """Write the time limit for the program; on a full disk the program keeps the limit it read before."""
     try:
         job.control.write_deadline(time.time() + clock.left_s)
@@ -281,7 +283,7 @@ def publish_deadline(job: Job, clock: Clock) -> None:
         report(f"the time limit cannot be written for the program: {error.strerror}")
 
 
-def script_environ(job: Job, environ: Dict[str, str], clock: Clock) -> Dict[str, str]:
+def script_environ(job: CurrentAttempt, environ: Dict[str, str], clock: Clock) -> Dict[str, str]:
     """What the script and its program learn from this process."""
     added = {"HPCJOBS_CONTROL_DIR": job.control.path, "HPCJOBS_ATTEMPTS_PID": str(os.getpid())}
     if clock.left_s < math.inf:

@@ -80,7 +80,7 @@ def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
     return running
 
 
-class Sampling:
+class JobSampling:
     """The samples of a job of ours until it ends, taken by a sampler of this process whenever nobody else takes them.
 
     So they go on where another `hpcjobs monitor` is ended, and in the next attempt of a job that is requeued.
@@ -93,7 +93,7 @@ class Sampling:
         self.nodes = 0
         """How many nodes the job has now; 1 on this machine."""
 
-    def __enter__(self) -> Sampling:
+    def __enter__(self) -> JobSampling:
         """Begin.
 
         Raises:

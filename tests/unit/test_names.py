@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,37 @@ def test_no_name_is_an_old_word(folder: str) -> None:
 )
 def test_which_names_are_refused(source: str, refused: list[str]) -> None:
     assert sorted(refused_names(source, "state.py")) == sorted(refused)
+
+
+ONE_CONCEPT = {
+    "RunCallback": "the same callback for two libraries, of which a program has one",
+}
+"""Classes of one name in several modules, and why they stay."""
+
+
+def class_modules(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Class -> the modules that define it at their top level, where there are several."""
+    modules: dict[str, list[str]] = {}
+    for module, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(module)
+    return {name: places for name, places in modules.items() if len(places) > 1}
+
+
+def test_a_class_name_says_which_class_it_is() -> None:
+    package = REPOSITORY / "hpcjobs"
+    sources = {
+        str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))
+    }
+    repeated = class_modules(sources)
+    assert set(repeated) == set(ONE_CONCEPT), f"one concept, one class; two concepts, two names: {repeated}"
+
+
+def test_which_class_names_are_repeated() -> None:
+    sources = {"a.py": "class Job: ...\ndef make():\n    class Part: ...", "b.py": "class Part: ..."}
+    assert class_modules(sources) == {}
+    assert class_modules({**sources, "c.py": "class Job: ..."}) == {"Job": ["a.py", "c.py"]}
 
 
 def test_a_module_is_not_named_by_an_old_word() -> None:

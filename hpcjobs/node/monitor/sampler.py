@@ -15,8 +15,11 @@ RECENT_S = 60.0
 """Over so long `busy_percent` is a mean."""
 
 
-class Sampler:
-    """Rates and times are those since the sample before; a restarted rank is alive again."""
+class NodeSampler:
+    """Samples the processes of a job on this node.
+
+    Rates and times are those since the sample before; a restarted rank is alive again.
+    """
 
     def __init__(
         self, processes: JobProcesses, group: JobGroup, gpus: GpuReader, *, clock: Callable[[], float] = time.monotonic

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional
 from hpcjobs.node.monitor.cgroup import JobGroup
 from hpcjobs.node.monitor.gpus import GpuReader, load_library
 from hpcjobs.node.monitor.job_processes import JobProcesses
-from hpcjobs.node.monitor.sampler import Sampler
+from hpcjobs.node.monitor.sampler import NodeSampler
 from hpcjobs.processes.events import SignalPipe
 
 SCHEMA = "hpcjobs.monitor/1"
@@ -39,7 +39,7 @@ def _sample(
     file: io.FileIO, path: str, signals: SignalPipe, job_id: str, interval_s: float, environ: Mapping[str, str]
 ) -> None:
     """Append samples until SIGTERM; those of another node or job, an attempt before this one, are removed first."""
-    sampler = Sampler(JobProcesses(job_id), JobGroup(), GpuReader(environ, load_library()))
+    sampler = NodeSampler(JobProcesses(job_id), JobGroup(), GpuReader(environ, load_library()))
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
     head = _head(path)
     if (head.get("host"), head.get("job_id")) == (host, job_id) and isinstance(head.get("started_at"), float):

@@ -41,7 +41,7 @@ from hpcjobs.trainers.workloads.base import Workload
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One rank's part of a run, whoever's loop it is."""
 
     call: Call[Any]
@@ -145,7 +145,7 @@ class Run:
 
 
 @contextmanager
-def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
+def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
     """Everything that a loop needs; errors come out as TrainerError, with one rank elected to tell them."""
     config = call.config
     require_trackers(config.log_to)
@@ -185,7 +185,7 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[Run]:
             closing(make_watchdog(call, group, run_dir, recorder)) as watchdog,
         ):
             collect_new_objects()
-            yield Run(
+            yield TrainingRun(
                 call,
                 group,
                 workload,

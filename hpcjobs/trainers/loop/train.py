@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.loop.run import Run, open_run
+from hpcjobs.trainers.loop.run import TrainingRun, open_run
 from hpcjobs.trainers.metrics.communication_probe import Probe
 from hpcjobs.trainers.strategies.base import Strategy
 
@@ -20,7 +20,7 @@ def train(call: Call[Any], strategy: Strategy) -> RunSummary:
         return run.finish(exposed_s=probe.exposed_s, compute_s=probe.compute_s)
 
 
-def run_loop(run: Run, probe: Probe) -> None:
+def run_loop(run: TrainingRun, probe: Probe) -> None:
     """Every step of every epoch; `end_step` writes lines, evaluates and saves where that is due."""
     plan, stepper, recorder = run.plan, run.stepper, run.recorder
     data = run.make_training_data()

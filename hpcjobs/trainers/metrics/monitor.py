@@ -41,7 +41,7 @@ class Monitor:
             pids = [pid for host, pid, _ in ranks if host == self.host]
             uuids = [uuid for host, _, uuid in ranks if host == self.host and uuid is not None]
             if self.group.rank == self.group.hosts.index(self.host):
-                sampler = Sampler(pids, Gpus(uuids))
+                sampler = LoadSampler(pids, Gpus(uuids))
                 missing = sampler.gpus.missing if torch.version.hip is None else "NVML knows NVIDIA's alone"
                 if missing is not None:
                     self.group.log(f"monitor: no GPU is watched: {missing}")
@@ -68,7 +68,7 @@ class Monitor:
             return os.getpid(), None
         return os.getpid(), f"GPU-{torch.cuda.get_device_properties(self.group.device).uuid}"
 
-    def _watch(self, sampler: Sampler) -> None:
+    def _watch(self, sampler: LoadSampler) -> None:
         node = list(dict.fromkeys(self.group.hosts)).index(self.host)
         log = MetricsLog(self.run_dir / ("monitor.jsonl" if node == 0 else f"monitor-{node}.jsonl"))
         began = time.time()
@@ -82,8 +82,8 @@ class Monitor:
         log.close()
 
 
-class Sampler:
-    """Rates are those since the sample before."""
+class LoadSampler:
+    """Samples of the load by this node's ranks. Rates are those since the sample before."""
 
     def __init__(self, pids: Sequence[int], gpus: Gpus) -> None:
         self.gpus = gpus

@@ -23,7 +23,7 @@ from hpcjobs.trainers.data.training import TrainingData
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.lightning import LightningFlags
-from hpcjobs.trainers.loop.run import Run, open_run
+from hpcjobs.trainers.loop.run import TrainingRun, open_run
 from hpcjobs.trainers.optimization.optimizers import set_learning_rate
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
@@ -63,7 +63,7 @@ def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
         return run.finish(exposed_s=[], compute_s=[])
 
 
-def fit(run: Run, flags: LightningFlags) -> str | None:
+def fit(run: TrainingRun, flags: LightningFlags) -> str | None:
     """One Trainer, one call of `fit`; Lightning's own logs, bars and checkpoints are off: ours are on.
 
     Gives what carried the gradients, where it was not the process group.
@@ -135,7 +135,7 @@ class ScaledLoss(MixedPrecision):
         return nullcontext()
 
 
-def make_precision_plugins(run: Run) -> list[Any]:
+def make_precision_plugins(run: TrainingRun) -> list[Any]:
     """Autocast where the strategy leaves it to the loop; the loss scale is the one that checkpoints keep."""
     scaler = run.stepper.scaler if run.config.precision == "fp16" else None
     if run.stepper.dtype is not None:
@@ -179,7 +179,7 @@ class WorkloadModule(LightningModule):
 class Batches:
     """One epoch's forward passes from any step on; Lightning counts several to an optimizer step."""
 
-    def __init__(self, run: Run, data: TrainingData, epoch: int, first_step: int) -> None:
+    def __init__(self, run: TrainingRun, data: TrainingData, epoch: int, first_step: int) -> None:
         self._run, self._data, self._epoch, self._first_step = run, data, epoch, first_step
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class Batches:
 class TrainingCallback(Callback):
     """What our loop does around a step: the rate, the line of metrics, the held-out part, the checkpoint."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.run, self.step = run, run.first_step
         self._data = run.make_training_data()
         self._loss = torch.zeros((), device=run.group.device)

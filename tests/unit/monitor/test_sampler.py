@@ -19,7 +19,7 @@ from waiting import eventually
 from hpcjobs.node.monitor.cgroup import JobGroup
 from hpcjobs.node.monitor.gpus import GpuReader
 from hpcjobs.node.monitor.job_processes import JobProcesses
-from hpcjobs.node.monitor.sampler import Sampler
+from hpcjobs.node.monitor.sampler import NodeSampler
 from hpcjobs.pyz import pack
 
 
@@ -95,7 +95,7 @@ def test_processes_are_the_jobs_by_their_environment_and_a_rank_that_ends_is_nam
     eventually(lambda: processes.read().ranks == {0, 1})
     now = [100.0]
     group = JobGroup(str(tmp_path), str(tmp_path / "own"))
-    sampler = Sampler(processes, group, GpuReader({}, None), clock=lambda: now[0])
+    sampler = NodeSampler(processes, group, GpuReader({}, None), clock=lambda: now[0])
     now[0] += 5
     first = sampler.sample()
     assert (first["ranks"], first["ended_ranks"], first["ended_s"]) == (2, [], None)
@@ -190,14 +190,14 @@ def test_gpus_are_those_that_the_job_holds() -> None:
 def test_a_job_whose_gpus_cannot_be_read_is_never_called_idle(environ: dict[str, str], tmp_path: Path) -> None:
     group = JobGroup(str(tmp_path), str(tmp_path / "own"))
     library = None if "ROCR_VISIBLE_DEVICES" in environ else Library()
-    sample = Sampler(JobProcesses("4711"), group, GpuReader(environ, library)).sample()
+    sample = NodeSampler(JobProcesses("4711"), group, GpuReader(environ, library)).sample()
     assert (sample["busy_percent"], sample["idle_s"]) == (None, None)
 
 
 @pytest.mark.parametrize("held", ["", "-1", "NoDevFiles"])
 def test_without_gpus_the_cores_count(held: str, tmp_path: Path) -> None:
     group = JobGroup(str(tmp_path), str(tmp_path / "own"))
-    sample = Sampler(JobProcesses("4711"), group, GpuReader({"CUDA_VISIBLE_DEVICES": held}, Library())).sample()
+    sample = NodeSampler(JobProcesses("4711"), group, GpuReader({"CUDA_VISIBLE_DEVICES": held}, Library())).sample()
     assert sample["gpus"] is None
     assert sample["idle_s"] is not None
 

@@ -17,7 +17,7 @@ import pytest
 from interpreters import interpreter
 
 from hpcjobs.node import supervisor
-from hpcjobs.node.history import Attempt
+from hpcjobs.node.history import AttemptLine
 from hpcjobs.processes.tree import children
 from hpcjobs.pyz import pack
 
@@ -259,7 +259,9 @@ def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing
     options = supervisor.Options(
         **{**dict.fromkeys(supervisor.Options._fields), "run_dir": str(node.run_dir), "scheduler": "slurm"}  # type: ignore[arg-type]
     )
-    job = supervisor.Job(options, supervisor.connect(options, dict(os.environ)), job_id="42", nodes="here", started=1)
+    job = supervisor.CurrentAttempt(
+        options, supervisor.connect(options, dict(os.environ)), job_id="42", nodes="here", started=1
+    )
 
     class NoSignals:
         def wait(self, timeout_s: float) -> list[int]:
@@ -379,7 +381,9 @@ def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_kil
     os.kill(script, signal.SIGKILL)
     process.communicate(timeout=60)
     running = json.loads((node.control / "running").read_text())
-    line = Attempt("42", running["started"], running["started"] + 9, "here", 138, "preempt", 0, 0, "requeued").line()
+    line = AttemptLine(
+        "42", running["started"], running["started"] + 9, "here", 138, "preempt", 0, 0, "requeued"
+    ).line()
     (node.run_dir / "attempts.jsonl").write_text(line + "\n")
     done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
     assert (done.returncode, node.state, node.requeued) == (0, "REQUEUED", True), done.stderr

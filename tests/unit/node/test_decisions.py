@@ -7,66 +7,66 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.node.clock import Clock, Limit, signal_time_s
-from hpcjobs.node.decide import CANCELLED, NODE, PREEMPT, REQUEUED, TIMEOUT, End, decide, find_cause
-from hpcjobs.node.history import Attempt, History, append_attempt, count_unrecorded, read_history, replace_last
+from hpcjobs.node.decide import CANCELLED, NODE, PREEMPT, REQUEUED, TIMEOUT, AttemptEnd, decide, find_cause
+from hpcjobs.node.history import AttemptLine, History, append_attempt, count_unrecorded, read_history, replace_last
 from hpcjobs.node.step import ENDED_GRACE_S, FAILED_GRACE_S, MISSING_GRACE_S, StepWatch
 
 BUDGETS = {"timeout": 10**9, "preempt": 10**9, "node": 3, "error": 0}
 
 
-def attempt(cause: str = "preempt", saved: int = 10, job_id: str = "7", decision: str = "requeued") -> Attempt:
-    return Attempt(job_id, 100, 200, "n[1-2]", 0, cause, saved, saved, decision)
+def attempt(cause: str = "preempt", saved: int = 10, job_id: str = "7", decision: str = "requeued") -> AttemptLine:
+    return AttemptLine(job_id, 100, 200, "n[1-2]", 0, cause, saved, saved, decision)
 
 
 @pytest.mark.parametrize(
     ("end", "cause"),
     [
-        (End(0, completed=True), "completed"),
-        (End(0, completed=True, terminated=True, scheduler_cause=CANCELLED), "completed"),
+        (AttemptEnd(0, completed=True), "completed"),
+        (AttemptEnd(0, completed=True, terminated=True, scheduler_cause=CANCELLED), "completed"),
         # saved, and asks to be started again
-        (End(0, asks_to_continue=True), "preempt"),
-        (End(0, asks_to_continue=True, completed=True), "preempt"),
-        (End(0, asks_to_continue=True, signalled=TIMEOUT), "timeout"),
-        (End(0, asks_to_continue=True, signalled=PREEMPT), "preempt"),
-        (End(0, asks_to_continue=True, past_limit=True), "timeout"),
-        (End(85), "preempt"),  # signalled before its step began, or without the file
-        (End(85, signalled=TIMEOUT), "timeout"),
+        (AttemptEnd(0, asks_to_continue=True), "preempt"),
+        (AttemptEnd(0, asks_to_continue=True, completed=True), "preempt"),
+        (AttemptEnd(0, asks_to_continue=True, signalled=TIMEOUT), "timeout"),
+        (AttemptEnd(0, asks_to_continue=True, signalled=PREEMPT), "preempt"),
+        (AttemptEnd(0, asks_to_continue=True, past_limit=True), "timeout"),
+        (AttemptEnd(85), "preempt"),  # signalled before its step began, or without the file
+        (AttemptEnd(85, signalled=TIMEOUT), "timeout"),
         # the same while Slurm takes the job away
-        (End(0, asks_to_continue=True, terminated=True, scheduler_cause=TIMEOUT), "timeout"),
-        (End(0, asks_to_continue=True, terminated=True, scheduler_cause=PREEMPT), "preempt"),
-        (End(0, asks_to_continue=True, terminated=True, scheduler_cause=NODE), "node"),
-        (End(0, asks_to_continue=True, terminated=True, scheduler_cause=CANCELLED), None),
-        (End(0, asks_to_continue=True, terminated=True, scheduler_cause=REQUEUED), None),
-        (End(0, asks_to_continue=True, terminated=True), None),
-        (End(0, asks_to_continue=True, signalled=TIMEOUT, terminated=True, scheduler_cause=CANCELLED), None),
+        (AttemptEnd(0, asks_to_continue=True, terminated=True, scheduler_cause=TIMEOUT), "timeout"),
+        (AttemptEnd(0, asks_to_continue=True, terminated=True, scheduler_cause=PREEMPT), "preempt"),
+        (AttemptEnd(0, asks_to_continue=True, terminated=True, scheduler_cause=NODE), "node"),
+        (AttemptEnd(0, asks_to_continue=True, terminated=True, scheduler_cause=CANCELLED), None),
+        (AttemptEnd(0, asks_to_continue=True, terminated=True, scheduler_cause=REQUEUED), None),
+        (AttemptEnd(0, asks_to_continue=True, terminated=True), None),
+        (AttemptEnd(0, asks_to_continue=True, signalled=TIMEOUT, terminated=True, scheduler_cause=CANCELLED), None),
         # nothing saved
-        (End(0), None),  # Slurm's end of a step gives 0 too
-        (End(0, past_limit=True), "timeout"),
-        (End(143, terminated=True), None),
-        (End(143, terminated=True, past_limit=True), "timeout"),
-        (End(143, terminated=True, scheduler_cause=TIMEOUT), "timeout"),
-        (End(143, terminated=True, scheduler_cause=PREEMPT), "preempt"),
-        (End(143, terminated=True, scheduler_cause=CANCELLED), None),
-        (End(1, terminated=True), None),
+        (AttemptEnd(0), None),  # Slurm's end of a step gives 0 too
+        (AttemptEnd(0, past_limit=True), "timeout"),
+        (AttemptEnd(143, terminated=True), None),
+        (AttemptEnd(143, terminated=True, past_limit=True), "timeout"),
+        (AttemptEnd(143, terminated=True, scheduler_cause=TIMEOUT), "timeout"),
+        (AttemptEnd(143, terminated=True, scheduler_cause=PREEMPT), "preempt"),
+        (AttemptEnd(143, terminated=True, scheduler_cause=CANCELLED), None),
+        (AttemptEnd(1, terminated=True), None),
         # exit codes
-        *((End(code), "node") for code in (11, 18, 19, 22, 134, 137)),
-        *((End(code), "preempt") for code in (138, 143)),
-        *((End(code, signalled=TIMEOUT), "timeout") for code in (138, 143)),  # a program without a handler
-        (End(143, past_limit=True), "timeout"),
-        (End(138, signalled=PREEMPT), "preempt"),
-        *((End(code), "error") for code in (1, 2, 10, 12, 17, 20, 139)),
-        (End(1, past_limit=True), "error"),
-        (End(1, gpu_fault=True), "node"),
-        (End(23), "error"),
-        (End(23, gpu_fault=True), "error"),
-        (End(0, completed=True, gpu_fault=True), "completed"),
+        *((AttemptEnd(code), "node") for code in (11, 18, 19, 22, 134, 137)),
+        *((AttemptEnd(code), "preempt") for code in (138, 143)),
+        *((AttemptEnd(code, signalled=TIMEOUT), "timeout") for code in (138, 143)),  # a program without a handler
+        (AttemptEnd(143, past_limit=True), "timeout"),
+        (AttemptEnd(138, signalled=PREEMPT), "preempt"),
+        *((AttemptEnd(code), "error") for code in (1, 2, 10, 12, 17, 20, 139)),
+        (AttemptEnd(1, past_limit=True), "error"),
+        (AttemptEnd(1, gpu_fault=True), "node"),
+        (AttemptEnd(23), "error"),
+        (AttemptEnd(23, gpu_fault=True), "error"),
+        (AttemptEnd(0, completed=True, gpu_fault=True), "completed"),
     ],
 )
-def test_the_cause_of_every_end(end: End, cause: str | None) -> None:
+def test_the_cause_of_every_end(end: AttemptEnd, cause: str | None) -> None:
     assert find_cause(end) == cause
 
 
-def decided(cause: str, saved: int, *earlier: Attempt, unrecorded: int = 0) -> str:
+def decided(cause: str, saved: int, *earlier: AttemptLine, unrecorded: int = 0) -> str:
     return decide(cause, saved=saved, history=History(list(earlier)), budgets=BUDGETS, unrecorded=unrecorded)
 
 
