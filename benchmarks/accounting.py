@@ -35,8 +35,8 @@ COLUMNS = (
     "ConsumedEnergyRaw",
 )
 """In the order in which hpcjobs asks for them."""
-OURS = "\x1f\x02\x1d\x07"
-"""As `hpcjobs.scheduler.slurm.table.new_separator` draws one; the peers read one of a single character."""
+OWN_SEPARATOR = "\x1f\x02\x1d\x07"
+"""As `hpcjobs.scheduler.slurm.table.new_separator` draws one; the other tools read one of a single character."""
 GATE_MB = 250
 DAYS = 30
 
@@ -95,7 +95,7 @@ def run_hpcjobs(path: str) -> int:
                 yield block
 
     site, doubts = load_site("tu-hpc"), Doubts()
-    parts = fold(frames(blocks(), Table(COLUMNS, OURS), doubts), doubts)
+    parts = fold(frames(blocks(), Table(COLUMNS, OWN_SEPARATOR), doubts), doubts)
     return len(totals((derive(part, site) for part in parts), by="user"))
 
 
@@ -168,22 +168,22 @@ def stand_in(folder: Path, rows: int) -> dict[str, str]:
 
 
 def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> bool:
-    """One table; whether ours keeps within the gates (time of pandas, 250 MB)."""
-    ours, peers = folder / "ours.txt", folder / "peers.txt"
-    generate(ours, rows, separator=OURS)
-    generate(peers, rows, separator="\x1f")
+    """One table; whether hpcjobs keeps within the gates (time of pandas, 250 MB)."""
+    own_answers, peer_answers = folder / "ours.txt", folder / "peers.txt"
+    generate(own_answers, rows, separator=OWN_SEPARATOR)
+    generate(peer_answers, rows, separator="\x1f")
     costs: dict[str, list[Cost]] = {name: [] for name in (*CHILDREN, REPORTSEFF)}
     contestants = {}
     for name in CHILDREN:
-        path = ours if name.startswith("hpcjobs") else peers
+        path = own_answers if name.startswith("hpcjobs") else peer_answers
         contestants[name] = contestant([sys.executable, __file__, "--child", name, str(path)], costs[name])
     if reportseff is not None:
         argv = [reportseff, "--user", "ana", "--since", "d=7"]
-        theirs = contestant(argv, costs[REPORTSEFF], stand_in(folder, rows))
+        run_reportseff = contestant(argv, costs[REPORTSEFF], stand_in(folder, rows))
         if rows <= 100_000:
-            contestants[REPORTSEFF] = theirs
+            contestants[REPORTSEFF] = run_reportseff
         else:
-            theirs()
+            run_reportseff()
     outcome = compete("pandas read (C)", contestants, rounds=rounds, name=str(rows))
     report(f"{rows:,} rows of sacct, whole process, wall time (gate: pandas read, {GATE_MB} MB)", outcome, unit="ms")
     peaks = {
@@ -216,7 +216,7 @@ def run_days(folder: str) -> int:
     def answer_from_files(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]:
         options = dict(arg.partition("=")[::2] for arg in argv)
         day = Path(folder, options["--starttime"][:10])
-        yield day.read_bytes().replace(OURS.encode(), options["--delimiter"].encode())
+        yield day.read_bytes().replace(OWN_SEPARATOR.encode(), options["--delimiter"].encode())
 
     sacct = Sacct(AccountingQuery(site.name, now - DAYS * 86400, now, None), runner=known, streamer=answer_from_files)
     count = len(totals((derive(part, site) for part in sacct.attempts(Doubts())), by="user"))
@@ -231,7 +231,7 @@ def second_report(rows: int, rounds: int, folder: Path) -> None:
     for back in range(DAYS + 1):
         day = date.today() - timedelta(days=back)
         begun = int(datetime(day.year, day.month, day.day).timestamp())
-        generate(folder / f"{day}", rows // DAYS, separator=OURS, columns=COLUMNS, begun=begun, longest_s=3600)
+        generate(folder / f"{day}", rows // DAYS, separator=OWN_SEPARATOR, columns=COLUMNS, begun=begun, longest_s=3600)
     argv = [sys.executable, __file__, "--child", "days", str(folder)]
     first, second, nothing = [], [], []
     for number in range(rounds):

@@ -51,8 +51,8 @@ def step_ms(strategy: Strategy, batch_size: int, group: RankGroup) -> Callable[[
         began = time.perf_counter()
         for step in range(STEPS):
             stepper.step(batch, step)
-        mine = (time.perf_counter() - began) / STEPS * 1e3
-        return float(group.max(torch.tensor(mine)))
+        own_ms = (time.perf_counter() - began) / STEPS * 1e3
+        return float(group.max(torch.tensor(own_ms)))
 
     for _ in range(4):
         window()  # threads and buckets

@@ -75,7 +75,7 @@ def main() -> None:
         hpcjobs.submit(hpcjobs.plan(["true"], site=site, time="1m", hold=True))
         sbatch = ["sbatch", "--parsable", str(next(Path("runs").glob("true-*/job.sh")))]
 
-        def ours(cells: int) -> float:
+        def submit_by_hpcjobs(cells: int) -> float:
             def submit() -> None:
                 points = hpcjobs.grid(i=range(cells))
                 name = f"sweep{next(names)}"
@@ -85,25 +85,25 @@ def main() -> None:
             _clear()
             return cost
 
-        def theirs(cells: int) -> float:
+        def submit_by_submitit(cells: int) -> float:
             arrays = [range(first, min(first + AN_ARRAY, cells)) for first in range(0, cells, AN_ARRAY)]
             cost = wall_ms(lambda: [executor.map_array(abs, array) for array in arrays])
             _clear()
             return cost
 
-        def loop() -> float:
+        def submit_by_loop() -> float:
             cost = wall_ms(lambda: [subprocess.run(sbatch, check=True, stdout=subprocess.DEVNULL) for _ in range(LOOP)])
             _clear()
             return cost
 
         for cells in options.cells:
             before = _submit_rpcs()
-            ours(cells)
+            submit_by_hpcjobs(cells)
             print(f"{cells} cells: {_submit_rpcs() - before} submit RPCs")
             contestants: dict[str, Callable[[], float]] = {
-                "hpcjobs sweep": partial(ours, cells),
-                f"{LOOP} x sbatch": loop,
-                "submitit map_array": partial(theirs, cells),
+                "hpcjobs sweep": partial(submit_by_hpcjobs, cells),
+                f"{LOOP} x sbatch": submit_by_loop,
+                "submitit map_array": partial(submit_by_submitit, cells),
             }
             report(f"{cells} cells", compete("hpcjobs sweep", contestants, rounds=options.rounds), unit="ms")
         grows(site.name, options.cells)

@@ -59,7 +59,7 @@ def main() -> None:
 
         with suppress(TimeoutError):
             sweep.wait(timeout_s=options.seconds)
-        ours = count_calls()
+        hpcjobs_calls = count_calls()
         jobs = executor.map_array(abs, range(options.cells))
         end = threading.Event()
         watcher = threading.Thread(target=lambda: [job.done() or end.wait(1 / len(jobs)) for job in _around(jobs, end)])
@@ -67,12 +67,13 @@ def main() -> None:
         time.sleep(options.seconds)
         end.set()
         watcher.join()
-        theirs = count_calls() - ours
+        submitit_calls = count_calls() - hpcjobs_calls
         sweep.cancel()
         subprocess.run(["scancel", jobs[0].job_id.split("_")[0]], check=True)
         print(f"{options.cells} cells watched for {options.seconds:g} s")
-        print(f"  hpcjobs  {sum(ours.values()):4}  {dict(ours)}\n  submitit {sum(theirs.values()):4}  {dict(theirs)}")
-        print(f"ratio {sum(ours.values()) / max(1, sum(theirs.values())):.2f}")
+        for name_of_tool, calls_of_tool in (("hpcjobs", hpcjobs_calls), ("submitit", submitit_calls)):
+            print(f"  {name_of_tool:8} {calls_of_tool.total():4}  {dict(calls_of_tool)}")
+        print(f"ratio {hpcjobs_calls.total() / max(1, submitit_calls.total()):.2f}")
 
 
 def _around(jobs, end):  # type: ignore[no-untyped-def]

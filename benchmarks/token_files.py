@@ -41,11 +41,11 @@ def main() -> None:
         ratios = []
         for number in range(ROUNDS):
             out = folder / f"tokens-{number}"
-            ours = seconds(lambda out=out: tokenize(TokenizeFlags(out=str(out)), [lines]))  # type: ignore[misc]
+            tokenize_s = seconds(lambda out=out: tokenize(TokenizeFlags(out=str(out)), [lines]))  # type: ignore[misc]
             tokens = np.fromfile(next(out.glob("train-*.bin")), dtype=np.uint16)
-            plain = seconds(lambda tokens=tokens: tokens.tofile(folder / "plain.bin"))  # type: ignore[misc]
-            ratios.append(ours / plain)
-            rates = f"{len(tokens) / ours / 1e6:.0f} M/s, numpy alone {len(tokens) / plain / 1e6:.0f} M/s"
+            numpy_s = seconds(lambda tokens=tokens: tokens.tofile(folder / "plain.bin"))  # type: ignore[misc]
+            ratios.append(tokenize_s / numpy_s)
+            rates = f"{len(tokens) / tokenize_s / 1e6:.0f} M/s, numpy alone {len(tokens) / numpy_s / 1e6:.0f} M/s"
             print(f"{len(tokens):,} tokens: {rates}")
         print(f"time as a multiple of numpy's: median {statistics.median(ratios):.1f}")
         workload = lm(Config(workload="lm", tokens=(str(folder / "tokens-0"),), preset="small"))

@@ -94,7 +94,7 @@ def time_steps(
     return (time.perf_counter() - began) / steps * 1e3
 
 
-def ours(
+def time_trainer(
     config: Config, strategy: Strategy, workload: Workload, batch: Batch, group: RankGroup, steps: int
 ) -> Contestant:
     """The trainer's own step, with its metering and one line of metrics per window."""
@@ -203,13 +203,13 @@ def real(group: RankGroup) -> list[tuple[str, Outcome]]:
     batch = workload.train.read_batch(range(8))
     contestants = {
         "plain DDP by hand": by_hand(workload, batch, group, steps),
-        "ddp": ours(REAL, Ddp(DdpFlags()), workload, batch, group, steps),
-        "ddp_scratch": ours(REAL, DdpScratch(DdpScratchFlags()), workload, batch, group, steps),
+        "ddp": time_trainer(REAL, Ddp(DdpFlags()), workload, batch, group, steps),
+        "ddp_scratch": time_trainer(REAL, DdpScratch(DdpScratchFlags()), workload, batch, group, steps),
         **peers(workload, batch, group, steps),
     }
     sharded = {
-        "fsdp": ours(REAL, Fsdp(FsdpFlags()), workload, batch, group, steps),
-        "fsdp_scratch": ours(REAL, FsdpScratch(FsdpScratchFlags()), workload, batch, group, steps),
+        "fsdp": time_trainer(REAL, Fsdp(FsdpFlags()), workload, batch, group, steps),
+        "fsdp_scratch": time_trainer(REAL, FsdpScratch(FsdpScratchFlags()), workload, batch, group, steps),
     }
     ranks = f"{group.world_size} ranks, 3.2 M parameters, batch 8 × 64 each"
     return [
@@ -223,7 +223,7 @@ def tax(group: RankGroup) -> list[tuple[str, Outcome]]:
     batch = workload.train.read_batch(range(8))
     contestants = {
         "plain DDP by hand": by_hand(workload, batch, group, steps),
-        "ddp": ours(EMPTY, Ddp(DdpFlags()), workload, batch, group, steps),
+        "ddp": time_trainer(EMPTY, Ddp(DdpFlags()), workload, batch, group, steps),
         **peers(workload, batch, group, steps),
     }
     return [("an empty step on one rank", compete("plain DDP by hand", contestants, rounds=ROUNDS, name="tax"))]

@@ -65,7 +65,7 @@ fetch() { # FOLDER: unpack Debian's current package there, with lists and caches
         dpkg-deb --extract "$work"/apptainer_*.deb "$work/root"
 }
 
-settle() { # TREE: make its programs run with this machine's glibc and with what its root may do
+adapt_programs() { # TREE: make its programs run with this machine's glibc and with what its root may do
     python3 - "$1" <<'PY'
 import json
 import os
@@ -195,7 +195,7 @@ mkdir -p "$work/tree/var/lib/apptainer/mnt/session"
 mv "$work/root/usr/bin" "$work/root/usr/lib" "$work/root/etc" "$work/tree/"
 ln -s ../etc "$work/tree/lib/etc"
 ln -s ../var "$work/tree/lib/var"
-settle "$work/tree"
+adapt_programs "$work/tree"
 rm -rf "$prefix"
 mkdir -p "$prefix/bin"
 cp -a "$work/tree" "$prefix/tree"

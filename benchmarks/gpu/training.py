@@ -67,7 +67,7 @@ def compare_losses(
     flags_of_run = (*flags, *workload, *EVERY_STEP, *count_steps(bench), *share_batch(bench, ranks), *lower)
     trained = bench.train(label, trainer, *flags_of_run, ranks=ranks)
     losses = trained.losses()
-    off = [abs(mine - theirs) / abs(theirs) for mine, theirs in zip(losses, expected, strict=True)]
+    off = [abs(loss - cpu_loss) / abs(cpu_loss) for loss, cpu_loss in zip(losses, expected, strict=True)]
     return {
         "ranks": ranks,
         "device": trained.summary.device_name or trained.summary.device,

@@ -35,10 +35,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def _cluster(site: str | None) -> Cluster:
-    from hpcjobs.cloud.cluster import settle
+    from hpcjobs.cloud.cluster import resolve_cluster
     from hpcjobs.site.library import default_site, load_site
 
-    return settle(load_site(site or default_site()))
+    return resolve_cluster(load_site(site or default_site()))
 
 
 @app.command()

@@ -63,7 +63,7 @@ class _Problem(NamedTuple):
     hint: str | None = None
 
 
-def settle(site: Site) -> Cluster:
+def resolve_cluster(site: Site) -> Cluster:
     """The cluster that ``site`` describes.
 
     Raises:

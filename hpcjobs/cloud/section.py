@@ -1,7 +1,7 @@
 """The ``cloud:`` section of a site: where the cluster is rented, and of what it is made.
 
 What a section says about itself is checked here; that it agrees with the site's partitions and with what the
-provider sells is checked by `hpcjobs.cloud.cluster.settle`.
+provider sells is checked by `hpcjobs.cloud.cluster.resolve_cluster`.
 """
 
 from __future__ import annotations

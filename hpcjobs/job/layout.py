@@ -50,7 +50,7 @@ def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, s
     for total, per_node in (("gpus", "gpus_per_node"), ("ntasks", "ntasks_per_node")):
         if values[total] is not None:
             _share(values, total, per_node, least)
-    _settle_per_gpu(values)
+    _resolve_per_gpu(values)
     for field in ("ntasks", "gpus", "gpus_per_task", "ntasks_per_gpu", "cpus_per_gpu"):
         values.clear(field)
 
@@ -128,7 +128,7 @@ def _share(values: Values, total: str, per_node: str, nodes: int) -> None:
     values.set(per_node, share, values.text(total))
 
 
-def _settle_per_gpu(values: Values) -> None:
+def _resolve_per_gpu(values: Values) -> None:
     """What is named per GPU or per task, now that a node's GPUs or tasks are known."""
     if values["gpus_per_task"]:
         if values["ntasks_per_node"] is None and values["gpus_per_node"]:

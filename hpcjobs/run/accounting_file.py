@@ -21,7 +21,7 @@ from hpcjobs.run.state_file import StateFile, own_ids, read_json, read_state
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord
 
-SETTLED_S = 300.0
+FINAL_AFTER_S = 300.0
 """Seconds after the end of a job until its accounting record is final."""
 _REQUEUE_S = 86_400.0
 
@@ -58,15 +58,15 @@ def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
     return entry.scheduler == "slurm" and bool(ends) and time.time() - max(ends) < _REQUEUE_S
 
 
-def is_settled(entry: Entry, records: Iterable[JobRecord]) -> bool:
+def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:
     """Whether the records are final: in step with what the job wrote, or so old that nothing more will come.
 
     In the first moments after a short job's end the accounting may have its first node alone, or the end before.
     """
-    return all(_is_settled(read_state(entry, task), record) for record in records for task in task_ids(record.job_id))
+    return all(_is_final(read_state(entry, task), record) for record in records for task in task_ids(record.job_id))
 
 
-def _is_settled(state: StateFile | None, record: JobRecord) -> bool:
+def _is_final(state: StateFile | None, record: JobRecord) -> bool:
     if record.ended is None:
         return True
     if state is not None and state.started is not None and state.started > record.ended + CLOCK_TOLERANCE_S:
@@ -74,7 +74,7 @@ def _is_settled(state: StateFile | None, record: JobRecord) -> bool:
     written_end = None if state is None else state.ended
     in_step = written_end is not None and abs(written_end - record.ended) <= CLOCK_TOLERANCE_S
     nodes = None if state is None else state.nodes
-    return (in_step and _hosts(nodes) <= _hosts(record.node_list)) or time.time() - record.ended >= SETTLED_S
+    return (in_step and _hosts(nodes) <= _hosts(record.node_list)) or time.time() - record.ended >= FINAL_AFTER_S
 
 
 def _hosts(node_list: str | None) -> frozenset[str]:

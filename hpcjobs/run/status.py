@@ -16,7 +16,7 @@ import msgspec
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.accounting_file import drop_accounting, is_settled, keep_accounting, may_be_requeued, read_accounting
+from hpcjobs.run.accounting_file import are_final, drop_accounting, keep_accounting, may_be_requeued, read_accounting
 from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import is_ours, owner_elsewhere
 from hpcjobs.run.index import Entry
@@ -151,7 +151,7 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
             return member.accounted
         drop_accounting(entry)
     if not alive and all(record.state.ended for record in accounted) and _is_complete(entry, accounted):
-        if is_settled(entry, accounted):
+        if are_final(entry, accounted):
             keep_accounting(entry, accounted)
         return accounted
     reported = {task for record in alive for task in task_ids(record.job_id)}

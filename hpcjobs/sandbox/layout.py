@@ -28,7 +28,9 @@ def node_address(index: int) -> str:
     return f"10.78.0.{11 + index}"
 
 
-def settle(shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, has_modules: bool = False) -> Layout:
+def resolve_layout(
+    shape: Shape, site: Site, *, mpi_types: Collection[str] = MPI_TYPES, has_modules: bool = False
+) -> Layout:
     """The cluster for ``shape``: of ``site`` where it says --like, else ``site`` is the base to reshape.
 
     ``mpi_types`` are those that this machine's srun offers; the site's comes first, then those of `MPI_TYPES`.

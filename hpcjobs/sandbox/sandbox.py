@@ -15,7 +15,7 @@ from hpcjobs.sandbox.accounting import node_states
 from hpcjobs.sandbox.build import build, repair, repairable
 from hpcjobs.sandbox.daemons import alive, recorded_daemons
 from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, lock
-from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.models import PROCTRACK, Sandbox, Shape, Status
 from hpcjobs.sandbox.slurm_conf import SUFFIX, ForeignCluster, read_slurm_conf
 from hpcjobs.sandbox.teardown import leftovers, take_down
@@ -65,7 +65,7 @@ def _build_anew(folder: Folder, shape: Shape, *, say: Say) -> Sandbox:
         folder.clear()
         foreign = _foreign_cluster(shape)
         site, settings = foreign or (load_site(shape.like or BASE_SITE), {})
-        layout = settle(
+        layout = resolve_layout(
             _with_settings(shape, settings), site, mpi_types=services.mpi_types(folder), has_modules=modules.available()
         )
         for name in site.modules:
@@ -157,7 +157,7 @@ def add_users(users: Sequence[str], *, root: Path | None = None) -> None:
         _check_user(user)
     foreign = _foreign_cluster(sandbox.shape)
     site = foreign.site if foreign is not None else load_site(sandbox.shape.like or BASE_SITE)
-    accounting.add_users(folder, settle(sandbox.shape, site), users)
+    accounting.add_users(folder, resolve_layout(sandbox.shape, site), users)
 
 
 def _check_user(user: str) -> None:

@@ -99,20 +99,20 @@ def cells_of(function: Callable[..., object], points: Sequence[Point]) -> list[C
     what = Program(argv=(), identity=identity_of(function), passing="env", trainer=False)
     cells: dict[str, Cell] = {}
     for point in check_points(points):
-        keys = {name: _key(name, value) for name, value in point.items()}
-        shown = {name: _shown(name, value) for name, value in point.items()}
+        keys = {name: _make_key(name, value) for name, value in point.items()}
+        shown = {name: _describe_value(name, value) for name, value in point.items()}
         cell = replace(make_cell(what, keys), params=shown, arguments=arguments(point))
         cells.setdefault(cell.id, cell)
     return list(cells.values())
 
 
-def _plain(value: object) -> bool:
+def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _key(name: str, value: object) -> object:
-    return value if _plain(value) else hashlib.sha256(_pickle(value, f"parameter {name}")).hexdigest()
+def _make_key(name: str, value: object) -> object:
+    return value if _is_plain(value) else hashlib.sha256(_pickle(value, f"parameter {name}")).hexdigest()
 
 
-def _shown(name: str, value: object) -> str | None:
-    return format_value(name, value) if _plain(value) else repr(value)[:80]
+def _describe_value(name: str, value: object) -> str | None:
+    return format_value(name, value) if _is_plain(value) else repr(value)[:80]

@@ -15,7 +15,7 @@ from waiting import eventually
 
 from hpcjobs.sandbox import Sandbox, Shape
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.network import CONTROLLER
 from hpcjobs.sandbox.slurm_files import ACCOUNTING_PORT, gres_conf, slurm_conf
 from hpcjobs.site.library import load_site
@@ -156,7 +156,7 @@ def like_site(sandbox: Sandbox, name: str, home: Path) -> Iterator[Nodeless]:
     # NoCtldInAddrAny would have it listen on the address of this host's name alone, which may be 127.0.0.1.
     listening = {"CommunicationParameters": ""}
     settings = {**places, **accounting, **cloud, **listening, **{f"AccountingStorage{key}": "" for key in left_out}}
-    layout = settle(Shape(like=name, settings=settings), load_site(name))
+    layout = resolve_layout(Shape(like=name, settings=settings), load_site(name))
     folder = Folder(home)
     (home / "ctld").mkdir()
     conf = home / "slurm.conf"

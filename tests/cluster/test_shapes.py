@@ -13,7 +13,7 @@ from nodeless import CLUSTERS, like_site, nodeless
 from partition_facts import facts
 
 from hpcjobs.sandbox import Sandbox
-from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.models import Shape
 from hpcjobs.site.library import load_site
 from hpcjobs.site.search import gallery_folder
@@ -51,7 +51,7 @@ def test_the_file_that_sites_init_writes_describes_the_cluster_and_takes_a_job_i
 def test_slurm_accepts_the_files_of_a_sandbox_that_is_like_a_system_of_the_gallery(
     sandbox: Sandbox, workdir: Path, name: str
 ) -> None:
-    layout = settle(Shape(like=name), load_site(name))
+    layout = resolve_layout(Shape(like=name), load_site(name))
     home = workdir / "ctld"
     home.mkdir()
     with like_site(sandbox, name, home) as cluster:

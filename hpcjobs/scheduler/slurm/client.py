@@ -113,18 +113,18 @@ class SlurmScheduler:
         try:
             out = self._ask(ACCOUNTED.sacct("--allocations", f"--jobs={','.join(ids)}")).out
         except SchedulerError:
-            return self._shown({job_id.split("_")[0] for job_id in ids})
+            return self._show_jobs({job_id.split("_")[0] for job_id in ids})
         return parse_sacct(out)
 
-    def _shown(self, ids: set[str]) -> list[JobRecord]:
+    def _show_jobs(self, ids: set[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
         if len(ids) > _SHOWN_ONE_BY_ONE:
             records = parse_scontrol(self._ask(_SHOW_JOB).out)
         else:
-            records = [record for job_id in sorted(ids, key=int) for record in self._shown_one(job_id)]
+            records = [record for job_id in sorted(ids, key=int) for record in self._show_job(job_id)]
         return [record for record in records if record.job_id.split("_")[0] in ids]
 
-    def _shown_one(self, job_id: str) -> list[JobRecord]:
+    def _show_job(self, job_id: str) -> list[JobRecord]:
         try:
             return parse_scontrol(self._ask([*_SHOW_JOB, job_id]).out)
         except SchedulerError as error:

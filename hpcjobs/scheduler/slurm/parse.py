@@ -92,10 +92,10 @@ def parse_scontrol(out: str) -> list[JobRecord]:
     jobs = (" ".join(text.splitlines()) for text in _SHOWN_JOB.split(out))  # a job's name may hold newlines
     # The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
     rows = (TableRow(dict(reversed(_SHOWN_FIELD.findall(job)))) for job in jobs)
-    return [_shown_job(row) for row in rows if "JobId" in row and "JobState" in row]
+    return [_parse_shown_job(row) for row in rows if "JobId" in row and "JobState" in row]
 
 
-def _shown_job(row: TableRow) -> JobRecord:
+def _parse_shown_job(row: TableRow) -> JobRecord:
     state = row.state("JobState")
     code, signal = row.exit()
     array, task = row.raw("ArrayJobId"), row.raw("ArrayTaskId")

@@ -84,7 +84,7 @@ class Recorder:
         if not self._pending:
             return
         steps = len(self._pending)
-        self.meter.settle()
+        self.meter.read_gpu_times()
         recent, waits = self.meter.step_s[-steps:], self.meter.wait_s[-steps:]
         mine = torch.stack(self._pending).double().mean(), sum(recent) / steps, sum(waits) / steps
         own = [_mean(values) for values in self._pending_metrics.values()]
@@ -142,7 +142,7 @@ class Recorder:
 
     def finish(self, *, steps: int, precision: str, tf32: bool, compute_s: Sequence[float], **known: Any) -> RunSummary:
         """The summary, written by rank 0; the same value on every rank."""
-        self.meter.settle()
+        self.meter.read_gpu_times()
         meter, now = self.meter, time.time()
         ranks = by_rank(self.group, meter, compute_s)
         rate = self._rate(meter.counted_steps, last=steps)

@@ -44,7 +44,7 @@ class Meter:
         else:
             self.step_s.append(time.perf_counter() - self._began)
 
-    def settle(self) -> None:
+    def read_gpu_times(self) -> None:
         """Read what a GPU still owes; waits for it."""
         if self._events:
             torch.cuda.synchronize(self.device)

@@ -31,8 +31,8 @@ class Horovod(Strategy):
     def wrap(self, model: nn.Module, *, group: RankGroup, workload: Workload, dtype: torch.dtype | None) -> nn.Module:
         """Start Horovod on the ranks that have met, and send rank 0's weights to all."""
         self._refuse_adasum_with(dtype, group)
-        _settle("HOROVOD_FUSION_THRESHOLD", self.flags.fusion_threshold_mb, unit=1 << 20)
-        _settle("HOROVOD_CYCLE_TIME", self.flags.cycle_time_ms)
+        _export_setting("HOROVOD_FUSION_THRESHOLD", self.flags.fusion_threshold_mb, unit=1 << 20)
+        _export_setting("HOROVOD_CYCLE_TIME", self.flags.cycle_time_ms)
         self.backend = start(
             group.env, group.hosts, controller=self.flags.controller, share=group.from_first, log=group.log
         )
@@ -118,7 +118,7 @@ class Horovod(Strategy):
         return Traffic(bytes=width * sum(p.numel() for p in model.parameters() if p.requires_grad), calls=None)
 
 
-def _settle(name: str, value: float | None, *, unit: int | None = None) -> None:
+def _export_setting(name: str, value: float | None, *, unit: int | None = None) -> None:
     """A setting that Horovod reads from the environment when it starts."""
     if value is not None:
         os.environ[name] = str(value) if unit is None else str(int(value * unit))

@@ -1,4 +1,4 @@
-# What terraform.tfvars says was settled from the site file; what has no default and is not there is asked for.
+# What terraform.tfvars says was resolved from the site file; what has no default and is not there is asked for.
 
 variable "project" {
   description = "Nebius project that the cluster belongs to and that pays for it."

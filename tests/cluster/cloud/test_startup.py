@@ -17,7 +17,7 @@ from debian_machines import PATH, Machine, machines
 from waiting import eventually
 
 import hpcjobs
-from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import render
 from hpcjobs.data import data_folder
 from hpcjobs.site.library import load_site
@@ -43,7 +43,7 @@ def script(work: Path) -> str:
     site = yaml.safe_load((data_folder("site_configs") / "gcp-t4.yaml").read_text(encoding="utf-8"))
     del site["cloud"]["horovod"]
     (work / "gcp-t4.yaml").write_text(yaml.safe_dump(site, sort_keys=False), encoding="utf-8")
-    text = render(settle(load_site(str(work / "gcp-t4.yaml"))))["bootstrap.sh"]
+    text = render(resolve_cluster(load_site(str(work / "gcp-t4.yaml"))))["bootstrap.sh"]
     assert "wheel_extras='[train,digits,mpi,gpu]'" in text
     return text.replace("wheel_extras='[train,digits,mpi,gpu]'", "wheel_extras=''")
 

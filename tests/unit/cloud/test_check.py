@@ -8,12 +8,12 @@ import pytest
 from sites import KEY, PROVIDERS, saved, sized, tree
 
 from hpcjobs.cloud.check import Report, check
-from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import render
 
 
 def report(site: dict[str, Any], **changed: str) -> Report:
-    cluster = settle(saved(site))
+    cluster = resolve_cluster(saved(site))
     return check(cluster, render(cluster) | changed)
 
 

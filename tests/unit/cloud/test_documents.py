@@ -21,7 +21,7 @@ import yaml
 from sites import KEY, PROVIDERS, saved, sized, tree
 
 from hpcjobs import __version__, plan
-from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.machines import MACHINES
 from hpcjobs.cloud.render import KINDS, Kind, render, wheel_of, write
 from hpcjobs.data import data_folder
@@ -38,7 +38,7 @@ FOLDERS: list[tuple[str, Kind]] = [
 @pytest.mark.parametrize(("name", "kind"), FOLDERS)
 def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
     """Without the module's own files, which are the same for every site and stand in templates/cloud."""
-    files = render(settle(load_site(name)), kind)
+    files = render(resolve_cluster(load_site(name)), kind)
     wheel = build_wheel()
     written = {
         n: t.replace(__version__, "VERSION").replace(wheel.sha256, "SHA256-OF-THE-WHEEL")
@@ -57,7 +57,7 @@ def test_the_folder_is_the_golden_one(name: str, kind: Kind) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_the_module_is_the_same_for_every_site(provider: str) -> None:
     """A site's values stand in terraform.tfvars alone."""
-    small, large = (render(settle(saved(sized(provider, nodes=n, gpus=n > 1)))) for n in (1, 16))
+    small, large = (render(resolve_cluster(saved(sized(provider, nodes=n, gpus=n > 1)))) for n in (1, 16))
     folders = (data_folder("templates") / "cloud" / name for name in ("common", provider))
     module = {path.name: path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.tf")}
     assert module == {n: t for n, t in small.items() if n.endswith(".tf")}
@@ -66,7 +66,7 @@ def test_the_module_is_the_same_for_every_site(provider: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_every_variable_is_described_and_every_value_has_one(provider: str) -> None:
-    files = render(settle(saved(tree(provider))))
+    files = render(resolve_cluster(saved(tree(provider))))
     text = files["variables.tf"] + files["variables_common.tf"]
     variables = dict(re.findall(r'(?ms)^variable "(\w+)" \{\n(.*?)^\}', text))
     assert [name for name, body in variables.items() if "description" not in body or "type" not in body] == []
@@ -79,7 +79,7 @@ def test_every_variable_is_described_and_every_value_has_one(provider: str) -> N
 @pytest.mark.parametrize("gpus", [True, False], ids=["gpus", "no-gpus"])
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_the_shell_is_clean(provider: str, gpus: bool, tmp_path: Path) -> None:
-    files = render(settle(saved(sized(provider, nodes=2, gpus=gpus))))
+    files = render(resolve_cluster(saved(sized(provider, nodes=2, gpus=gpus))))
     (tmp_path / "bootstrap.sh").write_text(files["bootstrap.sh"], encoding="utf-8")
     inner = files["bootstrap.sh"].split("<<'SCRIPT'\n")[1].split("\nSCRIPT\n")[0]
     (tmp_path / "hpcjobs-nodes").write_text(inner + "\n", encoding="utf-8")
@@ -96,12 +96,12 @@ def test_the_site_travels_to_the_head_as_it_is(tmp_path: Path) -> None:
     site["description"] = "नेपाली $(touch /tmp/x) `id` 'one' \"two\" \\n EOF"
     loaded = saved(site)
     text = Path(loaded.path).read_text(encoding="utf-8").rstrip()
-    assert text in render(settle(loaded))["bootstrap.sh"]
+    assert text in render(resolve_cluster(loaded))["bootstrap.sh"]
 
 
 def test_files_are_their_owners_and_the_state_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    files = render(settle(saved(tree("gcp"))))
+    files = render(resolve_cluster(saved(tree("gcp"))))
     write(files, out)
     (out / "terraform.tfstate").write_text("{}", encoding="utf-8")
     write(files, out)
@@ -114,14 +114,14 @@ def test_files_are_their_owners_and_the_state_is_left_alone(tmp_path: Path) -> N
 
 def test_a_kind_of_another_provider_is_refused() -> None:
     with pytest.raises(RequestError, match=r"no soperator for gcp\nhint: say vms or toolkit"):
-        render(settle(saved(tree("gcp"))), "soperator")
+        render(resolve_cluster(saved(tree("gcp"))), "soperator")
     assert set(KINDS) == set(PROVIDERS) == {machine.provider for machine in MACHINES.values()}
 
 
 def test_ssh_from_is_refused_where_it_cannot_be_kept_and_passed_on_where_it_can() -> None:
     """Soperator's login node takes a connection from anywhere; Google's toolkit takes a list of networks."""
     with pytest.raises(RequestError, match=r"ssh_from cannot be kept by Soperator"):
-        render(settle(saved(tree("nebius"))), "soperator")
+        render(resolve_cluster(saved(tree("nebius"))), "soperator")
     settings = blueprint(sized("gcp", nodes=2))["network"]["settings"]
     assert settings == {"allowed_ssh_ip_ranges": ["203.0.113.0/24"]}
 
@@ -139,7 +139,9 @@ def test_every_port_that_a_job_script_chooses_is_open_inside_the_cluster(first_i
     assert len(chosen) == 3
     # Open MPI, NCCL, Gloo and srun take ports from 1024 on or the kernel's ephemeral range; NFS, Slurm and ssh below.
     listening = {*map(int, chosen), 22, 1024, 2049, 6817, 6818, 6819, 32768, 60999, 65535}
-    assert {port for port in listening if not is_open_inside(render(settle(site))["network.tf"], port)} == set()
+    assert {
+        port for port in listening if not is_open_inside(render(resolve_cluster(site))["network.tf"], port)
+    } == set()
 
 
 def is_open_inside(network: str, port: int) -> bool:
@@ -157,7 +159,7 @@ def is_open_inside(network: str, port: int) -> bool:
 
 
 def test_jobs_of_a_rented_cluster_are_confined_to_what_they_asked_for() -> None:
-    script = render(settle(saved(sized("gcp", nodes=2))))["bootstrap.sh"]
+    script = render(resolve_cluster(saved(sized("gcp", nodes=2))))["bootstrap.sh"]
     for line in (
         "ProctrackType=proctrack/cgroup",
         "TaskPlugin=task/cgroup,task/affinity",
@@ -167,7 +169,7 @@ def test_jobs_of_a_rented_cluster_are_confined_to_what_they_asked_for() -> None:
 
 
 def test_slurmd_waits_for_the_shared_filesystem_after_a_restart_of_the_machine() -> None:
-    script = render(settle(saved(sized("gcp", nodes=2))))["bootstrap.sh"]
+    script = render(resolve_cluster(saved(sized("gcp", nodes=2))))["bootstrap.sh"]
     assert "slurmd.service.d/hpcjobs.conf" in script
     assert "RequiresMountsFor=$mount" in script
     assert "/etc/fstab" in script
@@ -189,7 +191,7 @@ def test_the_wheel_that_nodes_install_is_the_one_that_a_build_makes(tmp_path: Pa
 
 
 def test_nodes_install_hpcjobs_by_content_and_never_by_name_from_an_index(tmp_path: Path) -> None:
-    cluster = settle(saved(sized("gcp", nodes=2)))
+    cluster = resolve_cluster(saved(sized("gcp", nodes=2)))
     files = render(cluster)
     write(files, tmp_path / "out", wheel_of(cluster))
     wheel = build_wheel()
@@ -200,7 +202,7 @@ def test_nodes_install_hpcjobs_by_content_and_never_by_name_from_an_index(tmp_pa
 
 def blueprint(site: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Module id -> module of the Cluster Toolkit blueprint for ``site``."""
-    text = render(settle(saved(site)), "toolkit")["blueprint.yaml"]
+    text = render(resolve_cluster(saved(site)), "toolkit")["blueprint.yaml"]
     (group,) = yaml.safe_load(text)["deployment_groups"]
     return {module["id"]: module for module in group["modules"]}
 
@@ -232,7 +234,7 @@ def test_soperators_values_are_what_the_site_says() -> None:
     hcl2 = pytest.importorskip("hcl2")
     site = sized("nebius", nodes=16, capacity="reserved")
     site["cloud"]["network"]["open_to_world"] = True
-    values = hcl2.loads(render(settle(saved(site)), "soperator")["hpcjobs.auto.tfvars"])
+    values = hcl2.loads(render(resolve_cluster(saved(site)), "soperator")["hpcjobs.auto.tfvars"])
     (workers,) = values["slurm_nodeset_workers"]
     assert workers["size"] == 16
     assert workers["resource"]["preset"] == '"8gpu-128vcpu-1600gb"'
@@ -246,7 +248,7 @@ def test_checkov_finds_nothing_that_is_not_explained(provider: str, tmp_path: Pa
     checkov = shutil.which("checkov")
     if checkov is None:
         pytest.skip("checkov is not on PATH (pip install checkov, in an environment of its own)")
-    write(render(settle(saved(sized(provider, nodes=2)))), tmp_path / "out")
+    write(render(resolve_cluster(saved(sized(provider, nodes=2)))), tmp_path / "out")
     arguments = (checkov, "--directory", str(tmp_path / "out"), "--quiet", "--compact", "--skip-download")
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

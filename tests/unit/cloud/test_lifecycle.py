@@ -16,7 +16,7 @@ import pytest
 from sites import saved, sized
 from stub_provider import serving
 
-from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.lifecycle import refuse_while_jobs_run, remember_login, variables
 from hpcjobs.cloud.schema import provider_schema
@@ -154,7 +154,7 @@ def test_a_folder_that_somebody_changed_is_checked_as_it_is(person: Person) -> N
 
 def test_the_login_is_written_into_the_users_own_copy_with_all_that_stands_there(here: Path) -> None:
     """A shipped site is copied first; comments stay."""
-    cluster = settle(load_site("gcp-t4"))
+    cluster = resolve_cluster(load_site("gcp-t4"))
     own = remember_login(cluster, "hpc@198.51.100.7")
     assert own == here.parent / "home" / ".config" / "hpcjobs" / "site_configs" / "gcp-t4.yaml"
     before = Path(cluster.site.path).read_text(encoding="utf-8").splitlines()
@@ -162,7 +162,7 @@ def test_the_login_is_written_into_the_users_own_copy_with_all_that_stands_there
     changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert changed == [("login: login.gcp-t4.example", "login: hpc@198.51.100.7")]
     assert load_site("gcp-t4").login == "hpc@198.51.100.7"
-    remember_login(settle(load_site("gcp-t4")), "hpc@198.51.100.8")
+    remember_login(resolve_cluster(load_site("gcp-t4")), "hpc@198.51.100.8")
     assert load_site("gcp-t4").login == "hpc@198.51.100.8"
 
 
@@ -200,7 +200,7 @@ def test_the_wheel_is_copied_as_soon_as_the_head_lets_somebody_in() -> None:
 def test_credentials_of_a_service_account_are_taken_from_the_environment(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = settle(saved(sized("nebius", nodes=2)))
+    cluster = resolve_cluster(saved(sized("nebius", nodes=2)))
     assert "service_account=true" not in variables(cluster, here, None)
     monkeypatch.setenv("NB_SA_ID", "serviceaccount-e00")
     assert "service_account=true" in variables(cluster, here, None)

@@ -16,7 +16,7 @@ import pytest
 from sites import PROVIDERS, saved, sized
 from stub_provider import serving
 
-from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.cloud.render import render, write
 from hpcjobs.cloud.schema import problems, provider_schema
 
@@ -66,7 +66,7 @@ class Terraform:
 
 
 def prepared(site: dict[str, Any], folder: Path, stubs: Mapping[str, str]) -> Terraform:
-    write(render(settle(saved(site))), folder)
+    write(render(resolve_cluster(saved(site))), folder)
     terraform = Terraform(folder, stubs)
     terraform.run("init", "-input=false")
     return terraform
@@ -211,7 +211,7 @@ def two_t4(tmp_path_factory: pytest.TempPathFactory, stubs: Mapping[str, str]) -
     """A folder of two nodes, ready to be planned."""
     folder = tmp_path_factory.mktemp("two")
     terraform = Terraform(folder / "out", stubs)
-    write(render(settle(saved(sized("gcp", nodes=2), folder=folder))), terraform.folder)
+    write(render(resolve_cluster(saved(sized("gcp", nodes=2), folder=folder))), terraform.folder)
     terraform.run("init", "-input=false")
     return terraform
 
@@ -237,7 +237,7 @@ def test_a_wrong_variable_is_refused_before_anything_is_built(variable: str, mes
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_is_shipped_names_only_what_the_provider_knows(provider: str) -> None:
-    cluster = settle(saved(sized(provider, nodes=2)))
+    cluster = resolve_cluster(saved(sized(provider, nodes=2)))
     assert problems(render(cluster), cluster.cloud.provider) == []
 
 
@@ -255,6 +255,6 @@ def test_what_is_shipped_names_only_what_the_provider_knows(provider: str) -> No
 )
 def test_a_word_that_the_provider_does_not_know_is_found(provider: str, old: str, new: str, message: str) -> None:
     """Also inside objects, where Terraform drops it in silence; not inside expressions, which only it can read."""
-    cluster = settle(saved(sized(provider, nodes=2)))
+    cluster = resolve_cluster(saved(sized(provider, nodes=2)))
     files = {name: text.replace(old, new) for name, text in render(cluster).items()}
     assert message in "\n".join(problems(files, cluster.cloud.provider))

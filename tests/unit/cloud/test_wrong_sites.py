@@ -10,7 +10,7 @@ import pytest
 from site_folders import user_folder
 from sites import saved, sized, tree
 
-from hpcjobs.cloud.cluster import settle
+from hpcjobs.cloud.cluster import resolve_cluster
 from hpcjobs.errors import ConfigError
 
 Site = dict[str, Any]
@@ -98,7 +98,7 @@ def test_a_wrong_site_is_refused_by_name(
     spoil(site)
     loaded = saved(site)
     with pytest.raises(ConfigError) as caught:
-        settle(loaded)
+        resolve_cluster(loaded)
     message = str(caught.value)
     assert all(part in message for part in expected_message), message
     assert message.startswith(str(user_folder() / "rented.yaml"))
@@ -110,7 +110,7 @@ def test_every_wrong_site_has_a_message_of_its_own() -> None:
         site = tree(provider)
         spoil(site)
         with pytest.raises(ConfigError) as caught:
-            settle(saved(site))
+            resolve_cluster(saved(site))
         messages.add(caught.value.message)
     assert len(messages) == len(WRONG)
 
@@ -118,7 +118,7 @@ def test_every_wrong_site_has_a_message_of_its_own() -> None:
 def test_the_line_of_a_contradiction_is_named() -> None:
     site = saved(tree("gcp") | {"partitions": {"t4": {"nodes": 2, "node": {"cpus": 96}}}})
     with pytest.raises(ConfigError) as caught:
-        settle(site)
+        resolve_cluster(site)
     line = int(str(caught.value).split(":")[1])
     assert "cpus: 96" in Path(site.path).read_text(encoding="utf-8").splitlines()[line - 1]
 
@@ -127,12 +127,12 @@ def test_a_site_without_a_cloud_section_says_where_one_is_shown() -> None:
     site = tree("gcp")
     del site["cloud"]
     with pytest.raises(ConfigError, match=r"has no cloud section\nhint: docs/cloud.md"):
-        settle(saved(site))
+        resolve_cluster(saved(site))
 
 
 def test_a_name_that_no_machine_can_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="names the machines"):
-        settle(saved(sized("gcp", nodes=2), name="My_Cluster"))
+        resolve_cluster(saved(sized("gcp", nodes=2), name="My_Cluster"))
 
 
 def test_a_public_key_may_be_in_a_file_beside_the_site() -> None:
@@ -141,7 +141,7 @@ def test_a_public_key_may_be_in_a_file_beside_the_site() -> None:
     site["cloud"]["ssh"]["keys"] = ["mine.pub"]
     loaded = saved(site)
     (user_folder() / "mine.pub").write_text(key + "\n", encoding="utf-8")
-    assert settle(loaded).ssh_keys == (key,)
+    assert resolve_cluster(loaded).ssh_keys == (key,)
     (user_folder() / "mine.pub").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="does not hold one public key"):
-        settle(loaded)
+        resolve_cluster(loaded)

@@ -57,8 +57,8 @@ program, *words = sys.argv[sys.argv.index("--no-python") + 1:]
 node, count, nodes = int(os.environ.get("SLURM_NODEID", "0")), int(options["nproc-per-node"]), int(options["nnodes"])
 env = lambda n: {**os.environ, "RANK": str(node * count + n), "LOCAL_RANK": str(n), "GROUP_RANK": str(node),
                  "WORLD_SIZE": str(nodes * count), "LOCAL_WORLD_SIZE": str(count)}
-settled = lambda n: [string.Template(word).safe_substitute(local_rank=n) for word in words]  # as torch does
-tasks = [subprocess.Popen([program, *settled(n)], env=env(n)) for n in range(count)]
+fill_in = lambda n: [string.Template(word).safe_substitute(local_rank=n) for word in words]  # as torch does
+tasks = [subprocess.Popen([program, *fill_in(n)], env=env(n)) for n in range(count)]
 sys.exit(max(task.wait() for task in tasks))
 """
 _PYTHON = f"#!{os.path.realpath(sys.executable)} -IS"

@@ -1,4 +1,4 @@
-"""A settled job in sbatch's words, spelled as each site wants them."""
+"""A resolved job as options of sbatch, spelled as each site wants them."""
 
 from __future__ import annotations
 

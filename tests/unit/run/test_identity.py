@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.run import index
-from hpcjobs.run.accounting_file import SETTLED_S
+from hpcjobs.run.accounting_file import FINAL_AFTER_S
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
@@ -225,7 +225,7 @@ def test_the_accountings_end_counts_where_the_job_still_says_running(job: Entry)
     [
         ({"node_list": "n1", "ended": -2.0}, False),
         ({"node_list": "n[1-2]", "ended": -2.0}, True),
-        ({"node_list": "n1", "ended": -2.0 - SETTLED_S}, True),
+        ({"node_list": "n1", "ended": -2.0 - FINAL_AFTER_S}, True),
         ({"name": "allocation", "node_list": "n1", "ended": -2.0}, False),
     ],
 )

@@ -10,7 +10,7 @@ from partition_facts import facts
 
 import hpcjobs
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.models import Layout, Shape
 from hpcjobs.sandbox.slurm_conf import read_slurm_conf
 from hpcjobs.sandbox.slurm_files import slurm_conf
@@ -22,7 +22,7 @@ NAMES = sorted(path.stem for path in gallery_folder().glob("*.yaml"))
 
 
 def layout_of(name: str) -> Layout:
-    return settle(Shape(like=name), load_site(name))
+    return resolve_layout(Shape(like=name), load_site(name))
 
 
 def as_built(partition: Partition, layout: Layout) -> Partition:

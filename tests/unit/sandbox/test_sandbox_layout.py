@@ -10,7 +10,7 @@ import pytest
 
 from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.folder import Folder
-from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.models import Shape
 from hpcjobs.sandbox.modules import write_modulefiles
 from hpcjobs.sandbox.slurm_files import cgroup_conf, gres_conf, slurm_conf
@@ -35,7 +35,7 @@ def mixed_site() -> Site:
 
 def test_a_site_is_scaled_down_to_the_nodes_asked_for_and_its_partitions_overlap() -> None:
     """tu-hpc in four hosts: every partition has all of them, but for short, which has its two."""
-    layout = settle(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc"))
+    layout = resolve_layout(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc"))
     assert [host.name for host in layout.hosts] == ["tu01", "tu02", "tu03", "tu04"]
     assert [host.address for host in layout.hosts] == ["10.78.0.11", "10.78.0.12", "10.78.0.13", "10.78.0.14"]
     members = {name: len(hosts) for name, hosts in layout.members.items()}
@@ -47,14 +47,14 @@ def test_a_site_is_scaled_down_to_the_nodes_asked_for_and_its_partitions_overlap
 def test_settings_of_another_site_take_the_place_of_the_sandboxes_own() -> None:
     changes = {"JobRequeue": "0", "AccountingStoragePort": "", "PrivateData": "jobs"}
     shape = Shape(like="tu-hpc", nodes=4, settings=changes, partition_settings={"short": "Hidden=YES"})
-    lines = slurm_conf(settle(shape, load_site("tu-hpc")), Folder(Path("/x"))).splitlines()
+    lines = slurm_conf(resolve_layout(shape, load_site("tu-hpc")), Folder(Path("/x"))).splitlines()
     assert [line for line in lines if line.startswith(tuple(changes))] == ["JobRequeue=0", "PrivateData=jobs"]
     assert [line.split()[0] for line in lines if line.endswith("Hidden=YES")] == ["PartitionName=short"]
 
 
 def test_kinds_of_node_share_the_hosts_in_proportion_and_each_has_one() -> None:
     """30 and 10 nodes in four hosts are three and one; partitions of one kind share hosts."""
-    layout = settle(Shape(like="big", nodes=4), mixed_site())
+    layout = resolve_layout(Shape(like="big", nodes=4), mixed_site())
     assert layout.members["cpu"] == layout.members["all"] == ("big01", "big02", "big03")
     assert [len(layout.members[name]) for name in ("cpu", "gpu", "all")] == [3, 1, 3]
     assert not set(layout.members["cpu"]) & set(layout.members["gpu"])
@@ -63,21 +63,21 @@ def test_kinds_of_node_share_the_hosts_in_proportion_and_each_has_one() -> None:
 def test_the_sites_modules_are_empty_modulefiles_of_the_hosts(tmp_path: Path) -> None:
     """Of a name and its versions the versions are files; a path is a file of the real site."""
     site = msgspec.structs.replace(mixed_site(), modules=("gcc", "gcc/12.2", "mpi/openmpi-x86_64", "/opt/x", "../y"))
-    layout = settle(Shape(like="big"), site, has_modules=True)
+    layout = resolve_layout(Shape(like="big"), site, has_modules=True)
     assert layout.overlay["modules"] == ["gcc", "gcc/12.2", "mpi/openmpi-x86_64"]
     write_modulefiles(Folder(tmp_path), layout.modules)
     files = sorted(path for path in (tmp_path / "modulefiles").rglob("*") if path.is_file())
     assert [str(path.relative_to(tmp_path / "modulefiles")) for path in files] == ["gcc/12.2", "mpi/openmpi-x86_64"]
-    assert settle(Shape(like="big"), site).overlay["modules"] == []
+    assert resolve_layout(Shape(like="big"), site).overlay["modules"] == []
 
 
 def test_where_slurm_has_no_pmix_its_tasks_find_each_other_by_what_it_has() -> None:
     """Debian took PMIx out of its packages of Slurm."""
     site = mixed_site()
-    assert settle(Shape(like="big"), site).mpi == "pmix"
-    layout = settle(Shape(like="big"), site, mpi_types={"none", "pmi2", "cray_shasta"})
+    assert resolve_layout(Shape(like="big"), site).mpi == "pmix"
+    layout = resolve_layout(Shape(like="big"), site, mpi_types={"none", "pmi2", "cray_shasta"})
     assert (layout.mpi, layout.overlay["mpi"]) == ("pmi2", "pmi2")
-    assert settle(Shape(like="big"), site, mpi_types=()).mpi == "none"
+    assert resolve_layout(Shape(like="big"), site, mpi_types=()).mpi == "none"
 
 
 def several_shapes() -> Site:
@@ -96,7 +96,7 @@ def several_shapes() -> Site:
 
 
 def test_a_partition_of_several_shapes_has_hosts_of_each() -> None:
-    layout = settle(Shape(like="several", nodes=4), several_shapes())
+    layout = resolve_layout(Shape(like="several", nodes=4), several_shapes())
     assert layout.members["both"] == ("several01", "several02", "several03", "several04")
     assert layout.members["small"] == layout.members["both"][:3]
     assert [group.count for group in layout.partitions["both"].groups] == [3, 1]
@@ -106,7 +106,7 @@ def test_a_partition_of_several_shapes_has_hosts_of_each() -> None:
 
 
 def test_slurm_conf_has_shapes_features_limits_and_suspension() -> None:
-    text = slurm_conf(settle(Shape(like="several", nodes=4), several_shapes()), Folder(Path("/var/lib/x")))
+    text = slurm_conf(resolve_layout(Shape(like="several", nodes=4), several_shapes()), Folder(Path("/var/lib/x")))
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("PartitionName", "NodeName"))}
     assert lines["NodeName=several01"].endswith("Gres=gpu:v100:4 Feature=v100,ib")
     assert lines["NodeName=several04"].endswith("RealMemory=8192 TmpDisk=20480 State=UNKNOWN Feature=a")
@@ -118,14 +118,14 @@ def test_slurm_conf_has_shapes_features_limits_and_suspension() -> None:
 
 def test_a_default_of_more_nodes_than_there_are_is_clipped() -> None:
     """Else each job that does not say --nodes would be refused."""
-    layout = settle(Shape(like="big", nodes=2), mixed_site())
+    layout = resolve_layout(Shape(like="big", nodes=2), mixed_site())
     assert layout.overlay["partitions"]["cpu"]["defaults"]["nodes"] == 1
     assert layout.overlay["partitions"]["cpu"]["max_nodes"] == 1
 
 
 def test_accounts_qos_and_features_that_the_site_names_exist() -> None:
     """A site's defaults must be accepted by the cluster that plays it."""
-    layout = settle(Shape(like="big", nodes=2), mixed_site())
+    layout = resolve_layout(Shape(like="big", nodes=2), mixed_site())
     assert layout.accounts == ("sandbox", "grant42")
     assert layout.qos == {"normal": "", "gpu": "1h"}
     assert layout.features == ("ib", "new")
@@ -134,7 +134,7 @@ def test_accounts_qos_and_features_that_the_site_names_exist() -> None:
 def test_the_overlay_is_a_site_with_this_machines_software() -> None:
     """Modules, conda and set-up lines of the real site are not on this machine; its env is kept."""
     site = load_site("tu-hpc")
-    layout = settle(Shape(like="tu-hpc", nodes=4), site)
+    layout = resolve_layout(Shape(like="tu-hpc", nodes=4), site)
     played = msgspec.convert(msgspec.to_builtins(site) | layout.overlay, Site)
     assert (played.modules, played.setup, played.environment.conda, played.module_init) == ((), (), None, None)
     assert played.python == sys.executable
@@ -147,7 +147,7 @@ def test_the_overlay_is_a_site_with_this_machines_software() -> None:
 
 def test_without_like_the_shape_is_that_of_the_options() -> None:
     """Nodes, CPUs and GPUs replace those of the base site."""
-    layout = settle(Shape(nodes=6, cpus_per_node=3, gpus_per_node=2), load_site("sandbox"))
+    layout = resolve_layout(Shape(nodes=6, cpus_per_node=3, gpus_per_node=2), load_site("sandbox"))
     assert len(layout.hosts) == 6
     assert {(host.shape.cpus, host.shape.gpus) for host in layout.hosts} == {(3, 2)}
     assert layout.overlay["partitions"]["cpu"]["nodes"] == 6
@@ -168,18 +168,18 @@ def test_without_like_the_shape_is_that_of_the_options() -> None:
 def test_a_shape_that_does_not_fit_is_refused(shape: Shape, site: str, says: str) -> None:
     """The message says what is there, not only what is wrong."""
     with pytest.raises(RequestError, match=says):
-        settle(shape, load_site(site))
+        resolve_layout(shape, load_site(site))
 
 
 def test_too_few_hosts_for_the_kinds_of_node_are_refused() -> None:
     """One host cannot be a CPU node and a GPU node."""
     with pytest.raises(RequestError, match="2 kinds of node"):
-        settle(Shape(like="big", nodes=1), mixed_site())
+        resolve_layout(Shape(like="big", nodes=1), mixed_site())
 
 
 def test_slurm_conf_says_the_limits_of_the_site() -> None:
     """Read as its administrator would read it."""
-    text = slurm_conf(settle(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc")), Folder(Path("/var/lib/x")))
+    text = slurm_conf(resolve_layout(Shape(like="tu-hpc", nodes=4), load_site("tu-hpc")), Folder(Path("/var/lib/x")))
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("PartitionName", "NodeName"))}
     assert "CoresPerSocket=16 ThreadsPerCore=1 RealMemory=65536" in lines["NodeName=tu03"]
     assert lines["PartitionName=compute"].split()[1:] == [
@@ -201,7 +201,7 @@ def test_slurm_conf_says_the_limits_of_the_site() -> None:
 
 def test_processes_are_known_by_cgroups_where_that_was_asked_for() -> None:
     folder = Folder(Path("/var/lib/x"))
-    plain, with_cgroup = (settle(Shape(proctrack=how), load_site("sandbox")) for how in (None, "cgroup"))
+    plain, with_cgroup = (resolve_layout(Shape(proctrack=how), load_site("sandbox")) for how in (None, "cgroup"))
     assert "ProctrackType=proctrack/linuxproc\n" in slurm_conf(plain, folder)
     assert "ProctrackType=proctrack/cgroup\n" in slurm_conf(with_cgroup, folder)
     assert (
@@ -214,7 +214,7 @@ def test_processes_are_known_by_cgroups_where_that_was_asked_for() -> None:
 
 def test_gpus_are_gres_with_their_model_and_device_files() -> None:
     """Slurm counts files; the fake ones are the sandbox's own."""
-    layout, folder = settle(Shape(like="big", nodes=2), mixed_site()), Folder(Path("/var/lib/x"))
+    layout, folder = resolve_layout(Shape(like="big", nodes=2), mixed_site()), Folder(Path("/var/lib/x"))
     (gpu_host,) = layout.members["gpu"]
     assert gres_conf(layout, folder) == f"NodeName={gpu_host} Name=gpu Type=a100 File={folder.devices}/gpu[0-3]\n"
     assert "GresTypes=gpu\nAccountingStorageTRES=gres/gpu\n" in slurm_conf(layout, folder)
@@ -224,6 +224,6 @@ def test_gpus_are_no_matter_of_the_accounting_where_there_is_none() -> None:
     """slurmctld refuses AccountingStorageTRES=gres/gpu without slurmdbd."""
     settings = {"AccountingStorageType": "accounting_storage/none"}
     for shape, accounted in ((Shape(), True), (Shape(settings=settings), False)):
-        text = slurm_conf(settle(shape, load_site("gcp-t4")), Folder(Path("/s")))
+        text = slurm_conf(resolve_layout(shape, load_site("gcp-t4")), Folder(Path("/s")))
         assert "GresTypes=gpu\n" in text
         assert ("AccountingStorageTRES" in text) is accounted

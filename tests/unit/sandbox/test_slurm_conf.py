@@ -8,7 +8,7 @@ import pytest
 from partition_facts import facts
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.sandbox.layout import settle
+from hpcjobs.sandbox.layout import resolve_layout
 from hpcjobs.sandbox.models import Shape
 from hpcjobs.sandbox.slurm_conf import read_slurm_conf
 from hpcjobs.site.library import load_site
@@ -31,7 +31,7 @@ def test_partitions_nodes_and_limits_are_those_that_the_site_file_of_the_cluster
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_cluster_becomes_a_few_hosts_with_one_of_each_kind(name: str) -> None:
     site = read_slurm_conf(CLUSTERS / f"{name}.conf").site
-    layout = settle(Shape(like=f"{name}.conf"), site)
+    layout = resolve_layout(Shape(like=f"{name}.conf"), site)
     kinds = {group.shape for partition in site.partitions.values() for group in partition.groups}
     assert len(layout.hosts) == max(4, len(kinds))
     assert all(layout.members[partition] for partition in site.partitions)

@@ -69,11 +69,11 @@ def test_a_refresh_of_a_thousand_unfolded_tasks_is_one_question_and_takes_less_t
     async def run() -> None:
         async with app.run_test(size=(160, 50)) as pilot:
             await pilot.press("enter")
-            await settle(pilot)
+            await await_idle(pilot)
             for _ in range(REFRESHES):
                 began, questions = time.process_time(), count(slurm, "squeue")
                 await pilot.press("r")
-                await settle(pilot)
+                await await_idle(pilot)
                 costs.append(time.process_time() - began)
                 assert count(slurm, "squeue") == questions + 1
             table = app.query_one(JobTable)
@@ -93,7 +93,7 @@ def count(slurm: Path, command: str) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-async def settle(pilot: Pilot[Exception]) -> None:
+async def await_idle(pilot: Pilot[Exception]) -> None:
     """Return once nothing is asked or read, and the screen shows it."""
     app = cast(TopScreen, pilot.app)
     await pilot.pause()

@@ -1,4 +1,4 @@
-"""From what is said in several places to one settled job within the site's limits."""
+"""From layers of requested values to one resolved job within the site's limits."""
 
 from __future__ import annotations
 
