@@ -75,6 +75,7 @@ def check(
         present = [agent for agent in all_agents if agent.host in peers]
         if len(place.hosts) > 1:
             measure_latency(present, by_host, peers)
+        # Who cannot be reached would make slow pairs of sound nodes.
         sound = [agent for agent in present if not by_host[agent.host].failures]
         begin(2, f"network and memory of {len(sound)} nodes")
         for _ in range(1 + AGAIN):

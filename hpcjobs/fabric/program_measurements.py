@@ -69,6 +69,7 @@ def measure_gpus(
     left = list(sound)
     while left:
         hosts = [node.host for node in left]
+        # Ranks of torch meet by MASTER_ADDR; a broken PMI of srun must not look like a broken GPU.
         command = place.module(hosts, "hpcjobs.trainers.collectives.gpus", *options, mpi="none")
         try:
             run(command, env=place.world(hosts), timeout_s=min(60.0, max(1.0, until - time.monotonic())))
@@ -81,7 +82,7 @@ def measure_gpus(
             bad.failures.append(str(error))
             left.remove(bad)
     else:
-        return
+        return  # each node has failed
     figures = json.loads(json_file.read_text(encoding="utf-8"))
     findings.gpus.extend(parse_gpus(figures))
     findings.allreduce.update(figures["allreduce"])

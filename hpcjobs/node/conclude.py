@@ -36,7 +36,7 @@ class CurrentAttempt:
         self.options, self.scheduler, self.control = options, scheduler, ControlDir(options.run_dir)
         self.job_id, self.nodes, self.started = job_id, nodes, started
         self.log = JobLog()
-        self._reported = ""
+        self._reported = ""  # a cancellation is written twice: ahead of SIGKILL, and at the end if that is reached
         self.is_over = False
         """Whether its end is the job's end, of which the scheduler learns by the exit code alone."""
 
@@ -86,7 +86,7 @@ class CurrentAttempt:
         decision = self._decide(cause, earlier=True)
         decision = "requeued by Slurm" if decision == decide.CONTINUES else decision
         self._record(AttemptLine(running.job_id, running.started, None, running.nodes, None, cause,
-                             self.control.steps, self.control.saved, decision))  # fmt: skip
+                                 self.control.steps, self.control.saved, decision))  # fmt: skip
         return decision
 
     def conclude(self, end: decide.AttemptEnd, ended: int) -> int:
@@ -104,7 +104,7 @@ class CurrentAttempt:
                 self._suspect_first_failure()
         decision = self._decide(cause, exit_code=end.exit_code)
         attempt = AttemptLine(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
-                          self.control.steps, self.control.saved, decision)  # fmt: skip
+                              self.control.steps, self.control.saved, decision)  # fmt: skip
         self._record(attempt)
         return self.carry_out(attempt, ended)
 
@@ -115,6 +115,7 @@ class CurrentAttempt:
             self.is_over = True
             self.write_state("COMPLETED", 0, ended)
             return 0
+        # Exit code 0 would make Slurm call a job completed that is not.
         code = attempt.exit_code or decide.REQUEUE_CODE
         if decision == decide.CONTINUES:
             self.write_state("REQUEUED", code, ended)  # before Slurm ends this process in the course of it
@@ -175,6 +176,7 @@ class CurrentAttempt:
             history = read_history(self.options.run_dir)
         except OSError as error:
             return f"ended: {error.filename} cannot be read: {error.strerror}"
+        # The scheduler counts this start too, which an earlier attempt did not have before it.
         restarts = self.scheduler.restarts - int(earlier)
         unrecorded = count_unrecorded(history, self.scheduler.job_id, restarts)
         return decide.decide(

@@ -44,6 +44,7 @@ def read_history(run_dir: str) -> History:
     """
     try:
         with open(os.path.join(run_dir, NAME), "rb") as file:
+            # Zeros: a file server that crashed may leave them where the newest line was to be.
             lines = [line for line in file.read().split(b"\n") if line.strip(b"\0 \r\t")]
     except FileNotFoundError:
         return History([])

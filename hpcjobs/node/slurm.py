@@ -90,9 +90,10 @@ class Slurm(NodeSideScheduler):
         job = self._show()
         if not job:
             return None
-        if int(job.get("Restarts", "0")) > self.restarts:
+        if int(job.get("Restarts", "0")) > self.restarts:  # state and reason are those of the next start already
             return decide.REQUEUED
         cause = _REASONS.get(job.get("Reason", "")) or _STATES.get(job.get("JobState", ""))
+        # A requeued job keeps the PreemptTime of an earlier start.
         preempted, started = _epoch(job.get("PreemptTime")), _epoch(job.get("StartTime"))
         if cause in (None, decide.RUNNING) and preempted is not None and preempted >= (started or 0):
             cause = decide.PREEMPT
@@ -137,6 +138,7 @@ class Slurm(NodeSideScheduler):
         while True:
             answer = self._call("scontrol", verb, self.job_id)
             message = _one_line(answer.err or answer.out)
+            # Pending: an earlier try was carried out, and its answer lost.
             if answer.code == 0 or "Job is pending execution" in message:
                 return None
             if not _UNREACHABLE.search(message) or self._monotonic() > give_up:
@@ -147,6 +149,7 @@ class Slurm(NodeSideScheduler):
         """A job after this one, in the same run folder."""
         arguments = ["--parsable", "--dependency=afterany:" + self.job_id]
         log = _log_path()
+        # The file that this job writes to, whose name sbatch would otherwise make anew from the new job's id.
         arguments += ["--output=" + log.replace("%", "%%")] if log else []
         arguments += ["--exclude=" + exclude] if exclude else []
         # sbatch hands its environment on to the job.

@@ -195,7 +195,7 @@ class Supervisor:
         """
         control, tasks = self.job.control, self.job.options.tasks
         returned, ends, failure = self.script.returncode, control.ends(), control.first_failure
-        code = returned if returned >= 0 else 128 - returned
+        code = returned if returned >= 0 else 128 - returned  # after a signal, as a shell says it
         from_step = returned < 0 or self.step_ended_by_us is not None or code == control.step_code
         if not from_step:
             return code
@@ -241,12 +241,13 @@ def supervise(options: Options) -> int:
         return 1
     job.write_state("RUNNING")
     parent = os.getppid()
-    adopt_orphans()
+    adopt_orphans()  # ranks whose launcher was killed stay within reach of signals
     clock = Clock(time.monotonic, scheduler.read_limit())
     publish_deadline(job, clock)
     script = start(options.command, env=script_environ(job, environ, clock), stdin=None)
     end = Supervisor(job, clock, signals, script).run()
     code = job.conclude(end, int(time.time()))
+    # Another parent: slurmstepd was killed, and nobody is left to report the exit code to Slurm.
     if options.scheduler == "slurm" and job.is_over and os.getppid() != parent:
         leave_orphaned(job, code)
     return code

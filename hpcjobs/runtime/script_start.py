@@ -69,6 +69,7 @@ def start(
     """
     if _started and not _started[-1].ended:
         raise UsageError("hpcjobs.runtime.start() was called before", hint="once in a program; finish() ends the run")
+    # From here on, so that the errors of this function are one line with an exit code of their own too.
     hook, sys.excepthook = sys.excepthook, report_error
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("hpcjobs.runtime.start() was called in a thread", hint="signals reach the main thread alone")

@@ -49,6 +49,7 @@ class NodeSampler:
             "cores": cores,
             "rss_bytes": usage.rss_bytes if used is None else used,
             "memory_limit_bytes": self._group.limit_bytes(),
+            # Not below 0: a process or an interface that ends takes its counters with it.
             "network_received_bytes_per_s": max(0, network[0] - network_before[0]) / passed,
             "network_sent_bytes_per_s": max(0, network[1] - network_before[1]) / passed,
             "read_bytes_per_s": max(0, usage.read_bytes - before.read_bytes) / passed,

@@ -32,6 +32,7 @@ _TRANSIENT = re.compile(
 # The question may have arrived and only the answer been lost.
 _ANSWER_LOST = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
 _PAUSES_S = (1.0, 2.0, 4.0)
+# Without --all a job in a hidden partition is no job.
 _SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
 """Jobs asked for by id where there is no sacct; more of them are cheaper in one answer about all jobs."""

@@ -89,12 +89,13 @@ class LoadSampler:
         self.gpus = gpus
         self._ranks = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
         self._cores = sorted({core for rank in self._ranks for core in rank.cpu_affinity()})
-        psutil.cpu_percent(percpu=True)
+        psutil.cpu_percent(percpu=True)  # its first call measures nothing: it begins the interval of the next one
         self._before, self._totals = time.perf_counter(), self._read_counters()
 
     def sample(self) -> Load:
         now, totals = time.perf_counter(), self._read_counters()
         passed = max(now - self._before, 1e-6)
+        # Not below 0: a rank or an interface that ends takes its counters with it.
         rates = [max(0, new - old) / passed for new, old in zip(totals, self._totals, strict=True)]
         self._before, self._totals = now, totals
         busy = psutil.cpu_percent(percpu=True)
