@@ -17,6 +17,7 @@ _SHARED = (
     "processes/__init__.py",
     "processes/events.py",
     "processes/fork.py",
+    "processes/modules.py",
     "processes/start.py",
     "processes/tree.py",
 )

@@ -50,7 +50,9 @@ def inside(
     here = [bind for bind in of_site if os.path.exists(bind.split(":")[0])]
     seen = [arg for bind in (*here, *binds) for arg in ("--bind", bind)]
     try:
-        return runner([program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", *seen, image, *arguments])
+        return runner(
+            [program_here(site), "--quiet", "exec", "--no-home", "--cleanenv", "--pwd", "/", *seen, image, *arguments]
+        )
     except CommandMissingError as error:
         raise CommandMissingError(
             f"{program_here(site)}: not found here",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 from typing import IO, Any
 
+from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import start
 from hpcjobs.runtime.pmix import FENCES
 
@@ -47,7 +48,7 @@ class HostGroup:
 
     def module(self, hosts: Sequence[str], name: str, *arguments: str, mpi: str | None) -> list[str]:
         """The command that runs a Python module once on each of ``hosts``."""
-        return [*self.srun_command(hosts, mpi=mpi), sys.executable, "-u", "-m", name, *arguments]
+        return [*self.srun_command(hosts, mpi=mpi), sys.executable, "-u", *own_module_words(name), *arguments]
 
     def world(self, hosts: Sequence[str]) -> dict[str, str]:
         """The variables of a program over ``hosts``, whose world is smaller than the job's."""

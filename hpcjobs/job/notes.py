@@ -69,7 +69,7 @@ def _options_after_program(job: Job) -> Iterator[str]:
     arguments = job.argv[1:]
     of_submit = options_of_submit() | _OF_SLURM
     typed = [arg for arg in arguments if arg.startswith("-") and arg.partition("=")[0] in of_submit]
-    if not typed or any(arg.startswith("hpcjobs.trainers.") for arg in arguments[:3]):  # those were checked
+    if not typed or any(arg.startswith("hpcjobs.trainers.") for arg in arguments[:4]):  # those were checked
         return
     text = _source(job) if job.batch_script is None else _source_of_batch(job.batch_script)
     for arg in typed:

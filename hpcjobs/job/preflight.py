@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcjobs.job.avoid import record_of
+from hpcjobs.processes.modules import module_words
 from hpcjobs.site.models import Site
 
 REHEARSED_TOLERANCE = "0.8"
@@ -29,4 +30,4 @@ def preflight_words(
     chosen: tuple[str, ...] = () if nodes is None else ("--choose", str(nodes))
     chosen += ("--keep-first",) if chosen and launcher == "mpirun" else ()
     arguments = check_words(site, cpus_per_task=cpus_per_task)
-    return (python, "-u", "-m", "hpcjobs.fabric.check", "--quick", *arguments, *chosen)
+    return (python, "-u", *module_words("hpcjobs.fabric.check"), "--quick", *arguments, *chosen)

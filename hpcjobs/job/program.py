@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcjobs.errors import RequestError
+from hpcjobs.processes.modules import module_words
 
 _TRAINERS = Path(__file__).resolve().parent.parent / "trainers"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z", re.ASCII)
@@ -38,8 +39,8 @@ def program_words(program: str | Sequence[str]) -> tuple[str, ...]:
 def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple[str, ...]:
     """What each task runs for ``program``.
 
-    A bundled trainer's name and a dotted module run as ``python -u -m``, a ``.py`` file as
-    ``python -u FILE``, anything else as the executable it is.
+    A dotted module runs as ``python -u -m``, a ``.py`` file as ``python -u FILE``, anything else as the executable it
+    is. A bundled trainer's name and a module of hpcjobs run without the modules of the folder that they start in.
 
     Raises:
         RequestError: nothing to run, or the file is not there.
@@ -50,7 +51,7 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
         )
     first, *args = program
     if first in trainers():
-        return (python, "-u", "-m", f"hpcjobs.trainers.{first}", *args)
+        return (python, "-u", *module_words(f"hpcjobs.trainers.{first}"), *args)
     if first.endswith(".py"):
         if not os.path.isfile(chdir / first):
             raise RequestError(f"program {first}: no such file in {chdir}")
@@ -64,8 +65,18 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
             f"program {first}: found in {chdir}, but the shell would not look there", hint=f"say ./{first}"
         )
     if _MODULE.match(first):
-        return (python, "-u", "-m", first, *args)
+        words = module_words(first) if first.startswith("hpcjobs.") else ("-m", first)
+        return (python, "-u", *words, *args)
     return (first, *args)
+
+
+def split_module(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """The module that ``argv``, as of `program_argv`, runs, and its arguments; None: it runs no module."""
+    for words in (("-u", "-m"), ("-u", *module_words("")[:-1])):
+        if tuple(argv[1 : 1 + len(words)]) == words:
+            name, *args = argv[1 + len(words) :]
+            return name, tuple(args)
+    return None
 
 
 def misspelt_trainer(program: str) -> str | None:

@@ -9,9 +9,10 @@ from subprocess import TimeoutExpired
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.node.session.servers import LEAST, PACKAGES
+from hpcjobs.processes.modules import LEAVE_FOLDER
 from hpcjobs.processes.start import run
 
-_PROGRAM = """
+_PROGRAM = f"""{LEAVE_FOLDER}
 import importlib.util as util, sys
 if sys.version_info < (3, 9): print("old"); sys.exit()
 from importlib.metadata import version, PackageNotFoundError

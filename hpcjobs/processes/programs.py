@@ -13,6 +13,7 @@ from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import start as starting
+from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import Result as Result
 from hpcjobs.processes.start import Stream
 
@@ -38,15 +39,9 @@ _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", 
 _USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
 
 
-WITHOUT_FOLDER = ("-P",) if sys.version_info >= (3, 11) else ()
-"""Options of this Python: ``-m`` takes no module from the current folder, which may be anybody's. 3.10 has none."""
-_BEFORE_3_11 = "import sys; sys.path = [*filter(None, sys.path)]; from hpcjobs.cli import main; main()"
-
-
 def own_command(*arguments: str) -> list[str]:
     """This hpcjobs with ``arguments``, as a command that takes no module from the current folder."""
-    where = [*WITHOUT_FOLDER, "-m", "hpcjobs"] if WITHOUT_FOLDER else ["-c", _BEFORE_3_11]
-    return [sys.executable, "-u", *where, *arguments]
+    return [sys.executable, "-u", *own_module_words("hpcjobs"), *arguments]
 
 
 class Runner(Protocol):

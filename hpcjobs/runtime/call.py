@@ -1,7 +1,7 @@
 """One cell of a sweep over a Python function: call it, and leave its result or its traceback in the run folder.
 
-Run by each task as ``python -m hpcjobs.runtime.call``. HPCJOBS_SWEEP names the folder that holds the
-pickled function, HPCJOBS_ARGUMENTS has the cell's keywords. Rank 0 writes
+Run by each task. HPCJOBS_SWEEP names the folder that holds the pickled function, HPCJOBS_ARGUMENTS has the cell's
+keywords. The function's module may lie in the current folder, which Python looks through first. Rank 0 writes
 
     result.pkl     what the function returned
     summary.json   the same, if it is a number, text, or a mapping of such
@@ -27,6 +27,7 @@ def main() -> int:
     first = os.environ.get("RANK", "0") == "0"
     if first:
         (run_dir / "error.txt").unlink(missing_ok=True)
+    sys.path.insert(0, os.getcwd())
     try:
         with open(os.path.join(os.environ["HPCJOBS_SWEEP"], "function.pkl"), "rb") as file:
             function = pickle.load(file)

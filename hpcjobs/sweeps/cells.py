@@ -8,7 +8,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ import msgspec
 from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
+from hpcjobs.job.program import split_module
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.points import Point, variable
 
@@ -51,21 +52,22 @@ def make_program(job: Job, *, env: dict[str, str], passing: Passing | None = Non
     python = job.argv[0] == job.python
     argv = job.argv[1:] if python else job.argv
     digest = hashlib.sha256(json.dumps([argv, env], sort_keys=True).encode())
-    for file in _own_files(argv, Path(job.chdir), python=python):
+    module, _ = split_module(job.argv) or (None, ())
+    trainer = module is not None and module.startswith(_TRAINER)
+    for file in _own_files(argv[1] if python else argv[0], Path(job.chdir), module=module):
         digest.update(file.read_bytes())
-    trainer = python and argv[1] == "-m" and argv[2].startswith(_TRAINER)
     if trainer:
         digest.update(__version__.encode())
     return Program(job.argv, digest.hexdigest(), passing or ("flags" if python else "env"), trainer)
 
 
-def _own_files(argv: Sequence[str], folder: Path, *, python: bool) -> Iterator[Path]:
+def _own_files(program: str, folder: Path, *, module: str | None) -> Iterator[Path]:
     """The program's own file, if it lies in the folder that the job starts in or is named by a path."""
-    if python and argv[1] == "-m":
-        base = folder / argv[2].replace(".", "/")
+    if module is not None:
+        base = folder / module.replace(".", "/")
         files = [base.with_suffix(".py"), base / "__main__.py"]
     else:
-        files = [folder / (argv[1] if python else argv[0])]
+        files = [folder / program]
     yield from (path for path in files if os.path.isfile(path))  # no error for a name that is too long
 
 

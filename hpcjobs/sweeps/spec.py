@@ -12,6 +12,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.check import check_trainer
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
+from hpcjobs.job.program import split_module
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
@@ -166,8 +167,9 @@ def check_cells(program: Program, cells: Iterable[Cell]) -> None:
     for cell in cells:
         if not checked or not checked.issuperset(cell.params.items()):
             checked.update(cell.params.items())
-            _, _, _, module, *arguments = command(program, cell)
-            check_trainer(module.rpartition(".")[2], arguments)
+            call = split_module(command(program, cell))
+            assert call is not None
+            check_trainer(call[0].rpartition(".")[2], call[1])
 
 
 def job_layer(path: Path, spec: SweepSpec) -> Layer:

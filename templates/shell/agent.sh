@@ -22,12 +22,13 @@ case $1 in
 esac
 _hj_words=() _hj_python=()
 while [ "$1" != --no-python ]; do
-    [ "$1" != -m ] || _hj_python=("${_hj_words[@]}")
+    [ "$1" != -c ] || _hj_python=("${_hj_words[@]}")
     _hj_words+=("$1")
     shift
 done
 if [ -n "$_hj_numa" ]; then # an option of torch 2.9 and later, which starts numactl
-    if "${_hj_python[@]}" -c 'import importlib.util, os.path, shutil
+    if "${_hj_python[@]}" -c 'import sys; sys.path = [*filter(None, sys.path)]
+import importlib.util, os.path, shutil
 places: list = list(getattr(importlib.util.find_spec("torch"), "submodule_search_locations", ())) + ["/nowhere"]
 raise SystemExit(not (shutil.which("numactl") and os.path.exists(places[0] + "/numa/binding.py")))'; then
         _hj_words+=("$_hj_numa")

@@ -40,7 +40,9 @@ _hj_json=$(printf '{"event":%s,"state":%s,"exit_code":%s,"job_id":%s,"name":%s,"
     "$(_hj_quoted "$_hj_site")" "$(_hj_quoted "$HPCJOBS_RUN_DIR")" "$(_hj_quoted "$(hostname)")" -1 "$(_hj_quoted "$_hj_text")")
 
 _hj_in_python='
-import sys, urllib.request
+import sys
+sys.path = [*filter(None, sys.path)] # without the current folder, which may be of anybody
+import urllib.request
 address, text = sys.stdin.read().split("\n", 1)
 try:
     request = urllib.request.Request(address, text.encode(), {"Content-Type": "application/json"})

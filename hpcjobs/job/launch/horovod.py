@@ -8,9 +8,10 @@ from hpcjobs.job.launch.base import Launch, Raw, command_line, entering, task
 from hpcjobs.job.launch.slurm import one_task_per_rank
 from hpcjobs.job.launch.torch import children
 from hpcjobs.job.models import Job
+from hpcjobs.processes.modules import LEAVE_FOLDER, module_words
 
-_SERVER = """\
-import sys
+_SERVER = f"""\
+{LEAVE_FOLDER}
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 hosts = parse_hosts(sys.argv[1])
@@ -64,6 +65,7 @@ def horovodrun(job: Job) -> Launch:
         hosts = ("-H", Raw('"$_hj_hosts"'))
     elif job.hosts:
         hosts = ("-H", ",".join(f"{host}:{job.ntasks_per_node}" for host in job.hosts))
-    tokens = (job.python, "-m", "horovod.runner.launch", "--gloo", "-np", Raw('"$HPCJOBS_NTASKS"'), *hosts, *interface)
+    launcher = (job.python, *module_words("horovod.runner.launch"))
+    tokens = (*launcher, "--gloo", "-np", Raw('"$HPCJOBS_NTASKS"'), *hosts, *interface)
     plain = r'exec "$@" > >(exec sed -u -E "s/^\[([0-9]+)\]<std(out|err)>:/\1: /") 2>&1'
     return Launch(command=("bash", "-c", plain, "horovodrun", *tokens, *task(job), *job.argv), before=before)

@@ -7,7 +7,7 @@ import sys
 from hpcjobs.job.launch.base import Launch, Raw, entering, task
 from hpcjobs.job.launch.slurm import srun_args
 from hpcjobs.job.models import Job
-from hpcjobs.processes.programs import WITHOUT_FOLDER
+from hpcjobs.processes.modules import module_words, own_module_words
 
 MOST_RESTARTS = 1000
 QUIET = 'export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"'
@@ -31,7 +31,7 @@ def torchrun(job: Job) -> Launch:
         *((f"--address-suffix={job.address_suffix}",) if job.scheduler == "slurm" and job.address_suffix else ()),
         *((f"--numa-binding={numa}",) if (numa := job.affinity.numa_binding or "none") != "none" else ()),
         *entering(job),
-        *(job.python, "-m", "torch.distributed.run"),
+        *(job.python, *module_words("torch.distributed.run")),
         Raw(f'--nnodes="{least}$HPCJOBS_NNODES"'),
         f"--nproc-per-node={job.ntasks_per_node}",
         "--rdzv-backend=c10d",
@@ -51,7 +51,7 @@ def torchrun(job: Job) -> Launch:
 
 def children(job: Job) -> tuple[str, ...]:
     """The whole command: one process that starts the tasks and ends them together."""
-    tokens = (sys.executable, *WITHOUT_FOLDER, "-m", "hpcjobs.runtime.spawn", f"--ntasks={job.ntasks_per_node}", "--")
+    tokens = (sys.executable, *own_module_words("hpcjobs.runtime.spawn"), f"--ntasks={job.ntasks_per_node}", "--")
     return (*tokens, *task(job, label=job.ntasks > 1), *entering(job), *job.argv)
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hpcjobs.files import write_beside
 from hpcjobs.node.session.files import FOLDER, PRIVATE, Kernel, Settings
+from hpcjobs.processes.modules import LEAVE_FOLDER, own_module_words
 from hpcjobs.processes.start import run
 
 CONFIG = "config"
@@ -147,7 +148,7 @@ def jupyter(request: ServerRequest) -> Server:
     }
     if not os.access(os.path.expanduser("~"), os.W_OK):  # as in an image that does not see it
         environment |= {name: str(home / "home") for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")}
-    return Server([sys.executable, "-m", module], environment, path)
+    return Server([sys.executable, *own_module_words(module)], environment, path)
 
 
 def _before(variable: str, folder: Path) -> str:
@@ -200,7 +201,7 @@ def _write_kernels(kernels: list[Kernel], folder: Path, private: Path) -> None:
 
 def _has_ipykernel(python: list[str]) -> bool:
     try:
-        return run([*python, "-c", "import ipykernel"], timeout_s=120).code == 0
+        return run([*python, "-c", f"{LEAVE_FOLDER}; import ipykernel"], timeout_s=120).code == 0
     except (OSError, TimeoutExpired):
         return False
 

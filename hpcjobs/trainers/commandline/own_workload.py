@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from inspect import Parameter, signature
 from types import ModuleType
 from typing import Any
@@ -17,7 +19,7 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parame
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The function that `--workload` names; the current folder is looked through last.
+    """The function that `--workload` names. Its module may lie in the current folder, which hides no other module.
 
     Raises:
         UsageError: says which part of the name does not exist.
@@ -28,6 +30,7 @@ def find_function(name: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
+        _load_from_folder(module_name.partition(".")[0], os.getcwd())
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -40,6 +43,19 @@ def find_function(name: str) -> Callable[..., Any]:
         raise UsageError(f"--workload {name}: {_describe_missing(module, function_name)}")
     _refuse_other_parameters(name, function)
     return function  # type: ignore[no-any-return]
+
+
+def _load_from_folder(package: str, folder: str) -> None:
+    """Load the user's own package or module from `folder` if it has one, although another of the name is installed."""
+    spec = None if package in sys.modules else PathFinder.find_spec(package, [folder])
+    if spec is None or spec.loader is None or spec.origin is None:
+        return
+    sys.modules[package] = module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[package]
+        raise
 
 
 def _refuse_other_parameters(name: str, function: Callable[..., Any]) -> None:

@@ -84,7 +84,7 @@ def run_here(plan: Plan, tmp_path: Path, *, files: bool = True, **env: str) -> s
     (stubs / "bin").mkdir()
     (stubs / "bin" / "activate").touch()
     (stubs / "python").symlink_to(sys.executable)
-    script = re.sub(r"\S+ -m torch\.distributed\.run", "agent", plan.script)
+    script = re.sub(r"\S+ -c '[^']+' torch\.distributed\.run", "agent", plan.script)
     script = re.sub(r"(?<=[' ])/\S*/hpcjobs/venv", str(stubs), script)
     run_dir = tmp_path / "run folder"
     (run_dir / "shell").mkdir(parents=True, exist_ok=True)

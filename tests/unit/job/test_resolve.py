@@ -13,6 +13,7 @@ import hpcjobs
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.settings import VARIABLES
+from hpcjobs.processes.modules import module_words
 
 SITE = """
 partitions:
@@ -163,7 +164,7 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
         return hpcjobs.plan(program, site=site).job.argv
 
     python = sys.executable
-    assert argv("ddp", "--steps", "3") == (python, "-u", "-m", "hpcjobs.trainers.ddp", "--steps", "3")
+    assert argv("ddp", "--steps", "3") == (python, "-u", *module_words("hpcjobs.trainers.ddp"), "--steps", "3")
     assert argv("pkg.mod", "-x") == (python, "-u", "-m", "pkg.mod", "-x")
     assert argv("train.py", "a b") == (python, "-u", "train.py", "a b")
     assert argv("./tool", "") == ("./tool", "")

@@ -144,7 +144,7 @@ def test_where_gpus_are_asked_by_the_task_one_task_per_node_has_all_of_them(
 def test_horovodrun_starts_jobs_of_the_university_cluster() -> None:
     """On one node it takes no other interface than loopback."""
     script = planned("tu-hpc", "horovodrun", "true").script
-    assert '-m horovod.runner.launch --gloo -np "$HPCJOBS_NTASKS" -H "$_hj_hosts" --network-interfaces eth0 ' in script
+    assert ' horovod.runner.launch --gloo -np "$HPCJOBS_NTASKS" -H "$_hj_hosts" --network-interfaces eth0 ' in script
     assert "--network-interfaces" not in planned("tu-hpc", "horovodrun", "true", nodes=1).script
 
 
