@@ -175,7 +175,8 @@ def status(name: Name, as_json: Json = False) -> None:
     if bad:
         table = collect_results(sweep.folder, bad[:20])
         _print_rows([*table.params, "state", "exit_code", "job_id", "log"], table.rows)
-        print(f"{len(bad)} to run again: hpcjobs sweep resume {sweep.definition.name}")
+        if not sweep.folder.foreign:
+            print(f"{len(bad)} to run again: hpcjobs sweep resume {sweep.definition.name}")
 
 
 @app.command()

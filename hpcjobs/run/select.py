@@ -129,10 +129,15 @@ def _by_folder(folder: Path) -> Entry:
         entry = next((e for e in index.entries() if e.run_dir == str(folder.absolute())), None)
     if entry is None:
         raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
-    return entry if _is_known(entry.slurm_conf) else msgspec.structs.replace(entry, slurm_conf=None)
+    return without_unknown_configuration(entry)
 
 
-def _is_known(slurm_conf: str | None) -> bool:
+def without_unknown_configuration(entry: Entry) -> Entry:
+    """``entry``, read from a folder that may be anybody's, without a configuration that is not known."""
+    return entry if is_known_configuration(entry.slurm_conf) else msgspec.structs.replace(entry, slurm_conf=None)
+
+
+def is_known_configuration(slurm_conf: str | None) -> bool:
     """Whether Slurm's commands may read this configuration, which names the plugins that they load.
 
     A run folder may be anybody's, of a cloned repository: its word alone does not count.

@@ -20,6 +20,7 @@ from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 from hpcjobs.sweeps.submit import Outcome, connect_to
 from hpcjobs.sweeps.sweep import Sweep
+from hpcjobs.sweeps.sweep_index import open_folder
 
 
 def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report: Report = discard) -> Study:
@@ -72,7 +73,7 @@ def _folder(study: Study) -> SweepFolder | None:
     """The folder of the study's sweep, if it is there."""
     if study.folder is None or not (Path(study.folder) / "sweep.json").exists():
         return None
-    return SweepFolder(Path(study.folder))
+    return open_folder(Path(study.folder))
 
 
 def _has_submissions(study: Study) -> bool:

@@ -126,7 +126,7 @@ def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, 
 def adopt_chunk(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entry | None:
     """The job of a chunk that was submitted by somebody who then had no time to record it."""
     owner = folder.owner(chunk)
-    if owner == NOBODY:
+    if owner == NOBODY or folder.foreign:
         return None
     plan = plan_in(folder.chunk_dir(chunk.number))
     job_id = owner or queued_as(plan, scheduler)

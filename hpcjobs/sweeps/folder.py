@@ -26,12 +26,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from hpcjobs.errors import UnknownJobError
+from hpcjobs.errors import RequestError, UnknownJobError
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.run.folder import SUBMITTED, make_root
 from hpcjobs.run.index import Entry
+from hpcjobs.run.select import is_known_configuration, without_unknown_configuration
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
 
@@ -80,11 +82,28 @@ class Chunk(Frozen, frozen=True):
 
 
 class SweepFolder:
-    """Reading and writing one sweep's folder."""
+    """Reading and writing one sweep's folder.
 
-    def __init__(self, path: Path) -> None:
+    A ``foreign`` one, whose files say what nobody here has submitted, is only read, and Slurm's commands get no
+    configuration from it that is not known.
+    """
+
+    def __init__(self, path: Path, *, foreign: bool = False) -> None:
         self.path = path
+        self.foreign = foreign
         self._locked = False
+
+    def require_own(self) -> None:
+        """Raise where the sweep is foreign: its files hold the commands that would run.
+
+        Raises:
+            RequestError: says how the sweep is submitted as one's own.
+        """
+        if self.foreign:
+            raise RequestError(
+                f"{self.path} holds a sweep that you have not submitted, whose files would decide what runs as you",
+                hint="`hpcjobs sweep run` with another --name submits it as yours",
+            )
 
     @property
     def definition(self) -> Definition:
@@ -94,9 +113,12 @@ class SweepFolder:
             UnknownJobError: no sweep lies here.
         """
         try:
-            return msgspec.json.decode((self.path / "sweep.json").read_bytes(), type=Definition)
+            definition = msgspec.json.decode((self.path / "sweep.json").read_bytes(), type=Definition)
         except FileNotFoundError as error:
             raise UnknownJobError(f"{self.path} is no sweep (no sweep.json)") from error
+        if not self.foreign or is_known_configuration(definition.job.slurm_conf):
+            return definition
+        return replace(definition, job=replace(definition.job, slurm_conf=None))
 
     def write_definition(self, definition: Definition) -> None:
         """Write the definition; what was submitted before stays."""
@@ -121,7 +143,9 @@ class SweepFolder:
             os.close(descriptor)
 
     def being_submitted(self) -> bool:
-        """Whether a process, this one included, submits for this sweep at the moment."""
+        """Whether a process, this one included, submits for this sweep at the moment; not known of a foreign one."""
+        if self.foreign:
+            return False
         if self._locked:  # closing a second descriptor of the file would drop the lock
             return True
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -136,7 +160,7 @@ class SweepFolder:
     def tail(self) -> Entry | None:
         """The job that submits what the queue had no room for; None: there never was one."""
         try:
-            return msgspec.json.decode((self.path / _TAIL).read_bytes(), type=Entry)
+            return self._checked(msgspec.json.decode((self.path / _TAIL).read_bytes(), type=Entry))
         except FileNotFoundError:
             return None
 
@@ -177,9 +201,13 @@ class SweepFolder:
     def entry(self, chunk: Chunk) -> Entry | None:
         """The chunk's job; None: not recorded as submitted."""
         try:
-            return msgspec.json.decode((self.chunk_dir(chunk.number) / SUBMITTED).read_bytes(), type=Entry)
+            data = (self.chunk_dir(chunk.number) / SUBMITTED).read_bytes()
         except FileNotFoundError:
             return None
+        return self._checked(msgspec.json.decode(data, type=Entry))
+
+    def _checked(self, entry: Entry) -> Entry:
+        return without_unknown_configuration(entry) if self.foreign else entry
 
     def owner(self, chunk: Chunk) -> str | None:
         """The array that runs the chunk, as one of its tasks wrote it; `NOBODY`: given up; None: no task has started,

@@ -60,6 +60,7 @@ def start(folder: SweepFolder, definition: Definition, *, function: bytes | None
 
 def resume(folder: SweepFolder) -> Outcome:
     """Submit the cells that failed or are missing."""
+    folder.require_own()
     definition = folder.definition
     with folder.lock():
         return _submit_missing(folder, definition, CachedQueue(connect_to(definition)))
@@ -73,6 +74,7 @@ def look(folder: SweepFolder) -> Outcome:
 
 def submit_waiting(folder: SweepFolder) -> Outcome:
     """Submit the chunks that the queue had no room for. The sweep's own job calls this."""
+    folder.require_own()
     definition = folder.definition
     with folder.lock():
         scheduler = CachedQueue(connect_to(definition))
@@ -81,6 +83,7 @@ def submit_waiting(folder: SweepFolder) -> Outcome:
 
 def cancel(folder: SweepFolder) -> list[str]:
     """End every array of the sweep and submit nothing more; the ids that were cancelled."""
+    folder.require_own()
     definition = folder.definition
     with folder.lock():
         scheduler = CachedQueue(connect_to(definition))

@@ -64,6 +64,7 @@ class Sweep:
             SchedulerError: the scheduler refused or did not answer; what it took before stays recorded.
         """
         definition = self.definition
+        self.folder.require_own()
         sweep_index.remember(definition.name, self.folder)  # first: what is killed half-way can be resumed by name
         return self._once(lambda: submit.start(self.folder, definition, function=self.function))
 
@@ -179,5 +180,5 @@ def sweep(
 
 def of_definition(definition: Definition) -> Sweep:
     """The sweep of that name below the site's run_root."""
-    folder = SweepFolder(Path(definition.job.run_root) / sweep_index.folder_name(definition.name))
+    folder = sweep_index.open_folder(Path(definition.job.run_root) / sweep_index.folder_name(definition.name))
     return Sweep(folder, definition)

@@ -44,13 +44,26 @@ def find_folder(name: str) -> SweepFolder:
         UnknownJobError: there is none.
     """
     if "/" in name or os.path.isfile(os.path.join(name, "sweep.json")):
-        return SweepFolder(Path(name).absolute())
+        return open_folder(Path(name).absolute())
     known = [sweep for sweep in list_sweeps() if Path(sweep.path).is_dir()]
     named = [Path(sweep.path) for sweep in known if sweep.name == name]
     if not named:
         raise UnknownJobError(f"no sweep named {name!r}", hint=nearest(name, {sweep.name for sweep in known}))
     here = [path for path in named if path.is_relative_to(Path.cwd())]
     return SweepFolder((here or named)[0])
+
+
+def open_folder(path: Path) -> SweepFolder:
+    """The sweep's folder; foreign if there is a sweep in it that is none of the user's."""
+    return SweepFolder(path, foreign=os.path.lexists(path / "sweep.json") and not _is_own(path))
+
+
+def _is_own(path: Path) -> bool:
+    """Whether the user has submitted the sweep in this folder, or this is a job of that sweep."""
+    folder = os.path.realpath(path)
+    if f"{os.path.realpath(os.environ.get('HPCJOBS_RUN_DIR', '/'))}/".startswith(f"{folder}/"):
+        return True
+    return any(os.path.realpath(sweep.path) == folder for sweep in list_sweeps())
 
 
 def list_sweeps() -> list[KnownSweep]:

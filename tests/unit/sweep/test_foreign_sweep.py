@@ -1,0 +1,76 @@
+"""A sweep's folder that came with somebody's files: it is read, and none of its words becomes a command of the user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+from stub_slurm import StubSlurm, install
+
+from hpcjobs.errors import RequestError
+
+
+@pytest.fixture
+def slurm(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubSlurm:
+    return install(monkeypatch, tmp_path / "stubs", limit=100)
+
+
+@pytest.fixture
+def foreign(here: Path, tmp_path: Path, slurm: StubSlurm, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep that somebody else has submitted, on a cluster of a configuration of theirs."""
+    (here / "evil.conf").write_text("PluginDir=.\n")
+    site = {"partitions": {"main": {"nodes": 4, "node": {"cpus": 16}}}, "slurm_conf": str(here / "evil.conf")}
+    (here / "site.yaml").write_text(json.dumps({**site, "run_root": "runs"}))
+    with monkeypatch.context() as other:
+        other.setenv("HOME", str(tmp_path))
+        ok("sweep", "--site", "./site.yaml", "--name", "s", "-t", "5m", "--set", "i=1,2", "true")
+    for command in ("squeue", "sacct", "scontrol", "scancel", "sbatch"):
+        text = (path := tmp_path / "stubs" / command).read_text()
+        path.write_text(text.replace("\n", f'\necho "$SLURM_CONF" >>{tmp_path}/confs\n', 1))
+    return here / "runs/sweep-s"
+
+
+def test_the_status_of_a_foreign_sweep_starts_no_command_with_its_configuration_and_records_nothing(
+    foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "2 PENDING" in ok("sweep", "status", "runs/sweep-s").out
+    assert "PENDING" in ok("sweep", "results", "runs/sweep-s").out
+    assert {*(tmp_path / "confs").read_text().splitlines()} == {""}
+    monkeypatch.setenv("SLURM_CONF", conf := str(foreign.parents[1] / "evil.conf"))
+    ok("sweep", "status", "runs/sweep-s")
+    assert conf in (tmp_path / "confs").read_text().split(), "the user names it"
+    monkeypatch.delenv("SLURM_CONF")
+    (foreign / "chunks/0001/submitted.json").unlink()
+    (foreign / "chunks/0001/owner").write_text("101\n")
+    assert "2 MISSING" in ok("sweep", "status", "runs/sweep-s").out
+    assert "no job 101 was submitted" in within("show", "101").err
+
+
+@pytest.mark.parametrize("verb", ["resume", "continue", "cancel"])
+def test_a_foreign_sweep_submits_and_cancels_nothing(foreign: Path, slurm: StubSlurm, verb: str) -> None:
+    before = slurm.queue()
+    answer = within("sweep", verb, "./runs/sweep-s")
+    assert answer.code == RequestError.exit_code, answer
+    assert f"{foreign} holds a sweep that you have not submitted" in answer.err
+    assert slurm.queue() == before
+
+
+def test_a_sweep_of_the_same_name_is_not_put_into_a_foreign_folder(foreign: Path, slurm: StubSlurm) -> None:
+    before = slurm.queue()
+    again = ("sweep", "--site", "./site.yaml", "-t", "5m", "--set", "i=1,2,3")
+    answer = within(*again, "--name", "s", "true")
+    assert (answer.code, slurm.queue()) == (RequestError.exit_code, before), answer
+    assert "another --name" in answer.err
+    ok(*again, "--name", "mine", "true")
+    ok("sweep", "cancel", "mine")
+    (foreign.parent / "link").symlink_to(foreign.parent / "sweep-mine")
+    ok("sweep", "resume", "runs/link")
+
+
+def test_a_job_of_the_sweep_submits_its_rest_also_where_the_home_is_another(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_RUN_DIR", str(foreign / "next-001"))
+    ok("sweep", "continue", str(foreign))
