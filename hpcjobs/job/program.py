@@ -65,16 +65,15 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
             f"program {first}: found in {chdir}, but the shell would not look there", hint=f"say ./{first}"
         )
     if _MODULE.match(first):
-        words = module_words(first) if first.startswith("hpcjobs.") else ("-m", first)
-        return (python, "-u", *words, *args)
+        return (python, "-u", *(module_words(first) if first.startswith("hpcjobs.") else ("-m", first)), *args)
     return (first, *args)
 
 
 def split_module(argv: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """The module that ``argv``, as of `program_argv`, runs, and its arguments; None: it runs no module."""
-    for words in (("-u", "-m"), ("-u", *module_words("")[:-1])):
-        if tuple(argv[1 : 1 + len(words)]) == words:
-            name, *args = argv[1 + len(words) :]
+    for options in (("-u", "-m"), ("-u", *module_words("")[:-1])):
+        if tuple(argv[1 : 1 + len(options)]) == options:
+            name, *args = argv[1 + len(options) :]
             return name, tuple(args)
     return None
 

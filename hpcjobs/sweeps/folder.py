@@ -160,7 +160,9 @@ class SweepFolder:
     def tail(self) -> Entry | None:
         """The job that submits what the queue had no room for; None: there never was one."""
         try:
-            return self._checked(msgspec.json.decode((self.path / _TAIL).read_bytes(), type=Entry))
+            return self._without_unknown_configuration(
+                msgspec.json.decode((self.path / _TAIL).read_bytes(), type=Entry)
+            )
         except FileNotFoundError:
             return None
 
@@ -204,9 +206,9 @@ class SweepFolder:
             data = (self.chunk_dir(chunk.number) / SUBMITTED).read_bytes()
         except FileNotFoundError:
             return None
-        return self._checked(msgspec.json.decode(data, type=Entry))
+        return self._without_unknown_configuration(msgspec.json.decode(data, type=Entry))
 
-    def _checked(self, entry: Entry) -> Entry:
+    def _without_unknown_configuration(self, entry: Entry) -> Entry:
         return without_unknown_configuration(entry) if self.foreign else entry
 
     def owner(self, chunk: Chunk) -> str | None:

@@ -14,6 +14,7 @@ from commandline import within
 import hpcjobs
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError
+from hpcjobs.processes.modules import module_words
 
 NODE = "{cpus: 64, gpus: 4}"
 SLURM = f"partitions: {{gpu: {{nodes: 4, node: {NODE}}}}}\n"
@@ -90,7 +91,7 @@ def test_the_agent_gets_the_option_where_its_torch_and_numactl_have_it(
     if numactl:
         (tools / "numactl").symlink_to("/bin/true")
     (tmp_path / "agent.py").write_text("import sys\nprint(sys.argv[1:])\n")
-    agent = [sys.executable, "-m", "agent", "--nnodes=1", "--no-python", "prog"]
+    agent = [sys.executable, *module_words("agent"), "--nnodes=1", "--no-python", "prog"]
     done = subprocess.run(
         ["bash", str(data_folder("templates") / "shell/agent.sh"), "--numa-binding=node", *agent],
         env={"PATH": str(tools), "PYTHONPATH": str(tmp_path), "HPCJOBS_SCHEDULER": "local", "HOME": os.environ["HOME"]},

@@ -54,8 +54,8 @@ def test_a_trainer_runs_the_users_own_workload_of_the_folder_and_no_foreign_modu
     launcher: str, here: Path, marker: Path
 ) -> None:
     (here / "mailbox.py").write_text(WORKLOAD)  # also where Python has one of the name
-    words = ("ddp", "--workload", "mailbox:make", "--steps", "1", "--no-probe", "--device", "cpu")
-    ok("submit", "--site", "local", "--launcher", launcher, "--wait", *words)
+    program = ("ddp", "--workload", "mailbox:make", "--steps", "1", "--no-probe", "--device", "cpu")
+    ok("submit", "--site", "local", "--launcher", launcher, "--wait", *program)
     assert not marker.exists(), marker.read_text()
 
 
