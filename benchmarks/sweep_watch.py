@@ -1,4 +1,4 @@
-"""How often is the scheduler count_calls while a sweep is watched, against submitit?
+"""How often is the scheduler asked while a sweep is watched, against submitit?
 
     python benchmarks/sweep_watch.py [--site tu-hpc] [--cells 20] [--seconds 30]
 

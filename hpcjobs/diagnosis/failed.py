@@ -78,6 +78,7 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
 def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _Conclusion:
     state = facts.state or ""
     of_slurm = best if best is not None and best.rule.cause in _BY_SLURM else None
+    # A cancelled job was not always cancelled by somebody: srun's lines say why Slurm did it.
     if state == "CANCELLED" and of_slurm is not None:
         return _by_rule(of_slurm)
     if state in STATES:
@@ -85,6 +86,7 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
         return _at_step(facts, STATES[state], same_cause)
     signal = _signal(facts, failure)
     names_cause = best is not None and best.rule.kind is Kind.CAUSE
+    # Of memory the accounting knows the task; the log's lines are of any that Slurm killed with it.
     if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:
         return _at_step(facts, _by_rule(best).end, best)
     if best is not None and names_cause and (signal in (None, _ENDED_BY_OTHERS) or _is_of(best, failure)):
@@ -95,6 +97,7 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
     if signal in SIGNALS and not (signal == _ENDED_BY_OTHERS and error):
         return _Conclusion(SIGNALS[signal], error if error and _is_of(error, failure) else None)
     code = failure.exit_code if failure is not None and failure.exit_code is not None else facts.exit_code
+    # Only of our trainers: any other program gives these numbers a meaning of its own.
     trainer_codes = TRAINER_EXIT_CODES if facts.bundled_trainer else {}
     if error is not None and error.rule.cause == PROGRAM_ERROR and code in trainer_codes:
         return _Conclusion(trainer_codes[code], error if _is_of(error, failure) else None)

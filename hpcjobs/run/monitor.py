@@ -118,6 +118,7 @@ class JobSampling:
         while True:
             while watch.look():
                 newest = newest_samples(samples_dir(self._entry))
+                # Older ones are of an attempt before, perhaps on other nodes.
                 newest = [node for node in newest if node.taken >= self._since - FRESH_S]
                 yield newest
                 if not self._is_sampled() and time.monotonic() >= next_try:

@@ -103,7 +103,7 @@ class Run(ScriptRank):
         Raises:
             TypeError: a value is no number; the message names the key.
         """
-        if type(step) is not int or step < 0:
+        if type(step) is not int or step < 0:  # at every step: the usual types are known without a call
             step = read_step(step, "log")
         for key, value in values.items():
             if type(value) is not float and type(value) is not int:
@@ -127,7 +127,7 @@ class Run(ScriptRank):
         True after the job was told to end: ahead of its time limit, of a preemption, or by ``kill``. Then save, and
         call `leave()`. Costs no collective call, unless `start()` was given ``reduce``.
         """
-        if not self._listens:
+        if not self._listens:  # started by hand, a script that never asks is still ended by `kill`
             self.listen()
         if self._heartbeat is not None:
             self._heartbeat.beat(self._newest_step)

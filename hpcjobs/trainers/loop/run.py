@@ -238,7 +238,7 @@ def set_numerics(config: Config, workload: Workload) -> None:
     torch.backends.cudnn.allow_tf32 = config.tf32
     torch.backends.cudnn.benchmark = workload.convolutions and not config.deterministic
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without one cuBLAS may sum in another order
         torch.use_deterministic_algorithms(True)
 
 
