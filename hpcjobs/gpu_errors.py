@@ -97,6 +97,21 @@ CUDNN_VERSIONS = GpuError(
     "torch loads another version of cuDNN than it was built with",
     "python -c 'import torch; print(torch.backends.cudnn.version())'  # `module list`, LD_LIBRARY_PATH",
 )
+MISSING = GpuError(
+    "gpu-missing",
+    CONFIGURATION,
+    r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device is detected|CUDA_ERROR_NO_DEVICE"
+    r"|Found no NVIDIA driver|Torch not compiled with CUDA enabled",
+    "The program needs a GPU and has none: none was requested, or this torch is built without CUDA",
+    "nvidia-smi or rocm-smi on the node, and a torch with CUDA or ROCm",
+)
+NUMBER = GpuError(
+    "gpu-number",
+    CONFIGURATION,
+    r"invalid device ordinal|(?:cudaError|CUDA_ERROR_|hipError)(?:InvalidDevice\b|INVALID_DEVICE\b)",
+    "A rank asked for a GPU by a number that it does not see",
+    "use LOCAL_RANK modulo torch.cuda.device_count(): with --gpus-per-task each rank sees its own GPU as number 0",
+)
 LOST = GpuError(
     "peer-lost",
     RANK_LOST,
@@ -115,6 +130,8 @@ KINDS: Tuple[GpuError, ...] = (
     DRIVER,
     ARCHITECTURE,
     CUDNN_VERSIONS,
+    MISSING,
+    NUMBER,
     LOST,
 )
 """The first one whose pattern fits counts: a broken GPU also aborts the communicators of its rank."""

@@ -102,7 +102,7 @@ class CurrentAttempt:
             self._suspect_silent_nodes()
             if end.gpu_fault:
                 self._suspect_first_failure()
-        decision = self._decide(cause, exit_code=end.exit_code)
+        decision = self._decide(cause, end=end)
         attempt = AttemptLine(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                               self.control.steps, self.control.saved, decision)  # fmt: skip
         self._record(attempt)
@@ -170,7 +170,7 @@ class CurrentAttempt:
         except OSError as error:
             report(f"the suspects cannot be written: {error.strerror}")
 
-    def _decide(self, cause: str, *, earlier: bool = False, exit_code: Optional[int] = None) -> str:
+    def _decide(self, cause: str, *, earlier: bool = False, end: Optional[decide.AttemptEnd] = None) -> str:
         """The decision by the history; a history that cannot be read ends the job, and spends no budget."""
         try:
             history = read_history(self.options.run_dir)
@@ -185,7 +185,8 @@ class CurrentAttempt:
             history=history,
             budgets=self.options.budgets,
             unrecorded=unrecorded,
-            exit_code=exit_code,
+            exit_code=None if end is None else end.exit_code,
+            wrong_configuration=None if end is None else end.wrong_configuration,
         )
 
     def _record(self, attempt: AttemptLine) -> None:

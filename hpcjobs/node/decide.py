@@ -44,6 +44,8 @@ class AttemptEnd(NamedTuple):
     """Why the scheduler ends the job: a cause, ``running``, ``cancelled`` or ``requeued``; None: it does not answer."""
     gpu_fault: bool = False
     """The log names a GPU with a hardware fault."""
+    wrong_configuration: Optional[str] = None
+    """What is wrong with GPUs, ranks, network interface or versions, by the last lines of the rank that failed first."""
 
 
 def find_cause(end: AttemptEnd) -> Optional[str]:
@@ -79,6 +81,7 @@ def decide(
     budgets: Dict[str, int],
     unrecorded: int = 0,
     exit_code: Optional[int] = None,
+    wrong_configuration: Optional[str] = None,
 ) -> str:
     """``completed``, ``requeued``, or ``ended:`` and the reason.
 
@@ -93,6 +96,8 @@ def decide(
         return (
             f"ended: code {CONFIGURATION_CODE}, the configuration cannot work, and another attempt would meet the same"
         )
+    if cause == ERROR and wrong_configuration is not None:
+        return f"ended: the configuration cannot work, and another attempt would meet the same: {wrong_configuration}"
     spent = sum(attempt.cause == cause for attempt in history.attempts) + unrecorded
     if spent >= budgets[cause]:
         return f"ended: the budget {cause}={budgets[cause]} is spent"

@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from typing import List
+from typing import List, Optional
 
 from hpcjobs import gpu_errors
 
@@ -11,6 +11,11 @@ _LAUNCH_FAILED = re.compile(rb"^srun: error: Task launch for \S+ failed on node 
 _GPU_FAULTS = [re.compile(kind.pattern.encode("ascii")) for kind in gpu_errors.KINDS if kind.effect == gpu_errors.FAULT]
 _MOST_BYTES = 1 << 20
 """Of the end of a log: the failure to launch a step is among the last that is written."""
+_ERROR_LINES = 200
+"""Of the rank that failed first: a traceback with the C++ stack below it. Further up a program may name an error that it
+coped with."""
+_WARNING = re.compile(r"[Ww]arning: ")
+"""torch warns of a driver that is too old, and trains on the CPU."""
 _OWN = "/proc/self/fd/2"
 
 
@@ -29,6 +34,17 @@ class JobLog:
         """Whether a program printed that a GPU has a fault; False where the log cannot be read."""
         text = self._read_end()
         return any(fault.search(text) for fault in _GPU_FAULTS)
+
+    def find_configuration_error(self, rank: Optional[int]) -> Optional[gpu_errors.GpuError]:
+        """The error by which ``rank`` ended, if it is one that another attempt would meet too.
+
+        Where no line is marked as this rank's, the last lines of all count; None also where the log cannot be read.
+        """
+        lines = self._read_end().decode("utf-8", "replace").split("\n")
+        own = [line for line in lines if re.match(r" *0*{}: ".format(rank), line)] or lines
+        errors = [line for line in own[-_ERROR_LINES:] if not _WARNING.search(line)]
+        kind = gpu_errors.classify("\n".join(errors))
+        return kind if kind is not None and kind.effect == gpu_errors.CONFIGURATION else None
 
     def _read_end(self) -> bytes:
         """The end of what this attempt wrote; empty where the log is no file or cannot be read."""

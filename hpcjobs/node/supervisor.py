@@ -177,6 +177,8 @@ class Supervisor:
             # A script with several steps, or with none that is a rank, has no rank 0 that could tell its end.
             no_ranks = options.tasks == 0 or not (options.agents or control.ends() or control.started_hosts())
             completed = no_ranks and cause in (None, decide.RUNNING)
+        failure = control.first_failure
+        wrong = self.job.log.find_configuration_error(None if failure is None else failure.rank) if code != 0 else None
         return decide.AttemptEnd(
             exit_code=code,
             asks_to_continue=control.asks_to_continue,
@@ -186,6 +188,7 @@ class Supervisor:
             past_limit=self.clock.left_s <= PAST_LIMIT_S,
             scheduler_cause=None if cause == decide.RUNNING else cause,
             gpu_fault=code != 0 and self.job.log.names_gpu_fault(),
+            wrong_configuration=None if wrong is None else wrong.text,
         )
 
     def _exit_code(self) -> int:

@@ -106,9 +106,10 @@ _hj_record_end() { # at once: a rank that fails because this one is missing must
     esac
 }
 
-# The agent restarts ranks whatever ended them; a program's own error would only come again.
-if [ -n "$_hj_max_errors" ] && [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt "$_hj_max_errors" ] &&
-    read -r _hj_code _ <"$HPCJOBS_RUN_DIR/first_failure"; then
+# The agent restarts ranks whatever ended them; a program's own error would only come again, and 23 comes every time.
+if [ -n "$_hj_max_errors" ] && [ "${TORCHELASTIC_RESTART_COUNT:-0}" -gt 0 ] &&
+    read -r _hj_code _ <"$HPCJOBS_RUN_DIR/first_failure" &&
+    { [ "$_hj_code" = 23 ] || [ "$TORCHELASTIC_RESTART_COUNT" -gt "$_hj_max_errors" ]; }; then
     case $_hj_code in
         11 | 18 | 19 | 22 | 134 | 137) rm -f -- "$HPCJOBS_RUN_DIR/first_failure" ;;
         *) exit "$_hj_code" ;;

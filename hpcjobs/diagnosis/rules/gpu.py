@@ -23,11 +23,11 @@ GPU: tuple[Rule, ...] = (
     gpu_rule(gpu_errors.DRIVER),
     gpu_rule(gpu_errors.ARCHITECTURE),
     gpu_rule(gpu_errors.CUDNN_VERSIONS),
+    gpu_rule(gpu_errors.MISSING, "{again} --gpus-per-node 1"),
     rule(
-        "gpu-missing",
-        r"No (?:CUDA|HIP) GPUs are available|no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE"
-        r"|Found no NVIDIA driver|No devices were found|Torch not compiled with CUDA enabled",
-        "The program needs a GPU and has none: none was requested, or this torch is built without CUDA",
+        gpu_errors.MISSING.cause,
+        r"No devices were found",  # nvidia-smi
+        gpu_errors.MISSING.text,
         "{again} --gpus-per-node 1",
     ),
     rule(
@@ -37,12 +37,7 @@ GPU: tuple[Rule, ...] = (
         "nvidia-smi  # on the node: `Compute M.` and the processes; two ranks must not take the same GPU",
         certain=False,
     ),
-    rule(
-        "gpu-number",
-        r"invalid device ordinal|CUDA_ERROR_INVALID_DEVICE",
-        "A rank asked for a GPU by a number that it does not see",
-        "use LOCAL_RANK modulo torch.cuda.device_count(): with --gpus-per-task each rank sees its own GPU as number 0",
-    ),
+    gpu_rule(gpu_errors.NUMBER),
     rule(
         "gpu-assertion",
         r"device-side assert triggered|CUDA error: an illegal memory access",

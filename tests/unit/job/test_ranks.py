@@ -94,6 +94,16 @@ def test_lines_are_labelled_and_the_first_failure_is_recorded_once(tmp_path: Pat
     assert (tmp_path / "first_failure").read_text().split()[:2] == ["7", "5"]
 
 
+@pytest.mark.parametrize(("code", "restart", "runs"), [(1, 2, True), (1, 4, False), (23, 1, False)])
+def test_an_agent_that_restarts_ranks_meets_errors_as_often_as_their_budget_and_a_wrong_configuration_once(
+    code: int, restart: int, runs: bool, tmp_path: Path
+) -> None:
+    assert rank("torchrun", TORCH, tmp_path, "--max-errors=3", program=f"exit {code}").returncode == code
+    again = TORCH | {"TORCHELASTIC_RESTART_COUNT": str(restart)}
+    done = rank("torchrun", again, tmp_path, "--max-errors=3", program="echo ran")
+    assert (done.stdout == "ran\n", done.returncode) == (runs, 0 if runs else code)
+
+
 def test_local_jobs_of_two_queues_with_one_number_start_at_different_ports(tmp_path: Path) -> None:
     """Both may look for a free port before either listens; their jobs have the same number."""
     common = f". {SHELL / 'common.bash'}; free_port"

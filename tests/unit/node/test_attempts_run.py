@@ -348,6 +348,41 @@ def test_a_program_that_reports_a_broken_gpu_spends_the_budget_of_nodes_and_its_
     assert node.requeued == broken
 
 
+DUPLICATE = "ncclInvalidUsage: invalid usage. Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+TOO_MANY = "RuntimeError: CUDA error: invalid device ordinal"
+NO_INTERFACE = "Bootstrap : no socket interface found"
+ADAPTED = "flash attention is off: CUDA error: no kernel image is available for execution on the device"
+OLD_DRIVER = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([f"1: {DUPLICATE}", "0: ValueError: no such column"], "Two ranks use the same GPU"),
+        ([f" 1: {TOO_MANY}"], "A rank asked for a GPU by a number that it does not see"),
+        ([f"01: {NO_INTERFACE}"], "The network interface that NCCL or Gloo was told to use is not on the node"),
+        ([DUPLICATE], "Two ranks use the same GPU"),
+        ([f"0: {DUPLICATE}", "1: ValueError: no such column"], None),
+        ([f"1: {OLD_DRIVER}", "1: ValueError: no such column"], None),
+        ([f"1: {ADAPTED}", *(f"1: step {step}" for step in range(300)), "1: ValueError: no such column"], None),
+    ],
+)
+def test_a_script_that_fails_by_its_configuration_of_gpus_or_network_is_not_retried_though_errors_are(
+    node: Node, lines: list[str], reason: str | None
+) -> None:
+    """By the last lines of the rank that failed first; the program's own exit code says nothing of it."""
+    said = node.run_dir / "said"
+    said.write_text("\n".join([*lines, ""]))
+    failed = f"cat {said} >&2; " + 'echo "1 1 there" >"${HPCJOBS_CONTROL_DIR%/*}/first_failure"; exit 1'
+    with (node.run_dir / "log").open("w") as output:
+        process = node.begin(failed, "--budgets", BUDGETS.replace("error=0", "error=3"), stderr=output)
+        assert process.wait(timeout=60) == 1
+    same = "ended: the configuration cannot work, and another attempt would meet the same: "
+    assert [each["decision"] for each in node.history] == ["requeued" if reason is None else same + reason]
+    assert node.requeued == (reason is None)
+    assert node.suspects == []
+
+
 def test_a_node_on_which_no_task_began_is_suspected(node: Node) -> None:
     began = 'touch "$HPCJOBS_CONTROL_DIR/started/here"; '
     code, err = node.run(began + 'echo 137 >"$HPCJOBS_CONTROL_DIR/step_code"; exit 137')
