@@ -45,7 +45,7 @@ class AttemptEnd(NamedTuple):
     gpu_fault: bool = False
     """The log names a GPU with a hardware fault."""
     wrong_configuration: Optional[str] = None
-    """What is wrong with GPUs, ranks, network interface or versions, by the last lines of the rank that failed first."""
+    """What is wrong with GPUs, network interface or versions, by the last lines of the rank that failed first."""
 
 
 def find_cause(end: AttemptEnd) -> Optional[str]:

@@ -12,7 +12,7 @@ _GPU_FAULTS = [re.compile(kind.pattern.encode("ascii")) for kind in gpu_errors.K
 _MOST_BYTES = 1 << 20
 """Of the end of a log: the failure to launch a step is among the last that is written."""
 _ERROR_LINES = 200
-"""Of the rank that failed first: a traceback with the C++ stack below it. Further up a program may name an error that it
+"""Of the rank that failed first: a traceback with the C++ stack below it. An error further up is one that the program
 coped with."""
 _WARNING = re.compile(r"[Ww]arning: ")
 """torch warns of a driver that is too old, and trains on the CPU."""
@@ -41,7 +41,7 @@ class JobLog:
         Where no line is marked as this rank's, the last lines of all count; None also where the log cannot be read.
         """
         lines = self._read_end().decode("utf-8", "replace").split("\n")
-        own = [line for line in lines if re.match(r" *0*{}: ".format(rank), line)] or lines
+        own = [line for line in lines if re.match(rf" *0*{rank}: ", line)] or lines
         errors = [line for line in own[-_ERROR_LINES:] if not _WARNING.search(line)]
         kind = gpu_errors.classify("\n".join(errors))
         return kind if kind is not None and kind.effect == gpu_errors.CONFIGURATION else None

@@ -47,7 +47,7 @@ GPU: tuple[Rule, ...] = (
     rule(
         "gpu-kernel-failed",
         r"unspecified launch failure|CUDA error: (?:misaligned address|an illegal instruction|hardware stack error"
-        r"|invalid program counter)|Memory access fault by GPU node",
+        r"|invalid program counter)|Memory access fault by GPU node|HSA_STATUS_ERROR_EXCEPTION",
         "A kernel on the GPU was ended: mostly by a wrong address in the program or in an extension",
         "{again} --env CUDA_LAUNCH_BLOCKING=1 --env AMD_SERIALIZE_KERNEL=3  # names the line",
         certain=False,

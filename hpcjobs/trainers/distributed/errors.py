@@ -36,7 +36,8 @@ STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, e
 FULL = ("DefaultCPUAllocator", "not enough memory", "out of memory")
 END_OF_FACTS = re.compile(
     r"Exception raised from|CUDA kernel errors might be|HIP kernel errors might be|For debugging consider|"
-    r"Compile with .?TORCH_USE|If reserved but unallocated|If reserved memory is|See documentation for"
+    r"Search for .(?:cuda|hip)Error|Compile with .?TORCH_USE|If reserved but unallocated|"
+    r"If reserved memory is|See documentation for"
 )
 """Where torch's general advice, or its C++ stack, begins."""
 

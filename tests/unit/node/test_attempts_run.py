@@ -348,7 +348,7 @@ def test_a_program_that_reports_a_broken_gpu_spends_the_budget_of_nodes_and_its_
     assert node.requeued == broken
 
 
-DUPLICATE = "ncclInvalidUsage: invalid usage. Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+DUPLICATE = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
 TOO_MANY = "RuntimeError: CUDA error: invalid device ordinal"
 NO_INTERFACE = "Bootstrap : no socket interface found"
 ADAPTED = "flash attention is off: CUDA error: no kernel image is available for execution on the device"

@@ -26,6 +26,7 @@ CODES = {
 CLASSES: dict[str, type[Exception]] = {
     "RuntimeError": RuntimeError,
     "ImportError": ImportError,
+    "AcceleratorError": getattr(torch, "AcceleratorError", RuntimeError),  # from torch 2.8 on
     "OutOfMemoryError": torch.OutOfMemoryError,
     "DistBackendError": dist.DistBackendError,
 }
@@ -45,9 +46,12 @@ def test_an_error_of_cuda_or_nccl_has_its_exit_code_and_keeps_its_own_text(
         return
     assert ours is not None
     assert ours.code == CODES[error.effect]
-    last = error.message.split("Last error:")[-1].split("CUDA kernel errors")[0].split(" If reserved")[0]
+    last = error.message.split("Last error:")[-1]
+    for advice in ("CUDA kernel errors", " If reserved", "Search for"):
+        last = last.split(advice)[0]
     assert " ".join(last.split()).rstrip(".") in str(ours)
     assert "CUDA_LAUNCH_BLOCKING" not in str(ours)
+    assert "https://" not in str(ours)
 
 
 def test_a_gpu_without_memory_shows_torchs_figures_and_what_to_change_and_never_the_nodes_memory() -> None:
