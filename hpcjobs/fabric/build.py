@@ -53,6 +53,7 @@ def build(target: str = "auto") -> Path:
     if cuda:
         nvcc = _require_program("nvcc", "is CUDA's module named in the site file?")
         common = [nvcc, "-x", "cu", "-ccbin", mpicxx, "-Xcompiler", "-fopenmp", "-O3", "-std=c++17"]
+        common += _find_libraries(nvcc)
         attempts = [[*common, *code, cublas] for code in _choose_code(compute_capabilities()) for cublas in _CUBLAS]
     else:
         attempts = [[mpicxx, "-O3", "-march=native", "-fopenmp", "-std=c++17"]]
@@ -65,6 +66,12 @@ def build(target: str = "auto") -> Path:
 
 _CUBLAS = ("-lcublas", "-DNO_CUBLAS")
 """A CUDA installation may come without cuBLAS."""
+
+
+def _find_libraries(nvcc: str) -> list[str]:
+    """Where CUDA's libraries are, for an nvcc of pip's package nvidia-cuda-nvcc: it looks in lib64 alone."""
+    folder = Path(nvcc).resolve().parents[1] / "lib"
+    return [f"-L{folder}"] if (folder / "libcudart_static.a").exists() else []
 
 
 def compute_capabilities() -> list[str]:

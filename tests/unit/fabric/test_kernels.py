@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cuda_compiler import NVCC, needs_nvcc
 
 from hpcjobs.fabric.build import KERNELS, SOURCE
 
@@ -18,7 +19,6 @@ EMULATED_CUDA = REPOSITORY / "tests/data/emulated_cuda"
 FOREIGN = ("HPCJOBS_", "SLURM_", "OMPI_", "PMIX_")
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpicxx") is None, reason="no MPI compiler here")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_where_mpi_reads_the_memory_of_gpus_the_sweep_sends_from_there(emulated:
 
 @needs_nvcc
 def test_registers_and_shared_memory_are_those_of_the_design(kernels: ModuleType, tmp_path: Path) -> None:
-    uses = kernels.compile_kernels("nvcc", tmp_path, architectures=(70, 80, 90))
+    uses = kernels.compile_kernels(NVCC, tmp_path, architectures=(70, 80, 90))
     assert {use.kernel for use in uses} == set(kernels.SHARED_BYTES)
     assert {use.architecture for use in uses} >= {80, 90}
     assert [problem for use in uses for problem in use.problems()] == []
@@ -147,7 +147,7 @@ def test_registers_and_shared_memory_are_those_of_the_design(kernels: ModuleType
 @needs_nvcc
 def test_shared_memory_is_read_in_vectors_and_tensor_cores_multiply(kernels: ModuleType, tmp_path: Path) -> None:
     """In each of 8 steps a thread reads 2 vectors of A and 2 of B, for 64 products."""
-    ptx = kernels.compile_ptx("nvcc", tmp_path, architecture=80)
+    ptx = kernels.compile_ptx(NVCC, tmp_path, architecture=80)
     assert ptx.count("ld.shared.v4.f32") == 8 * (2 + 2)
     assert ptx.count("fma.rn.f32") == 8 * 64
     assert ptx.count("ld.global.v4.f32") == 2 * 2

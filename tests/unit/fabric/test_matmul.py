@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cuda_compiler import NVCC, needs_nvcc
 
 from hpcjobs.fabric import build as builder
 from hpcjobs.fabric.build import build
@@ -128,10 +129,12 @@ def test_a_job_without_gpus_on_a_machine_that_has_some_gets_the_program_for_cpus
     assert build().read_text() == f"{compiler}\n"
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+@needs_nvcc
 def test_nvcc_compiles_the_same_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For one kind of GPU: for all it takes minutes."""
+    assert NVCC is not None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(NVCC).parent}:{os.environ['PATH']}")
     monkeypatch.setattr(builder, "compute_capabilities", lambda: ["90"])
     made = build("cuda")
     assert b"cudaMalloc" in made.read_bytes()
