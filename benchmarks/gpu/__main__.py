@@ -1,4 +1,6 @@
-"""Prove the GPU path on this machine: every trainer, errors, speed and memory. Writes gpu-report/."""
+"""Prove the GPU path on this machine: every trainer, errors, speed and memory.
+
+Writes gpu-report/: report.md, report.json and pictures."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hpcjobs
 from gpu import speed, training
 from gpu.bench import Bench
 from gpu.report import draw, write_report
@@ -23,28 +26,41 @@ STEPS: tuple[Step, ...] = (*training.STEPS, *speed.PROGRAMS, *speed.SPEEDS, spee
 """Horovod comes last: to build it takes minutes."""
 MINUTES = 10.0
 EPILOG = """\
-With a GPU it takes at most ten minutes (--minutes): steps for which no time is left are not run. With several GPUs
-trainers use all of them. A step that fails does not end the others, and the report is rewritten after each.
-Exit code: 0 where all steps passed or could not run here, 1 where one failed, 2 for a wrong call, 130 and 143 where it
-was told to stop.
+With a GPU it takes at most ten minutes (--minutes): steps for which no time is left are not run. With several GPUs the
+trainers use all of them. If a step fails, the others still run, and the report is rewritten after each step.
+Exit code: 0 if all steps passed or could not run here, 1 if one failed, 2 for a wrong option or if there is no GPU, 130
+after SIGINT (Ctrl-C), 143 after SIGTERM.
 
 make gpu                                  all steps, on this machine's GPUs
-make gpu ARGS=--rehearse                  the same steps on the CPU, with tiny sizes and no judgement of speed
-make gpu ARGS='--only fabric matmul'      some of them
+make gpu ARGS=--rehearse                  the same steps on the CPU, with tiny sizes; speed is not judged
+make gpu ARGS='--only fabric matmul'      some of the steps
 """
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="make gpu", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="make gpu",
+        usage="make gpu [ARGS='OPTION...']",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny sizes; proves nothing of a GPU")
-    parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps; --list names them")
-    parser.add_argument("--list", action="store_true", help="name the steps and what they hold")
     parser.add_argument(
-        "--minutes", type=float, metavar="N", help=f"for all steps together [{MINUTES:g}; a rehearsal: no limit]"
+        "--rehearse",
+        action="store_true",
+        help="run the steps on the CPU with tiny sizes; this proves nothing about a GPU",
     )
-    parser.add_argument("--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="folder [gpu-report]")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="run these steps; --list names them")
+    parser.add_argument("--list", action="store_true", help="print the steps and what each checks, and run none")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help=f"time limit of all steps together [{MINUTES:g}; with --rehearse none]",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="folder of the report [gpu-report]"
+    )
     args = parser.parse_args(argv)
     names = [step.name for step in STEPS]
     for name in args.only or ():
@@ -78,6 +94,7 @@ def describe_machine(*, rehearse: bool) -> dict[str, Any]:
         "rehearsal": rehearse,
         "date": time.strftime("%F"),
         "host": platform.node(),
+        "hpcjobs": hpcjobs.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
@@ -129,9 +146,10 @@ def stop_on_signals() -> None:
         signal.signal(number, leave)
 
 
-def draw_all(folder: Path, outcomes: Sequence[Outcome]) -> None:
+def draw_all(folder: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+    """The pictures, and the report with them."""
     try:
-        draw(folder, outcomes)
+        write_report(folder, machine, outcomes, draw(folder, outcomes))
     except (ImportError, OSError) as error:
         print(f"warning: no pictures: {error}", flush=True)
 
@@ -154,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = make_bench(args.out.resolve(), rehearse=args.rehearse, minutes=args.minutes)
     machine = describe_machine(rehearse=args.rehearse)
     outcomes = run_all(chosen, bench, machine)
-    draw_all(bench.out, outcomes)
+    draw_all(bench.out, machine, outcomes)
     print(f"{bench.out / 'report.md'}: {summarize(outcomes)}", flush=True)
     return 1 if any(one.verdict == "failed" for one in outcomes) else 0
 

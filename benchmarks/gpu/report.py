@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,46 +11,82 @@ from typing import Any
 from gpu.steps import Figures, Outcome
 from hpcjobs.files import write_beside
 
-SHOWN = (
-    "largest_deviation",
-    "of_plain",
-    "mfu",
-    "of_cublas",
-    "of_cublas_bf16",
-    "peak_bytes",
-    "shards_bytes",
-    "resumed_from_step",
-    "code",
-)
-"""Figures that the table has, where a step measured them."""
 
-
-def write_report(folder: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+def write_report(
+    folder: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome], pictures: Sequence[Path] = ()
+) -> None:
     """Rewritten after each step: an interrupted run leaves what it has."""
     document = {"schema": "hpcjobs.gpu-report/1", "machine": machine, "steps": [asdict(one) for one in outcomes]}
     write_beside(folder / "report.json", json.dumps(document, indent=1) + "\n", mode=None)
-    write_beside(folder / "report.md", format_report(machine, outcomes), mode=None)
+    write_beside(folder / "report.md", format_report(machine, outcomes, pictures), mode=None)
 
 
-def format_report(machine: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
-    facts = "\n".join(f"- {name}: {value}" for name, value in machine.items())
-    rehearsal = "\nA rehearsal on a CPU: nothing here was measured on a GPU.\n" if machine["rehearsal"] else ""
-    rows = "".join(f"| {one.name} | {one.verdict} | {format_figures(one)} | {one.seconds:.1f} |\n" for one in outcomes)
-    abouts = "\n".join(f"- `{one.name}`: {one.about}." for one in outcomes)
-    header = "| step | verdict | figures, or the reason | s |\n|---|---|---|---|\n"
-    return f"# Report of the GPU path\n{rehearsal}\n{facts}\n\n{header}{rows}\n{abouts}\n"
+def format_report(machine: Mapping[str, Any], outcomes: Sequence[Outcome], pictures: Sequence[Path] = ()) -> str:
+    verdicts = [one.verdict for one in outcomes]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("passed", "failed", "not run"))
+    rehearsal = "A rehearsal on a CPU: nothing here was measured on a GPU.\n\n" if machine["rehearsal"] else ""
+    facts = "".join(f"- {name}: {value}\n" for name, value in machine.items() if name != "rehearsal")
+    rows = "".join(
+        f"| {one.name} | {one.about} | {one.verdict} | {format_figures(one)} | {one.seconds:.1f} |\n"
+        for one in outcomes
+    )
+    header = "| step | what is checked | verdict | figures, or the reason | s |\n|---|---|---|---|---|\n"
+    shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures if path.suffix == ".png")
+    return f"# Report of the GPU path\n\n{rehearsal}{counts}.\n\n{facts}\n{header}{rows}{shown}"
 
 
 def format_figures(outcome: Outcome) -> str:
-    if outcome.problems:
-        return "; ".join(outcome.problems).replace("\n", " ").replace("|", "\\|")
-    return ", ".join(
-        f"{name} {format_value(outcome.figures[name])}" for name in SHOWN if outcome.figures.get(name) is not None
-    )
+    texts = outcome.problems or list(describe_figures(outcome.figures))
+    return "; ".join(texts).replace("\n", " ").replace("|", "\\|")
 
 
-def format_value(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def describe_figures(figures: Figures) -> Iterator[str]:
+    """What a step measured, in words; report.json has all of it."""
+    if "largest_deviation" in figures:
+        yield f"losses differ by at most {figures['largest_deviation']:.2g} (allowed: {figures['tolerance']:g})"
+    if figures.get("resumed_from_step") is not None:
+        yield f"resumed from step {figures['resumed_from_step']}"
+    if "peak_bytes" in figures:
+        yield f"peak {figures['peak_bytes'] / 1e9:.3g} GB"
+        if figures["judged"]:
+            yield f"expected at most {figures['expected_at_most_bytes'] / 1e9:.3g} GB"
+    if "of_plain" in figures:
+        yield f"{figures['of_plain']:.2f} of the plain loop's speed"
+        yield f"{figures['throughput']:.4g} {figures['unit']}"
+    if figures.get("mfu") is not None:
+        yield f"MFU {figures['mfu']:.2f}"
+    for kernel, rate in figures.get("gflops", {}).items():
+        yield f"{kernel} {rate:.4g} GFLOP/s"
+    for key, name in (("of_cublas", "fp32"), ("of_cublas_bf16", "bf16")):
+        if figures.get(key) is not None:
+            yield f"{figures[key]:.2f} of cuBLAS in {name}"
+    if "uses" in figures:
+        yield from describe_kernels(figures["uses"])
+    if "report" in figures:
+        yield from describe_gpus(figures["report"]["gpus"])
+    if "message" in figures:
+        yield f"exit code {figures['code']}"
+        yield figures["message"]
+    if "nccl" in figures:
+        yield "built with " + " and ".join(name for name in ("nccl", "mpi", "gloo") if figures[name]).upper()
+
+
+def describe_kernels(uses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for kernel in dict.fromkeys(use["kernel"] for use in uses):
+        own = [use for use in uses if use["kernel"] == kernel]
+        registers, shared = [use["registers"] for use in own], own[0]["shared_bytes"]
+        yield (
+            f"{kernel}: {min(registers)} to {max(registers)} registers, {shared:,} bytes of shared memory "
+            f"(sm_{own[0]['architecture']} to sm_{own[-1]['architecture']})"
+        )
+
+
+def describe_gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for gpu in gpus:
+        yield (
+            f"GPU {gpu['index']} ({gpu['name']}): {gpu['flops'] / 1e12:.4g} TFLOP/s in bf16 or fp16, "
+            f"memory {gpu['memory_bytes_per_s'] / 1e9:.4g} GB/s"
+        )
 
 
 def draw(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:

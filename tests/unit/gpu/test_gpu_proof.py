@@ -64,7 +64,11 @@ def test_a_rehearsal_trains_names_an_error_and_writes_the_report(tmp_path: Path)
     assert steps["no-device"]["figures"]["code"] == 23
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "nothing here was measured on a GPU" in page
-    assert "| losses-ddp | passed | largest_deviation 0" in page
+    assert "2 passed, 0 failed, 0 not run." in page
+    row = next(line for line in page.splitlines() if line.startswith("| losses-ddp |"))
+    assert "| passed | losses differ by at most 0 (allowed: 0.001) |" in row
+    assert "exit code 23; error: the job has GPUs" in page
+    assert "![losses](losses.png)" in page
     assert (tmp_path / "losses.png").stat().st_size > 1000
 
 
