@@ -9,6 +9,7 @@ from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.models import Site
 
 BY_SRUN = ("cpu_bind", "distribution", "gpu_bind")
+_TO_GPUS = ("gpu_bind", "numa_binding")
 _STARTED_BY_SRUN = ("srun", "torchrun", "horovod-gloo")
 
 
@@ -31,7 +32,7 @@ def choose_affinity(site: Site, values: Values, *, launcher: str) -> tuple[Affin
         defaults["numa_binding"] = ("node", "default with several GPUs of a node for itself")
     defaults["mpirun_bind_to"] = ("none", "default")
     chosen, sources = {}, {}
-    for field in _fields_of(launcher, slurm=slurm):
+    for field in _fields_of(launcher, slurm=slurm, gpus=gpu_count > 0):
         value, source = getattr(site.affinity, field), f"site {site.name}"
         if value is None:
             value, source = defaults.get(field, (None, ""))
@@ -42,11 +43,11 @@ def choose_affinity(site: Site, values: Values, *, launcher: str) -> tuple[Affin
     return replace(Affinity(), **chosen), sources
 
 
-def _fields_of(launcher: str, *, slurm: bool) -> tuple[str, ...]:
-    """What this launcher has an option for."""
+def _fields_of(launcher: str, *, slurm: bool, gpus: bool) -> tuple[str, ...]:
+    """What this launcher has an option for; without GPUs nothing that binds to them: torch would end."""
     by_srun = BY_SRUN if slurm and launcher in _STARTED_BY_SRUN else ()
     own = {"torchrun": ("numa_binding",), "mpirun": ("mpirun_bind_to",)}.get(launcher, ())
-    return (*by_srun, *own)
+    return tuple(field for field in (*by_srun, *own) if gpus or field not in _TO_GPUS)
 
 
 def srun_options(affinity: Affinity) -> tuple[str, ...]:

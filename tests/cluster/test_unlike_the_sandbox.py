@@ -24,6 +24,11 @@ def test_site_files_are_written_from_clusters_of_five_kinds_and_checked_after_ch
     run_elsewhere("changing.py")
 
 
+def test_ranks_have_the_cores_and_gpus_that_the_site_file_names(machine: None) -> None:
+    """The tests of unlike/affinity.py, on their own sandbox, whose Slurm binds tasks."""
+    run_elsewhere("affinity.py")
+
+
 def run_elsewhere(tests: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "unlike" / tests)]

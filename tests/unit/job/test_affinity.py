@@ -43,6 +43,16 @@ def test_a_job_without_gpus_is_bound_as_the_cluster_binds(here: Path) -> None:
     assert "--distribution" not in text
 
 
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_without_gpus_is_not_bound_to_the_numa_nodes_of_gpus(launcher: str, here: Path) -> None:
+    """torch ends where it finds no GPU of that number."""
+    affinity = "affinity: {numa_binding: node, gpu_bind: closest}\n"
+    text = script(here, affinity, launcher)
+    assert "--numa-binding" not in text
+    assert "--gpu-bind" not in text
+    assert ("--numa-binding=node" in script(here, affinity, launcher, gpus_per_node=4)) is (launcher == "torchrun")
+
+
 def test_a_distribution_of_the_job_wins_over_the_sites_and_default_leaves_it_to_the_cluster(here: Path) -> None:
     affinity = "affinity: {cpu_bind: default, gpu_bind: 'map_gpu:3,2,1,0', distribution: 'block:cyclic'}\n"
     text = script(here, affinity, "srun", gpus_per_node=4)
