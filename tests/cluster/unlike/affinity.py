@@ -48,9 +48,9 @@ def run_ranks(
     (folder / "program.py").write_text(PROGRAM)
     layout = ("-N", "2", "--ntasks-per-node", "2", "-c", "1", *(("--gpus-per-node", str(gpus)) if gpus else ()))
     log = ok("submit", "--site", str(site), "--follow", *layout, *options, sys.executable, "program.py").out
-    found = sorted(json.loads(line.partition("found ")[2]) for line in log.splitlines() if "found " in line)
-    assert [int(rank) for rank, *_ in found] == [0, 1, 2, 3], log
-    return [(host, devices, cores) for _, host, devices, cores in found]
+    placed = sorted(json.loads(line.partition("found ")[2]) for line in log.splitlines() if "found " in line)
+    assert [int(rank) for rank, *_ in placed] == [0, 1, 2, 3], log
+    return [(host, devices, cores) for _, host, devices, cores in placed]
 
 
 A, B, BOTH = [0], [1], [0, 1]

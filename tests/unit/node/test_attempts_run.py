@@ -371,9 +371,9 @@ def test_a_script_that_fails_by_its_configuration_of_gpus_or_network_is_not_retr
     node: Node, lines: list[str], reason: str | None
 ) -> None:
     """By the last lines of the rank that failed first; the program's own exit code says nothing of it."""
-    said = node.run_dir / "said"
-    said.write_text("\n".join([*lines, ""]))
-    failed = f"cat {said} >&2; " + 'echo "1 1 there" >"${HPCJOBS_CONTROL_DIR%/*}/first_failure"; exit 1'
+    printed = node.run_dir / "printed"
+    printed.write_text("\n".join([*lines, ""]))
+    failed = f"cat {printed} >&2; " + 'echo "1 1 there" >"${HPCJOBS_CONTROL_DIR%/*}/first_failure"; exit 1'
     with (node.run_dir / "log").open("w") as output:
         process = node.begin(failed, "--budgets", BUDGETS.replace("error=0", "error=3"), stderr=output)
         assert process.wait(timeout=60) == 1
