@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hpcjobs.cli.completion import complete_sites
+from hpcjobs.cli.option_values import check_values, refuse_options_as_values
 
 # verb -> (module of this package, one line of help); in the order of the help page.
 VERBS = {
@@ -98,7 +99,13 @@ class _LazyGroup(TyperGroup):
         from hpcjobs.cli.from_laptop import intercept
 
         intercept(command, cmd_name)
+        refuse_options_as_values(command)
         return command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing:
+            check_values(ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

@@ -6,7 +6,7 @@ help's last paragraph, and explained by ``man sbatch``.
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from hpcjobs.cli.completion import OF_FIELDS
 from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.option_values import VALUE_OF_BARE, fill_bare_options
 from hpcjobs.site.sbatch import OPTIONS, RESOURCES, Argument, Sbatch, Treatment
 
 COUNT, TEXT, SWITCH = int, str, bool
@@ -65,8 +66,6 @@ class SbatchOption(NamedTuple):
         return Annotated[self.kind | None, option]
 
 
-VALUE_OF_BARE = {"--exclusive": "true"}
-"""Options whose value may be left out, as sbatch has them, and what they mean then; a value stands behind ``=``."""
 _METAVARS = {"exclusive": "[=user|mcs|topo]"}
 _TAKEN_LETTERS = ("s", "o")
 """``-s`` names the site, ``-o`` any option of sbatch."""
@@ -110,10 +109,7 @@ class OptionalValues:
     """Of a command with sbatch's options: ``--exclusive`` and ``--exclusive=user`` are both understood."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        options = [param for param in ctx.command.params if not getattr(param, "is_flag", True)]
-        names = {name for option in options for name in option.opts}
-        arguments = give_values(args, names, to_the_end=ctx.allow_interspersed_args)
-        return super().parse_args(ctx, arguments)  # type: ignore[misc]
+        return super().parse_args(ctx, fill_bare_options(ctx, args))  # type: ignore[misc]
 
 
 class SbatchCommand(OptionalValues, TyperCommand):
@@ -132,28 +128,6 @@ class ProgramCommand(SbatchCommand):
             return super().shell_complete(ctx, incomplete)
         program = next(param for param in self.params if param.name == "program")
         return program.shell_complete(ctx, incomplete)
-
-
-def give_values(args: Sequence[str], with_value: set[str], *, to_the_end: bool) -> list[str]:
-    """``args`` in which each option of `VALUE_OF_BARE` has its value; what follows a program is left alone."""
-    arguments = list(args)
-    at = 0
-    while at < len(arguments) and arguments[at] != "--":
-        arg = arguments[at]
-        if not arg.startswith("-") and not to_the_end:
-            break
-        if arg in VALUE_OF_BARE and arg in with_value:
-            arguments[at] = f"{arg}={VALUE_OF_BARE[arg]}"
-        elif arg in with_value or _ends_with_one(arg, with_value):
-            at += 1  # the next word is its value
-        at += 1
-    return arguments
-
-
-def _ends_with_one(arg: str, with_value: set[str]) -> bool:
-    """Whether the last letter of ``-fN`` is an option that takes the next word."""
-    letters = [f"-{letter}" for letter in arg[1:]] if arg[:1] == "-" != arg[1:2] else []
-    return bool(letters) and letters[-1] in with_value and not with_value.intersection(letters[:-1])
 
 
 def _pass_through(option: SbatchOption, value: object) -> str:

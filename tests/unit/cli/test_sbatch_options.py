@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, VALUE_OF_BARE, SbatchOption
+from hpcjobs.cli.option_values import VALUE_OF_BARE
+from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, SbatchOption
 from hpcjobs.site.models import Resources
 
 VALUES = {
@@ -74,7 +75,7 @@ def test_exclusive_has_a_value_or_none_on_every_verb(verb: str) -> None:
         ("--exclusive=user true", "--exclusive=user"),
         ("-N 2 --exclusive true --exclusive=mcs", "--exclusive"),
         ("-JN --exclusive=topo -c 2 true", "--exclusive=topo"),
-        ("--comment --exclusive true", None),
+        ("--comment=--exclusive true", None),
         ("true --exclusive", None),
     ],
 )
