@@ -99,7 +99,7 @@ def nearest(name: str, known: Iterable[str], *, wraps: bool = True) -> str:
 
     names = sorted(known)
     if not names:
-        return "none is known"
+        return "known: none"
     by_lower_case = {other.lower(): other for other in names}
     typed = name.lower()
     close = [by_lower_case[match] for match in difflib.get_close_matches(typed, by_lower_case, n=3, cutoff=0.6)]

@@ -40,7 +40,7 @@ def walltime_s(text: str) -> int:
     elif _PARTS.sub("", stripped) == "" and stripped:
         seconds = sum(float(n) * _SECONDS[unit] for n, unit in _PARTS.findall(stripped))
     if seconds < 1:
-        raise ValueError(f"time {text!r} is not understood; say 2h, 90m, 1h30m, 02:00:00 or 1-12:00:00")
+        raise ValueError(f"{text!r} is not a time; write 2h, 90m, 1h30m, 02:00:00 or 1-12:00:00")
     return round(seconds)
 
 
@@ -66,7 +66,7 @@ def requested_time(text: str) -> str:
     """
     stripped = text.strip()
     if stripped.isascii() and stripped.isdecimal() and not int(stripped):
-        raise ValueError(f"time {text!r}: sbatch reads it as no limit; say UNLIMITED")
+        raise ValueError(f"sbatch reads {text!r} as no limit; write UNLIMITED")
     return time_limit(f"{stripped}m" if stripped.isascii() and stripped.isdecimal() else stripped)
 
 
@@ -95,11 +95,16 @@ def memory_bytes(text: str) -> int:
         return 0
     match = _MEMORY.match(stripped)
     if match is None:
-        more = "; the + of sinfo means that nodes have more: say what each has" if stripped.endswith("+") else ""
-        raise ValueError(f"memory {text!r} is not understood; say 64G, 1500M or 0 for the whole node{more}")
+        more = "; the + of sinfo means that nodes have more: write what each one has" if stripped.endswith("+") else ""
+        raise ValueError(f"{text!r} is not a memory size; write 64G, 1500M, or 0 for the whole node{more}")
     if not match["unit"] and float(match["count"]) < LEAST_BARE_MEMORY:
-        raise ValueError(f"memory {text!r} has no unit; say {match['count']}G or {match['count']}M")
+        raise ValueError(f"{text!r} has no unit; write {match['count']}G or {match['count']}M")
     return int(float(match["count"]) * _BYTES[match["unit"] or "M"])
+
+
+def format_count(count: int, noun: str) -> str:
+    """``1 node``, ``3 nodes``: with a plural that ends in s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def slurm_memory(text: str) -> str:

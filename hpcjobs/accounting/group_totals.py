@@ -32,7 +32,7 @@ def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = No
         RequestError: no such grouping. SchedulerError: no site answers.
     """
     if by not in GROUPS:
-        raise RequestError(f"--by {by} is not known", hint=nearest(by, GROUPS))
+        raise RequestError(f"--by {by}: no such group", hint=nearest(by, GROUPS))
     jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
     doubts = Doubts()
     if jobs_site.scheduler == "slurm":

@@ -27,7 +27,7 @@ def archive(
     """Write the run folder of a job that has ended to one tar file, with the checksum of every file."""
     from hpcjobs.run.archive import archive
     from hpcjobs.run.select import select
-    from hpcjobs.units import human_bytes
+    from hpcjobs.units import format_count, human_bytes
 
     (entry,) = select([job], site=site)
     written = archive(entry, output)
@@ -35,4 +35,5 @@ def archive(
     if as_json:
         print_output("archive", {"path": str(written.path), "files": written.files, "size_bytes": written.size})
     else:
-        print(f"{written.path}  {written.files} files, {human_bytes(written.size)}; sha256sum -c SHA256SUMS checks it")
+        files = format_count(written.files, "file")
+        print(f"{written.path}  {files}, {human_bytes(written.size)}; sha256sum -c SHA256SUMS checks it")

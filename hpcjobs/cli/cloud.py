@@ -9,6 +9,7 @@ import typer
 
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, print_output, print_table
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     from hpcjobs.cloud.cluster import Cluster
@@ -90,7 +91,7 @@ def check(
         cost = report.estimate
         if cost.per_hour is not None:
             hourly = f"{cost.per_hour:.2f} {cost.currency} an hour"
-            print(f"estimate, by the site's own prices: {hourly} for {cost.nodes} nodes")
+            print(f"estimate, by the site's own prices: {hourly} for {format_count(cost.nodes, 'node')}")
             print(f"  not in it: {', '.join(cost.left_out)}")
         print(f"checked offline against {report.checked_against}")
     raise typer.Exit(4 if report.failed else 0)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hpcjobs.cli.completion import SHELLS, complete_shells, script_for
+from hpcjobs.cli.output import UsageError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -17,5 +18,5 @@ def completion(
 ) -> None:
     """Print what a shell evaluates to complete hpcjobs: eval "$(hpcjobs completion bash)" in ~/.bashrc."""
     if shell not in SHELLS:
-        raise typer.BadParameter(f"{shell!r} is no shell that can be completed: say {', '.join(SHELLS)}")
+        raise UsageError(f"no completion for shell {shell!r}: use {', '.join(SHELLS)}")
     print(script_for(shell))

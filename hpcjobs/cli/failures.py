@@ -17,6 +17,7 @@ from hpcjobs.run.state_file import FirstFailure, read_state
 from hpcjobs.run.status import Known
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.exit_text import describe_exit
+from hpcjobs.units import format_count
 
 LINES = 10
 """So many lines of the rank that failed first are printed."""
@@ -27,7 +28,7 @@ def print_failures(jobs: Iterable[Known]) -> None:
     failed = [(job.entry, record) for job in jobs for record in job.records if record.state is not State.COMPLETED]
     for number, (entry, record) in enumerate(failed):
         if is_never_met(record):
-            note(f"job {record.job_id} will not start: what it depends on can never happen")
+            note(f"job {record.job_id} will not start: its dependency can never be satisfied")
             note(f"next: hpcjobs cancel {record.job_id} removes it from the queue")
             continue
         first = _first_failure(entry, record)
@@ -38,7 +39,7 @@ def print_failures(jobs: Iterable[Known]) -> None:
         note(f"job {record.job_id} {', '.join([record.state.value, *record.ending])}{who}")
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
-            note(f"job {record.job_id} after {len(past)} attempts {past[-1].decision}")
+            note(f"job {record.job_id} after {format_count(len(past), 'attempt')} {past[-1].decision}")
         log = log_path(Path(entry.run_dir), entry.name, record.job_id)
         if number == 0 and record.state is not State.CANCELLED:
             _print_last_lines(log, first.rank if first is not None else None)

@@ -37,8 +37,8 @@ def fetch(
     target = find_target(context.find_root().params.get("remote"), site, verb="fetch")
     if target is None:
         raise RequestError(
-            "fetch copies from a login host, and this command has none: run folders of this machine are here already",
-            hint="say --remote SITE or --remote HOST before fetch, or --site with a site that has `login:`",
+            "fetch copies from a login host; this command names none, and run folders of this machine need no copy",
+            hint="use --remote SITE or --remote HOST before fetch, or --site with a site that has `login:`",
         )
     laptop = Laptop(target, say=note)
     laptop.connect(with_code=False)

@@ -14,6 +14,7 @@ import typer
 
 from hpcjobs.cli.completion import OF_FIELDS, complete_program
 from hpcjobs.cli.options import with_sbatch_options
+from hpcjobs.cli.output import UsageError
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import Flag, JobSpec
 from hpcjobs.job.request import make_spec
@@ -125,7 +126,7 @@ def _hint(key: str, equals: str) -> str:
     """What to type in place of ``-o key``."""
     name = key.replace("_", "-")
     if name in ("name", "job-name"):
-        return "say --name"  # every verb has it by this name
+        return "use --name"  # every verb has it by this name
     option = OPTIONS.get(name)
     if option is None and not equals:
         return (
@@ -134,8 +135,8 @@ def _hint(key: str, equals: str) -> str:
     if option is None:
         return nearest(key.replace("-", "_"), Resources.__struct_fields__)
     if option.treatment is Treatment.PASSED:
-        return f"say --sbatch {name}{equals and '=VALUE'}"
-    return option.reason if option.treatment is Treatment.REFUSED else f"say --{option.name}"
+        return f"use --sbatch {name}{equals and '=VALUE'}"
+    return option.reason if option.treatment is Treatment.REFUSED else f"use --{option.name}"
 
 
 def environment(arguments: Sequence[str]) -> dict[str, str]:
@@ -144,6 +145,6 @@ def environment(arguments: Sequence[str]) -> dict[str, str]:
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals and key not in os.environ:
-            raise typer.BadParameter(f"--env {key}: not set here; say {key}=VALUE")
+            raise UsageError(f"--env {key}: not set here; write {key}=VALUE")
         variables[key] = value if equals else os.environ[key]
     return variables

@@ -12,7 +12,7 @@ import typer
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, SbatchGroup
-from hpcjobs.cli.output import JobSite, Json, SiteName, note, opt, print_output, print_table
+from hpcjobs.cli.output import JobSite, Json, SiteName, UsageError, note, opt, print_output, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 from hpcjobs.job.models import JobSpec
 
@@ -57,7 +57,7 @@ def jupyter(
     if context.invoked_subcommand is not None:
         return
     if lab + notebook + code > 1:
-        raise typer.BadParameter("say one of --lab, --notebook, --code")
+        raise UsageError("use one of --lab, --notebook, --code")
     if connect:
         raise typer.Exit(_from_laptop(site, token_file))
     from hpcjobs.cli.submit import print_notes
@@ -94,7 +94,7 @@ def _print_request(request: SessionRequest, *, as_json: bool) -> None:
             "jupyter --dry-run", plan._asdict() | {"run_dir": str(plan.run_dir), "session": settings._asdict()}
         )
         return
-    note(f"dry run, nothing written; would make {plan.run_dir} and run: {shlex.join(plan.command)}")
+    note(f"dry run, nothing written; would create {plan.run_dir} and run: {shlex.join(plan.command)}")
     sys.stdout.write(plan.script)
 
 

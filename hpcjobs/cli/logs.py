@@ -129,7 +129,7 @@ def _selection(
     try:
         moment = None if since is None else time.time() - walltime_s(since)
     except ValueError as error:
-        raise RequestError(f"--since: {error}") from error
+        raise RequestError(f"--since {since}: not a time", hint="write 10m or 2h") from error
     try:
         pattern = None if grep is None else re.compile(grep)
     except (re.error, OverflowError) as error:

@@ -46,7 +46,7 @@ def monitor(
     try:
         idle_limit_s = None if cancel_idle is None else walltime_s(cancel_idle)
     except ValueError as error:
-        raise RequestError(f"--cancel-idle {cancel_idle}: {error}", hint="say 30m or 2h") from error
+        raise RequestError(f"--cancel-idle {cancel_idle}: not a time", hint="write 30m or 2h") from error
     exit_on_signals()
     try:
         (entry,) = select([job], site=site)

@@ -47,7 +47,7 @@ def prune(
         age_s = 0 if _ZERO.fullmatch(older_than) else walltime_s(older_than)
     except ValueError as error:
         hint = "write 30d, 12h or 2w; 0s means every job that has ended"
-        raise RequestError(f"--older-than {older_than}: not a length of time", hint=hint) from error
+        raise RequestError(f"--older-than {older_than}: not a time", hint=hint) from error
     try:
         min_size = 0 if larger_than is None else memory_bytes(larger_than)
     except ValueError as error:

@@ -51,7 +51,7 @@ def ps(
 
     states = parse_states(state or [])
     if watch and as_json:
-        raise RequestError("--watch is for people, --json for programs", hint="leave one of them out")
+        raise RequestError("--watch and --json exclude each other", hint="leave one of them out")
 
     def look() -> Listing:
         rows, errors = listing(since=_first_moment(since, everything=everything), site=site)
@@ -116,4 +116,4 @@ def _first_moment(since: str | None, *, everything: bool) -> float:
     try:
         return time.time() - (86400 if since is None else walltime_s(since))
     except ValueError as error:
-        raise RequestError(f"--since {since}: {error}", hint="say 2h or 7d") from error
+        raise RequestError(f"--since {since}: not a time", hint="write 2h or 7d") from error

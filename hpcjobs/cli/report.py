@@ -13,6 +13,7 @@ from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.report_packages import require_packages
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     from hpcjobs.scaling.comparison import BoundCheck
@@ -123,7 +124,8 @@ def load(
             hint="hpcjobs submit --monitor, or hpcjobs monitor while the job runs, takes some",
         )
     folder = output or Path(f"{title}-load")
-    lead = f"{sum(len(node.samples) for node in nodes)} samples of {len(nodes)} nodes, from {samples}"
+    count = sum(len(node.samples) for node in nodes)
+    lead = f"{format_count(count, 'sample')} of {format_count(len(nodes), 'node')}, from {samples}"
     load_page.write(f"Load of {title}", lead, nodes, folder)
     record_output(folder)
     measured = load_page.measure(nodes)

@@ -56,7 +56,7 @@ def jobs(
     try:
         start = parse_since(since)
     except ValueError as error:
-        raise RequestError(f"--since {since}: say how long ago: 7d, 12h, 30m") from error
+        raise RequestError(f"--since {since}: not a time", hint="write how long ago: 7d, 12h or 30m") from error
     for value in state or ():
         if value.upper() not in State.__members__:
             raise RequestError(f"--state {value}: not a job state", hint=nearest(value.upper(), State.__members__))

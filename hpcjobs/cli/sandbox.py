@@ -10,6 +10,7 @@ import typer
 
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.output import Json, print_output
+from hpcjobs.units import format_count
 
 app = typer.Typer(
     cls=VerbGroup,
@@ -68,9 +69,9 @@ def up(
     if as_json:
         print_output("sandbox up", built)
         return
-    print(f"{built.site}: {len(built.hosts)} hosts, {built.hosts[0].name} to {built.hosts[-1].name}")
+    print(f"{built.site}: {format_count(len(built.hosts), 'host')}, {built.hosts[0].name} to {built.hosts[-1].name}")
     for name, hosts in built.partitions.items():
-        print(f"  partition {name}: {len(hosts)} nodes")
+        print(f"  partition {name}: {format_count(len(hosts), 'node')}")
     if like is not None and like.endswith(".conf"):
         print('next: eval "$(hpcjobs sandbox env)", then hpcjobs sites init')
         return

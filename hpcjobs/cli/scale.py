@@ -10,8 +10,9 @@ from msgspec import UNSET
 from hpcjobs.cli.completion import complete_program
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
+from hpcjobs.cli.output import Json, SiteName, UsageError, note, opt, print_output
 from hpcjobs.job.models import JobSpec
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     from hpcjobs.scaling.study import Study
@@ -95,7 +96,7 @@ def scale(
     if as_json:
         print_output("scale", {"study": str(path.absolute()), "points": done.points})
     else:
-        print(f"study {path}: {len(done.points)} runs")
+        print(f"study {path}: {format_count(len(done.points), 'run')}")
         print(f"next: hpcjobs report scaling {called}", flush=True)
     if wait:
         raise typer.Exit(_wait(done))
@@ -118,5 +119,5 @@ def _wait(study: Study) -> int:
 def _counts(option: str, text: str) -> list[int]:
     counts = text.split(",")
     if not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise typer.BadParameter(f"{option} {text!r}: say counts such as 1,2,4")
+        raise UsageError(f"{option} {text!r}: write counts such as 1,2,4")
     return sorted({int(count) for count in counts})

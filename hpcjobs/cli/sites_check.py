@@ -37,7 +37,7 @@ def check(
     try:
         timeout_s = walltime_s(timeout)
     except ValueError as error:
-        raise RequestError(f"--timeout: {error}") from error
+        raise RequestError(f"--timeout {timeout}: not a time", hint="write 30m or 2h") from error
     if site.scheduler != "slurm":
         raise RequestError(f"site {site.name} ({site.path}) has no Slurm to compare it with")
     runner = partial(run_program, env={"SLURM_CONF": site.slurm_conf}) if site.slurm_conf else run_program

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcjobs.cli.output import Json, note, print_output
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     from hpcjobs.discovery.proposal import ProposedSite
@@ -72,7 +73,9 @@ def init(
     if dry_run:
         sys.stdout.write(text)
         return
-    print(f"wrote {path}: {len(draft.partitions)} partitions, {len(draft.questions)} open questions at its end")
+    partitions = format_count(len(draft.partitions), "partition")
+    questions = format_count(len(draft.questions), "open question")
+    print(f"wrote {path}: {partitions}, {questions} at its end")
     print(f"next: hpcjobs submit --site {path if file is not None else draft.name} --dry-run hostname")
     if draft.omissions:
         note("left out: " + "; ".join(f"{o.partition} ({o.reason})" for o in draft.omissions))

@@ -14,9 +14,10 @@ from hpcjobs.cli.completion import complete_sweeps
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, cell, note, opt, print_output, print_table
+from hpcjobs.cli.output import Json, SiteName, UsageError, cell, note, opt, print_output, print_table
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
     from hpcjobs.sweeps.results import Results
@@ -116,7 +117,7 @@ def run(
 
 def _passing(value: str | None) -> Any:
     if value not in (None, "flags", "overrides", "env"):
-        raise typer.BadParameter(f"--pass {value}: say flags, overrides or env")
+        raise UsageError(f"--pass {value}: use flags, overrides or env")
     return value
 
 
@@ -130,7 +131,7 @@ def _print_cells(sweep: Sweep, *, as_json: bool) -> None:
     if as_json:
         print_output("sweep run --dry-run", [{"cell": cell, "command": command} for cell, command in rows])
     else:
-        note(f"dry run, nothing written; {len(rows)} cells in {sweep.path}")
+        note(f"dry run, nothing written; {format_count(len(rows), 'cell')} in {sweep.path}")
         print_table(["CELL", "COMMAND"], rows)
 
 
@@ -142,7 +143,7 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
         print_output("sweep run", {"name": name, "folder": str(sweep.path), **facts, **waiting})
         return
     arrays = " ".join(entry.job_id for entry in outcome.submitted)
-    print(f"sweep {name}: {outcome.cells} cells submitted" + (f", arrays {arrays}" if arrays else ""))
+    print(f"sweep {name}: {format_count(outcome.cells, 'cell')} submitted" + (f", arrays {arrays}" if arrays else ""))
     for count, text in (
         (outcome.waiting, "wait for room in the queue; a job of the sweep submits them"),
         (outcome.done, "were done before"),
@@ -168,7 +169,7 @@ def status(name: Name, as_json: Json = False) -> None:
             {"name": sweep.definition.name, "folder": str(sweep.path), "states": counts, "total": counts.total()},
         )
         return
-    print(f"sweep {sweep.definition.name}: {counts.total()} cells in {sweep.path}")
+    print(f"sweep {sweep.definition.name}: {format_count(counts.total(), 'cell')} in {sweep.path}")
     for state, count in counts.most_common():
         print(f"  {count} {state}")
     bad = [cell_status for cell_status in cell_statuses if cell_status.to_run_again]

@@ -30,7 +30,7 @@ def wait_for_sweep(sweep: Sweep) -> int:
         except KeyboardInterrupt:
             name = sweep.definition.name
             note(
-                f"stopped waiting; sweep {name} goes on: `hpcjobs sweep status {name}` shows it, "
+                f"stopped waiting; sweep {name} continues: `hpcjobs sweep status {name}` shows it, "
                 f"`hpcjobs sweep cancel {name}` cancels"
             )
             raise

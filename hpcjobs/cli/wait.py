@@ -23,6 +23,7 @@ PROGRESS_S = 60.0
 _BAR_S = 1.0
 """Between two looks at the steps of running jobs for their bars."""
 _MOST_BARS = 8
+_TIMES = "write 90 (seconds), 1m or 2h"
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -59,8 +60,8 @@ def _seconds(text: str) -> float:
         try:
             return float(walltime_s(text))
         except ValueError as error:
-            raise RequestError(f"--timeout {text}: {error}", hint="say 90, which are seconds, 1m or 2h") from error
-    raise RequestError(f"--timeout {text}: a time to wait is not negative", hint="say 90, which are seconds, 1m or 2h")
+            raise RequestError(f"--timeout {text}: not a time", hint=_TIMES) from error
+    raise RequestError(f"--timeout {text}: must not be negative", hint=_TIMES)
 
 
 def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: bool = False) -> int:
@@ -91,7 +92,7 @@ def explaining_interrupts(entries: list[Entry]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         ids = " ".join(entry.job_id if entry.task is None else f"{entry.job_id}_{entry.task}" for entry in entries)
-        goes = "job {} goes on" if len(entries) == 1 else "jobs {} go on"
+        goes = "job {} continues" if len(entries) == 1 else "jobs {} continue"
         note(f"stopped waiting; {goes.format(ids)}: `hpcjobs wait {ids}` waits again, `hpcjobs cancel {ids}` cancels")
         raise
 

@@ -72,7 +72,7 @@ def resolve_cluster(site: Site) -> Cluster:
     """
     path = Path(site.path)
     if site.cloud is None:
-        raise ConfigError(f"{path}: site {site.name} has no cloud section", hint="docs/cloud.md shows what one says")
+        raise ConfigError(f"{path}: site {site.name} has no cloud section", hint="docs/cloud.md shows an example")
     cloud = read_yaml(path, _ClusterFile).cloud
     assert cloud is not None  # the loader found the key
     problem = next(_contradictions(site, cloud), None)
@@ -124,7 +124,7 @@ def _unknown_machine(cloud: Cloud, key: str, name: str) -> Iterator[_Problem]:
 def _wrong_gpus(cloud: Cloud, machine: Machine) -> Iterator[_Problem]:
     if cloud.gpu is None:
         if machine.gpus:
-            yield _Problem("cloud.machine", f"{machine.name} comes with {machine.gpus} x {machine.gpu_model}: say gpu")
+            yield _Problem("cloud.machine", f"{machine.name} comes with {machine.gpus} x {machine.gpu_model}: set gpu")
         return
     counts = machine.gpu_counts(cloud.gpu.model)
     if not counts:

@@ -15,6 +15,7 @@ from hpcjobs.cloud.head import HeadNode
 from hpcjobs.cloud.render import default_folder, render, wheel_of, write
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.files import config_dir, write_beside
+from hpcjobs.units import format_count
 
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
 
@@ -124,7 +125,7 @@ def refuse_while_jobs_run(head: HeadNode) -> None:
     if jobs := result.out.split():
         listed = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise RequestError(
-            f"{len(jobs)} jobs are in the queue: {listed}",
+            f"{format_count(len(jobs), 'job')} in the queue: {listed}",
             hint="wait for them or cancel them; --force takes the cluster down all the same",
         )
 
@@ -147,7 +148,7 @@ def remember_login(cluster: Cluster, login: str) -> Path:
 
 def print_next_steps(built: BuiltCluster, say: Callable[[str], None]) -> None:
     """The lines a person needs after ``up``."""
-    say(f"head {built.head_address}, {len(built.nodes)} nodes: {', '.join(built.nodes)}")
+    say(f"head {built.head_address}, {format_count(len(built.nodes), 'node')}: {', '.join(built.nodes)}")
     say(f"state and files: {built.folder}")
     say(f"site: {built.site_file}")
     say(f"log in: {built.ssh}   (the nodes need some minutes: /var/log/hpcjobs-bootstrap.log)")

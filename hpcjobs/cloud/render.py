@@ -48,7 +48,7 @@ def render(cluster: Cluster, kind: Kind = "vms") -> dict[str, str]:
     """
     if kind not in KINDS[cluster.cloud.provider]:
         allowed = " or ".join(KINDS[cluster.cloud.provider])
-        raise RequestError(f"no {kind} for {cluster.cloud.provider}", hint=f"say {allowed}")
+        raise RequestError(f"no {kind} for {cluster.cloud.provider}", hint=f"use {allowed}")
     if kind == "soperator" and cluster.cloud.network.ssh_from and not cluster.cloud.network.open_to_world:
         raise RequestError(
             f"{cluster.site.path}: network.ssh_from cannot be kept by Soperator: its login node has a public address "

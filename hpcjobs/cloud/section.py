@@ -122,7 +122,7 @@ class Network(Frozen, frozen=True, kw_only=True):
         if self.is_open and not self.open_to_world:
             raise ValueError(
                 f"ssh_from {', '.join(self.ssh_from)} lets a large part of the world try: networks of at most "
-                "2^24 addresses (IPv6: /32) are allowed; name yours, or say open_to_world: true"
+                "2^24 addresses (IPv6: /32) are allowed; name yours, or set open_to_world: true"
             )
 
     @property
@@ -138,7 +138,9 @@ def _check_network(field: str, value: str) -> None:
     try:
         ipaddress.ip_network(value)
     except ValueError as error:
-        raise ValueError(f"{field} {value!r} is no network: {error}; say 203.0.113.0/24, one address as /32") from error
+        raise ValueError(
+            f"{field} {value!r} is no network: {error}; write 203.0.113.0/24, or /32 for one"
+        ) from error
 
 
 class Ssh(Frozen, frozen=True, kw_only=True):
@@ -227,7 +229,7 @@ class Cloud(Frozen, frozen=True, kw_only=True):
 
     def _check_gcp(self) -> None:
         if self.zone is None:
-            raise ValueError(f"zone is missing: say which of {self.region} ({self.region}-a, ...)")
+            raise ValueError(f"zone is missing: set one of {self.region} ({self.region}-a, ...)")
         if self.zone.rpartition("-")[0] != self.region:
             raise ValueError(f"zone {self.zone} is not in region {self.region}")
         if self.shared.kind == "virtiofs":

@@ -226,7 +226,7 @@ def _run(
             raise CommandMissingError(f"{command[0]}: not found here", hint="build on a node: --submit") from error
     if code != 0:
         own_ids = os.geteuid() != 0 and any("nvalid argument" in line for line in lines)
-        hint = "say --fakeroot; it needs a line of yours in /etc/subuid and /etc/subgid. " if own_ids else ""
+        hint = "use --fakeroot; it needs a line of yours in /etc/subuid and /etc/subgid. " if own_ids else ""
         told_last = "\n  ".join(line for line in lines if line.strip())[-4000:].splitlines()[-_LOG_LINES:]
         raise HpcJobsError(
             f"the build of {recipe.path} ended with {code}:\n" + "\n".join(told_last),

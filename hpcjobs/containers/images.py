@@ -118,8 +118,8 @@ def find(name: str, site: Site, *, source: str) -> Image:
     images = known(site)
     if name not in images:
         raise RequestError(
-            f"container {name!r} ({source}) is no image of site {site.name} ({site.path}) nor in {folder_of(site)}",
-            hint=f"hpcjobs container build {name} --site {site.name} makes one of a recipe; {nearest(name, images)}",
+            f"container {name!r} ({source}) is no image of site {site.name} ({site.path}), nor in {folder_of(site)}",
+            hint=f"hpcjobs container build {name} --site {site.name} builds one from a recipe; {nearest(name, images)}",
         )
     return _at(name, images[name], site.containers)
 

@@ -11,7 +11,7 @@ from hpcjobs.discovery.partitions import unusable_reason
 from hpcjobs.errors import nearest
 from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.partition import NodeGroup
-from hpcjobs.units import memory_bytes, time_limit_s
+from hpcjobs.units import format_count, memory_bytes, time_limit_s
 
 Verdict = Literal["ok", "note", "wrong"]
 """``note``: jobs run, but the file could say more, or nobody here can tell."""
@@ -48,7 +48,7 @@ def unusable_partitions(findings: Sequence[SiteFinding]) -> frozenset[str]:
 
 
 def _describe(partition: Partition) -> str:
-    return f"{partition.node_count} nodes, limits as in the file"
+    return f"{format_count(partition.node_count, 'node')}, limits as in the file"
 
 
 def _cluster(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:

@@ -10,7 +10,7 @@ from hpcjobs.discovery.proposal import Answers, Omission, PartitionEntry, Propos
 from hpcjobs.discovery.questions import list_questions
 from hpcjobs.discovery.software import TOPICS, modules_of
 from hpcjobs.errors import RequestError, nearest
-from hpcjobs.units import time_limit, time_limit_s
+from hpcjobs.units import format_count, time_limit, time_limit_s
 
 _TIME = "1h"
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
@@ -116,7 +116,8 @@ def _mark_default(partitions: tuple[PartitionEntry, ...], default: str) -> tuple
 def _cluster_entries(cluster: ClusterFacts) -> list[ProposedEntry]:
     config = cluster.config
     nodes = len(cluster.nodes)
-    entries = [ProposedEntry("description", f"Slurm {config.version or ''}, {nodes} nodes".replace(" ,", ","), "")]
+    size = format_count(nodes, "node")
+    entries = [ProposedEntry("description", f"Slurm {config.version or ''}, {size}".replace(" ,", ","), "")]
     if config.cluster is not None:
         entries.append(ProposedEntry("cluster", config.cluster, "scontrol show config: ClusterName"))
     if cluster.slurm_conf is not None:

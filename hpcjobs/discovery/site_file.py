@@ -21,7 +21,7 @@ def default_name(cluster: ClusterFacts) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", cluster.config.cluster or "")
     if not is_name(name):
-        raise RequestError("scontrol show config names no ClusterName", hint="say hpcjobs sites init NAME")
+        raise RequestError("scontrol show config names no ClusterName", hint="use hpcjobs sites init NAME")
     return name
 
 

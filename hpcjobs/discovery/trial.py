@@ -16,6 +16,7 @@ from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.base import State
 from hpcjobs.site.models import Resources, Site
+from hpcjobs.units import format_count
 
 _MARK = "hpcjobs-check-interfaces"
 _MARK_OF_GPUS = "hpcjobs-check-gpus"
@@ -54,7 +55,8 @@ def run_trials(
     try:
         for partition, launcher in product(tried, launchers):
             trials.append(_start(site, name, partition, launcher, time))
-        report(f"{sum(trial.handle is not None for trial in trials)} jobs submitted to site {site.name}; waiting")
+        submitted = sum(trial.handle is not None for trial in trials)
+        report(f"{format_count(submitted, 'job')} submitted to site {site.name}; waiting")
         return list(dict.fromkeys(_finish(trials, site, deadline=monotonic() + timeout_s)))
     except BaseException:
         _cancel(trials, report)

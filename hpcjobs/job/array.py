@@ -69,7 +69,7 @@ def _range(part: str, spec: str) -> range:
 
 
 def _not_understood(spec: str) -> ValueError:
-    return ValueError(f"array {spec[:80]!r} is not understood; say 0-9, 1,3,5, 0-100:10 or 0-99%4")
+    return ValueError(f"array {spec[:80]!r} is not understood; write 0-9, 1,3,5, 0-100:10 or 0-99%4")
 
 
 def _too_large(part: str) -> ValueError:

@@ -63,7 +63,7 @@ def clear(site: str, nodes: Iterable[str]) -> None:
     requested, known = list(nodes), standings(site)
     for node in requested:
         if node not in known:
-            raise UnknownJobError(f"no verdict on node {node!r} in {record_of(site)}", hint=nearest(node, known))
+            raise UnknownJobError(f"node {node!r} has no record in {record_of(site)}", hint=nearest(node, known))
     node_record.append(
         record_of(site), [node_record.NodeVerdict(node, node_record.CLEARED, time.time()) for node in requested]
     )

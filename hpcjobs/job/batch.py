@@ -44,7 +44,7 @@ def batch_layers(layers: Sequence[Layer]) -> list[Layer]:
     program = _last(layers, "program")
     if wrapped is not None:
         if program:
-            raise RequestError("wrap stands in place of a program", hint="leave one of them out")
+            raise RequestError("wrap and a program exclude each other", hint="leave one of them out")
         return [Layer("wrap", JobSpec(), batch_script=_WRAPPED.format(wrapped).encode("utf-8", "surrogateescape"))]
     if not program or launcher not in (None, BATCH):
         return []

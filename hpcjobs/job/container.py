@@ -70,11 +70,11 @@ def _check_launcher(launcher: str, site: Site) -> None:
     runtime = site.containers.runtime
     allowed = _LAUNCHERS.get(runtime)
     if launcher in _NOT:
-        raise RequestError(f"launcher {launcher} and a container: {_NOT[launcher]}", hint="say --launcher horovod-gloo")
+        raise RequestError(f"launcher {launcher} and a container: {_NOT[launcher]}", hint="use --launcher horovod-gloo")
     if allowed is not None and launcher not in allowed:
         raise RequestError(
             f"launcher {launcher} and a container: {runtime} of site {site.name} ({site.path}) works by srun alone",
-            hint=f"say --launcher {' or '.join(allowed)}",
+            hint=f"use --launcher {' or '.join(allowed)}",
         )
 
 

@@ -79,7 +79,7 @@ def _with_one_gres(options: list[Option]) -> list[Option]:
     gpus += [f"--{name}={value}" for name, value in options if name in _GPU_OPTIONS] if gpus else []
     if len(gpus) > 1:
         raise RequestError(
-            f"GPUs are requested twice: {' and '.join(gpus)}", hint="say gpus_per_node alone, and leave gpu out of gres"
+            f"GPUs are requested twice: {' and '.join(gpus)}", hint="use gpus_per_node alone, and leave gpu out of gres"
         )
     first = next((at for at, (name, _) in enumerate(options) if name == "gres"), None)
     gres = ("gres", ",".join(requests))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcjobs.job.models import Job
 from hpcjobs.site.models import NodeGroup, Partition
-from hpcjobs.units import human_bytes, memory_bytes, time_limit_s
+from hpcjobs.units import format_count, human_bytes, memory_bytes, time_limit_s
 
 _SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(?:[&|,][\w.-]+)*\Z", re.ASCII)
 
@@ -94,7 +94,8 @@ def _unmet(job: Job, partition: Partition, group: NodeGroup) -> dict[str, _Need]
     available = min(group.cpus, partition.max_cpus_per_node or group.cpus)
     limited = " for jobs of it" if available < group.cpus else ""
     if cpus > available:
-        text = f"{job.describe_option('ntasks_per_node')} x cpus_per_task={requested.cpus_per_task or 1} = {cpus} CPUs"
+        each = f"cpus_per_task={requested.cpus_per_task or 1}"
+        text = f"{job.describe_option('ntasks_per_node')} x {each} = {format_count(cpus, 'CPU')}"
         unmet["cpus"] = _Need(text, f"{available}{limited}")
     elif requested.exclusive and available < group.cpus:
         unmet["cpus"] = _Need(job.describe_option("exclusive"), f"{available} of {group.cpus} CPUs{limited}")
@@ -154,6 +155,6 @@ def _nodes(partition: Partition) -> str:
 def _shape(group: NodeGroup) -> str:
     memory = f", {human_bytes(group.mem_bytes)}" if group.mem_bytes else ""
     models = ",".join(group.gpu_models) or group.gpu_model
-    gpus = f", {group.gpus} GPUs{f' {models}' if models else ''}" if group.gpus else ""
+    gpus = f", {format_count(group.gpus, 'GPU')}{f' {models}' if models else ''}" if group.gpus else ""
     features = f", {','.join(group.features)}" if group.features else ""
-    return f"({group.cpus} CPUs{memory}{gpus}{features})"
+    return f"({format_count(group.cpus, 'CPU')}{memory}{gpus}{features})"

@@ -117,8 +117,8 @@ def _share(values: Values, total: str, per_node: str, nodes: int) -> None:
     share, rest = divmod(values[total], nodes)
     if rest:
         raise RequestError(
-            f"{values.text(total)}: {values.text('nodes')} cannot share it evenly",
-            hint=f"each node gets as much as the others: choose a multiple of {nodes}, or another number of nodes",
+            f"{values.text(total)}: {values.text('nodes')} cannot divide it evenly",
+            hint=f"every node gets the same share: choose a multiple of {nodes}, or another number of nodes",
         )
     if values[per_node] is not None and values[per_node] != share:
         raise RequestError(

@@ -72,7 +72,7 @@ def _missing(job: Job, required: Sequence[str], where: str) -> Iterator[str]:
     for field in required:
         if getattr(job.resources, field) is None:
             option = field.replace("_", "-")
-            yield f"{field}: {where} needs one: say --{option}, or name it in defaults of the site file"
+            yield f"{field}: {where} needs one: use --{option}, or name it in defaults of the site file"
 
 
 def _license_problems(job: Job, site: Site) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _host_problems(job: Job) -> Iterator[str]:
         yield f"{job.describe_option('nodes')}: this site {named}"
     if job.hosts and job.launcher not in ("mpirun", "horovodrun"):
         nodelist = job.describe_option("nodelist")
-        yield f"{nodelist}: launcher {job.launcher} starts tasks on this machine only; say mpirun"
+        yield f"{nodelist}: launcher {job.launcher} starts tasks on this machine only; use mpirun"
 
 
 def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition | None) -> Iterator[str]:

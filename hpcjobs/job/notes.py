@@ -42,7 +42,7 @@ def notes(job: Job) -> Iterator[str]:
     if (path := _shadowing_template(job.template)) is not None:
         yield f"template {path} is used in place of the one that comes with hpcjobs"
     if (trainer := misspelt_trainer(job.argv[0])) is not None:
-        yield f"no command {job.argv[0]!r} here: the nodes must have it (the trainer is called {trainer!r})"
+        yield f"no command {job.argv[0]!r} on this machine; the nodes must have it (the trainer is {trainer!r})"
 
 
 def _unused_locally(job: Job) -> list[str]:

@@ -17,7 +17,7 @@ MAIL_TYPES = {"end": "END", "fail": "FAIL", "requeue": "REQUEUE"}
 """Event of ``--notify-on`` -> what sbatch's ``--mail-type`` calls it."""
 _KINDS = ("mail", "command", "webhook")
 _ADDRESS = re.compile(r"https://\S+|http://(?:localhost|127\.0\.0\.1|\[::1\])[:/]\S*", re.ASCII)
-_SECRET = "its address is a secret: write it to a file that only you can read, and say webhook:FILE or webhook:$NAME"
+_SECRET = "its address is a secret: write it to a file that only you can read, and use webhook:FILE or webhook:$NAME"
 
 
 def events(spec: JobSpec) -> tuple[str, ...]:
@@ -82,7 +82,9 @@ def _target(text: str) -> Iterator[str]:
     kind, _, value = text.partition(":")
     if kind not in _KINDS:
         shown = kind if len(kind) < 20 else "…"
-        raise RequestError(f"--notify {shown}: not known", hint="say mail, mail:ADDRESS, command:TEXT or webhook:FILE")
+        raise RequestError(
+            f"--notify {shown}: unknown", hint="write mail, mail:ADDRESS, command:TEXT or webhook:FILE"
+        )
     if kind == "mail":
         return
     if not value:

@@ -46,7 +46,7 @@ def _check_sbatch(text: str, name: str) -> None:
     if known.treatment is Treatment.REFUSED:
         raise RequestError(f"{text} is not passed through", hint=known.reason)
     raise RequestError(
-        f"{text}: hpcjobs has this option itself", hint=f"say --{known.name}, or {known.field} in a file"
+        f"{text}: hpcjobs has this option itself", hint=f"use --{known.name}, or {known.field} in a file"
     )
 
 

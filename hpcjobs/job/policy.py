@@ -16,7 +16,7 @@ from hpcjobs.site.models import Site
 from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import GPU_FIELDS, Resources, gpus_and_model
 from hpcjobs.site.sbatch import OPTIONS, option_of
-from hpcjobs.units import time_limit_s
+from hpcjobs.units import format_count, time_limit_s
 
 _GPU_OPTIONS = (
     *("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task", "exclusive"),
@@ -150,15 +150,18 @@ def _size_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     ):
         nodes, name = counted, "constraint"
     if policy.max_nodes is not None and nodes > policy.max_nodes:
-        yield f"{job.describe_option(name)}: at most {policy.max_nodes} nodes", ("max_nodes",)
+        yield f"{job.describe_option(name)}: at most {format_count(policy.max_nodes, 'node')}", ("max_nodes",)
     for field in ("nodelist", "nodefile"):  # of a batch script, which sbatch reads itself
         file = getattr(resources, field)
         if policy.max_nodes is not None and isinstance(file, str) and (field == "nodefile" or "/" in file):
-            yield f"{job.describe_option(field)}: names a file; say the nodes, which are counted", ("max_nodes",)
+            yield (
+                f"{job.describe_option(field)}: names a file; list the nodes, to be counted",
+                ("max_nodes",),
+            )
     if policy.max_gpus is not None:
         for text, count in _gpu_counts(job, applied, nodes):
             if count > policy.max_gpus:
-                yield f"{text}: {count} GPUs in all, at most {policy.max_gpus}", ("max_gpus",)
+                yield f"{text}: {format_count(count, 'GPU')} in all, at most {policy.max_gpus}", ("max_gpus",)
 
 
 def _gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[str, int]]:
@@ -197,7 +200,7 @@ def _time_problems(job: Job, policy: Policy) -> Iterator[Problem]:
 def _account_problems(job: Job, policy: Policy) -> Iterator[Problem]:
     account = job.resources.account
     if policy.account_required and not account:
-        yield "no account is named: say --account NAME", ("account_required",)
+        yield "no account is named: use --account NAME", ("account_required",)
     if policy.accounts is not None and account and account not in policy.accounts:
         yield f"{job.describe_option('account')}: allowed are {', '.join(policy.accounts)}", ("accounts",)
 

@@ -62,7 +62,7 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
         return (first, *args)
     if os.path.isfile(chdir / first):
         raise RequestError(
-            f"program {first}: found in {chdir}, but the shell would not look there", hint=f"say ./{first}"
+            f"program {first}: found in {chdir}, but the shell would not look there", hint=f"use ./{first}"
         )
     if _MODULE.match(first):
         return (python, "-u", *(module_words(first) if first.startswith("hpcjobs.") else ("-m", first)), *args)

@@ -64,7 +64,7 @@ def _hint(message: str, field: str) -> str | None:
         return f"it takes a value: -o {field}=VALUE"
     if message.startswith("Invalid enum value") and field in Resources.__struct_fields__:
         allowed = get_args(get_args(get_type_hints(Resources)[field])[0])
-        return f"say {' or '.join(allowed)}"
+        return f"use {' or '.join(allowed)}"
     if "unknown field" not in message:
         return None
     return nearest(message.split("`")[1], (*Resources.__struct_fields__, *JobSpec.__struct_fields__[2:]))

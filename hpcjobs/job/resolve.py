@@ -194,7 +194,7 @@ def _launcher(requested: str | None, site: Site) -> str:
     allowed = [name for name in (site.launchers or known) if name in known]
     if requested is not None and requested not in allowed:
         raise RequestError(
-            f"launcher {requested!r} does not work on site {site.name} ({site.path})",
+            f"launcher {requested!r} is not available on site {site.name} ({site.path})",
             hint=nearest("" if requested in LAUNCHERS else requested, allowed),
         )
     return requested or allowed[0]
@@ -224,7 +224,7 @@ def _container(
     image = spec.container or site.containers.default
     if image is None or image == "none":
         if spec.stage_image:
-            raise RequestError("--stage-image: the job has no container", hint="say --container NAME too")
+            raise RequestError("--stage-image: the job has no container", hint="use --container NAME too")
         return None
     from hpcjobs.job import container
 

@@ -66,7 +66,7 @@ class Remote:
 
     def _hint(self) -> str:
         return (
-            f"does `ssh {self.login}` work without asking? Where it asks for a password or a one-time token, say "
+            f"does `ssh {self.login}` work without asking? Where it asks for a password or a one-time token, use "
             "`hpcjobs --remote SITE jupyter`: it asks once, and all that follows goes through that connection"
         )
 

@@ -159,7 +159,7 @@ def _idle_s(text: str) -> int:
     try:
         return walltime_s(text)
     except ValueError as error:
-        raise RequestError(f"idle {text!r}: {error}", hint="say 30m, 2h or never") from error
+        raise RequestError(f"idle {text!r}: not a time", hint="write 30m, 2h or never") from error
 
 
 def _login(site: Site, user: str) -> str | None:

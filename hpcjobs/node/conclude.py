@@ -209,7 +209,7 @@ class CurrentAttempt:
         try:
             if continuation.job_id is not None:
                 self.control.write_continued(continuation.job_id)
-                report(f"requeue is not allowed here; goes on as job {continuation.job_id}")
+                report(f"requeue is not allowed here; continues as job {continuation.job_id}")
             else:
                 report(f"not requeued: {continuation.decision}")
             replace_last(self.options.run_dir, attempt._replace(decision=continuation.decision))

@@ -87,7 +87,8 @@ def _one(name: str, known: list[Entry], of_site: str) -> list[Entry]:
         return [_by_folder(Path(name))]
     named = _here_first([entry for entry in known if entry.name == name])
     if not named:
-        raise UnknownJobError(f"no job named {name!r}{of_site}", hint=nearest(name, {entry.name for entry in known}))
+        hint = nearest(name, {entry.name for entry in known}) if known else "no job was submitted with hpcjobs yet"
+        raise UnknownJobError(f"no job named {name!r}{of_site}", hint=hint)
     return [named[-1]]
 
 
@@ -99,7 +100,7 @@ def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> E
             hint="`hpcjobs ps -a` lists them",
         )
     if len(sites := dict.fromkeys(entry.site for entry in matches)) > 1:
-        raise RequestError(f"job {job_id} exists on several sites: {', '.join(sites)}", hint="say --site")
+        raise RequestError(f"job {job_id} exists on several sites: {', '.join(sites)}", hint="use --site")
     if len(clusters := dict.fromkeys(entry.cluster or "one not recorded" for entry in matches)) > 1:
         raise RequestError(
             f"job {job_id} exists on several clusters or hosts: {', '.join(clusters)}", hint="name its run folder"

@@ -105,5 +105,5 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
 def warnings(analysis: Analysis) -> list[str]:
     lines = [f"This study mixes {what}. Its figures do not compare like with like." for what in analysis.mixed]
     if analysis.left_out:
-        lines.append(f"{len(analysis.left_out)} runs have no figure: {'; '.join(analysis.left_out)}.")
+        lines.append(f"Runs without a measurement: {'; '.join(analysis.left_out)}.")
     return lines

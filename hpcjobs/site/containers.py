@@ -62,6 +62,6 @@ def check_bind(bind: str) -> None:
     source, _, rest = bind.partition(":")
     target, _, mode = rest.partition(":")
     if not source or mode not in ("", "ro", "rw") or "," in bind or any(ord(char) < 32 for char in bind):
-        raise ValueError(f"binds {bind!r}: say SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro, without commas")
+        raise ValueError(f"binds {bind!r}: write SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro, without commas")
     if target and not target.startswith("/"):
         raise ValueError(f"binds {bind!r}: {target!r} must be an absolute path in the image")

@@ -45,7 +45,7 @@ def default_site() -> str:
     raise ConfigError(
         f"this machine belongs to {where}, and no site is named",
         hint="do one of these; `hpcjobs sites` lists the sites\n"
-        "  say --site NAME, or --site local for this machine itself\n"
+        "  use --site NAME, or --site local for this machine itself\n"
         "  set HPCJOBS_SITE=NAME\n"
         f"  write `site: NAME` to {config_dir() / 'config.yaml'}\n"
         f"  write `cluster: {cluster or 'NAME'}` (Slurm's ClusterName) to the site's file",

@@ -45,7 +45,7 @@ class Environment(Frozen, frozen=True):
 
     def __post_init__(self) -> None:
         if self.conda is not None and self.venv is not None:
-            raise ValueError("say conda or venv, not both; null clears that of an extended file")
+            raise ValueError("use conda or venv, not both; null clears that of an extended file")
 
 
 class Prices(Frozen, frozen=True):

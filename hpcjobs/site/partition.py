@@ -80,7 +80,7 @@ class NodeShape(Frozen, frozen=True):
         for text in self.gpu_models:
             count, model = gpus_and_model(text, "gpu_models")
             if model is None:
-                raise ValueError(f"gpu_models {text!r}: say TYPE:COUNT, such as 1g.5gb:7")
+                raise ValueError(f"gpu_models {text!r}: write TYPE:COUNT, such as 1g.5gb:7")
             counts[model] = count
         return counts
 
@@ -148,7 +148,7 @@ class Partition(Frozen, frozen=True):
         elif not self.nodes:
             raise ValueError("nodes: at least one group of nodes is needed, such as [{count: 4, cpus: 64}]")
         elif self.node is not None:
-            raise ValueError("node or groups in nodes, not both: say nodes: 4 with node, or nodes: [{count: 4, …}]")
+            raise ValueError("node or groups in nodes, not both: write nodes: 4 with node, or nodes: [{count: 4, …}]")
         for field in ("min_nodes", "max_nodes", "max_cpus_per_node"):
             if (count := getattr(self, field)) is not None:
                 check_count(count, field)

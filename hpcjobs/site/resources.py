@@ -39,7 +39,7 @@ def node_range(nodes: int | str) -> tuple[int, int]:
     if match is not None and match[2] is None and least < 1:
         raise ValueError(f"nodes must be 1 or more, not {nodes}")
     if not 1 <= least <= most:
-        raise ValueError(f"nodes {nodes!r} is not understood; say 4, or 2-4 for a range")
+        raise ValueError(f"nodes {nodes!r} is not understood; write 4, or 2-4 for a range")
     return least, most
 
 
@@ -51,7 +51,7 @@ def gpus_and_model(gpus: int | str, field: str = "gpus_per_node") -> tuple[int, 
     """
     match = _GPUS.match(str(gpus))
     if match is None:
-        raise ValueError(f"{field} {gpus!r} is not understood; say 4, or v100:4 for a model")
+        raise ValueError(f"{field} {gpus!r} is not understood; write 4, or v100:4 for a model")
     return int(match["count"]), match["model"]
 
 
@@ -66,7 +66,7 @@ def gpus_in_gres(gres: str) -> tuple[list[str], list[str]]:
     for part in re.split(r",(?![^()]*\))", gres):
         match = _GPU_GRES.match(part)
         if match is None and _LIKE_GPUS.match(part):
-            raise ValueError(f"gres {part!r} is not understood; say gpu:4, or gpu:v100:4 for a model")
+            raise ValueError(f"gres {part!r} is not understood; write gpu:4, or gpu:v100:4 for a model")
         if match is None:
             others.append(part)
         else:
@@ -246,7 +246,7 @@ class Resources(Frozen, frozen=True):
         beside = [f"{f}={value}" for f in GPU_FIELDS if isinstance(value := getattr(self, f), int | str)]
         if len(gpus) > 1 or beside:
             also = "" if len(gpus) > 1 else f" beside {', '.join(beside)}"
-            raise ValueError(f"gres {gres!r}{also}: GPUs are requested twice; say gpus_per_node alone (4, or v100:4)")
+            raise ValueError(f"gres {gres!r}{also}: GPUs are requested twice; use gpus_per_node alone (4, or v100:4)")
         self._set("gpus_per_node", gpus[0])
         self._set("gres", ",".join(others) if others else UNSET)
 

@@ -42,7 +42,7 @@ def parse_retries(text: str) -> Retries | None:
         if name not in Retries.__struct_fields__:
             raise ValueError(
                 f"retries {text!r}: {name!r} is neither on, off nor a cause;"
-                f" {nearest(name, Retries.__struct_fields__)}; say on, off, or counts such as timeout=∞,node=3"
+                f" {nearest(name, Retries.__struct_fields__)}; use on, off, or counts such as timeout=∞,node=3"
             )
         if count not in _UNLIMITED_NAMES and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
             raise ValueError(f"retries {text!r}: {name}={count!r} is neither a number nor ∞ (inf)")

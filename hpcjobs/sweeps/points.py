@@ -99,10 +99,10 @@ def _draw(draw: random.Random, axis: Sequence[Any]) -> Any:
         raise RequestError(f"sample: low={low} is above high={high}")
     if scale == ["log"]:
         if low <= 0:
-            raise RequestError(f"sample: low={low} has no logarithm; say a number above 0")
+            raise RequestError(f"sample: low={low} has no logarithm; write a number above 0")
         return math.exp(draw.uniform(math.log(low), math.log(high)))
     if scale:
-        raise RequestError(f"sample: {axis!r} is not understood; say (low, high) or (low, high, 'log')")
+        raise RequestError(f"sample: {axis!r} is not understood; write (low, high) or (low, high, 'log')")
     if isinstance(low, int) and isinstance(high, int):
         return draw.randint(low, high)
     return draw.uniform(low, high)
@@ -135,7 +135,7 @@ def axis_of(setting: str) -> tuple[str, list[str]]:
     """
     name, equals, text = setting.partition("=")
     if not equals:
-        raise RequestError(f"--set {setting}: say NAME=VALUE,VALUE")
+        raise RequestError(f"--set {setting}: write NAME=VALUE,VALUE")
     if match := _RANGE.match(text):
         return name, _whole_numbers(match[1], match[2])
     if text.startswith("["):

@@ -12,6 +12,7 @@ import polars as pl
 from hpcjobs.pages import figures
 from hpcjobs.pages.html import render
 from hpcjobs.sweeps import results_plots
+from hpcjobs.units import format_count
 
 _CAPTIONS = {
     "effect": "Every completed cell.",
@@ -40,10 +41,11 @@ def write(
     made = results_plots.figures(compared, params, metric, best=compared[0]) if compared else {}
     written = figures.save(made, folder)
     columns = [*params, metric, "state", "elapsed_s", "nodes", "job_id", "folder"]
+    cells = format_count(len(rows), "cell")
     page = render(
         "sweep",
         title=f"Sweep {name}",
-        lead=f"{len(rows)} cells over {', '.join(params)}; {'largest' if largest else 'smallest'} {metric} is best",
+        lead=f"{cells} over {', '.join(params)}; {'largest' if largest else 'smallest'} {metric} is best",
         warnings=_warnings(rows, compared, metric),
         summary=_summarise(compared, params, metric),
         pictures=[(_CAPTIONS[kind], figures.to_svg(figure)) for kind, figure in made.items()],

@@ -119,7 +119,7 @@ def define(
     where = site if isinstance(site, Site) else load_site(site or default_site())
     for option, value in (("pack", pack), ("pack_parallel", pack_parallel), ("max_parallel", max_parallel)):
         if value is not None and value < 1:
-            raise RequestError(f"{option}={value}: say 1 or more")
+            raise RequestError(f"{option}={value}: must be 1 or more")
     if max_parallel is not None and max_parallel < pack_parallel:
         raise RequestError(
             f"pack_parallel={pack_parallel} cells of one array task are more than max_parallel={max_parallel}"

@@ -48,7 +48,8 @@ def find_folder(name: str) -> SweepFolder:
     known = [sweep for sweep in list_sweeps() if Path(sweep.path).is_dir()]
     named = [Path(sweep.path) for sweep in known if sweep.name == name]
     if not named:
-        raise UnknownJobError(f"no sweep named {name!r}", hint=nearest(name, {sweep.name for sweep in known}))
+        hint = nearest(name, {sweep.name for sweep in known}) if known else "no sweep was submitted yet"
+        raise UnknownJobError(f"no sweep named {name!r}", hint=hint)
     here = [path for path in named if path.is_relative_to(Path.cwd())]
     return SweepFolder((here or named)[0])
 

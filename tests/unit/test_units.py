@@ -45,7 +45,7 @@ def test_a_time_limit_is_read_in_every_usual_spelling(text: str, seconds: int) -
     "text", ["", "60", "45000", "0", "0h", "00:00:00", "1:2:3:4", "soon", "2 h", "h", "-1h", "1h-2m"]
 )
 def test_a_time_limit_that_could_mean_two_things_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not understood; say 2h"):
+    with pytest.raises(ValueError, match="is not a time; write 2h"):
         walltime_s(text)
 
 
@@ -68,14 +68,14 @@ def test_memory_is_counted_in_powers_of_1024(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "64X", "-1G", "64 G", "1.5.5G", "9" * 5000])
 def test_memory_that_is_no_amount_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not understood; say 64G"):
+    with pytest.raises(ValueError, match="is not a memory size; write 64G"):
         memory_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["64", "512", "999"])
 def test_a_small_number_without_a_unit_is_answered_with_both_ways_to_write_it(text: str) -> None:
     """Slurm would take 64 for 64 megabytes."""
-    with pytest.raises(ValueError, match=f"has no unit; say {text}G or {text}M"):
+    with pytest.raises(ValueError, match=f"has no unit; write {text}G or {text}M"):
         memory_bytes(text)
 
 

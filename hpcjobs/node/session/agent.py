@@ -119,7 +119,7 @@ def _own_address(suffix: str) -> str:
     except OSError as error:
         raise _NoPlace(f"{name}: {error}; jupyter.bind of the site file can say loopback") from error
     if address.startswith("127."):
-        raise _NoPlace(f"{name} is {address} on this node, which no other host reaches; say jupyter.bind: loopback")
+        raise _NoPlace(f"{name} is {address} on this node, which no other host reaches; set jupyter.bind: loopback")
     return address
 
 

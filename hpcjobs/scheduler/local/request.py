@@ -129,7 +129,7 @@ def _array(text: str) -> tuple[tuple[int, ...], int | None]:
     for part in body.split(","):
         match = _ARRAY_PART.match(part)
         if match is None or (percent and not (limit.isdigit() and int(limit))):
-            raise RequestError(f"array={text!r} is not understood", hint="say 0-15, 1,3,5, 0-15:4 or 0-15%4")
+            raise RequestError(f"array={text!r} is not understood", hint="write 0-15, 1,3,5, 0-15:4 or 0-15%4")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or (last - first) // int(match[3] or 1) + len(indices) >= _MAX_TASKS:
             raise RequestError(f"array={text!r}: the range is empty, or over {_MAX_TASKS} tasks")
@@ -145,7 +145,7 @@ def _dependency(text: str, known: Callable[[str], bool]) -> tuple[Dependency, ..
         if kind not in DEPENDENCY_KINDS or not job_ids:
             raise RequestError(
                 f"dependency={text!r}: {part!r} is not understood on this machine",
-                hint=f"say {', '.join(f'{kind}:L7' for kind in DEPENDENCY_KINDS)}; all joined by ',' must be met",
+                hint=f"write {', '.join(f'{kind}:L7' for kind in DEPENDENCY_KINDS)}; all joined by ',' must be met",
             )
         for job_id in job_ids:
             if job_number(job_id) is None or not known(job_id):
@@ -160,5 +160,5 @@ def _early_signal(text: str) -> EarlySignal:
     name = match["signal"].upper().removeprefix("SIG") if match else ""
     number = int(name) if name.isdigit() else getattr(signal, f"SIG{name}", None)
     if match is None or not isinstance(number, int) or number not in signal.valid_signals():
-        raise RequestError(f"signal={text!r} is not understood", hint="say USR1@60 or B:USR1@60")
+        raise RequestError(f"signal={text!r} is not understood", hint="write USR1@60 or B:USR1@60")
     return EarlySignal(int(number), float(match["seconds"] or 60), match["script"] is not None)

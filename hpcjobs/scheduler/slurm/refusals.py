@@ -69,7 +69,7 @@ HINTS: tuple[tuple[str, str], ...] = (
         "memory required by task is not available",
         "less memory per node or CPU: `scontrol show partition` has MaxMemPerNode and MaxMemPerCPU",
     ),
-    ("job size specification needs to be provided", "say how many nodes or tasks: -N"),
+    ("job size specification needs to be provided", "set the number of nodes or tasks: -N"),
     ("invalid feature specification", "no node has this feature: `sinfo -o '%f'` lists them; look at -o constraint"),
     ("invalid preferred feature", "no node has this feature: `sinfo -o '%f'` lists them; look at -o prefer"),
     ("--batch option is invalid", "the feature of --batch is not one of -o constraint"),
@@ -105,7 +105,7 @@ HINTS: tuple[tuple[str, str], ...] = (
             "should say so"
         ),
     ),
-    ("time limit specification required", "say --time: this cluster has no default"),
+    ("time limit specification required", "use --time: this cluster has no default"),
     ("invalid time-min", "-o time_min is no longer than --time and the partition's limit"),
     ("requested reservation is invalid", f"no reservation of that name for this job; {_RESERVATION}"),
     ("requested reservation not usable", f"it has not begun, has ended, or has no room for this job; {_RESERVATION}"),

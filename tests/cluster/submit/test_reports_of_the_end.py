@@ -68,4 +68,4 @@ def test_waiting_for_a_dependency_that_can_never_be_met_ends_with_the_reason(clu
     second = cluster.submit("-t", "5m", "--after", first.id, "true")
     answer = second.wait()
     assert answer.code != 0
-    assert f"job {second.id} will not start: what it depends on can never happen" in answer.err, answer
+    assert f"job {second.id} will not start: its dependency can never be satisfied" in answer.err, answer

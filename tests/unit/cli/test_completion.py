@@ -195,4 +195,4 @@ def test_each_shell_has_its_lines() -> None:
     for shell, line in (("bash", "complete -o default"), ("zsh", "#compdef hpcjobs"), ("fish", "complete --command")):
         assert line in within("completion", shell).out
     answer = within("completion", "tcsh")
-    assert (answer.code, "say bash, zsh, fish" in answer.err) == (2, True), answer
+    assert (answer.code, "use bash, zsh, fish" in answer.err) == (2, True), answer

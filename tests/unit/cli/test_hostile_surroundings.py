@@ -116,9 +116,9 @@ def test_a_careless_name_for_any_verb_is_explained(cluster: Path, verb: str) -> 
     ("arguments", "code", "message"),
     [
         (("-o", "time=2h", "-t", "1h"), 5, "time has been given by its own flag too"),
-        (("-o", "chdir="), 5, "say --chdir"),
-        (("-o", "name="), 5, "say --name"),
-        (("-o", "job-name=x"), 5, "say --name"),
+        (("-o", "chdir="), 5, "use --chdir"),
+        (("-o", "name="), 5, "use --name"),
+        (("-o", "job-name=x"), 5, "use --name"),
         (("-o", "site=x"), 5, "no sbatch option that -o can set"),
     ],
 )

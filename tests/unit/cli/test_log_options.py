@@ -63,7 +63,7 @@ def test_lines_are_chosen_by_rank_pattern_and_number(run_dir: Path) -> None:
     ("arguments", "message"),
     [
         (("--grep", "("), "--grep (: no regular expression"),
-        (("--since", "soon"), "--since: time 'soon' is not understood"),
+        (("--since", "soon"), "--since soon: not a time\nhint: write 10m or 2h"),
         (("--since", "1h"), "has a date and a time"),
         (("--rank", "1", "--node", "n1"), "--node and --rank exclude each other"),
         (("--monitor", "-n", "3"), "--monitor is about nodes"),

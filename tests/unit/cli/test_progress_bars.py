@@ -158,5 +158,5 @@ def test_ctrl_c_while_waiting_for_a_sweep_says_that_it_goes_on_and_how_to_cancel
         printed = waiting.stderr.read()
     (here / "go").touch()
     assert waiting.returncode == 130
-    assert "stopped waiting; sweep lr goes on" in printed
+    assert "stopped waiting; sweep lr continues" in printed
     assert "`hpcjobs sweep cancel lr` cancels" in printed

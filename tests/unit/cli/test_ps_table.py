@@ -100,4 +100,4 @@ def test_watching_prints_the_table_until_it_is_interrupted() -> None:
 def test_watching_is_not_for_programs() -> None:
     answered = within("ps", "--watch", "--json")
     assert (answered.code, answered.out) == (5, "")
-    assert "--watch is for people" in answered.err
+    assert "--watch and --json exclude each other" in answered.err

@@ -144,7 +144,7 @@ def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--sbatch", "nodes=4"), "hpcjobs has this option itself\nhint: say --nodes"),
+        (("--sbatch", "nodes=4"), "hpcjobs has this option itself\nhint: use --nodes"),
         (("--sbatch", "output=x"), "the output is in the run folder"),
         (("--sbatch", "two words"), "sbatch 'two words' (flag): no option"),
         (("--srun", "ntasks=4"), "the job's own layout sets it"),
@@ -157,9 +157,9 @@ def test_options_that_hpcjobs_does_not_have_are_passed_through_unread(here: Path
         (("-e", "x.log"), "--error is an option of sbatch that"),
         (("--export", "ALL"), "--env NAME=VALUE"),
         (("-o", "x.log"), "sbatch's own -o FILE is not needed"),
-        (("-o", "chdir=x"), "say --chdir"),
-        (("-o", "name=x"), "say --name"),
-        (("-o", "mincpus=2"), "say --sbatch mincpus=VALUE"),
+        (("-o", "chdir=x"), "use --chdir"),
+        (("-o", "name=x"), "use --name"),
+        (("-o", "mincpus=2"), "use --sbatch mincpus=VALUE"),
         (("-t", "1h", "-o", "time=2h"), "time has been given by its own flag too"),
     ],
 )

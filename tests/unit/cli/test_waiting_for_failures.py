@@ -51,7 +51,7 @@ def test_ctrl_c_while_waiting_says_that_the_job_goes_on_and_how_to_cancel_it() -
         os.write(terminal, b"\x03")
         read_until("cancels")
         assert process.wait(240) in (130, 128 + signal.SIGINT)
-        assert re.search(r"job L1 goes on: `hpcjobs wait L1` waits again, `hpcjobs cancel L1` cancels", printed)
+        assert re.search(r"job L1 continues: `hpcjobs wait L1` waits again, `hpcjobs cancel L1` cancels", printed)
         assert "Traceback" not in printed
         (row,) = ok("ps", "--json").json
         assert row["record"]["state"] == "RUNNING"

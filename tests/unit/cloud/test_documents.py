@@ -113,7 +113,7 @@ def test_files_are_their_owners_and_the_state_is_left_alone(tmp_path: Path) -> N
 
 
 def test_a_kind_of_another_provider_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"no soperator for gcp\nhint: say vms or toolkit"):
+    with pytest.raises(RequestError, match=r"no soperator for gcp\nhint: use vms or toolkit"):
         render(resolve_cluster(saved(tree("gcp"))), "soperator")
     assert set(KINDS) == set(PROVIDERS) == {machine.provider for machine in MACHINES.values()}
 

@@ -88,7 +88,7 @@ def test_a_cluster_is_built_remembered_and_taken_down(person: Person, here: Path
     assert stat.S_IMODE((folder / "terraform.tfstate").stat().st_mode) == 0o600
     person.has("ssh", 'echo "$@" >asked; echo 7_RUNNING_you_ddp')
     answer = person.types("down", "--site", "rented", "--yes", code=5)
-    assert "1 jobs are in the queue: 7_RUNNING_you_ddp" in answer
+    assert "1 job in the queue: 7_RUNNING_you_ddp" in answer
     assert login in Path("asked").read_text(encoding="utf-8")
     person.has("ssh", "echo unreachable >&2; exit 255")
     assert "--force takes the cluster down all the same" in person.types("down", "--site", "rented", "-y", code=5)
@@ -179,7 +179,7 @@ def recorded(answers: list[Result]) -> tuple[HeadNode, list[Sequence[str]]]:
 
 def test_the_queue_is_asked_without_questions_also_of_a_host_nobody_knows() -> None:
     head, commands = recorded([Result(0, "1_PENDING_a_x\n2_RUNNING_b_y\n", "")])
-    with pytest.raises(RequestError, match="2 jobs are in the queue"):
+    with pytest.raises(RequestError, match="2 jobs in the queue"):
         refuse_while_jobs_run(head)
     (argv,) = commands
     assert argv[:3] == ["ssh", "-o", "BatchMode=yes"]

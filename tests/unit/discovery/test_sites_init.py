@@ -221,7 +221,7 @@ def test_text_of_the_cluster_cannot_leave_its_comment(commands: Path) -> None:
         (("--file", "site.txt"), "a site file is called NAME.yaml"),
         (("mine", "-A", "sandbx"), "did you mean 'sandbox'?"),
         (("mine", "-p", "shrt"), "did you mean 'short'?"),
-        (("mine", "-t", "soon"), "time 'soon' is not understood"),
+        (("mine", "-t", "soon"), "'soon' is not a time"),
         (("mine", "--container-runtime", "docker"), "docker"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_user_sees_the_record_and_clears_it(here: Path, monkeypatch: pytest.Mo
     (shown,) = ok("nodes", "--site", "tu-hpc", "--json").json["nodes"]
     assert (shown["node"], shown["left_out_until"] is None) == ("tu03", False)
     refused = within("nodes", "--site", "tu-hpc", "--clear", "tu99")
-    assert (refused.code, "no verdict on node 'tu99'" in refused.err) == (6, True)
+    assert (refused.code, "node 'tu99' has no record" in refused.err) == (6, True)
     ok("nodes", "--site", "tu-hpc", "--clear", "tu03")
     assert ok("nodes", "--site", "tu-hpc", "--json").json["nodes"][0]["left_out_until"] is None
 

@@ -67,4 +67,4 @@ def test_whoever_interrupts_a_check_that_waits_reads_that_its_job_goes_on(
     check.send_signal(signal.SIGINT)
     answered = await_answer(check, timeout_s=100)
     assert answered.code == 130
-    assert "job 41 goes on: `hpcjobs wait 41` waits again, `hpcjobs cancel 41` cancels" in answered.err
+    assert "job 41 continues: `hpcjobs wait 41` waits again, `hpcjobs cancel 41` cancels" in answered.err

@@ -106,12 +106,12 @@ def test_a_launcher_that_is_named_decides_whether_a_script_starts_its_own_tasks(
     ("directives", "options", "text"),
     [
         ("#SBATCH --input=x", {}, "run.sbatch:2: --input is refused"),
-        ("#SBATCH -N 1\n#SBATCH --time=soon", {}, "run.sbatch:3: time: time 'soon' is not understood"),
+        ("#SBATCH -N 1\n#SBATCH --time=soon", {}, "run.sbatch:3: time: 'soon' is not a time"),
         ("#SBATCH -N two", {}, "run.sbatch:2: nodes 'two' is not understood"),
         ("#SBATCH -J 'a b'", {}, "run.sbatch:2: job name 'a b': use letters"),
         ("#SBATCH -M other", {}, "run.sbatch:2: --clusters is refused"),
         ("#SBATCH -N 1", {"container": "image"}, "container (flag): a batch script starts its own tasks"),
-        ("#SBATCH -N 1", {"wrap": "true"}, "wrap stands in place of a program"),
+        ("#SBATCH -N 1", {"wrap": "true"}, "wrap and a program exclude each other"),
         ("#SBATCH -N 1", {"site": "local"}, "batch script: site local"),
     ],
 )

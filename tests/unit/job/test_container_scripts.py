@@ -289,7 +289,7 @@ def test_what_is_wrong_with_an_image_is_said_before_anything_is_queued(
 def test_a_launcher_that_leaves_the_image_is_refused(image: Path) -> None:
     with pytest.raises(RequestError, match=r"horovodrun and a container: it starts its tasks by ssh"):
         planned(site(), "horovodrun", "true", container=str(image))
-    with pytest.raises(RequestError, match=r"pyxis of site tu-hpc .* works by srun alone\nhint: say --launcher srun"):
+    with pytest.raises(RequestError, match=r"pyxis of site tu-hpc .* works by srun alone\nhint: use --launcher srun"):
         planned(site(runtime="pyxis"), "mpirun", "true", container=str(image))
 
 

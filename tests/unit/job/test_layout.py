@@ -71,8 +71,8 @@ def test_totals_of_the_flags_win_over_nodes_of_the_site_and_share_those_of_a_spe
 @pytest.mark.parametrize(
     ("stated", "text"),
     [
-        ({"ntasks": 7, "nodes": 2}, "ntasks=7 (flag): nodes=2 (flag) cannot share it evenly"),
-        ({"gpus": 6, "nodes": 4}, "gpus=6 (flag): nodes=4 (flag) cannot share it evenly"),
+        ({"ntasks": 7, "nodes": 2}, "ntasks=7 (flag): nodes=2 (flag) cannot divide it evenly"),
+        ({"gpus": 6, "nodes": 4}, "gpus=6 (flag): nodes=4 (flag) cannot divide it evenly"),
         ({"ntasks": 8, "nodes": 2, "ntasks_per_node": 2}, "is 4 on each of nodes=2 (flag): ntasks_per_node=2 (flag)"),
         ({"ntasks": 8, "nodes": "2-4"}, "is shared by a number of nodes, not by a range"),
         ({"gpus": 7, "gpus_per_task": 2}, "gpus=7 (flag) is no multiple of gpus_per_task=2 (flag)"),
@@ -171,7 +171,7 @@ def test_files_of_nodes_are_options_of_sbatch_and_their_mistakes_are_explained(s
     [
         ({"nodelist": "n[1-2]", "nodes": 1}, "nodelist=n[1-2] (flag) names 2 nodes: nodes=1 (flag) contradicts it"),
         ({"nodelist": "n[1-3]", "nodes": "1-2"}, "names 3 nodes: nodes=1-2 (flag) contradicts it"),
-        ({"nodelist": "n[1-2]", "ntasks": 1}, "cannot share it evenly"),
+        ({"nodelist": "n[1-2]", "ntasks": 1}, "cannot divide it evenly"),
         ({"nodelist": "n[a-b]"}, "nodelist 'n[a-b]': 'a-b' in a host list is no number and no range"),
         ({"nodelist": "n[1-999999999]"}, "is a range of more than 65536 hosts"),
     ],

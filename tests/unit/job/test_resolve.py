@@ -136,8 +136,8 @@ def test_an_unknown_option_is_answered_with_the_nearest(site: str) -> None:
 
 
 def test_a_launcher_of_the_other_scheduler_is_refused(site: str) -> None:
-    assert "launcher 'spawn' does not work on site site" in refused(site, launcher="spawn")
-    with pytest.raises(RequestError, match="launcher 'srun' does not work on site local"):
+    assert "launcher 'spawn' is not available on site site" in refused(site, launcher="spawn")
+    with pytest.raises(RequestError, match="launcher 'srun' is not available on site local"):
         hpcjobs.plan(["true"], site="local", launcher="srun")
 
 
@@ -177,7 +177,7 @@ def test_programs_are_trainers_modules_files_or_commands(site: str, here: Path) 
         ((), "no program to run"),
         (("gone.py",), "program gone.py: no such file in "),
         (("./gone",), "program ./gone: no such file in "),
-        (("here-only",), "say ./here-only"),
+        (("here-only",), "use ./here-only"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused_at_once(

@@ -34,8 +34,8 @@ def refusal(*arguments: str) -> str:
 def test_an_option_that_a_site_or_partition_requires_is_missed_before_slurm_sees_the_job(here: Path) -> None:
     site(here, "required: [account]", partition="required: [qos, time]")
     message = refusal("-p", "gpu")
-    assert "account: site mine needs one: say --account" in message
-    assert "qos: partition gpu needs one: say --qos" in message
+    assert "account: site mine needs one: use --account" in message
+    assert "qos: partition gpu needs one: use --qos" in message
     assert "time: partition gpu needs one" in message
     assert "account=a" in script("-A", "a")
     assert "qos=q" in script("-p", "gpu", "-A", "a", "-q", "q", "-t", "1h")
@@ -85,7 +85,7 @@ def test_slices_of_gpus_are_requested_by_their_type_and_counted_by_it(here: Path
     [
         ("[a100:2, a100:3]", "a type is named twice"),
         ("[a100]", "gpu_models 'a100' is not understood"),
-        ("['4']", "say TYPE:COUNT"),
+        ("['4']", "write TYPE:COUNT"),
         ("[a100:2, b:1], gpus: 4", "leave gpus and gpu_model out"),
     ],
 )

@@ -222,7 +222,7 @@ def test_a_login_node_that_cannot_be_reached_names_the_way_that_asks_for_a_one_t
     process = start(*CONNECT)
     _, err = process.communicate(timeout=60)
     assert "front.example cannot be reached by ssh" in err
-    assert "a one-time token, say `hpcjobs --remote SITE jupyter`: it asks once" in err
+    assert "a one-time token, use `hpcjobs --remote SITE jupyter`: it asks once" in err
 
 
 def test_a_token_file_is_read_on_the_laptop(desk: Path) -> None:

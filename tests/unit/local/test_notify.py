@@ -120,7 +120,7 @@ def test_a_cancelled_job_is_reported(here: Path, receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--notify pigeon", "hint: say mail, mail:ADDRESS, command:TEXT or webhook:FILE"),
+        ("--notify pigeon", "hint: write mail, mail:ADDRESS, command:TEXT or webhook:FILE"),
         ("--notify command:", "lacks what follows the colon"),
         ("--notify webhook:https://x.org/s3cret", "the address itself is on the command line"),
         ("--notify webhook:none", "{here}/none: No such file or directory"),

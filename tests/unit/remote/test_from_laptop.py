@@ -91,7 +91,7 @@ def test_remote_names_a_site_with_a_login_host_or_a_host(bare_path: None) -> Non
 def test_fetch_without_a_login_host_says_how_to_name_one(bare_path: None) -> None:
     answer = within("fetch", "4711")
     assert answer.code == 5
-    assert "say --remote SITE" in answer.err
+    assert "use --remote SITE" in answer.err
     assert within("fetch", "--site", "far", "4711", "../secret").code == 5
 
 

@@ -70,7 +70,7 @@ def test_waiting_ends_when_what_a_job_depends_on_can_never_happen(jobs: Path) ->
     answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
     answered = within("wait", "--timeout", "20", "11")
     assert answered.code == 1
-    assert "job 11 will not start: what it depends on can never happen" in answered.err
+    assert "job 11 will not start: its dependency can never be satisfied" in answered.err
     assert "hpcjobs cancel 11" in answered.err
 
 

@@ -82,7 +82,7 @@ def test_an_age_of_zero_is_every_job_that_has_ended(here_with_slurm: Path) -> No
 def test_an_age_that_cannot_be_read_is_named_with_what_is_allowed(here_with_slurm: Path, age: str) -> None:
     refused = within("prune", f"--older-than={age}")
     assert refused.code == 5
-    assert f"--older-than {age}: not a length of time\nhint: write 30d, 12h or 2w; 0s means every job" in refused.err
+    assert f"--older-than {age}: not a time\nhint: write 30d, 12h or 2w; 0s means every job" in refused.err
     assert "--larger-than big: not a size" in within("prune", "--larger-than", "big").err
 
 

@@ -117,7 +117,7 @@ def test_slurm_conf_has_shapes_features_limits_and_suspension() -> None:
 
 
 def test_a_default_of_more_nodes_than_there_are_is_clipped() -> None:
-    """Else each job that does not say --nodes would be refused."""
+    """Else each job that does not set --nodes would be refused."""
     layout = resolve_layout(Shape(like="big", nodes=2), mixed_site())
     assert layout.overlay["partitions"]["cpu"]["defaults"]["nodes"] == 1
     assert layout.overlay["partitions"]["cpu"]["max_nodes"] == 1

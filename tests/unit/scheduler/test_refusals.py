@@ -31,7 +31,7 @@ def test_each_of_slurms_own_refusals_has_a_hint(text: str) -> None:
         ("Invalid generic resource (gres) specification", "sinfo -o '%G'"),
         ("Duplicate generic resource (gres) specification", "twice"),
         ("Access denied to requested reservation", "scontrol show reservation"),
-        ("Time limit specification required, but not provided", "say --time"),
+        ("Time limit specification required, but not provided", "use --time"),
         ("Required partition not available (inactive or drain)", "another -p"),
     ],
 )

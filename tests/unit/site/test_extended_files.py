@@ -103,7 +103,7 @@ def test_a_parent_is_named_and_not_a_path(centre: Path, name: str) -> None:
         ("extends: big\npartitions: {main: {nodes: many}}\n", "", "mine.yaml:2: partitions.main.nodes: "),
         ("extends: big\nmpi: pmix\n", "partitons: {}\n", "big.yaml:11: partitons: unknown key"),
         ("extends: big\nmpi: pmix\n", "qos: {normal: banana}\n", "big.yaml:11: qos.normal: "),
-        ("extends: big\nenvironment:\n  conda: train\n", "", "mine.yaml:2: environment: say conda or venv, not both"),
+        ("extends: big\nenvironment:\n  conda: train\n", "", "mine.yaml:2: environment: use conda or venv, not both"),
         ("extends: big\nmpi: pmix\n", "prices:\n  cpu_hour: [1]\n", "big.yaml:12: prices.cpu_hour: "),
         ("extends: [big]\n", "", "mine.yaml:1: extends: expected text"),
     ],

@@ -370,7 +370,7 @@ def test_gpus_in_an_odd_spelling_are_refused(centre: Path, here: Path, gres: str
 
 @pytest.mark.parametrize("options", ["--gpus=a100:2,v100:40", "--gpus-per-node=a100:2,v100:4", "--gpus-per-task=+9"])
 def test_gpus_of_several_models_in_one_option_are_refused(centre: Path, here: Path, options: str) -> None:
-    assert "is not understood; say 4, or v100:4 for a model" in batch_refusal(here, options)
+    assert "is not understood; write 4, or v100:4 for a model" in batch_refusal(here, options)
 
 
 @pytest.mark.parametrize(
