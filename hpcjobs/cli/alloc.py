@@ -44,9 +44,9 @@ def alloc(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; write nothing.")] = False,
 ) -> None:
-    """Allocate nodes now and run PROGRAM on the first, or a shell, with the site's software and a task's environment.
+    """Allocate nodes now, and run PROGRAM or a shell on the first node, with the site's software.
 
-    In it, `ranks PROGRAM` starts PROGRAM as the tasks of a job, with RANK, WORLD_SIZE and the rest.
+    In the shell, `ranks PROGRAM` starts PROGRAM as the tasks of a job, with RANK, WORLD_SIZE and related variables.
     """
     import hpcjobs
     from hpcjobs.processes.programs import run_in_terminal

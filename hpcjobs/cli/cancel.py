@@ -21,7 +21,7 @@ def cancel(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            "--state", help="Only those in this state: PENDING …", show_default=False, autocompletion=complete_states
+            "--state", help="Only jobs in this state: PENDING …", show_default=False, autocompletion=complete_states
         ),
     ] = None,
     signal: Annotated[

@@ -52,7 +52,7 @@ def render(
         str, typer.Option(help="vms: Terraform for virtual machines; toolkit: Google's; soperator: Nebius'.")
     ] = "vms",
 ) -> None:
-    """Write a folder that Terraform, or the provider's own tool, builds the cluster from. Builds nothing."""
+    """Write a folder from which Terraform, or the provider's own tool, builds the cluster. Nothing is built."""
     from typing import cast
 
     from hpcjobs.cloud import render as rendering
@@ -116,7 +116,7 @@ def up(
         typer.Option("--run", metavar="COMMAND", help="Run `hpcjobs COMMAND` there when it is ready: 'submit ddp'."),
     ] = None,
 ) -> None:
-    """Build the cluster, or change it to what the site says now; write its address into your copy of the site."""
+    """Build the cluster, or change it to match the site file; write its address into your copy of the site file."""
     import shlex
 
     from hpcjobs.cloud import lifecycle
@@ -139,7 +139,7 @@ def down(
     folder: Folder = None,
     yes: Yes = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even while jobs run, or when the queue cannot be read.")
+        bool, typer.Option("--force", help="Take it down even if jobs run or the queue cannot be read.")
     ] = False,
 ) -> None:
     """Take the cluster down with its shared filesystem. Refused while jobs are in its queue."""

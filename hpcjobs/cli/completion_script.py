@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def completion(
     shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", autocompletion=complete_shells)],
 ) -> None:
-    """Print what a shell evaluates to complete hpcjobs: eval "$(hpcjobs completion bash)" in ~/.bashrc."""
+    """Print the completion script of a shell: eval "$(hpcjobs completion bash)" in ~/.bashrc."""
     if shell not in SHELLS:
         raise UsageError(f"no completion for shell {shell!r}: use {', '.join(SHELLS)}")
     print(script_for(shell))

@@ -117,7 +117,7 @@ def check(
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
-    """What is inside an image, and whether it fits the site; exit code 5 if a job would fail."""
+    """Show what an image contains and whether it fits the site. Exit code 5 if a job would fail."""
     from hpcjobs.containers.images import find
     from hpcjobs.containers.verdict import check as check_image
     from hpcjobs.site.library import default_site, load_site

@@ -22,7 +22,7 @@ def diff(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """What differs between two runs: settings, environment, image, code, script, nodes, results."""
+    """Show the differences between two runs: settings, environment, image, code, script, nodes, results."""
     from hpcjobs.run.difference import compare_runs
     from hpcjobs.run.select import select
     from hpcjobs.run.status import statuses

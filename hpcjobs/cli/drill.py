@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 FAULTS = {
-    "timeout": "Let a run meet its time limit.",
+    "timeout": "Let a run reach its time limit.",
     "preempt": "Preempt a run.",
     "kill-rank": "Kill the last rank of a run.",
     "kill-node": "Kill every rank of a run on its last node.",
@@ -48,7 +48,7 @@ def _add(fault: str) -> None:
             int | None, opt("--ntasks-per-node", help="Ranks per node [1; without Slurm 2].")
         ] = None,
         launcher: Annotated[
-            str | None, opt("--launcher", help="What starts the ranks: srun, torchrun … [the site's first].")
+            str | None, opt("--launcher", help="Program that starts the ranks: srun, torchrun … [the site's first].")
         ] = None,
         time: Annotated[str | None, opt("--time", "-t", help="Time limit of both runs [timeout: 1m].")] = None,
         signal_before: Annotated[

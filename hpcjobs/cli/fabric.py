@@ -43,7 +43,7 @@ def fabric(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Measure every node of an allocation. Exit code 19 if there are bad ones, which `submit` then excludes."""
+    """Measure every node of an allocation. Exit code 19 if nodes are bad; `submit` then excludes them."""
     if context.invoked_subcommand is not None:
         return
     from hpcjobs.cli.job_options import sbatch_options

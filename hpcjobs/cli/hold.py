@@ -11,7 +11,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def hold(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
-    """Keep waiting jobs from starting, until `hpcjobs release`."""
+    """Keep pending jobs from starting, until `hpcjobs release`."""
     from hpcjobs.run.control import control
     from hpcjobs.run.select import select
 

@@ -27,7 +27,7 @@ app = typer.Typer(cls=SbatchGroup, rich_markup_mode=None, add_completion=False)
 @with_job_options(
     only=["env", "container"],
     without=["array", "ntasks", "ntasks_per_node", "ntasks_per_gpu", "monitor"],
-    help={"container": "Image with Jupyter: a name of the site's, or a file."},
+    help={"container": "Image with Jupyter: a name in the site file, or a file."},
 )
 def jupyter(
     *,
@@ -37,7 +37,7 @@ def jupyter(
     folder: Annotated[str, opt("--dir", help="Folder that the server shows [current folder].")] = ".",
     lab: Annotated[bool, typer.Option("--lab", help="JupyterLab; the default.")] = False,
     notebook: Annotated[bool, typer.Option("--notebook", help="Jupyter Notebook.")] = False,
-    code: Annotated[bool, typer.Option("--code", help="code-server, where the node has it.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="code-server, if the node has it.")] = False,
     idle: Annotated[str | None, opt("--idle", help="End after this time without activity: 30m, or never.")] = None,
     token_file: Annotated[
         Path | None, opt("--token-file", help="Private file with a token, or - for standard input [a random one].")
@@ -53,7 +53,7 @@ def jupyter(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Jupyter on a node: submit, wait until it answers, and print how to reach it."""
+    """Start Jupyter on a node: submit a job, wait until it answers, and print how to connect to it."""
     if context.invoked_subcommand is not None:
         return
     if lab + notebook + code > 1:
@@ -143,7 +143,7 @@ def _keep_or_cancel(entry: Entry) -> None:
 
 @app.command("list")
 def list_(site: JobSite = None, as_json: Json = False) -> None:
-    """My sessions that have not ended."""
+    """List my sessions that have not ended."""
     from hpcjobs.jupyter.session import sessions
 
     running = sessions(site=site)
@@ -166,7 +166,7 @@ def open_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Wait until a session answers, and print how to reach it."""
+    """Wait until a session answers, and print how to connect to it."""
     from hpcjobs.jupyter import session
 
     with LiveLine() as line:
@@ -187,7 +187,7 @@ def stop(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """End sessions; returns when they have ended."""
+    """End sessions, and wait until they have ended."""
     from hpcjobs.jupyter import session
 
     entries = (

@@ -64,7 +64,7 @@ def logs(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """Print the output of a job, with its rank before each line if there are several; also which rank failed first."""
+    """Print the output of a job, with the rank before each line if there are several; also which rank failed first."""
     from hpcjobs.run import logs as job_logs
     from hpcjobs.run.select import newest, select
 

@@ -20,7 +20,7 @@ def nodes(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Known bad nodes of a site: what was measured, and until when `submit` excludes each."""
+    """List the known bad nodes of a site: what was measured, and until when `submit` excludes them."""
     from hpcjobs.job import avoid
     from hpcjobs.site.library import default_site, load_site
 

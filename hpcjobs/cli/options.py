@@ -72,14 +72,14 @@ _TAKEN_LETTERS = ("s", "o")
 _HELP = {
     "partition": "Partition, or several: a,b.",
     "nodes": "Number of nodes: 4, or 2-4.",
-    "ntasks": "Tasks (ranks) in all, shared evenly by the nodes.",
+    "ntasks": "Total number of tasks (ranks), divided evenly among the nodes.",
     "ntasks-per-node": "Tasks (ranks) per node.",
     "cpus-per-task": "CPUs per task.",
-    "gpus": "GPUs in all, shared evenly by the nodes: 8, or v100:8.",
+    "gpus": "Total number of GPUs, divided evenly among the nodes: 8, or v100:8.",
     "gpus-per-node": "GPUs per node: 4, or v100:4.",
-    "mem": "Memory per node: 64G; without a unit megabytes.",
+    "mem": "Memory per node: 64G; a number without a unit is megabytes.",
     "time": "Time limit: 2h, 90m, 1-12:00:00, UNLIMITED; 90 is minutes.",
-    "account": "Account that pays for the job.",
+    "account": "Account to charge for the job.",
     "qos": "Quality of service.",
     "constraint": "Features that the nodes must have: ib&a100.",
     "nodelist": "Nodes that the job must have: n[01-04], or ./FILE.",
@@ -102,7 +102,7 @@ RARE = tuple(
 SBATCH_OPTIONS = (*OFTEN_TYPED, *BY_NAME)
 _NAMES = ", ".join(option.flag for option in BY_NAME)
 # Behind \b help keeps the lines as they are: it would break them within names, at a hyphen.
-EPILOG = "\b\n" + textwrap.fill(f"Also accepted, as by sbatch: {_NAMES}.", 76, break_on_hyphens=False)
+EPILOG = "\b\n" + textwrap.fill(f"These options of sbatch are also accepted: {_NAMES}.", 76, break_on_hyphens=False)
 
 
 class OptionalValues:

@@ -44,7 +44,7 @@ SiteName = Annotated[
         "--site",
         "-s",
         callback=_refuse_empty,
-        help="Site name or file [HPCJOBS_SITE, user config, this cluster's, else local].",
+        help="Site: name or file [HPCJOBS_SITE, user config, this cluster, else local].",
         show_default=False,
         autocompletion=complete_sites,
     ),

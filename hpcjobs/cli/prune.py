@@ -24,7 +24,7 @@ def prune(
     state: Annotated[
         list[str] | None,
         typer.Option(
-            "--state", help="Only those in this state: FAILED …", show_default=False, autocompletion=complete_states
+            "--state", help="Only jobs in this state: FAILED …", show_default=False, autocompletion=complete_states
         ),
     ] = None,
     larger_than: Annotated[

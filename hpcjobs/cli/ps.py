@@ -45,7 +45,7 @@ def ps(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """My jobs: the last day's and whatever still runs, also jobs submitted by other means."""
+    """List my jobs: those of the last day and all that have not ended, also jobs submitted without hpcjobs."""
     from hpcjobs.errors import RequestError
     from hpcjobs.run.listing import Listing, listing
 

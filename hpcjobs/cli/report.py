@@ -97,7 +97,9 @@ def _print_verdicts(bounds: list[BoundCheck]) -> None:
 def load(
     job: Annotated[
         str,
-        typer.Argument(help="Id, array task, run folder, name, or a folder of samples.", autocompletion=complete_jobs),
+        typer.Argument(
+            help="Id, array task, run folder, name, or a folder with samples.", autocompletion=complete_jobs
+        ),
     ],
     site: SiteName = None,
     output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-load].")] = None,

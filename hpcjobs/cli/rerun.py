@@ -38,7 +38,7 @@ def rerun(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a run again, from its manifest: exact, or with the changes that options state."""
+    """Submit a run again from its manifest, unchanged or with the changes that options make."""
     import hpcjobs
     from hpcjobs.cli.diff import describe_change
     from hpcjobs.cli.submit import print_notes, print_plan, report

@@ -81,7 +81,7 @@ def up(
 
 @app.command()
 def status(root: Root = None, as_json: Json = False) -> None:
-    """Say whether a sandbox is up and complete (exit code 0), or damaged or down (1)."""
+    """Show whether a sandbox is up and complete (exit code 0), or damaged or down (exit code 1)."""
     from hpcjobs import sandbox
 
     current = sandbox.status(root=root)
@@ -116,7 +116,7 @@ def down(root: Root = None) -> None:
 
 @app.command("add-user")
 def add_user(users: Annotated[list[str], typer.Argument(help="Users of this machine.")], root: Root = None) -> None:
-    """Let users submit jobs who were added to this machine after the sandbox was started."""
+    """Let users submit jobs if their accounts were created after the start of the sandbox."""
     from hpcjobs import sandbox
 
     sandbox.add_users(users, root=root)

@@ -54,10 +54,10 @@ def scale(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure PROGRAM at several sizes: submits every run and returns. Called again, it submits what is missing.
+    """Measure PROGRAM at several sizes: submit all runs and return. The same command again submits missing runs.
 
-    With --strong, a --batch-size of PROGRAM is divided so that the global batch stays the same. With --weak it is
-    that of every rank: a constant batch per GPU.
+    With --strong, the --batch-size of PROGRAM is divided by the ranks, so the global batch is constant. With --weak,
+    it is the batch size of every rank.
     """
     from pathlib import PurePath
 

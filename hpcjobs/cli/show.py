@@ -22,7 +22,7 @@ def show(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """One job: its state, its resolved settings with the source of each, its results."""
+    """Show one job: its state, its settings with the source of each, its results."""
     from hpcjobs.run.alarms import find_alarms
     from hpcjobs.run.describe import describe
     from hpcjobs.run.select import newest, select

@@ -83,7 +83,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Site name or file.", autocompletion=complete_sites)],
     as_json: Json = False,
 ) -> None:
-    """Print a site as it is used here: every key, defaults included, with the file and line of those that are set."""
+    """Print a site as hpcjobs uses it: every key, defaults included, with the file and line of each key that is set."""
     from hpcjobs.cli.site_text import write_site
     from hpcjobs.site.library import load_site
 

@@ -58,19 +58,19 @@ def submit(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
     test_only: Annotated[
-        bool, typer.Option("--test-only", help="Ask Slurm when it would start; submit nothing.")
+        bool, typer.Option("--test-only", help="Ask Slurm when the job would start; submit nothing.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each value and where it was read.")] = False,
-    parsable: Annotated[bool, typer.Option("--parsable", help="Print the job's id alone, as sbatch does.")] = False,
+    parsable: Annotated[bool, typer.Option("--parsable", help="Print only the job id, as sbatch does.")] = False,
     wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait for the end; exit code of the job.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit PROGRAM. Options come before it; everything after it is its own arguments.
+    """Submit PROGRAM. Options come before PROGRAM; everything after it is passed to PROGRAM.
 
-    What no option sets comes from the site file, else from Slurm.
+    Values that no option sets are those of the site file, else Slurm's defaults.
     """
     import hpcjobs
     from hpcjobs.job.check import print_trainer_help

@@ -156,7 +156,7 @@ def _report(sweep: Sweep, outcome: Outcome, *, as_json: bool = False) -> None:
 
 @app.command()
 def status(name: Name, as_json: Json = False) -> None:
-    """How many cells are in which state, and which ones failed."""
+    """Show how many cells are in each state, and which ones failed."""
     from hpcjobs.sweeps.results import collect_results, state_name
     from hpcjobs.sweeps.sweep import find_sweep
 
@@ -188,7 +188,7 @@ def resume(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit the cells that failed or are missing, and only those."""
+    """Submit only the cells that failed or are missing."""
     from hpcjobs.sweeps.sweep import find_sweep
 
     sweep = find_sweep(name)
@@ -208,7 +208,7 @@ def results(
     parquet: Annotated[Path | None, opt("--parquet", help="Write Parquet to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """One row per cell: parameters, state, what was measured."""
+    """Print one row per cell: parameters, state, measured values."""
     from hpcjobs.sweeps.sweep import find_sweep
 
     table = find_sweep(name).table()

@@ -24,7 +24,7 @@ def update(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """Change options of a job that waits or runs, as far as Slurm lets you."""
+    """Change options of a pending or running job, as far as Slurm allows it."""
     from hpcjobs.run.control import update
     from hpcjobs.run.select import select
 

@@ -31,7 +31,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def wait(
     jobs: Annotated[
-        list[str] | None, typer.Argument(help="Ids, ranges, run folders, names [newest].", autocompletion=complete_jobs)
+        list[str] | None,
+        typer.Argument(help="Ids, ranges, run folders or names [newest].", autocompletion=complete_jobs),
     ] = None,
     timeout: Annotated[
         str | None, typer.Option(help="Stop waiting after this time: 90 (seconds), 1m, 2h.", show_default=False)

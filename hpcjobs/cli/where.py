@@ -30,7 +30,7 @@ def where(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Where PROGRAM can run: each site and partition, whether it fits, when it would start, what it costs at most."""
+    """Show for each site and partition whether PROGRAM fits, when it would start, and what it costs at most."""
     from hpcjobs.cli.placement_table import print_placements
     from hpcjobs.diagnosis.placement import find_placements, known_sites
     from hpcjobs.site.library import load_site

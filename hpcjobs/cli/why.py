@@ -23,7 +23,7 @@ def why(
     job: Annotated[
         str | None,
         typer.Argument(
-            help="Id (of any job of Slurm's), array task, run folder, name [newest].", autocompletion=complete_jobs
+            help="Id (of any Slurm job), array task, run folder or name [newest].", autocompletion=complete_jobs
         ),
     ] = None,
     log: Annotated[
@@ -32,7 +32,7 @@ def why(
     site: JobSite = None,
     as_json: Json = False,
 ) -> None:
-    """Explain why a job failed (cause, evidence, first rank and host, what to do), or why it waits."""
+    """Explain why a job failed (cause, evidence, first rank and host, what to do), or why it is pending."""
     from hpcjobs.diagnosis.failed import diagnose
 
     subject = _subject(job, log, site)

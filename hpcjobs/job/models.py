@@ -33,9 +33,11 @@ class JobSpec(Frozen, frozen=True):
     """A bundled trainer, a dotted module, a ``.py`` file or any executable; then its arguments."""
     resources: Resources = Resources()
     name: Annotated[str | None, Flag("Job name [the program's name].", short="-J", also="--job-name")] = None
-    launcher: Annotated[str | None, Flag("What starts the ranks: srun, torchrun, mpirun … [the site's first].")] = None
+    launcher: Annotated[
+        str | None, Flag("Program that starts the ranks: srun, torchrun, mpirun … [the site's first].")
+    ] = None
     env: Annotated[
-        dict[str, str], Flag("Environment variable of the job: NAME=VALUE, or NAME with its value here.")
+        dict[str, str], Flag("Environment variable of the job: NAME=VALUE, or NAME for its current value.")
     ] = {}
     template: Annotated[str | None, Flag("Template of the job script, by name.")] = None
     chdir: Annotated[str | None, Flag("Folder the tasks start in [current folder].", short="-D")] = None
@@ -57,7 +59,7 @@ class JobSpec(Frozen, frozen=True):
     stage_image: Annotated[bool | None, Flag("Copy the image to each node first.")] = None
     snapshot: Annotated[bool | None, Flag("Copy the code and run the copy.")] = None
     sbatch: Annotated[tuple[str, ...], Flag("Another option of sbatch, passed on unchecked: NAME=VALUE or NAME.")] = ()
-    wrap: Annotated[str | None, Flag("Shell text, run as a batch script in place of PROGRAM.")] = None
+    wrap: Annotated[str | None, Flag("Shell command to run as a batch script instead of PROGRAM.")] = None
     srun: Annotated[tuple[str, ...], Flag("Another option of the srun that starts the tasks: NAME=VALUE or NAME.")] = ()
     notify: Annotated[tuple[str, ...], Flag("Report the end by mail, mail:ADDRESS, command:TEXT or webhook:FILE.")] = ()
     notify_on: Annotated[str | None, Flag("Events that --notify reports: end,fail,requeue [all three].")] = None

@@ -82,9 +82,7 @@ def _target(text: str) -> Iterator[str]:
     kind, _, value = text.partition(":")
     if kind not in _KINDS:
         shown = kind if len(kind) < 20 else "…"
-        raise RequestError(
-            f"--notify {shown}: unknown", hint="write mail, mail:ADDRESS, command:TEXT or webhook:FILE"
-        )
+        raise RequestError(f"--notify {shown}: unknown", hint="write mail, mail:ADDRESS, command:TEXT or webhook:FILE")
     if kind == "mail":
         return
     if not value:
