@@ -50,7 +50,7 @@ def test_every_shipped_site_loads_and_knows_its_file(name: str) -> None:
         ("partitions:\n  main:\n    nodes: 2\n    node: {cpu: 4}\n", 4, ["partitions.main.node.cpu", "'cpus'?"]),
         (SMALLEST + "defaults:\n  ntask: 4\n", 3, ["defaults.ntask: unknown key", "did you mean 'ntasks'"]),
         (SMALLEST + "defaults:\n  time: 12:30:00\n", 3, ["defaults.time", "45000 to YAML", "'2h'"]),
-        (SMALLEST + "defaults: {time: soon}\n", 2, ["defaults.time", "'soon' is not understood", "2h"]),
+        (SMALLEST + "defaults: {time: soon}\n", 2, ["defaults.time", "'soon' is not a time", "2h"]),
         (SMALLEST + "defaults:\n  mem: 64Q\n", 3, ["'64Q' is not a memory size", "64G"]),
         (SMALLEST + "defaults:\n  nodes: 0\n", 3, ["nodes must be 1 or more"]),
         (SMALLEST + "defaults:\n  nodes: two\n", 3, ["defaults.nodes", "write 4, or 2-4"]),
