@@ -138,9 +138,7 @@ def _check_network(field: str, value: str) -> None:
     try:
         ipaddress.ip_network(value)
     except ValueError as error:
-        raise ValueError(
-            f"{field} {value!r} is no network: {error}; write 203.0.113.0/24, or /32 for one"
-        ) from error
+        raise ValueError(f"{field} {value!r} is no network: {error}; write 203.0.113.0/24, or /32 for one") from error
 
 
 class Ssh(Frozen, frozen=True, kw_only=True):

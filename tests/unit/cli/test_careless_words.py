@@ -32,7 +32,11 @@ from hpcjobs.sweeps.sweep_index import remember
         ("sweep --site local --sweep log.yaml ddp", 5, "low=0 has no logarithm"),
         ("sweep --site local --sweep none.yaml ddp", 4, "sweep file {here}/none.yaml does not exist"),
         ("scale --site local --repeats 0 true", 2, "--repeats"),
-        ("report jobs --site local --since yesterday", 5, "--since yesterday: not a time\nhint: write how long ago: 7d"),
+        (
+            "report jobs --site local --since yesterday",
+            5,
+            "--since yesterday: not a time\nhint: write how long ago: 7d",
+        ),
         ("report jobs --site local --state DONE", 5, "--state DONE: not a job state"),
         ("report jobs --site local L99999", 6, "the accounting of site local has no job L99999"),
         ("report jobs --site local --csv none/x.csv", 5, "there is no folder {here}/none"),

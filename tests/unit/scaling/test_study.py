@@ -93,7 +93,9 @@ def test_a_study_that_the_scheduler_refused_does_not_stand_in_the_way_of_the_nex
 
 @pytest.mark.parametrize("option", ["--nodes", "--ntasks-per-node"])
 def test_a_size_that_is_no_count_is_named_with_its_option(option: str) -> None:
-    assert f"{option} 'two': write counts such as 1,2,4" in within("scale", "--site", "local", option, "two", "true").err
+    assert (
+        f"{option} 'two': write counts such as 1,2,4" in within("scale", "--site", "local", option, "two", "true").err
+    )
 
 
 def test_one_at_a_time_every_run_waits_for_the_one_before_repeat_by_repeat() -> None:
