@@ -58,10 +58,10 @@ def check_values(context: Any, args: Sequence[str]) -> None:
         option, equals, _ = value.partition("=")
         if option in params and not (equals and name in _TAKE_OPTIONS):
             longest = max(params[name].opts, key=len)
-            joined = f"{longest}={value}" if longest.startswith("--") else longest + value
+            spelling = f"{longest}={value}" if longest.startswith("--") else longest + value
             context.fail(
                 f"Option {name!r} requires an argument; {option!r} is an option of {context.command_path}. "
-                f"To pass it as the argument, write {joined}"
+                f"To pass it as the argument, write {spelling}"
             )
 
 
