@@ -28,9 +28,9 @@ EVERY_OPTION = list(options_with_values(typer.main.get_command(app)))
 
 
 def test_an_option_in_place_of_a_value_is_refused_by_every_verb(here: Path) -> None:
-    taken = [" ".join(words) for words in EVERY_OPTION if within(*words, "--help", "true").code != 2]
+    accepted = [" ".join(arguments) for arguments in EVERY_OPTION if within(*arguments, "--help", "true").code != 2]
     assert len(EVERY_OPTION) > 500
-    assert taken == []
+    assert accepted == []
 
 
 @pytest.mark.parametrize(
