@@ -14,7 +14,7 @@ _TAKE_OPTIONS = ("-o", "--sbatch", "--srun")
 """Options whose values may be options of other programs: ``--srun --hint=nomultithread``."""
 
 
-class _Option(NamedTuple):
+class _TypedOption(NamedTuple):
     """An option with a value: its place on the command line, and the name that takes the next word, if one does."""
 
     position: int
@@ -69,7 +69,7 @@ def _params(context: Any) -> list[Any]:
     return [param for param in context.command.get_params(context) if param.param_type_name == "option"]
 
 
-def _options(context: Any, args: Sequence[str]) -> Iterator[_Option]:
+def _options(context: Any, args: Sequence[str]) -> Iterator[_TypedOption]:
     """The options that have a value, up to the program or verb whose arguments follow."""
     names = {name for param in _params(context) if not param.is_flag and not param.count for name in param.opts}
     position = 0
@@ -78,9 +78,9 @@ def _options(context: Any, args: Sequence[str]) -> Iterator[_Option]:
         if not arg.startswith("-") and not context.allow_interspersed_args:
             break
         if arg in VALUE_OF_BARE and arg in names:
-            yield _Option(position, None)
+            yield _TypedOption(position, None)
         elif (name := _name_before_value(arg, names)) is not None:
-            yield _Option(position, name)
+            yield _TypedOption(position, name)
             position += 1  # the next word is its value
         position += 1
 
