@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hpcjobs.cli.completion import complete_jobs, complete_states
-from hpcjobs.cli.output import JobSite, Json, UsageError, print_output
+from hpcjobs.cli.output import CommandLineError, JobSite, Json, print_output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -39,12 +39,12 @@ def cancel(
 
     states = parse_states(state or [])
     if states and not jobs and not everything:
-        raise UsageError("--state chooses among jobs: add --all, or name jobs")
+        raise CommandLineError("--state chooses among jobs: add --all, or name jobs")
     if bool(jobs) == everything:
         problem = (
             "JOBS and --all exclude each other" if jobs else "name a job, or use --all; hpcjobs ps lists your jobs"
         )
-        raise UsageError(problem)
+        raise CommandLineError(problem)
     entries = select_unfinished(site=site) if everything else select(jobs or [], site=site)
     if signal is not None:
         from hpcjobs.run.control import signal as send_signal

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hpcjobs.cli.completion import SHELLS, complete_shells, script_for
-from hpcjobs.cli.output import UsageError
+from hpcjobs.cli.output import CommandLineError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -18,5 +18,5 @@ def completion(
 ) -> None:
     """Print the completion script of a shell: eval "$(hpcjobs completion bash)" in ~/.bashrc."""
     if shell not in SHELLS:
-        raise UsageError(f"no completion for shell {shell!r}: use {', '.join(SHELLS)}")
+        raise CommandLineError(f"no completion for shell {shell!r}: use {', '.join(SHELLS)}")
     print(script_for(shell))

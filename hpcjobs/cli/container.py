@@ -14,7 +14,7 @@ import typer
 
 from hpcjobs.cli.completion import complete_images, complete_recipes
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, SiteName, UsageError, clock, note, opt, print_output, print_table
+from hpcjobs.cli.output import CommandLineError, Json, SiteName, clock, note, opt, print_output, print_table
 
 if TYPE_CHECKING:
     from hpcjobs.containers.images import ImageFacts, ImageManifest
@@ -158,7 +158,7 @@ def _build_bar(name: str, before: ImageManifest | None) -> Iterator[Callable[[st
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--arg {text}: write NAME=VALUE")
+        raise CommandLineError(f"--arg {text}: write NAME=VALUE")
     return name, value
 
 

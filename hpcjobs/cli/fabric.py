@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, SiteName, UsageError, note, opt, print_output
+from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, opt, print_output
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
@@ -72,7 +72,7 @@ def build(
     from hpcjobs.cli.job_options import sbatch_options
 
     if target not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--target {target}: use auto, cpu or cuda")
+        raise CommandLineError(f"--target {target}: use auto, cpu or cuda")
 
     options: dict[str, Any] = {"nodes": 1, "ntasks_per_node": 1, "time": "10m"} | (
         {"partition": partition} if partition else {}

@@ -14,7 +14,7 @@ import typer
 
 from hpcjobs.cli.completion import OF_FIELDS, complete_program
 from hpcjobs.cli.options import with_sbatch_options
-from hpcjobs.cli.output import UsageError
+from hpcjobs.cli.output import CommandLineError
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import Flag, JobSpec
 from hpcjobs.job.request import make_spec
@@ -145,6 +145,6 @@ def environment(arguments: Sequence[str]) -> dict[str, str]:
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals and key not in os.environ:
-            raise UsageError(f"--env {key}: not set here; write {key}=VALUE")
+            raise CommandLineError(f"--env {key}: not set here; write {key}=VALUE")
         variables[key] = value if equals else os.environ[key]
     return variables

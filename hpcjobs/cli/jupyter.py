@@ -12,7 +12,7 @@ import typer
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, SbatchGroup
-from hpcjobs.cli.output import JobSite, Json, SiteName, UsageError, note, opt, print_output, print_table
+from hpcjobs.cli.output import CommandLineError, JobSite, Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
 from hpcjobs.job.models import JobSpec
 
@@ -57,7 +57,7 @@ def jupyter(
     if context.invoked_subcommand is not None:
         return
     if lab + notebook + code > 1:
-        raise UsageError("use one of --lab, --notebook, --code")
+        raise CommandLineError("use one of --lab, --notebook, --code")
     if connect:
         raise typer.Exit(_from_laptop(site, token_file))
     from hpcjobs.cli.submit import print_notes

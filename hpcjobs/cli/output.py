@@ -19,7 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
 
 
-class UsageError(typer.BadParameter):
+class CommandLineError(typer.BadParameter):
     """A command line that is wrong in more than one option's value; exit code 2, as of an unknown option."""
 
     def format_message(self) -> str:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from hpcjobs.cli.completion import complete_program
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, UsageError, note, opt, print_output
+from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, opt, print_output
 from hpcjobs.job.models import JobSpec
 from hpcjobs.units import format_count
 
@@ -119,5 +119,5 @@ def _wait(study: Study) -> int:
 def _counts(option: str, text: str) -> list[int]:
     counts = text.split(",")
     if not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise UsageError(f"{option} {text!r}: write counts such as 1,2,4")
+        raise CommandLineError(f"{option} {text!r}: write counts such as 1,2,4")
     return sorted({int(count) for count in counts})

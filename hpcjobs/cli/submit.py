@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, UsageError, note, print_output
+from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def submit(
     if print_trainer_help(request.program):
         return
     if parsable and as_json:
-        raise UsageError("--parsable and --json exclude each other")
+        raise CommandLineError("--parsable and --json exclude each other")
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
     with_dependencies = _with_dependencies(request, jobs, site)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])

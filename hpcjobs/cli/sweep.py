@@ -14,7 +14,7 @@ from hpcjobs.cli.completion import complete_sweeps
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import Json, SiteName, UsageError, cell, note, opt, print_output, print_table
+from hpcjobs.cli.output import CommandLineError, Json, SiteName, cell, note, opt, print_output, print_table
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
@@ -117,7 +117,7 @@ def run(
 
 def _passing(value: str | None) -> Any:
     if value not in (None, "flags", "overrides", "env"):
-        raise UsageError(f"--pass {value}: use flags, overrides or env")
+        raise CommandLineError(f"--pass {value}: use flags, overrides or env")
     return value
 
 
