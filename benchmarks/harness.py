@@ -78,7 +78,7 @@ def compete(
     lines = [_line(name, samples[name], base) for name in contestants]
     again = [a / b for a, b in zip(samples[control], base, strict=True)]
     outcome = Outcome(lines, statistics.median(again))
-    _keep(samples, name)
+    keep_samples(samples, name)
     return outcome
 
 
@@ -136,7 +136,8 @@ def wall_ms(action: Callable[[], object]) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
-def _keep(samples: Mapping[str, Sequence[float]], comparison: str | None) -> None:
+def keep_samples(samples: Mapping[str, Sequence[float]], comparison: str | None = None) -> None:
+    """Write raw samples to ``bench-results``."""
     RESULTS.mkdir(exist_ok=True)
     name = Path(sys.argv[0]).stem + ("" if comparison is None else f"-{comparison}")
     content = {"machine": machine(), "time": time.time(), "samples": samples}

@@ -1,35 +1,35 @@
 """What does the sampler of `hpcjobs monitor` cost a training in throughput?
 
-    python benchmarks/sampler.py
+    python benchmarks/sampler.py        eight minutes; SAMPLES=6 for half a minute
 
-A training step by hand (a decoder layer, one thread) alone and beside a sampler at its usual 5 s. The sampler is the
-same process all the time: SIGSTOP stops it where a run is to be alone, so that its start does not count. One that
-continues takes a sample at once, since it is late. Half an interval after that a run begins, which holds exactly two
-samples. The order is shuffled in each round, and a ratio is that of two runs of one round. Two costs per step: CPU
-time, the sampler's own included, which holds on a machine that does other work too, and wall time, which only holds on
-a machine that does not.
+A training step by hand (a decoder layer, one thread) runs beside the sampler at its usual 5 s, both on one core, as
+where the ranks use all cores. The 5 s around each sample have two halves: the one in the middle holds the sample, the
+other one, a quarter before it and a quarter behind it, holds none. A speed that rises or falls steadily is the same in
+both. A sample costs the throughput half of what the halves differ by. As a control, the half interval between two
+samples, which holds none, is divided in the same way. The CPU time of the sampler is what the kernel counts.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
 import torch
-from harness import compete, report
+from harness import bootstrap, keep_samples, machine
 from torch import nn
 
 from hpcjobs.pyz import pack
 
-JOB, INTERVAL_S, SAMPLES = "4711", 5.0, 2
-ROUNDS = int(os.environ.get("ROUNDS", "15"))
+JOB, INTERVAL_S = "4711", 5.0
+SAMPLES = int(os.environ.get("SAMPLES", "96"))
 
 
 def make_step() -> Callable[[], None]:
@@ -37,7 +37,7 @@ def make_step() -> Callable[[], None]:
     torch.set_num_threads(1)
     model = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batch = torch.randn(8, 64, 256)
+    batch = torch.randn(2, 64, 256)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -47,72 +47,72 @@ def make_step() -> Callable[[], None]:
     return step
 
 
-def count_samples(path: Path) -> int:
-    """How many samples were taken so far."""
-    return path.read_bytes().count(b'"sample"') if path.exists() else 0
+def train(duration_s: float) -> list[float]:
+    """Train for so long; when each step ended, in seconds since 1970 as of the samples."""
+    step, ends = make_step(), [time.time()]
+    while ends[-1] - ends[0] < duration_s:
+        step()
+        ends.append(time.time())
+    return ends
 
 
-class Timed:
-    """Runs steps for as long as some samples take, with or without the sampler; milliseconds per step."""
+def read_sample_times(path: Path) -> list[float]:
+    """When each sample was taken, in seconds since 1970."""
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    return [head["started_at"] + line["time_s"] for line in lines if line["kind"] == "sample"]
 
-    def __init__(self, sampler: psutil.Process, samples: Path) -> None:
-        self._sampler, self._samples, self._step = sampler, samples, make_step()
-        self.alone_cpu, self.sampled_cpu = self._contestant(False, cpu=True), self._contestant(True, cpu=True)
-        self.alone_wall, self.sampled_wall = self._contestant(False, cpu=False), self._contestant(True, cpu=False)
 
-    def _contestant(self, sampled: bool, *, cpu: bool) -> Callable[[], float]:
-        def run() -> float:
-            self._prepare(sampled=sampled)
-            taken = count_samples(self._samples)
-            spent = self._cpu_s if cpu else time.perf_counter
-            began, before, steps = time.perf_counter(), spent(), 0
-            while time.perf_counter() - began < SAMPLES * INTERVAL_S:
-                self._step()
-                steps += 1
-            cost = (spent() - before) / steps * 1e3
-            assert count_samples(self._samples) == taken + SAMPLES * sampled
-            return cost
+def compare_halves(ends: Sequence[float], middle: float, length_s: float) -> float:
+    """Steps in the middle half of a time, as times those in its first and last quarter."""
 
-        return run
+    def count_steps(moment: float) -> float:
+        after = bisect_left(ends, moment)
+        return after - (ends[after] - moment) / (ends[after] - ends[after - 1])
 
-    def _prepare(self, *, sampled: bool) -> None:
-        """Stop the sampler, or let it continue until a sample is half an interval old; either takes as long."""
-        self._sampler.send_signal(signal.SIGSTOP)
-        time.sleep(INTERVAL_S)
-        taken = count_samples(self._samples)
-        if sampled:
-            self._sampler.send_signal(signal.SIGCONT)
-            while count_samples(self._samples) == taken:
-                time.sleep(0.01)
-        time.sleep(INTERVAL_S / 2)
+    begin, first, last, end = (count_steps(middle + part * length_s) for part in (-0.5, -0.25, 0.25, 0.5))
+    return (last - first) / (end - begin - (last - first))
 
-    def _cpu_s(self) -> float:
-        used = self._sampler.cpu_times()
-        return time.process_time() + float(used.user + used.system)
+
+def report(name: str, overheads: Sequence[float]) -> None:
+    """Print the median with its interval."""
+    low, high = bootstrap(overheads)
+    print(f"{name:34} {statistics.median(overheads):+.2%} (95 % interval {low:+.2%} to {high:+.2%})")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process, to the nanosecond; psutil counts hundredths of a second."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def main() -> None:
-    """Print both costs as ratios with their intervals."""
+    """Print the overhead, the control and the sampler's CPU time."""
     if os.environ.get("HPCJOBS_JOB_ID") != JOB:  # the sampler knows the job's ranks by their environment
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "HPCJOBS_JOB_ID": JOB, "RANK": "0"})
+    measured_on = machine()
+    os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
     with TemporaryDirectory() as name:
-        program = Path(name) / "monitor.pyz"
+        program, samples = Path(name) / "monitor.pyz", Path(name) / "monitor.jsonl"
         program.write_bytes(pack("hpcjobs.node.monitor"))
         arguments = [sys.executable, "-I", str(program), name, JOB, str(INTERVAL_S)]
-        process = subprocess.Popen(arguments, env={**os.environ, "HPCJOBS_MONITOR": "1"})
+        sampler = subprocess.Popen(arguments, env={**os.environ, "HPCJOBS_MONITOR": "1"})
         try:
-            timed = Timed(psutil.Process(process.pid), Path(name) / "monitor.jsonl")
-            for kind in ("cpu", "wall"):
-                runs = {"alone": getattr(timed, f"alone_{kind}"), "with the sampler": getattr(timed, f"sampled_{kind}")}
-                outcome = compete("alone", runs, rounds=ROUNDS, name=kind)
-                report(f"{kind} time per step, load {os.getloadavg()[0]:.1f}", outcome, unit="ms")
-                low, high = outcome.lines[1].interval
-                print(f"overhead {outcome.lines[1].ratio - 1:+.2%} (95 % interval {low - 1:+.2%} to {high - 1:+.2%})")
-            print(f"{count_samples(Path(name) / 'monitor.jsonl')} samples were taken", flush=True)
+            while not samples.exists() or not read_sample_times(samples):  # its start is not part of the cost
+                time.sleep(0.1)
+            cpu_before = cpu_s(sampler.pid)
+            ends = train((SAMPLES + 1) * INTERVAL_S)
+            sample_cpu_s = (cpu_s(sampler.pid) - cpu_before) / (len(read_sample_times(samples)) - 1)
         finally:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            process.wait()
+            sampler.terminate()
+            sampler.wait()
+        times = [t for t in read_sample_times(samples) if ends[0] + INTERVAL_S / 2 < t < ends[-1] - INTERVAL_S]
+    halves = [(1 - compare_halves(ends, t, INTERVAL_S)) / 2 for t in times]
+    control = [(1 - compare_halves(ends, t + INTERVAL_S / 2, INTERVAL_S / 2)) / 2 for t in times]
+    keep_samples({"overhead": halves, "control": control})
+    rate = (len(ends) - 1) / (ends[-1] - ends[0])
+    print(f"{len(times)} samples, {rate:.0f} steps per second, load {os.getloadavg()[0]:.1f}\n{measured_on}")
+    report("overhead of throughput", halves)
+    report("control, without a sample", control)
+    print(f"{'CPU time of a sample':34} {sample_cpu_s * 1e3:.2f} ms: {sample_cpu_s / INTERVAL_S:.3%} of one core")
 
 
 if __name__ == "__main__":
