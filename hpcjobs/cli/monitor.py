@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from hpcjobs.cli.output import JobSite, note
 from hpcjobs.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
+    from hpcjobs.run.idle_limit import IdleLimit
     from hpcjobs.run.samples import NodeSample
     from hpcjobs.site.models import Site
 
@@ -44,7 +45,7 @@ def monitor(
     from hpcjobs.units import walltime_s
 
     try:
-        idle_limit_s = None if cancel_idle is None else walltime_s(cancel_idle)
+        limit_s = None if cancel_idle is None else walltime_s(cancel_idle)
     except ValueError as error:
         raise RequestError(f"--cancel-idle {cancel_idle}: not a time", hint="write 30m or 2h") from error
     exit_on_signals()
@@ -54,14 +55,14 @@ def monitor(
         where = _slurm_site(site)
         if where is None or not re.fullmatch(r"\d+(?:_\d+)?", job):
             raise
-        _watch_foreign(job, where, interval, idle_limit_s)
+        _watch_foreign(job, where, interval, limit_s)
         return
     with JobSampling(entry, interval_s=interval, report=note) as sampling:
-        idle = _IdleLimit(idle_limit_s, lambda: sampling.nodes, interval, partial(cancel, [entry]))
-        _watch(entry.job_id, sampling.follow(), idle)
+        limit = _idle_limit(limit_s, interval, lambda: sampling.nodes)
+        _watch(entry.job_id, sampling.follow(), limit, partial(cancel, [entry]))
 
 
-def _watch_foreign(job: str, site: Site, interval_s: float, idle_limit_s: float | None) -> None:
+def _watch_foreign(job: str, site: Site, interval_s: float, limit_s: float | None) -> None:
     """Sample a job that was submitted by other means, of which Slurm knows the nodes."""
     from hpcjobs.errors import HpcJobsError
     from hpcjobs.run.monitor import find_foreign, follow_sampler, read_error, start_foreign_sampler, stop
@@ -72,22 +73,18 @@ def _watch_foreign(job: str, site: Site, interval_s: float, idle_limit_s: float 
     try:
         note(f"job {job} was not submitted with hpcjobs: its samples go to {foreign.folder}")
         cancel = partial(connect("slurm", foreign.slurm_conf).cancel, [job])
-        idle = _IdleLimit(idle_limit_s, lambda: len(foreign.nodes), interval_s, cancel)
-        if not _watch(job, follow_sampler(foreign, sampler), idle) and (reason := read_error(sampler)) is not None:
+        limit = _idle_limit(limit_s, interval_s, lambda: len(foreign.nodes))
+        sampled = _watch(job, follow_sampler(foreign, sampler), limit, cancel)
+        if not sampled and (reason := read_error(sampler.process)) is not None:
             raise HpcJobsError(f"the sampler of job {job} ended: {reason}")
     finally:
-        stop(sampler)
+        stop(sampler.process)
 
 
-class _IdleLimit(NamedTuple):
-    """When a job is cancelled for doing nothing, and how."""
+def _idle_limit(limit_s: float | None, interval_s: float, count_nodes: Callable[[], int]) -> IdleLimit | None:
+    from hpcjobs.run.idle_limit import IdleLimit
 
-    limit_s: float | None
-    """None: never."""
-    count_nodes: Callable[[], int]
-    """So many must have a fresh sample: what the others do is not known."""
-    interval_s: float
-    cancel: Callable[[], object]
+    return None if limit_s is None else IdleLimit(limit_s, interval_s=interval_s, count_nodes=count_nodes, report=note)
 
 
 def _slurm_site(site: str | None) -> Site | None:
@@ -98,20 +95,19 @@ def _slurm_site(site: str | None) -> Site | None:
     return where if where is not None and where.scheduler == "slurm" else None
 
 
-def _watch(job_id: str, newest: Iterable[list[NodeSample]], idle: _IdleLimit) -> bool:
+def _watch(
+    job_id: str, newest: Iterable[list[NodeSample]], limit: IdleLimit | None, cancel: Callable[[], object]
+) -> bool:
     """Print samples and new alarms until there are no more; cancel the job that is idle for too long.
 
     Whether there was a sample.
     """
-    from hpcjobs.run.alarms import find_alarms, idle_s
-    from hpcjobs.run.monitor import FRESH_S
+    from hpcjobs.run.alarms import find_alarms
     from hpcjobs.units import human_duration
 
     known: set[tuple[str, str]] = set()
     printed: dict[str, float] = {}
-    began, warned = time.time(), False
-    for latest in newest:
-        nodes = [node for node in latest if node.taken >= began - FRESH_S]  # not those of an earlier attempt
+    for nodes in newest:
         for node in nodes:
             if printed.get(node.host) != node.taken:
                 printed[node.host] = node.taken
@@ -122,17 +118,9 @@ def _watch(job_id: str, newest: Iterable[list[NodeSample]], idle: _IdleLimit) ->
             if alarm[:2] not in known:
                 print(f"alarm: {alarm.text}", flush=True)
         known = {alarm[:2] for alarm in alarms}
-        if idle.limit_s is None:
-            continue
-        unknown = [node.host for node in nodes if node.sample.idle_s is None]
-        if unknown and not warned:
-            reason = "its GPUs cannot be read, or a trainer takes its samples"
-            note(f"--cancel-idle has no effect: how long {', '.join(unknown)} is idle is not known ({reason})")
-            warned = True
-        fresh = [node for node in nodes if time.time() - node.taken < max(FRESH_S, 3 * idle.interval_s)]
-        idle_for_s = idle_s(fresh, expected=idle.count_nodes())
-        if idle_for_s is not None and idle_for_s >= idle.limit_s:
-            idle.cancel()
-            print(f"cancelled {job_id}: all its nodes idle for {human_duration(idle_for_s)}", flush=True)
+        idle_s = None if limit is None else limit.exceeded_s(nodes)
+        if idle_s is not None:
+            cancel()
+            print(f"cancelled {job_id}: all its nodes idle for {human_duration(idle_s)}", flush=True)
             break
     return bool(printed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.interactive import attach, overlapping_step
 from hpcjobs.run.rerun import read_manifest
-from hpcjobs.run.samples import NodeSample, has_live_sampler, newest_samples
+from hpcjobs.run.samples import NodeSample, newest_samples, open_samplers
 from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
@@ -39,7 +39,7 @@ from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.site.models import Site
 
 FRESH_S = 15.0
-"""A node whose newest sample is this young has a sampler."""
+"""A node whose newest sample is this young, or younger than three intervals, has a sampler."""
 _POLL_S = 1.0
 _BEGIN_AGAIN_S = 30.0
 """Between two starts of a sampler: each asks the scheduler whether the job runs."""
@@ -53,9 +53,18 @@ def write_program(run_dir: Path) -> Path:
 
 
 def is_sampled(entry: Entry, *, now: float | None = None) -> bool:
-    """Whether somebody takes samples of the job already: a trainer with --monitor, or a job submitted with it."""
+    """Whether somebody takes samples of the job already: a trainer with --monitor, or a job submitted with it.
+
+    As far as the nodes' clocks tell; a sampler that is started in vain notices the other one on its node, and ends.
+    """
     moment = time.time() if now is None else now
-    return has_live_sampler(samples_dir(entry), now=moment, fresh_s=FRESH_S)
+    samplers = open_samplers(samples_dir(entry))
+    return any(moment - each.newest.taken < fresh_for_s(each.interval_s) for each in samplers)
+
+
+def fresh_for_s(interval_s: float) -> float:
+    """How long a sample counts as new where the next one comes after ``interval_s``."""
+    return max(FRESH_S, 3 * interval_s)
 
 
 def samples_dir(entry: Entry) -> Path:
@@ -83,13 +92,16 @@ def require_running(entry: Entry, *, connect: Connect = connect) -> JobRecord:
 class JobSampling:
     """The samples of a job of ours until it ends, taken by a sampler of this process whenever nobody else takes them.
 
-    So they go on where another `hpcjobs monitor` is ended, and in the next attempt of a job that is requeued.
+    So they go on where another `hpcjobs monitor` is ended, and in the next attempt of a job that is requeued. Whether
+    samples come is a matter of this machine's clock alone: those of the nodes may differ from it.
     """
 
     def __init__(self, entry: Entry, *, interval_s: float, report: Report, connect: Connect = connect) -> None:
         self._entry, self._interval_s, self._report, self._connect = entry, interval_s, report, connect
         self._sampler: Popen[bytes] | None = None
-        self._since = 0.0
+        self._old: frozenset[_Mark] = frozenset()
+        self._newest: frozenset[_Mark] = frozenset()
+        self._came = 0.0
         self.nodes = 0
         """How many nodes the job has now; 1 on this machine."""
 
@@ -99,9 +111,11 @@ class JobSampling:
         Raises:
             RequestError: as `require_running`.
         """
-        self._sampler = self._begin()
-        if self._sampler is None:
+        self._prepare()
+        if is_sampled(self._entry):
             self._report(f"job {self._entry.job_id} is sampled already: watching")
+        else:
+            self._sampler = self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,12 +128,12 @@ class JobSampling:
         Raises:
             HpcJobsError: the sampler ended before its first sample, and the job runs.
         """
-        watch, next_try = Watch([self._entry], connect=self._connect), 0.0
+        watch, next_try = Watch([self._entry], progress=self._count_nodes, connect=self._connect), 0.0
         while True:
             while watch.look():
-                newest = newest_samples(samples_dir(self._entry))
-                # Older ones are of an attempt before, perhaps on other nodes.
-                newest = [node for node in newest if node.taken >= self._since - FRESH_S]
+                newest = _without(self._old, newest_samples(samples_dir(self._entry)))
+                if (marks := _marks(newest)) != self._newest:
+                    self._newest, self._came = marks, time.monotonic()
                 yield newest
                 if not self._is_sampled() and time.monotonic() >= next_try:
                     next_try = time.monotonic() + _BEGIN_AGAIN_S
@@ -131,26 +145,38 @@ class JobSampling:
             watch.again(known)  # it was requeued
 
     def _is_sampled(self) -> bool:
-        return is_sampled(self._entry) if self._sampler is None else self._sampler.poll() is None
+        """By the sampler of this process, or by another one whose samples come."""
+        code = 0 if self._sampler is None else self._sampler.poll()
+        if code != 0:
+            return code is None
+        intervals = [sampler.interval_s for sampler in open_samplers(samples_dir(self._entry))]
+        return bool(intervals) and time.monotonic() - self._came < fresh_for_s(max(intervals))
 
-    def _begin(self) -> Popen[bytes] | None:
-        record = require_running(self._entry, connect=self._connect)
-        self.nodes, self._since = len(hosts_of(record.node_list or "")) or 1, time.time()
-        return None if is_sampled(self._entry) else self._start()
+    def _prepare(self) -> None:
+        """Count the nodes that the job has now, and leave out the samples that are there already."""
+        self._count_nodes([require_running(self._entry, connect=self._connect)])
+        self._old, self._newest = _marks(newest_samples(samples_dir(self._entry))), frozenset()
+        self._came = time.monotonic()
+
+    def _count_nodes(self, records: Iterable[JobRecord]) -> None:
+        """An elastic job has fewer once one of them has failed; what the job itself wrote at its start is too old."""
+        for record in records:
+            if record.state is State.RUNNING and record.source != "job":
+                self.nodes = len(hosts_of(record.node_list or "")) or 1
 
     def _begin_again(self, newest: Sequence[NodeSample]) -> None:
         """Begin anew, unless the job has ended or waits for its next attempt."""
         own, self._sampler = self._sampler, None
         reason = None if own is None else read_error(own)
-        took_none = not any(node.taken > self._since for node in newest)
         try:
-            self._sampler = self._begin()
+            self._prepare()
+            if reason is None or newest:
+                self._sampler = self._start()
         except (RequestError, SchedulerError):  # looked at again later
             return
-        if reason is not None and took_none:
+        if self._sampler is None:
             raise HpcJobsError(f"the sampler of job {self._entry.job_id} ended: {reason}")
-        if self._sampler is not None:
-            self._report(f"nobody sampled job {self._entry.job_id} any more: its sampling begins again")
+        self._report(f"nobody sampled job {self._entry.job_id} any more: its sampling begins again")
 
     def _start(self) -> Popen[bytes]:
         """The sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM."""
@@ -180,6 +206,19 @@ def read_error(sampler: Popen[bytes]) -> str | None:
     if not sampler.returncode:
         return None
     return lines[-1] if lines else f"exit code {sampler.returncode}"
+
+
+_Mark = tuple[str, float]
+"""Of a sample: its host, and when it was taken."""
+
+
+def _marks(nodes: Iterable[NodeSample]) -> frozenset[_Mark]:
+    return frozenset((node.host, node.taken) for node in nodes)
+
+
+def _without(old: Collection[_Mark], nodes: Iterable[NodeSample]) -> list[NodeSample]:
+    """Those of ``nodes`` that have come since ``old``."""
+    return [node for node in nodes if (node.host, node.taken) not in old]
 
 
 class ForeignJob(NamedTuple):
@@ -223,23 +262,30 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
     return ForeignJob(number[1], nodes, folder, choose_node_python(site), site.slurm_conf)
 
 
-def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> Popen[bytes]:
+class ForeignSampler(NamedTuple):
+    """The sampler of such a job, and the samples that were there before it."""
+
+    process: Popen[bytes]
+    old: frozenset[_Mark]
+
+
+def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampler:
     """Start the sampler on each node of ``job``, into its folder; it ends with the job, or by SIGTERM."""
     make_root(job.folder.parent)
     job.folder.mkdir(mode=0o700, exist_ok=True)
     program = write_program(job.folder)
     arguments = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
     env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}
-    return start(
-        [*overlapping_step(job.job_id, job.nodes), *arguments], env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE
-    )
+    old = _marks(newest_samples(job.folder))
+    argv = [*overlapping_step(job.job_id, job.nodes), *arguments]
+    return ForeignSampler(start(argv, env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE), old)
 
 
 def follow_sampler(
-    job: ForeignJob, sampler: Popen[bytes], *, pause: Callable[[float], None] = time.sleep
+    job: ForeignJob, sampler: ForeignSampler, *, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[list[NodeSample]]:
     """The newest sample of each node, every second, until the sampler ends, as it does with the job; then the last."""
-    while sampler.poll() is None:
-        yield newest_samples(job.folder)
+    while sampler.process.poll() is None:
+        yield _without(sampler.old, newest_samples(job.folder))
         pause(_POLL_S)
-    yield newest_samples(job.folder)
+    yield _without(sampler.old, newest_samples(job.folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -83,6 +84,13 @@ class NodeSample(msgspec.Struct, frozen=True):
     sample: Sample
 
 
+class OpenSampler(NamedTuple):
+    """A sampler that has not written its end; it may have been killed."""
+
+    newest: NodeSample
+    interval_s: float
+
+
 class NodeSamples(msgspec.Struct, frozen=True):
     """All samples of a node, oldest first."""
 
@@ -135,18 +143,15 @@ def all_samples(run_dir: Path) -> list[NodeSamples]:
     return nodes
 
 
-def has_live_sampler(run_dir: Path, *, now: float, fresh_s: float) -> bool:
-    """Whether somebody takes samples there now: a file's newest one is fresh, and its sampler has not ended.
-
-    Fresh is what is younger than ``fresh_s``, or than three intervals of the sampler.
-    """
-    return any(
-        (head := _head(path)) is not None
-        and (sample := _newest_sample(path)) is not None
-        and now - sample.taken < max(fresh_s, 3 * head.interval_s)
-        and not any(decode_line(line, _End, kind="end") is not None for line in last_lines(path)[-1:])
+def open_samplers(run_dir: Path) -> list[OpenSampler]:
+    """The samplers that have taken a sample and have not written their end."""
+    return [
+        OpenSampler(newest, head.interval_s)
         for path in monitor_files(run_dir)
-    )
+        if (head := _head(path)) is not None
+        and (newest := _newest_sample(path)) is not None
+        and not any(decode_line(line, _End, kind="end") is not None for line in last_lines(path)[-1:])
+    ]
 
 
 def monitor_files(run_dir: Path) -> list[Path]:
