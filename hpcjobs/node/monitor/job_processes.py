@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 4096
@@ -21,6 +21,17 @@ class Usage(NamedTuple):
     ranks: FrozenSet[int]
     cores: FrozenSet[int]
     """Cores that the ranks, where there are none all of them, may run on."""
+    requested_bytes: Optional[int]
+    """Memory that the job has on this node by Slurm's variables; None: they do not say."""
+
+
+class _Described(NamedTuple):
+    """What the environment of a process says, as long as it runs the same program."""
+
+    key: bytes
+    is_of_the_job: bool
+    rank: Optional[int] = None
+    requested_bytes: int = 0
 
 
 class _Spent(NamedTuple):
@@ -37,13 +48,13 @@ class JobProcesses:
     def __init__(self, job_id: str, *, proc: str = "/proc") -> None:
         self._marks = {b"HPCJOBS_JOB_ID=" + job_id.encode(), b"SLURM_JOB_ID=" + job_id.encode()}
         self._proc, self._own, self._user = proc, os.getpid(), os.geteuid()
-        self._known: Dict[int, Tuple[bytes, Optional[int], bool]] = {}
+        self._known: Dict[int, _Described] = {}
         self._spent: Dict[int, _Spent] = {}
         self._ended_s = 0.0
 
     def read(self) -> Usage:
         """What the job's processes use now."""
-        seen: Dict[int, Tuple[bytes, Optional[int], bool]] = {}
+        seen: Dict[int, _Described] = {}
         spent: Dict[int, _Spent] = {}
         rss = read = written = 0
         ranks: Set[int] = set()
@@ -59,9 +70,9 @@ class JobProcesses:
             before = self._known.get(pid)
             # A process that starts another program keeps its number and its start.
             key = fields[-1] + fields[19]
-            entry = before if before is not None and before[0] == key else (key, *self._describe(pid))
-            seen[pid] = entry
-            if not entry[2]:
+            described = before if before is not None and before.key == key else self._describe(pid, key)
+            seen[pid] = described
+            if not described.is_of_the_job:
                 continue
             spent[pid] = _Spent(int(fields[1]), fields[19], sum(map(int, fields[11:15])) / _TICKS)
             if fields[0] == b"Z":  # its time is its parent's once the parent has waited for it
@@ -70,13 +81,14 @@ class JobProcesses:
             rss += int(fields[21]) * _PAGE
             storage = self._storage(pid)
             read, written = read + storage[0], written + storage[1]
-            if entry[1] is not None:
-                ranks.add(entry[1])
+            if described.rank is not None:
+                ranks.add(described.rank)
                 rank_pids.append(pid)
         self._ended_s += sum(last.cpu_s for pid, last in self._spent.items() if not self._is_counted(pid, spent))
         self._known, self._spent = seen, spent
         cpu_s = self._ended_s + sum(process.cpu_s for process in spent.values())
-        return Usage(rss, cpu_s, read, written, frozenset(ranks), _cores(rank_pids or pids))
+        requested = max((seen[pid].requested_bytes for pid in pids), default=0)
+        return Usage(rss, cpu_s, read, written, frozenset(ranks), _cores(rank_pids or pids), requested or None)
 
     def _is_counted(self, pid: int, spent: Dict[int, _Spent]) -> bool:
         """Whether ``spent`` has the time of a process seen before: as its own, or as that of a parent of the job."""
@@ -106,21 +118,21 @@ class JobProcesses:
         fields = rest.split()
         return None if fields[0] == b"X" else [*fields, head.partition(b"(")[2]]
 
-    def _describe(self, pid: int) -> Tuple[Optional[int], bool]:
-        """The rank, and whether it is the job's at all; what may not be read is not."""
+    def _describe(self, pid: int, key: bytes) -> _Described:
+        """What may not be read is not the job's."""
         try:
             with open(f"{self._proc}/{pid}/environ", "rb") as file:
                 entries = set(file.read().split(b"\0"))
         except OSError:
-            return None, False
+            return _Described(key, False)
         if not self._marks & entries or b"HPCJOBS_MONITOR=1" in entries:
-            return None, False
+            return _Described(key, False)
         variables = dict(entry.partition(b"=")[::2] for entry in entries)
         for name in _RANKS:
             text = variables.get(name, b"")
             if text.isdigit() and (name != b"SLURM_PROCID" or variables.get(b"SLURM_STEP_ID", b"").isdigit()):
-                return int(text), True
-        return None, True
+                return _Described(key, True, int(text), _requested_bytes(variables))
+        return _Described(key, True, None, _requested_bytes(variables))
 
     def _storage(self, pid: int) -> Tuple[int, int]:
         try:
@@ -129,6 +141,13 @@ class JobProcesses:
         except (OSError, ValueError):
             return 0, 0
         return int(values.get(b"read_bytes", 0)), int(values.get(b"write_bytes", 0))
+
+
+def _requested_bytes(variables: Mapping[bytes, bytes]) -> int:
+    """Slurm counts megabytes, for the node or for each of its cores; 0 is all of the node, of which it says no more."""
+    texts = (variables.get(name, b"") for name in (b"SLURM_MEM_PER_NODE", b"SLURM_MEM_PER_CPU", b"SLURM_CPUS_ON_NODE"))
+    per_node, per_cpu, cpus = (int(text) if text.isdigit() else 0 for text in texts)
+    return (per_node or per_cpu * cpus) << 20
 
 
 def _cores(pids: List[int]) -> FrozenSet[int]:

@@ -41,14 +41,14 @@ class NodeSampler:
         cpu_s = usage.cpu_s - before.cpu_s if group_cpu_s is None or cpu_before is None else group_cpu_s - cpu_before
         cores = len(usage.cores) or os.cpu_count() or 1
         cpu_percent = min(100.0, max(0.0, 100 * cpu_s / passed / cores))
-        used, gpu = self._group.used_bytes(), self._gpus.read()
+        used, limit, gpu = self._group.used_bytes(), self._group.limit_bytes(), self._gpus.read()
         # Cores say nothing of GPUs that are held and cannot be read, such as parts of one.
         busy = gpu["gpu_percent"] if self._gpus.are_held else cpu_percent
         values: Dict[str, Any] = {
             "cpu_percent": round(cpu_percent, 2),
             "cores": cores,
             "rss_bytes": usage.rss_bytes if used is None else used,
-            "memory_limit_bytes": self._group.limit_bytes(),
+            "memory_limit_bytes": usage.requested_bytes if limit is None else limit,
             # Not below 0: a process or an interface that ends takes its counters with it.
             "network_received_bytes_per_s": max(0, network[0] - network_before[0]) / passed,
             "network_sent_bytes_per_s": max(0, network[1] - network_before[1]) / passed,

@@ -109,6 +109,30 @@ def test_processes_are_the_jobs_by_their_environment_and_a_rank_that_ends_is_nam
     assert (last["ranks"], last["ended_ranks"], last["ended_s"]) == (1, [1], 30.0)
 
 
+@pytest.mark.parametrize(
+    ("variables", "limit_bytes"),
+    [
+        ({"SLURM_MEM_PER_NODE": "64"}, 64 << 20),
+        ({"SLURM_MEM_PER_CPU": "32", "SLURM_CPUS_ON_NODE": "4"}, 128 << 20),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_where_no_control_group_limits_the_memory_the_limit_is_what_the_job_asked_for(
+    tmp_path: Path, variables: dict[str, str], limit_bytes: int | None
+) -> None:
+    (tmp_path / "own").write_text("0::/user.slice\n")
+    job = subprocess.Popen(["sleep", "600"], env={**os.environ, "SLURM_JOB_ID": "4711", **variables})
+    try:
+        processes = JobProcesses("4711")
+        eventually(lambda: processes.read().cores)
+        group = JobGroup(str(tmp_path), str(tmp_path / "own"))
+        assert Sampler(processes, group, GpuReader({}, None)).sample()["memory_limit_bytes"] == limit_bytes
+    finally:
+        job.kill()
+        job.wait()
+
+
 def test_the_cpu_time_of_short_programs_counts_once_they_have_ended(tmp_path: Path) -> None:
     burn = f"{sys.executable} -c 'import time\nwhile time.process_time() < 0.4: pass'"
     program = f"read; {burn}; {burn}; touch done; read; ({burn}); exit 0"

@@ -1,0 +1,108 @@
+"""`hpcjobs top` and an array of which a thousand tasks run: what a refresh asks slurmctld, and how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from commandline import ok
+from textual.pilot import Pilot
+from waiting import eventually
+
+from hpcjobs import sandbox as sandboxes
+from hpcjobs.sandbox import Shape
+from hpcjobs.top.actions import RealActions
+from hpcjobs.top.look import Looker
+from hpcjobs.top.screen import TopScreen
+from hpcjobs.top.table import JobTable
+
+TASKS, REFRESHES = int(os.environ.get("TASKS", "1000")), 10
+SITE = "partitions: {cpu: {nodes: 4, node: {cpus: 250, mem: 64G}, max_time: 2h}}\n"
+# The gatherer of each step reads all of /proc every second, and a thousand of them leave nothing of two cores.
+SETTINGS = {"JobAcctGatherType": "jobacct_gather/none"}
+"""So that a thousand tasks fit on this machine."""
+
+
+@pytest.fixture
+def conf(workdir: Path, tmp_path: Path) -> Iterator[str]:
+    """slurm.conf of a sandbox whose nodes claim a thousand cores."""
+    (tmp_path / "ours.yaml").write_text(SITE)
+    try:
+        yield sandboxes.up(Shape(like=str(tmp_path / "ours.yaml"), settings=SETTINGS)).slurm_conf
+    finally:
+        sandboxes.down()
+
+
+def slurm(conf: str, *argv: str) -> str:
+    env = {**os.environ, "SLURM_CONF": conf}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def questions(conf: str) -> Counter[str]:
+    """How often slurmctld was asked about jobs since it started, by the kind of the question."""
+    by_kind = slurm(conf, "sdiag").split("Remote Procedure Call statistics by user")[0]
+    counts = re.findall(r"^\s*(REQUEST_JOB\w*INFO\w*)\s.*count:(\d+)", by_kind, re.MULTILINE)
+    return Counter({kind: int(count) for kind, count in counts})
+
+
+def test_a_refresh_of_a_thousand_running_tasks_is_one_question_and_takes_less_than_a_second(
+    conf: str, workdir: Path
+) -> None:
+    script = workdir / "task.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --ntasks=1\nexec sleep 7200\n")
+    began = time.monotonic()
+    arguments = ("--site", "ours", "--mem", "1M", "--array", f"0-{TASKS - 1}", "--name", "many")
+    ok("submit", *arguments, str(script))
+    queue = ("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i")
+    eventually(lambda: len(slurm(conf, *queue).split()) == TASKS, timeout_s=1500)
+    print(f"{TASKS} tasks run after {time.monotonic() - began:.0f} s")
+
+    looker, costs = Looker(site="ours"), []
+    first = looker.look()
+    before = questions(conf)
+    for _ in range(REFRESHES):
+        wall, cpu = time.monotonic(), time.process_time()
+        looker.look()
+        costs.append((time.monotonic() - wall, time.process_time() - cpu))
+    asked = questions(conf) - before
+    print(f"{REFRESHES} looks: {dict(asked)}; wall and CPU seconds of each: {costs}")
+    assert sum(asked.values()) == REFRESHES, asked
+    assert min(cpu for _, cpu in costs) < 1
+
+    app = TopScreen(looker, first, RealActions())
+    asyncio.run(refresh(app, conf))
+
+
+async def refresh(app: TopScreen, conf: str) -> None:
+    """Unfold the array, and refresh the screen some times."""
+    async with app.run_test(size=(160, 50)) as pilot:
+        await pilot.press("enter")
+        await settle(pilot)
+        costs = []
+        before = questions(conf)
+        for _ in range(REFRESHES):
+            wall, cpu = time.monotonic(), time.process_time()
+            await pilot.press("r")
+            await settle(pilot)
+            costs.append((time.monotonic() - wall, time.process_time() - cpu))
+        asked = questions(conf) - before
+        print(f"{REFRESHES} refreshes of the unfolded screen: {dict(asked)}; wall and CPU seconds of each: {costs}")
+        assert len(app.query_one(JobTable).rows) == 1 + TASKS
+        assert min(cpu for _, cpu in costs) < 1
+
+
+async def settle(pilot: Pilot[Exception]) -> None:
+    """Return once nothing is asked or read, and the screen shows it."""
+    app = cast(TopScreen, pilot.app)
+    await pilot.pause()
+    while app.updates.busy:
+        await pilot.pause(0.01)
+    await pilot.pause()
