@@ -45,6 +45,10 @@ _BEGIN_AGAIN_S = 30.0
 """Between two starts of a sampler: each asks the scheduler whether the job runs."""
 
 
+_GO_ON = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+"""Options of srun: when a node of an elastic job fails, the samplers of the others go on."""
+
+
 def write_program(run_dir: Path) -> Path:
     """Put the sampler into a run folder."""
     path = run_dir / MONITOR_PROGRAM
@@ -188,7 +192,7 @@ class JobSampling:
             return start(argv, env={"HPCJOBS_MONITOR": "1"}, stderr=PIPE)
         command = attach(entry, arguments, terminal=False, connect=self._connect)
         job_id = next(text for text in command.argv if text.startswith("--jobid=")).partition("=")[2]
-        argv = [*command.argv, job_id, str(self._interval_s)]
+        argv = [command.argv[0], *_GO_ON, *command.argv[1:], job_id, str(self._interval_s)]
         return start(argv, cwd=command.cwd, env={**command.env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE)
 
 
@@ -277,7 +281,8 @@ def start_foreign_sampler(job: ForeignJob, *, interval_s: float) -> ForeignSampl
     arguments = (job.node_python, "-I", str(program), str(job.folder), job.job_id, str(interval_s))
     env = {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}
     old = _marks(newest_samples(job.folder))
-    argv = [*overlapping_step(job.job_id, job.nodes), *arguments]
+    srun, *options = overlapping_step(job.job_id, job.nodes)
+    argv = [srun, *_GO_ON, *options, *arguments]
     return ForeignSampler(start(argv, env={**env, "HPCJOBS_MONITOR": "1"}, stderr=PIPE), old)
 
 

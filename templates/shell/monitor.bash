@@ -5,7 +5,8 @@
 _hj_sample() { # becomes srun, or the sampler itself
     if [ "$HPCJOBS_SCHEDULER" = slurm ]; then
         unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE # the program's step has all of it; --mem=0 shares it
-        set -- srun --overlap --export=ALL --mem=0 --mpi=none "--nodelist=$SLURM_JOB_NODELIST" \
+        # When a node fails, the samplers of the others go on.
+        set -- srun --no-kill --kill-on-bad-exit=0 --wait=0 --overlap --export=ALL --mem=0 --mpi=none "--nodelist=$SLURM_JOB_NODELIST" \
             "--nodes=$SLURM_JOB_NUM_NODES" "--ntasks=$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
     fi
     exec env HPCJOBS_MONITOR=1 "$@" "$HPCJOBS_RUN_DIR" "$HPCJOBS_JOB_ID" 5

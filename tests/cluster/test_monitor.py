@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,6 +142,23 @@ def test_a_slow_node_is_named_and_a_job_is_cancelled_once_the_gpus_of_all_its_no
     assert watcher.returncode == 0, err
     assert "all its nodes idle for" in out
     eventually(lambda: ok("ps", "--json").json[0]["record"]["state"] == "CANCELLED")
+
+
+def test_memory_close_to_what_the_job_requested_is_an_alarm_where_no_control_group_limits_it(
+    sandbox: Sandbox, workdir: Path
+) -> None:
+    program = 'import time; held = bytearray(b"1") * (190 << 20); open("started-0", "w").close(); time.sleep(600)'
+    arguments = ("--site", "tu-hpc", "--mem", "200M", "--time", "10m", "--name", "hungry")
+    ok("submit", *arguments, sys.executable, "-c", program)
+    eventually((workdir / "started-0").exists)
+    watcher = start("monitor", "hungry", "--interval", "1")
+    try:
+        assert watcher.stdout is not None
+        alarm = next(line for line in watcher.stdout if line.startswith("alarm: "))
+        assert re.fullmatch(r"alarm: tu\d\d: memory [\d.]+M of 200M\n", alarm)
+    finally:
+        ok("cancel", "hungry")
+        watcher.communicate(timeout=300)
 
 
 def test_a_job_that_is_requeued_is_sampled_in_its_next_attempt_too(sandbox: Sandbox, workdir: Path) -> None:

@@ -29,6 +29,18 @@ def test_ranks_have_the_cores_and_gpus_that_the_site_file_names(machine: None) -
     run_elsewhere("affinity.py")
 
 
+def test_memory_close_to_the_limit_of_a_control_group_is_an_alarm(machine: None) -> None:
+    """The test of unlike/memory.py, on its own sandbox."""
+    run_elsewhere("memory.py")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_thousand_running_tasks_are_watched_by_one_question_per_refresh(machine: None) -> None:
+    """The test of unlike/many_tasks.py, on its own sandbox: a minute on two cores, and 4 GiB."""
+    run_elsewhere("many_tasks.py")
+
+
 def run_elsewhere(tests: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "unlike" / tests)]

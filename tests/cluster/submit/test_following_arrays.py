@@ -50,6 +50,7 @@ def test_an_array_is_followed_through_requeues_of_a_task_and_of_all_tasks(cluste
     finally:
         follower.kill()
         reader.join()
+        follower.communicate()
     written = [
         f"[{path.stem.rpartition('_')[2]}] {line}"
         for path in (job.run_dir / "logs").iterdir()

@@ -18,6 +18,7 @@ from test_attempts import SLOW
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
+from hpcjobs.run.samples import newest_samples
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.daemons import recorded_daemons
@@ -110,13 +111,19 @@ def test_a_world_that_loses_a_host_goes_on_with_those_that_are_left(cluster: Clu
     cluster.program("slow.py", SLOW)
     job = cluster.submit(
         *("--retries", "on", "--launcher", "torchrun", "-N", "3", "--min-nodes", "2", "--cpus-per-task", "16"),
+        "--monitor",
         *("ddp", "--workload", "slow:points", "--steps", "300", "--checkpoint-every", "10", "--log-every", "1"),
     )
     eventually(lambda: count(job) >= 20, timeout_s=120)
     began = time.monotonic()
-    kill_host(hosts_of(job.state["nodes"])[-1])
+    *left, lost = hosts_of(job.state["nodes"])
+    kill_host(lost)
+    cluster.slurm("scontrol", "update", f"nodename={lost}", "state=down", "reason=drill")
+    lost_at = time.time()
     answer = cluster.hpcjobs("wait", job.id, timeout_s=500)
     assert answer.code == 0, (answer, job.log)
+    sampled = [node.host for node in newest_samples(job.run_dir) if node.taken > lost_at + 15]
+    assert sampled == left, "the nodes that are left are sampled on"
     (only,) = history(job)
     print(f"a host killed: {only}; done {time.monotonic() - began:.0f} s later")
     assert (only["cause"], only["steps"]) == ("completed", 300)

@@ -32,11 +32,13 @@ SETTINGS = {"JobAcctGatherType": "jobacct_gather/none"}
 
 
 @pytest.fixture
-def conf(workdir: Path, tmp_path: Path) -> Iterator[str]:
+def conf(workdir: Path) -> Iterator[str]:
     """slurm.conf of a sandbox whose nodes claim a thousand cores."""
-    (tmp_path / "ours.yaml").write_text(SITE)
+    site = workdir / "site_configs" / "ours.yaml"
+    site.parent.mkdir()
+    site.write_text(SITE)
     try:
-        yield sandboxes.up(Shape(like=str(tmp_path / "ours.yaml"), settings=SETTINGS)).slurm_conf
+        yield sandboxes.up(Shape(like=str(site), settings=SETTINGS)).slurm_conf
     finally:
         sandboxes.down()
 
@@ -60,9 +62,10 @@ def test_a_refresh_of_a_thousand_running_tasks_is_one_question_and_takes_less_th
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1\nexec sleep 7200\n")
     began = time.monotonic()
     arguments = ("--site", "ours", "--mem", "1M", "--array", f"0-{TASKS - 1}", "--name", "many")
-    ok("submit", *arguments, str(script))
+    run_dir = Path(ok("submit", *arguments, "--json", str(script)).json["run_dir"])
+    eventually(lambda: len(list(run_dir.glob("*/state.json"))) == TASKS, timeout_s=1500)
     queue = ("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i")
-    eventually(lambda: len(slurm(conf, *queue).split()) == TASKS, timeout_s=1500)
+    eventually(lambda: len(slurm(conf, *queue).split()) == TASKS)
     print(f"{TASKS} tasks run after {time.monotonic() - began:.0f} s")
 
     looker, costs = Looker(site="ours"), []

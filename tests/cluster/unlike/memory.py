@@ -23,6 +23,7 @@ MOUNT = Path("/sys/fs/cgroup/memory")
 HUNGRY = """\
 import pathlib, time
 held = bytearray(b"1") * (360 << 20)
+pathlib.Path("held").touch()
 while not pathlib.Path("more").exists():
     time.sleep(0.1)
 held += bytearray(b"1") * (200 << 20)
@@ -31,13 +32,17 @@ held += bytearray(b"1") * (200 << 20)
 
 
 @pytest.fixture
-def cluster(workdir: Path, tmp_path: Path) -> Iterator[None]:
-    """Mounts are its own where this runs (tools/elsewhere); the machine's mount does not fit a cgroup namespace."""
+def cluster(workdir: Path) -> Iterator[None]:
+    """Mounts are its own where this runs (tools/elsewhere); in a cgroup namespace the machine's show other paths."""
     if not MOUNT.is_dir():
         pytest.skip("this machine has no memory controller of cgroups, version 1")
+    subprocess.run(["mount", "-t", "tmpfs", "hpcjobs-cgroups", str(MOUNT.parent)], check=True)
+    MOUNT.mkdir()
     subprocess.run(["mount", "-t", "cgroup", "-o", "memory", "memory", str(MOUNT)], check=True)
-    (tmp_path / "ours.yaml").write_text(SITE)
-    shape = Shape(like=str(tmp_path / "ours.yaml"), settings=SETTINGS, files={"cgroup.conf": GROUPS})
+    site = workdir / "site_configs" / "ours.yaml"
+    site.parent.mkdir()
+    site.write_text(SITE)
+    shape = Shape(like=str(site), settings=SETTINGS, files={"cgroup.conf": GROUPS})
     try:
         sandboxes.up(shape)
         yield
@@ -51,11 +56,12 @@ def test_memory_close_to_the_limit_is_an_alarm_and_its_excess_the_cause(
     (workdir / "hungry.py").write_text(HUNGRY)
     arguments = ("--site", "ours", "--mem", "400M", "--time", "10m", "--name", "hungry", "--monitor")
     ok("submit", *arguments, sys.executable, "hungry.py")
+    eventually((workdir / "held").exists, what="a program that uses 360 MiB")
     watcher = start("monitor", "hungry")
     assert watcher.stdout is not None
     alarm = next(line for line in watcher.stdout if line.startswith("alarm: "))
-    assert re.fullmatch(r"alarm: ours01: memory 3\d\dM of 400M\n", alarm)
-    assert re.search(r"ours01: memory 3\d\dM of 400M", ok("show", "hungry").out)
+    assert re.fullmatch(r"alarm: ours01: memory 3\d\d\.\dM of 400M\n", alarm)
+    assert re.search(r"ours01: memory 3\d\d\.\dM of 400M", ok("show", "hungry").out)
     terminal = Terminal(tmp_path, 160, 50)
     try:
         terminal.start(sys.executable, "-m", "hpcjobs", "top", "--site", "ours")
