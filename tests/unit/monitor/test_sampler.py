@@ -127,7 +127,7 @@ def test_where_no_control_group_limits_the_memory_the_limit_is_what_the_job_aske
         processes = JobProcesses("4711")
         eventually(lambda: processes.read().cores)
         group = JobGroup(str(tmp_path), str(tmp_path / "own"))
-        assert Sampler(processes, group, GpuReader({}, None)).sample()["memory_limit_bytes"] == limit_bytes
+        assert NodeSampler(processes, group, GpuReader({}, None)).sample()["memory_limit_bytes"] == limit_bytes
     finally:
         job.kill()
         job.wait()
