@@ -80,7 +80,7 @@ def submit(
     if parsable and as_json:
         raise CommandLineError("--parsable and --json exclude each other")
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
-    with_dependencies = _with_dependencies(request, jobs, site)
+    with_dependencies = _with_dependencies(request, jobs, site, is_dry=dry_run or explain)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])
     plan = hpcjobs.plan(with_dependencies, site, spec=spec, made_by=made_by, allow_untrusted=dry_run or explain)
     print_notes(plan.job)
@@ -128,16 +128,20 @@ def print_notes(job: "Job") -> None:
         note(line)
 
 
-def _with_dependencies(request: JobSpec, jobs: dict[str, list[str] | None], site: str | None) -> JobSpec:
+def _with_dependencies(
+    request: JobSpec, jobs: dict[str, list[str] | None], site: str | None, *, is_dry: bool
+) -> JobSpec:
     """``request`` that depends on ``jobs`` too, by kind; they must be jobs of the same site."""
     named = {kind: arguments for kind, arguments in jobs.items() if arguments}
     if not named:
         return request
-    from hpcjobs.run.dependency import dependency_on
+    from hpcjobs.run.dependency import dependency_on, require_possible
     from hpcjobs.site.library import default_site
 
     typed = request.resources.dependency
     added = dependency_on(named, site=site or default_site())
+    if not is_dry:
+        require_possible(named, site=site or default_site())
     dependency = ",".join(filter(None, (typed if isinstance(typed, str) else None, added)))
     return replace(request, resources=replace(request.resources, dependency=dependency))
 

@@ -12,6 +12,7 @@ from hpcjobs.processes.programs import Runner, run
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm import fields
+from hpcjobs.scheduler.slurm.parse import accounted_reason
 from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 _TABLE = Table(
@@ -97,7 +98,7 @@ def _from_sacct(job_id: str, rows: list[TableRow]) -> Account | None:
         source="sacct",
         name=job.name("JobName"),
         state=job.state(),
-        reason=job.text("Reason"),
+        reason=accounted_reason(job),
         partition=job.text("Partition"),
         exit_code=code,
         signal=signal,
@@ -129,10 +130,7 @@ def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Accou
     answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
     if answer.code != 0 or "JobState=" not in answer.out:
         return None
-    line = answer.out.splitlines()[0]
-    job = TableRow(dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line))))
-    # A path may hold blanks: up to the next field's name.
-    paths = dict(re.findall(r" (StdOut|WorkDir)=(.*?)(?= [A-Z][A-Za-z]*=|\s*$)", line))
+    job = TableRow(fields.read_shown(answer.out.splitlines()[0]))
     code, signal = job.exit()
     return Account(
         source="scontrol",
@@ -148,8 +146,8 @@ def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Accou
         time_limit_s=job.clock_s("TimeLimit"),
         mem_per_node_bytes=fields.read_bytes(job.raw("MinMemoryNode")),
         cancelled_by=None,
-        work_dir=paths.get("WorkDir"),
-        log=paths.get("StdOut"),
+        work_dir=job.name("WorkDir"),
+        log=job.name("StdOut"),
         out_of_memory=None,
     )
 

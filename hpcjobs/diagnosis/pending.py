@@ -13,7 +13,7 @@ from hpcjobs.diagnosis.sooner import find_sooner, find_sooner_foreign
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count
+from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count, read_shown
 from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
 
 _COLUMNS = ("%i", "%T", "%Q", "%u", "%D", "%L", "%P")
@@ -98,7 +98,7 @@ def _options(row: Placement) -> str:
 def _show(job_id: str, env: dict[str, str], runner: Runner) -> dict[str, str]:
     answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
     line = answer.out.splitlines()[0] if answer.code == 0 and answer.out else ""
-    return dict(reversed(re.findall(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)", line)))
+    return read_shown(line)
 
 
 def _queue(partition: str | None, env: dict[str, str], runner: Runner) -> Iterator[Ahead]:

@@ -20,7 +20,7 @@ from hpcjobs.units import format_count
 
 _MARK = "hpcjobs-check-interfaces"
 _MARK_OF_GPUS = "hpcjobs-check-gpus"
-_GPUS_OF_TASK = "${CUDA_VISIBLE_DEVICES-}${ROCR_VISIBLE_DEVICES-}${ZE_AFFINITY_MASK-}"
+_GPUS_OF_TASK = "${CUDA_VISIBLE_DEVICES:-${ROCR_VISIBLE_DEVICES:-${ZE_AFFINITY_MASK-}}}"
 _PROGRAM = ("sh", "-c", f"echo {_MARK} $(ls /sys/class/net); echo {_MARK_OF_GPUS} {_GPUS_OF_TASK}")
 _LINES = 3
 

@@ -67,7 +67,7 @@ def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:
 
 
 def _is_final(state: StateFile | None, record: JobRecord) -> bool:
-    if record.ended is None:
+    if record.ended is None or (state is None and record.source == "scontrol"):  # slurmctld itself is never late
         return True
     if state is not None and state.started is not None and state.started > record.ended + CLOCK_TOLERANCE_S:
         return False

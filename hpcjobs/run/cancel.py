@@ -41,11 +41,24 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
     chosen = sorted(entries, key=_where)
     require_reachable(chosen)
     for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: _where(known.entry)):
-        alive = [_id(known.entry) for known in group if _alive(known, outcome) and _is_in(known, only)]
+        alive = [known for known in group if _alive(known, outcome) and _is_in(known, only)]
         if alive:
-            connect(kind, conf or None).cancel(alive)
-            outcome.cancelled.extend(alive)
+            ids = [_id(known.entry) for known in alive]
+            connect(kind, conf or None).cancel(ids)
+            outcome.cancelled.extend(ids)
+            _record_ends([known.entry for known in alive if _waits(known)], connect)
     return outcome
+
+
+def _waits(known: Known) -> bool:
+    return all(record.state is State.PENDING for record in known.records)
+
+
+def _record_ends(entries: list[Entry], connect: Connect) -> None:
+    """Ask once more about jobs that waited: they write no end themselves, and without accounting slurmctld alone
+    knows it, for some minutes."""
+    if entries:
+        statuses(entries, connect=connect, errors=[])
 
 
 def _where(entry: Entry) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
 from hpcjobs.run.state_file import own_ids
+from hpcjobs.run.status import Known, statuses
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.units import walltime_s
 
@@ -44,6 +45,38 @@ def dependency_on(jobs: Mapping[str, Sequence[str]], *, site: str | None = None)
         if plain:
             parts.append(":".join([kind, *dict.fromkeys(plain)]))
     return ",".join(parts) or None
+
+
+def require_possible(jobs: Mapping[str, Sequence[str]], *, site: str | None = None) -> None:
+    """Refuse a dependency on jobs that have ended otherwise: slurmctld starts a job at once that depends on one which
+    it has forgotten, some minutes after its end (MinJobAge).
+
+    Raises:
+        RequestError: one of ``jobs``, by kind (``afterok``), has ended in a way that the kind excludes.
+    """
+    for kind in ("afterok", "afternotok"):
+        texts = [text for text in jobs.get(kind, ()) if not _DELAY.match(text)]
+        for known in statuses(select(texts, site=site)) if texts else ():
+            if (end := _excluding_end(kind, known)) is not None:
+                raise RequestError(
+                    f"{_FLAGS[kind]} {known.entry.job_id}: {end}",
+                    hint="--after-any starts the job whatever the end of the other; `hpcjobs rerun` repeats a run",
+                )
+
+
+def _excluding_end(kind: str, known: Known) -> str | None:
+    """Why the job of ``known`` can never be what ``kind`` waits for; None: it can be, or is."""
+    states = [record.state for record in known.records]
+    if not all(state.ended or state is State.UNKNOWN for state in states):
+        return None
+    others = [state for state in states if state is not State.COMPLETED]
+    if kind == "afternotok":
+        return None if others else "the job has COMPLETED, it will not fail"
+    if not others:
+        return None
+    if others[0] is State.UNKNOWN:
+        return "the scheduler does not know the job any more, and it wrote no end"
+    return f"the job has ended, {others[0].value}; it will not succeed"
 
 
 def _ids(text: str, site: str | None) -> list[str]:

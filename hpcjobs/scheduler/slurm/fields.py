@@ -13,7 +13,16 @@ NO_VALUE: Final = frozenset((4294967294, 4294967295, 18446744073709551614, 18446
 """Its NO_VAL, INFINITE, NO_VAL64 and INFINITE64, which some versions print as a number."""
 UNIT_BYTES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d*)?)", re.ASCII)
+_SHOWN_FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z_:/]*)=(.*?)(?= [A-Z][A-Za-z_:/]*=|\s*$)")
 _SIZE = re.compile(r"(\d+(?:\.\d*)?)([KMGTP]?)[BN]?", re.ASCII)
+
+
+def read_shown(record: str) -> dict[str, str]:
+    """The fields of one record of ``scontrol --oneliner show``; a value, such as a path, may hold blanks.
+
+    The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
+    """
+    return dict(reversed(_SHOWN_FIELD.findall(record)))
 
 
 def read_text(value: str) -> str | None:

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm.fields import read_shown
 from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 ACCOUNTED: Final = Table(
@@ -24,7 +25,6 @@ QUEUED: Final = Table(
 """The columns of squeue."""
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;(.*))?$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"^(?=JobId=)", re.MULTILINE)
-_SHOWN_FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/]*)=(\S*)")
 
 
 def parse_submitted(out: str) -> tuple[str, str | None] | None:
@@ -67,14 +67,12 @@ def parse_sacct(out: str) -> list[JobRecord]:
 def _accounted_job(row: TableRow) -> JobRecord:
     state = row.state()
     code, signal = row.exit()
-    # sacct has the last reason for which the job waited: once it has started, that does not explain its end.
-    explains = not state.ended or row.time("Start") is None
     return JobRecord(
         job_id=row.raw("JobID"),
         state=state,
         source="sacct",
         name=row.name("JobName"),
-        reason=row.text("Reason") if explains else None,
+        reason=accounted_reason(row),
         partition=row.text("Partition"),
         node_list=row.text("NodeList"),
         nnodes=row.count("NNodes"),
@@ -87,11 +85,19 @@ def _accounted_job(row: TableRow) -> JobRecord:
     )
 
 
+def accounted_reason(row: TableRow) -> str | None:
+    """Why the job waits, or never started.
+
+    sacct keeps the last reason for which a job waited, which does not explain the end of a job that ran.
+    """
+    has_run = row.state().ended and row.time("Start") is not None
+    return None if has_run else row.text("Reason")
+
+
 def parse_scontrol(out: str) -> list[JobRecord]:
     """Records of ``scontrol --oneliner show job`` (SLURM_TIME_FORMAT=%s)."""
     jobs = (" ".join(text.splitlines()) for text in _SHOWN_JOB.split(out))  # a job's name may hold newlines
-    # The first of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
-    rows = (TableRow(dict(reversed(_SHOWN_FIELD.findall(job)))) for job in jobs)
+    rows = (TableRow(read_shown(job)) for job in jobs)
     return [_parse_shown_job(row) for row in rows if "JobId" in row and "JobState" in row]
 
 
@@ -111,6 +117,7 @@ def _parse_shown_job(row: TableRow) -> JobRecord:
         submitted=row.time("SubmitTime"),
         started=row.time("StartTime"),
         ended=row.time("EndTime") if state.ended else None,
+        elapsed_s=None if state is State.PENDING else row.clock_s("RunTime"),
         exit_code=code if state.ended else None,
         signal=signal,
         restarts=row.count("Restarts"),

@@ -64,8 +64,9 @@ def test_a_webhook_hears_of_the_end_a_failure_a_cancellation_and_a_requeue(clust
 
 
 def test_waiting_for_a_dependency_that_can_never_be_met_ends_with_the_reason(cluster: Cluster) -> None:
-    first = cluster.submit("-t", "5m", "false")
+    first = cluster.submit("-t", "5m", "-o", "hold", "false")
     second = cluster.submit("-t", "5m", "--after", first.id, "true")
+    cluster.slurm("scontrol", "release", first.id)
     answer = second.wait()
     assert answer.code != 0
     assert f"job {second.id} will not start: its dependency can never be satisfied" in answer.err, answer

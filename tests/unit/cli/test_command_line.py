@@ -337,6 +337,21 @@ def test_cancel_tells_which_jobs_had_ended_before(cluster: Path) -> None:
     assert (cluster / "scancel.asked").read_text() == "--quiet 42\n"
 
 
+def test_a_job_that_was_cancelled_while_it_waited_stays_cancelled_where_slurmctld_alone_knew_it(cluster: Path) -> None:
+    """Without accounting, and slurmctld forgets it soon after."""
+    ok("submit", "true")
+    answer(cluster, "sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
+    record = "JobId=42 JobName=true JobState=CANCELLED ExitCode=0:0 RunTime=00:00:00 SubmitTime=$now EndTime=$now"
+    shown = f'echo "{record}"'.replace("$now", "$(date +%s)")
+    answer(cluster, "scontrol", f'case "$*" in *"show job"*) {shown} ;; esac')
+    answer(cluster, "scancel", f"printf '#!/bin/sh\n' > {cluster}/squeue")
+    assert ok("cancel", "42").out == "cancelled 42\n"
+    answer(cluster, "scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    (row,) = ok("ps", "--json").json
+    assert row["record"]["state"] == "CANCELLED"
+    assert "job 42 CANCELLED" in within("wait", "42").err
+
+
 def test_cancel_does_not_claim_to_have_cancelled_what_the_scheduler_does_not_know(cluster: Path) -> None:
     ok("submit", "true")
     answer(cluster, "squeue", ":")

@@ -65,6 +65,12 @@ def test_the_accounting_alone_shows_that_memory_was_exceeded() -> None:
     assert (answer.cause, answer.certain, answer.rank, answer.host) == ("out-of-memory", True, 1, "tu02")
 
 
+def test_why_an_array_task_once_waited_is_not_evidence_of_its_failure() -> None:
+    waited = row(JobID="1", JobName="t", State="FAILED", Reason="JobArrayTaskLimit", ExitCode="9:0", Start="1000")
+    evidence = [each.text for each in explain(Slurm(sacct=f"{waited}\n")).evidence]
+    assert evidence == ["state FAILED, exit code 9"]
+
+
 def test_a_task_far_below_its_limit_that_was_killed_is_not_called_out_of_memory() -> None:
     answer = explain(Slurm(sacct=sacct(rss="20M").replace("9:0", "0:9")))
     assert (answer.cause, answer.certain) == ("killed", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -63,6 +64,32 @@ def test_jobs_are_named_by_id_and_name_and_of_resubmitted_ones_the_current_is_me
 def test_a_job_that_is_not_there_is_named(jobs: Path, arguments: tuple[str, ...], code: int, text: str) -> None:
     answered = within("submit", *arguments, "--dry-run", "true")
     assert (answered.code, text in answered.err) == (code, True), answered
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "text"),
+    [
+        ("--after", "FAILED", "--after 11: the job has ended, FAILED; it will not succeed"),
+        ("--after", None, "--after 11: the scheduler does not know the job any more, and it wrote no end"),
+        ("--after-fail", "COMPLETED", "--after-fail 11: the job has COMPLETED, it will not fail"),
+        ("--after", "COMPLETED", None),
+        ("--after-fail", "FAILED", None),
+        ("--after-any", "FAILED", None),
+    ],
+)
+def test_a_dependency_on_a_job_that_has_ended_otherwise_is_refused_and_not_left_to_slurm_which_may_have_forgotten_it(
+    jobs: Path, here: Path, kind: str, state: str | None, text: str | None
+) -> None:
+    answer(jobs, "squeue", ":")
+    end = {"job_id": "11", "state": state, "exit_code": 0, "started": time.time(), "ended": time.time(), "nodes": "n1"}
+    if state is not None:
+        (here / "runs/plain/state.json").write_text(json.dumps(end))
+    answered = within("submit", kind, "plain", "true")
+    if text is None:
+        assert answered.code == 0, answered
+        return
+    assert (answered.code, text in answered.err) == (5, True), answered
+    assert not (jobs / "sbatch.asked").exists()
 
 
 def test_waiting_ends_when_what_a_job_depends_on_can_never_happen(jobs: Path) -> None:

@@ -127,6 +127,17 @@ def test_what_a_comment_of_the_job_holds_is_not_taken_for_its_state() -> None:
     assert (record.state, record.reason) == (State.FAILED, None)
 
 
+def test_a_path_with_blanks_and_the_time_that_a_job_ran_are_read_from_the_controllers_answer() -> None:
+    out = (
+        "JobId=9 JobName=two words UserId=me(7) GroupId=me(7) MCS_label=N/A JobState=FAILED Reason=None "
+        "RunTime=00:01:05 NumNodes=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
+        "Command=/home/Zoë O'Neil/a b=c/job.sh WorkDir=/home/Zoë O'Neil Power= "
+    )
+    (job,) = parse_scontrol(out)
+    assert (job.name, job.command, job.elapsed_s) == ("two words", "/home/Zoë O'Neil/a b=c/job.sh", 65)
+    assert (job.user, job.state, job.nnodes) == ("me", State.FAILED, 1)
+
+
 @pytest.mark.parametrize("parse", [parse_squeue, parse_sacct, parse_scontrol])
 @pytest.mark.parametrize("out", ["", "\n", "garbage", "1\x1f2\x1f3\n", "JobId=3", "slurm_load_jobs error: nothing"])
 def test_output_of_another_shape_gives_no_records(parse: object, out: str) -> None:
