@@ -73,7 +73,8 @@ def _progress(row: ListedJob) -> str:
     progress = job_progress(row.run_dir, row.record.job_id) if row.record.state is State.RUNNING else None
     if progress is None:
         return ""
-    return progress.of_total if progress.time_left is None else f"{progress.of_total}, {progress.time_left}"
+    loss = progress.step.loss_text if progress.step.has_diverged else None
+    return ", ".join(filter(None, (progress.of_total, progress.time_left, loss)))
 
 
 def _fold(rows: Sequence[ListedJob]) -> Line:

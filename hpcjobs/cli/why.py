@@ -125,3 +125,9 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
         else "it has not failed"
     )
     print(f"job {record.job_id} {record.state.value}{reason}: {outcome}")
+    if subject.entry is not None:
+        from hpcjobs.run.progress import job_progress
+
+        progress = job_progress(subject.entry.run_dir, record.job_id)
+        if progress is not None and progress.step.has_diverged:
+            print(f"warning: {progress.step.loss_text} (metrics.jsonl)")

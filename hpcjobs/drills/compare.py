@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcjobs.runtime.numbers import restore
+
 ROUNDING = 1e-12
 """Of sums that were added up in another order."""
 
@@ -20,7 +22,8 @@ class Losses(NamedTuple):
 def losses(run_dir: Path) -> dict[int, float]:
     """Step -> mean loss of the steps since the line before."""
     path = run_dir / "metrics.jsonl"
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = (restore(json.loads(line)) for line in text.split("\n") if line)
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
 
 

@@ -14,6 +14,7 @@ from hpcjobs.run.progress import StepProgress, newest_step
 from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
 from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
+from hpcjobs.runtime.numbers import restore
 from hpcjobs.scheduler.base import JobRecord, State
 
 
@@ -43,7 +44,7 @@ def describe(entry: Entry) -> Description:
     job = manifest.get("job", {})
     state = read_state(entry, first_id)
     folder = output_dir(Path(entry.run_dir), first_id)
-    summary = _read(folder / "summary.json")
+    summary = restore(_read(folder / "summary.json"))
     records = statuses([entry])[0].records
     running = any(not record.state.ended for record in records)
     cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)

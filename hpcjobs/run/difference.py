@@ -19,6 +19,7 @@ from hpcjobs.run.rerun import Manifest, read_manifest, read_patch
 from hpcjobs.run.state_file import own_ids, read_json
 from hpcjobs.run.status import Known
 from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.runtime.numbers import restore
 
 # Of a resolved job: where it lies, and what its other fields say already.
 _LEFT_OUT = (
@@ -178,7 +179,7 @@ def _results(job: Known) -> dict[str, str]:
 
 def _summary(entry: Entry) -> Iterator[tuple[str, str]]:
     folder = output_dir(Path(entry.run_dir), own_ids(entry)[0])
-    summary = read_json(folder / "summary.json", dict[str, Any]) or {}
+    summary = restore(read_json(folder / "summary.json", dict[str, Any]) or {})
     for name, value in flat({key: value for key, value in summary.items() if key != "config"}):
         if not any(part in name for part in _OF_TIME):
             yield name, _text(value)

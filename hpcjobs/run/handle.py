@@ -13,6 +13,7 @@ from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
 from hpcjobs.run.state_file import read_json
+from hpcjobs.runtime.numbers import restore
 from hpcjobs.scheduler.base import JobRecord, State
 
 
@@ -70,11 +71,12 @@ class JobHandle:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; empty when the program writes none."""
         path = self.run_dir / "metrics.jsonl"
-        return [json.loads(line) for line in _complete_lines(path)] if path.exists() else []
+        return [restore(json.loads(line)) for line in _complete_lines(path)] if path.exists() else []
 
     def summary(self) -> dict[str, Any] | None:
         """summary.json; None when the program has not written one, or, with a warning, none that can be used."""
-        return read_json(self.run_dir / "summary.json", dict[str, Any])
+        summary = read_json(self.run_dir / "summary.json", dict[str, Any])
+        return None if summary is None else restore(summary)
 
 
 def _complete_lines(path: Path) -> Iterator[str]:

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
+from hpcjobs.runtime.numbers import restore
+
 T = TypeVar("T")
 _END_BYTES = 1 << 16
 
@@ -34,9 +36,10 @@ def last_lines(path: Path) -> list[bytes]:
 def decode_line(line: bytes, type: type[T], *, kind: str) -> T | None:
     """The line as ``type``; None for a line of another kind, or one that is cut off."""
     try:
-        raw = json.loads(line)  # which also reads a loss of NaN
+        raw = json.loads(line)  # which also reads a loss of NaN, as other programs write it
         if not isinstance(raw, dict) or raw.get("kind") != kind:
             return None
+        restore(raw)
         for name in ("step", "total_steps"):  # programs write 3.0 too
             if isinstance(raw.get(name), float) and raw[name].is_integer():
                 raw[name] = int(raw[name])

@@ -27,6 +27,8 @@ class StepProgress(msgspec.Struct, frozen=True):
     unit: str | None = None
     time_s: float | None = None
     """Since the trainer's start."""
+    diverged_at: int | None = None
+    """The first step after the last finite loss, where the newest is none. None: the last lines do not show it."""
 
     def __str__(self) -> str:
         return self.describe(f"{self.step}")
@@ -35,9 +37,21 @@ class StepProgress(msgspec.Struct, frozen=True):
         """All that is known, with ``step`` in the place of the number."""
         arguments = [f"step {step}"]
         arguments += [] if self.epoch is None else [f"epoch {self.epoch:g}"]
-        arguments += [] if self.loss is None else [f"loss {self.loss:.4g}"]
+        arguments += [] if self.loss is None else [self.loss_text]
         arguments += [] if self.throughput is None else [f"{self.throughput:,.0f} {self.unit or ''}".rstrip()]
         return ", ".join(arguments)
+
+    @property
+    def loss_text(self) -> str:
+        """``loss 0.1234``, or ``loss NaN since step 40``."""
+        assert self.loss is not None
+        value = "NaN" if math.isnan(self.loss) else f"{self.loss:.4g}"
+        return f"loss {value}" + ("" if self.diverged_at is None else f" since step {self.diverged_at}")
+
+    @property
+    def has_diverged(self) -> bool:
+        """The loss is NaN or infinite."""
+        return self.loss is not None and not math.isfinite(self.loss)
 
 
 class _RunLines(msgspec.Struct, frozen=True):
@@ -131,8 +145,17 @@ class RunLines:
 
 def newest_step(run_dir: Path) -> StepProgress | None:
     """The last `step` line; None before the first one."""
-    lines = (decode_line(line, StepProgress, kind="step") for line in reversed(last_lines(run_dir / "metrics.jsonl")))
-    return next((step for step in lines if step is not None), None)
+    lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(run_dir / "metrics.jsonl"))
+    all_steps = [step for step in lines if step is not None]
+    return _newest(all_steps) if all_steps else None
+
+
+def _newest(steps: list[StepProgress]) -> StepProgress:
+    """The last of some lines, with the step at which its loss has diverged."""
+    finite = next((n for n in reversed(range(len(steps))) if not steps[n].has_diverged), None)
+    if finite is None or finite == len(steps) - 1:
+        return steps[-1]
+    return msgspec.structs.replace(steps[-1], diverged_at=steps[finite + 1].step)
 
 
 def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress | None:
@@ -155,7 +178,7 @@ def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress 
     run = run or (run_lines or RunLines()).newest(path)
     losses = tuple(step.loss for step in all_steps if step.loss is not None and math.isfinite(step.loss))
     return Progress(
-        step=all_steps[-1],
+        step=_newest(all_steps),
         losses=losses,
         total_steps=(run.total_steps or None) if run is not None else None,
         steps_per_s=_speed(since_start[-_SPEED_LINES:]),

@@ -11,7 +11,6 @@ keywords. The function's module may lie in the current folder, which Python look
 from __future__ import annotations
 
 import base64
-import json
 import os
 import pickle
 import sys
@@ -19,6 +18,7 @@ import traceback
 from pathlib import Path
 
 from hpcjobs.files import write_beside
+from hpcjobs.runtime.numbers import encode
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def _keep(run_dir: Path, result: object) -> None:
     write_beside(run_dir / "result.pkl", pickle.dumps(result), mode=None)
     summary = result if isinstance(result, dict) else {"result": result}
     try:
-        text = json.dumps(summary)
+        text = encode(summary)
     except (TypeError, ValueError):
         return  # no JSON: the pickle has it
     if not (run_dir / "summary.json").exists() or isinstance(result, dict):

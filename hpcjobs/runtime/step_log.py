@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.numbers import encode
 from hpcjobs.runtime.summary import METRICS_FILE, METRICS_SCHEMA, MetricsLog
 from hpcjobs.runtime.tracking import Trackers, open_trackers
 
@@ -26,7 +27,6 @@ WINDOW = 1000
 COUNTS = ("tokens", "samples", "images")
 """What is counted, of this rank since the line before; the first one that is logged gives the throughput."""
 OWN_KEYS = ("loss", "lr")
-_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode  # made once, for all lines
 WARMUP = 2
 """So many first lines are left out of the summary: the first steps compile and allocate."""
 
@@ -158,7 +158,7 @@ class StepLog:
                     self._counted, self._counted_s = self._counted + done, self._counted_s + took
         if metrics:
             line["metrics"] = metrics
-        return _encode(line) + "\n"
+        return encode(line) + "\n"
 
     @property
     def throughput(self) -> float | None:
@@ -178,7 +178,7 @@ class StepLog:
         """A line of another kind, after those that were logged before."""
         self.flush()
         line = {"kind": kind, "time_s": round(self.elapsed_s, 6), **values}
-        self._append(json.dumps(line, ensure_ascii=False) + "\n")
+        self._append(encode(line) + "\n")
 
     def _append(self, text: str) -> None:
         if self._path is None:
@@ -188,7 +188,7 @@ class StepLog:
             self._trackers = self._open_trackers()
             copy_to = None if self._trackers is None else self._trackers.copy
             self._log = MetricsLog(self._path, keep_bytes=keep_bytes, copy_to=copy_to)
-            self._log.append(json.dumps(self._head) + "\n")
+            self._log.append(encode(self._head) + "\n")
         self._log.append(text)
 
     def _open_trackers(self) -> Trackers | None:

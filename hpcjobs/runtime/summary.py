@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.files import write_beside
+from hpcjobs.runtime.numbers import encode, restore
 from hpcjobs.runtime.streams import print_error
 
 SUMMARY_SCHEMA = "hpcjobs.summary/1"
@@ -169,7 +170,7 @@ class RunSummary:
     def read(cls, folder: Path) -> RunSummary:
         """Keys this version does not know are left out; later versions may add some."""
         known = {item.name for item in fields(cls)}
-        raw = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        raw = restore(json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8")))
         return cls(**{key: _convert_field(key, value) for key, value in raw.items() if key in known})
 
 
@@ -193,9 +194,9 @@ def _convert_field(key: str, value: Any) -> Any:
     return _NESTED[key](**value) if key in _NESTED and value is not None else value
 
 
-def write_json(path: Path, value: Any) -> Path:
+def write_json(path: Path, value: Mapping[str, Any]) -> Path:
     """Write ``value`` as JSON in one step: a reader sees the old file or the complete new one."""
-    write_beside(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=None)
+    write_beside(path, encode(value, indent=1) + "\n", mode=None)
     return path
 
 
@@ -222,7 +223,7 @@ class MetricsLog:
 
     def write(self, kind: str, **values: object) -> None:
         """Append a line."""
-        self.append(json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n")
+        self.append(encode({"kind": kind, **values}) + "\n")
 
     def append(self, lines: str) -> None:
         """Append lines. What the storage does not take is kept, and tried again with the next ones."""

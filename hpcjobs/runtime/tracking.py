@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcjobs.runtime.exits import UsageError
+from hpcjobs.runtime.numbers import restore
 from hpcjobs.runtime.streams import print_error
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Trackers:
             while not self._lines.empty():
                 texts.append(self._lines.get())
             ended = None in texts
-            lines = [json.loads(line) for text in texts if text is not None for line in text.splitlines()]
+            lines = [restore(json.loads(line)) for text in texts if text for line in text.rstrip("\n").split("\n")]
             self._complete |= any(line["kind"] == "end" for line in lines)
             read = (read_point(line, began_at=self._began_at) for line in lines)
             points = [point for point in read if point is not None]

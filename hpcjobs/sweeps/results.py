@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import log_path
+from hpcjobs.runtime.numbers import restore
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 
@@ -146,6 +147,7 @@ def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[st
         return []
     if not isinstance(summary, dict):
         return []
+    restore(summary)
     config = summary.get("config")
     results = {k: v for k, v in summary.items() if k not in _OWN and not (k == "config" and isinstance(config, dict))}
     return list(flat(results))

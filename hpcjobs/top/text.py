@@ -101,9 +101,11 @@ def _speed(row: JobRow, _: float) -> str:
 
 def _loss(row: JobRow, _: float) -> str:
     progress = row.first.progress
-    if progress is None or not progress.losses:
+    if progress is None:
         return ""
-    return f"{sparkline(progress.losses, 8)} {progress.losses[-1]:.3g}"
+    if progress.step.has_diverged:
+        return f"! {progress.step.loss:.3g}"
+    return f"{sparkline(progress.losses, 8)} {progress.losses[-1]:.3g}" if progress.losses else ""
 
 
 def _mean(values: list[float]) -> float | None:
@@ -225,7 +227,9 @@ def describe(row: JobRow, now: float, width: int) -> list[str]:
         if row.left_s is not None and row.share_of != "limit":
             facts.append(f"ends about {moment(now + row.left_s, now)}")
         lines.append(", ".join(facts))
-        if task.progress.losses:
+        if step.has_diverged:
+            lines.append(f"! {step.loss_text}")
+        elif task.progress.losses:
             losses = task.progress.losses
             lines.append(f"loss {sparkline(losses, max(8, min(60, width - 20)))} {losses[-1]:.4g}")
     lines += [_node_line(node, now) for node in row.nodes]

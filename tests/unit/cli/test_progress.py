@@ -55,7 +55,7 @@ def test_the_newest_step_and_sample_of_each_node_are_read_from_files_that_grow(t
         file.write('{"kind": "step", "st')
     step = newest_step(tmp_path)
     assert step is not None
-    assert str(step) == "step 20, epoch 0, loss nan"
+    assert str(step) == "step 20, epoch 0, loss NaN since step 20"
     (tmp_path / "monitor-x.jsonl").write_text("not the monitor's\n")
     assert len(newest_samples(tmp_path)) == 2
 

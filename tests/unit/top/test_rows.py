@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from msgspec.structs import replace
 from snapshots import NOW, make_node, make_progress, make_snapshot, make_task
 
 from hpcjobs.scheduler.base import State
@@ -129,6 +132,15 @@ def test_the_chosen_job_is_described_with_its_nodes_and_its_losses() -> None:
     assert lines[2] == "loss █▇▆▆▅▅▄▄▃▃▃▂▂▂▂▂▁▁▁▁ 0.5403"
     assert lines[3] == "n1          GPU ███████░  91% 18.6G  CPU ███░░░░░  40%  memory 1.5G  (2s ago)"
     assert "OUT_OF_MEMORY for 1m10s  n2  killed by signal 9" in describe(row_of("46"), NOW, 100)[0]
+
+
+def test_a_loss_that_diverged_hides_behind_no_earlier_one() -> None:
+    progress = make_progress(250)
+    step = replace(progress.step, loss=math.nan, diverged_at=240)
+    task = make_task("53", State.RUNNING, progress=replace(progress, step=step))
+    row = row_of("53", snapshot=Snapshot((task,), (), NOW))
+    assert shown(row, 160)["LOSS"] == "! nan"
+    assert "! loss NaN since step 240" in describe(row, NOW, 100)
 
 
 def test_bars_sparklines_and_numbers() -> None:

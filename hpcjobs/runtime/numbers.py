@@ -1,0 +1,57 @@
+"""Numbers that JSON has no place for: NaN and the infinities, as the loss of a run that diverges has them.
+
+They are written as null, and named beside: ``"loss": null, "not_finite": {"loss": "NaN"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+NOT_FINITE = "not_finite"
+_encode_line = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False).encode  # made once
+
+
+def encode(value: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """``value`` as JSON that every reader takes, without the end of the line."""
+    encoder = _encode_line
+    if indent is not None:
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent).encode
+    try:
+        return encoder(value)
+    except ValueError:  # the rare case, found by the encoder: looking at each number beforehand would cost more
+        names: dict[str, str] = {}
+        cleaned = {key: _without_those(item, str(key), names) for key, item in value.items()}
+        return encoder({**cleaned, NOT_FINITE: names})
+
+
+def _without_those(value: Any, name: str, names: dict[str, str]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        names[name] = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_those(item, f"{name}.{key}", names) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_those(item, f"{name}.{index}", names) for index, item in enumerate(value)]
+    return value
+
+
+def restore(value: dict[str, Any]) -> dict[str, Any]:
+    """What `encode` was given, from what JSON has of it; ``value`` itself, changed."""
+    names = value.pop(NOT_FINITE, None)
+    for name, text in names.items() if isinstance(names, dict) else ():
+        if text in ("NaN", "Infinity", "-Infinity"):
+            _put(value, str(name), float(text))
+    return value
+
+
+def _put(value: Any, name: str, number: float) -> None:
+    """Set the null of that name; a key may hold dots itself."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if str(key) == name and item is None:
+            value[key] = number
+            return
+        if name.startswith(f"{key}."):
+            _put(item, name[len(str(key)) + 1 :], number)
