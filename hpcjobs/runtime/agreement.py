@@ -6,6 +6,9 @@ A boundary is a place that every rank passes equally often. Over a board that al
 2. A rank that has got the signal, or sees the request (it looks once a second), writes the number of its boundary, and
    from then on looks at every boundary.
 3. Rank 0, once all have written, announces the boundary at which all stop: so far ahead that nobody has passed it.
+
+What a start that was killed has left on the board is removed by rank 0, at its start. The others do not look before a
+boundary that they can pass only after rank 0 has passed one.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ LOOK_S = 1.0
 RANKS_PER_LOOK = 1000
 """In larger worlds ranks look more rarely, so that the board is asked so often in a second, at most."""
 REQUEST, ANNOUNCED = "request", "announced"
+_FILES = ".stop-"
 
 
 class Board(Protocol):
@@ -102,7 +106,12 @@ def find_store(prefix: str) -> StoreBoard | None:
 
 def open_board(folder: Path, attempt: str, *, rank: int) -> Board:
     """The store of torch's processes where they have met, else files below `folder`."""
-    return find_store(f"stop/{attempt}") or FileBoard(folder / f".stop-{attempt}", rank=rank)
+    return find_store(f"stop/{attempt}") or FileBoard(folder / f"{_FILES}{attempt}", rank=rank)
+
+
+def clear_board(folder: Path, attempt: str) -> None:
+    """Remove the files of a start of the same name: started by hand, a run may have the same port again."""
+    shutil.rmtree(folder / f"{_FILES}{attempt}", ignore_errors=True)
 
 
 def name_attempt(env: Mapping[str, str]) -> str:
@@ -152,7 +161,7 @@ class StopAgreement:
                 self.why = self.stop.requested or "the signal of another rank"
         elif self.world_size == 1:
             self.why = self.stop.requested
-        else:
+        elif self.rank == 0 or self._boundary > self.apart:
             self._ask_board()
         return self.why is not None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcjobs.runtime import signals
-from hpcjobs.runtime.agreement import StopAgreement, name_attempt, open_board
+from hpcjobs.runtime.agreement import StopAgreement, clear_board, name_attempt, open_board
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import ExitCode
@@ -64,8 +64,10 @@ class Run(ScriptRank):
         self._stop = signals.listen() if in_job else signals.Stop()  # at once: a signal kills who does not listen yet
         self._listens = in_job
         self._control = JobControl(self._stop if in_job else None, rank=env.rank)
-        if env.rank == 0:
-            (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # of the start before
+        board_dir = signals.control_dir() or run_dir
+        if env.rank == 0:  # what the start before has left
+            (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
+            clear_board(board_dir, self.attempt)
         self._checkpoints = ScriptCheckpoints(
             run_dir / FOLDER,
             env,
@@ -82,7 +84,7 @@ class Run(ScriptRank):
             self._stop,
             rank=env.rank,
             world_size=env.world_size,
-            open_board=partial(open_board, signals.control_dir() or run_dir, self.attempt, rank=env.rank),
+            open_board=partial(open_board, board_dir, self.attempt, rank=env.rank),
             reduce=reduce,
             apart=steps_apart,
         )

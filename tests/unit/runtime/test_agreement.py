@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,36 @@ def test_ranks_that_agree_over_files_leave_nothing_behind(tmp_path: Path, monkey
     for rank in ranks:
         rank.close()
     assert not folder.exists()
+
+
+def test_a_board_that_a_killed_start_of_the_same_name_has_left_stops_nobody(tmp_path: Path) -> None:
+    """Started by hand, again on torchrun's usual port."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import hpcjobs.runtime, os\n"
+        f"os.environ['HPCJOBS_RUN_DIR'] = {str(tmp_path)!r}\n"
+        "os.environ['MASTER_PORT'] = '29500'\n"
+        "run = hpcjobs.runtime.start()\n"
+        "rank, other = os.environ['RANK'], '1' if os.environ['RANK'] == '0' else '0'\n"
+        "for step in range(1, 9):\n"
+        "    open(f'{rank}-{step}', 'w').close()\n"
+        "    while not os.path.exists(f'{other}-{step}'):\n"
+        "        pass\n"
+        "    if run.should_stop():\n"
+        "        run.leave()\n"
+        "run.finish()\n"
+    )
+    board = tmp_path / ".stop-hand-0-29500"
+    board.mkdir()
+    for name, text in (("0", "5"), ("1", "5"), ("request", "SIGTERM"), ("announced", "2")):
+        (board / name).write_text(f"{text}\n")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(("HPCJOBS_", "SLURM_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcjobs.runtime.spawn", "--ntasks", "2", "--", sys.executable, str(script)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, "stopped by" in done.stdout) == (0, False), done
+    assert not board.exists()
 
 
 def test_a_reduction_is_asked_at_every_boundary_and_decides() -> None:
