@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,13 +33,22 @@ def last_lines(path: Path) -> list[bytes]:
         return []
 
 
+def decode_object(text: bytes) -> dict[str, Any] | None:
+    """The object that a line or file holds, with its numbers that JSON does not have; None: it holds another value.
+
+    Raises:
+        ValueError: it is no JSON. RecursionError: it is nested too deeply.
+    """
+    raw = json.loads(text)  # which also reads a bare NaN, as other programs write it
+    return restore(raw) if isinstance(raw, dict) else None
+
+
 def decode_line(line: bytes, type: type[T], *, kind: str) -> T | None:
     """The line as ``type``; None for a line of another kind, or one that is cut off."""
     try:
-        raw = json.loads(line)  # which also reads a loss of NaN, as other programs write it
-        if not isinstance(raw, dict) or raw.get("kind") != kind:
+        raw = decode_object(line)
+        if raw is None or raw.get("kind") != kind:
             return None
-        restore(raw)
         for name in ("step", "total_steps"):  # programs write 3.0 too
             if isinstance(raw.get(name), float) and raw[name].is_integer():
                 raw[name] = int(raw[name])

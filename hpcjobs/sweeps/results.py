@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import log_path
-from hpcjobs.runtime.numbers import restore
+from hpcjobs.run.json_lines import decode_object
 from hpcjobs.sweeps.cell_status import CellStatus
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 
@@ -142,12 +141,11 @@ def _parse_value(text: str | None) -> str | int | float | None:
 def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[str, Any]]:
     """summary.json of the cell's run folder, flat; empty where there is none, or where it is no JSON object."""
     try:
-        summary = json.loads((folder.cell_dir(cell_status.cell.id) / "summary.json").read_text(encoding="utf-8"))
+        summary = decode_object((folder.cell_dir(cell_status.cell.id) / "summary.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return []
-    if not isinstance(summary, dict):
+    if summary is None:
         return []
-    restore(summary)
     config = summary.get("config")
     results = {k: v for k, v in summary.items() if k not in _OWN and not (k == "config" and isinstance(config, dict))}
     return list(flat(results))
