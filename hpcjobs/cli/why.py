@@ -14,6 +14,8 @@ from hpcjobs.cli.output import JobSite, Json, print_output
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
     from hpcjobs.diagnosis.values import Diagnosis
+    from hpcjobs.run.index import Entry
+    from hpcjobs.scheduler.base import JobRecord
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -131,3 +133,15 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
         progress = job_progress(subject.entry.run_dir, record.job_id)
         if progress is not None and progress.step.has_diverged:
             print(f"warning: {progress.step.loss_text} (metrics.jsonl)")
+    if record.state.value == "RUNNING" and subject.entry is not None:
+        _print_alarms(subject.entry, record)
+
+
+def _print_alarms(entry: Entry, record: JobRecord) -> None:
+    """What the newest samples of its nodes say, if the job is sampled."""
+    from hpcjobs.run.alarms import find_alarms
+    from hpcjobs.run.folder import output_dir
+    from hpcjobs.run.samples import current_samples, newest_samples
+
+    for alarm in find_alarms(current_samples(newest_samples(output_dir(Path(entry.run_dir), record.job_id)), record)):
+        print(f"alarm: {alarm.text}")

@@ -177,6 +177,14 @@ def test_a_trainer_that_samples_itself_is_not_sampled_twice() -> None:
     assert "ddp --monitor samples already" in answer.err
 
 
+def test_why_prints_the_alarms_of_a_job_that_runs(here: Path) -> None:
+    run_dir = start_job(here)
+    head = {"kind": "monitor", "host": "n1", "started_at": time.time(), "interval_s": 5}
+    sample = {"kind": "sample", "time_s": 1, "rss_bytes": 15 << 29, "memory_limit_bytes": 8 << 30}
+    (run_dir / "monitor.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (head, sample)))
+    assert ok("why", "any").out == "job L1 RUNNING: it has not failed\nalarm: n1: memory 7.5G of 8G\n"
+
+
 def test_a_job_that_is_idle_for_too_long_is_cancelled_if_asked(here: Path) -> None:
     start_job(here)
     answer = ok("monitor", "any", "--interval", "1", "--cancel-idle", "3s")
