@@ -56,17 +56,17 @@ def describe_figures(figures: Figures) -> Iterator[str]:
     if figures.get("mfu") is not None:
         yield f"MFU {figures['mfu']:.2f}"
     for kernel, rate in figures.get("gflops", {}).items():
-        yield f"{kernel} {rate:.4g} GFLOP/s"
+        yield f"{kernel} {rate:,.0f} GFLOP/s"
     for key, name in (("of_cublas", "fp32"), ("of_cublas_bf16", "bf16")):
         if figures.get(key) is not None:
             yield f"{figures[key]:.2f} of cuBLAS in {name}"
     if "uses" in figures:
         yield from describe_kernels(figures["uses"])
     if "report" in figures:
-        yield from describe_gpus(figures["report"]["gpus"])
+        yield from describe_node(figures["report"])
     if "message" in figures:
         yield f"exit code {figures['code']}"
-        yield figures["message"]
+        yield figures["message"].partition(" Hint: ")[0]
     if "nccl" in figures:
         yield "built with " + " and ".join(name for name in ("nccl", "mpi", "gloo") if figures[name]).upper()
 
@@ -81,8 +81,10 @@ def describe_kernels(uses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def describe_gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for gpu in gpus:
+def describe_node(report: Mapping[str, Any]) -> Iterator[str]:
+    for node in report["nodes"]:
+        yield f"{node['host']}: {node['verdict']}"
+    for gpu in report["gpus"]:
         yield (
             f"GPU {gpu['index']} ({gpu['name']}): {gpu['flops'] / 1e12:.4g} TFLOP/s in bf16 or fp16, "
             f"memory {gpu['memory_bytes_per_s'] / 1e9:.4g} GB/s"

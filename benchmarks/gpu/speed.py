@@ -74,6 +74,8 @@ def multiply(bench: Bench) -> Figures:
     for name, flags in list_products(bench).items():
         with suppress(BuiltWithoutCublas):
             rates[name] = measure_product(name, flags, bench)
+    if bench.device == "cuda" and "blas" not in rates:
+        raise CannotRun(f"the program is built without cuBLAS, so its {rates['tiled']:,.0f} GFLOP/s are not judged")
     fp32, bf16 = (rates[mine] / rates[blas] if blas in rates else None for mine, blas in (("tiled", "blas"), BF16))
     return {"gflops": rates, "of_cublas": fp32, "least_of_cublas": AT_LEAST_OF_CUBLAS, "of_cublas_bf16": bf16}
 

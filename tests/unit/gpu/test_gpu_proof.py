@@ -237,6 +237,47 @@ def test_a_check_of_the_node_that_measured_no_gpu_is_no_proof() -> None:
     assert list(speed.check_fabric({**figures, "report": {"gpus": [{"index": 0}], "notes": []}})) == []
 
 
+def test_a_product_that_nothing_was_compared_with_has_not_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from gpu import speed
+    from gpu.bench import Bench
+    from gpu.steps import run_step
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+
+    def measure(name: str, flags: tuple[str, ...], bench: Bench) -> float:
+        if "blas" in name:
+            raise speed.BuiltWithoutCublas
+        return 12_345.0
+
+    monkeypatch.setattr(speed, "measure_product", measure)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    outcome = run_step(speed.PROGRAMS[-1], Bench(tmp_path, "cuda", 1, rehearse=False))
+    assert (outcome.name, outcome.verdict) == ("matmul", "not run")
+    assert "built without cuBLAS, so its 12,345 GFLOP/s" in outcome.problems[0]
+
+
+def test_the_report_says_in_words_what_each_step_measured() -> None:
+    from gpu.report import format_figures
+    from gpu.steps import Outcome
+
+    gpu = {"index": 0, "name": "NVIDIA L4", "flops": 9.1e13, "memory_bytes_per_s": 2.5e11}
+    figures: dict[str, dict[str, Any]] = {
+        "speed": {"of_plain": 0.97, "throughput": 1234.5, "unit": "images/s", "mfu": 0.415},
+        "matmul": {"gflops": {"tiled": 15_000.0, "blas": 18_000.0}, "of_cublas": 0.83, "of_cublas_bf16": None},
+        "fabric": {"report": {"nodes": [{"host": "n1", "verdict": "good"}], "gpus": [gpu]}},
+        "memory": {"peak_bytes": 2.5e9, "judged": True, "expected_at_most_bytes": 3e9},
+    }
+    assert {name: format_figures(Outcome(name, "", "passed", 1.0, one)) for name, one in figures.items()} == {
+        "speed": "0.97 of the plain loop's speed; 1234 images/s; MFU 0.41",
+        "matmul": "tiled 15,000 GFLOP/s; blas 18,000 GFLOP/s; 0.83 of cuBLAS in fp32",
+        "fabric": "n1: good; GPU 0 (NVIDIA L4): 91 TFLOP/s in bf16 or fp16, memory 250 GB/s",
+        "memory": "peak 2.5 GB; expected at most 3 GB",
+    }
+
+
 def test_a_driver_that_is_too_old_is_named_where_no_step_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu.__main__ as proof
     import torch
