@@ -56,7 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--minutes",
         type=float,
         metavar="N",
-        help=f"time limit of all steps together [{MINUTES:g}; with --rehearse none]",
+        help=f"time limit of all steps together [{MINUTES:g}; with --rehearse no limit]",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="folder of the report [gpu-report]"

@@ -22,6 +22,8 @@ from hpcjobs.runtime.summary import METRICS_FILE, SUMMARY_FILE, RunSummary
 OF_A_LAUNCHER = ("SLURM", "PMI", "OMPI", "HPCJOBS", "TORCHELASTIC", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 STEP_LIMIT_S = 300.0
 POLL_S = 0.05
+REHEARSAL_FACTOR = 5.0
+"""Of the limits, which are for GPUs: a rehearsal runs on whatever CPU there is, beside whatever else it does."""
 KILLED_S = 10.0
 """A process that waits for a GPU that does not answer cannot be killed: no step waits for it longer."""
 
@@ -94,11 +96,12 @@ class Bench:
 
     @contextmanager
     def limit(self, limit_s: float) -> Iterator[float]:
-        """A step's own limit, or the time that is left where that is shorter.
+        """A program's own limit, longer in a rehearsal, or the time that is left where that is shorter.
 
         Raises:
             OutOfTime: the time that was left ended it.
         """
+        limit_s *= REHEARSAL_FACTOR if self.rehearse else 1.0
         left_s = self.left_s
         try:
             yield min(limit_s, left_s)

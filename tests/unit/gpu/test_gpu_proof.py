@@ -278,6 +278,16 @@ def test_the_report_says_in_words_what_each_step_measured() -> None:
     }
 
 
+@pytest.mark.parametrize(("rehearse", "limit_s"), [(False, 240.0), (True, 1200.0)])
+def test_a_rehearsal_on_a_busy_cpu_is_not_ended_by_the_limits_for_gpus(
+    rehearse: bool, limit_s: float, tmp_path: Path
+) -> None:
+    from gpu.bench import Bench
+
+    with Bench(tmp_path, "cpu", 1, rehearse=rehearse).limit(240.0) as given_s:
+        assert given_s == limit_s
+
+
 def test_a_driver_that_is_too_old_is_named_where_no_step_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu.__main__ as proof
     import torch
