@@ -11,6 +11,9 @@ from typing import Any
 from gpu.steps import Figures, Outcome
 from hpcjobs.files import write_beside
 
+LEAST_DRAWN = 1e-9
+"""Where the picture, whose axis is logarithmic, shows losses that are equal."""
+
 
 def write_report(
     folder: Path, machine: Mapping[str, Any], outcomes: Sequence[Outcome], pictures: Sequence[Path] = ()
@@ -51,7 +54,8 @@ def describe_figures(figures: Figures) -> Iterator[str]:
         if figures["judged"]:
             yield f"expected at most {figures['expected_at_most_bytes'] / 1e9:.3g} GB"
     if "of_plain" in figures:
-        yield f"{figures['of_plain']:.2f} of the plain loop's speed"
+        judged = "" if figures["least_of_plain"] else " (not judged)"
+        yield f"{figures['of_plain']:.2f} of the plain loop's speed{judged}"
         yield f"{figures['throughput']:.4g} {figures['unit']}"
     if figures.get("mfu") is not None:
         yield f"MFU {figures['mfu']:.2f}"
@@ -68,7 +72,8 @@ def describe_figures(figures: Figures) -> Iterator[str]:
         yield f"exit code {figures['code']}"
         yield figures["message"].partition(" Hint: ")[0]
     if "nccl" in figures:
-        yield "built with " + " and ".join(name for name in ("nccl", "mpi", "gloo") if figures[name]).upper()
+        names = {"nccl": "NCCL", "mpi": "MPI", "gloo": "Gloo"}
+        yield "built with " + " and ".join(name for key, name in names.items() if figures[key])
 
 
 def describe_kernels(uses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -92,28 +97,34 @@ def describe_node(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def draw(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
-    """losses.png: every trainer's beside the CPU's; speed.png: trainers' speed as a share of the plain loop's."""
+    """losses.png: how far losses are from the CPU's; speed.png: speed as a share of the plain loop's."""
     from hpcjobs.pages.figures import new_figure, save
 
     made = {}
     by_name: dict[str, Figures] = {one.name: one.figures for one in outcomes if one.figures}
-    curves = {name: figures for name, figures in by_name.items() if "losses" in figures and "mnist" not in name}
+    curves = {name: figures for name, figures in by_name.items() if "cpu_losses" in figures}
     if curves:
         figure, axes = new_figure()
-        expected = next(iter(curves.values()))["cpu_losses"]
-        axes.plot(range(1, len(expected) + 1), expected, color="black", linewidth=3, alpha=0.3, label="ddp on the CPU")
         for name, figures in curves.items():
-            losses = figures["losses"]
-            axes.plot(range(1, len(losses) + 1), losses, linewidth=1, label=name.removeprefix("losses-"))
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss of lm")
-        axes.legend(fontsize=8, frameon=False)
+            pairs = zip(figures["losses"], figures["cpu_losses"], strict=True)
+            off = [max(LEAST_DRAWN, abs(mine - theirs) / abs(theirs)) for mine, theirs in pairs]
+            axes.plot(range(1, len(off) + 1), off, linewidth=1, marker=".", label=name.removeprefix("losses-"))
+        for tolerance in sorted({figures["tolerance"] for figures in curves.values()}):
+            axes.axhline(tolerance, color="black", linewidth=1, linestyle="--")
+        axes.set_yscale("log")
+        axes.set_ylim(top=100)  # room for the legend
+        axes.set_xlabel("step; dashed: what is allowed")
+        axes.set_ylabel(f"relative deviation from the CPU's loss ({LEAST_DRAWN:g}: none)")
+        axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=3)
         made["losses"] = figure
     speeds = {name: figures for name, figures in by_name.items() if "of_plain" in figures}
     if speeds:
         figure, axes = new_figure()
         axes.barh([name.removeprefix("speed-") for name in speeds], [one["of_plain"] for one in speeds.values()])
         axes.axvline(1.0, color="black", linewidth=1)
-        axes.set_xlabel("speed of ddp, as a share of the plain loop's")
+        judged = all(one["least_of_plain"] for one in speeds.values())
+        axes.set_xlabel(
+            "speed of ddp, as a share of the plain loop's" + ("" if judged else " (a rehearsal: not judged)")
+        )
         made["speed"] = figure
     return save(made, folder)

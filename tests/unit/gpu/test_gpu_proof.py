@@ -265,15 +265,17 @@ def test_the_report_says_in_words_what_each_step_measured() -> None:
 
     gpu = {"index": 0, "name": "NVIDIA L4", "flops": 9.1e13, "memory_bytes_per_s": 2.5e11}
     figures: dict[str, dict[str, Any]] = {
-        "speed": {"of_plain": 0.97, "throughput": 1234.5, "unit": "images/s", "mfu": 0.415},
+        "speed": {"of_plain": 0.97, "least_of_plain": 0.95, "throughput": 1234.5, "unit": "images/s", "mfu": 0.415},
         "matmul": {"gflops": {"tiled": 15_000.0, "blas": 18_000.0}, "of_cublas": 0.83, "of_cublas_bf16": None},
         "fabric": {"report": {"nodes": [{"host": "n1", "verdict": "good"}], "gpus": [gpu]}},
+        "horovod": {"nccl": False, "mpi": True, "gloo": True},
         "memory": {"peak_bytes": 2.5e9, "judged": True, "expected_at_most_bytes": 3e9},
     }
     assert {name: format_figures(Outcome(name, "", "passed", 1.0, one)) for name, one in figures.items()} == {
         "speed": "0.97 of the plain loop's speed; 1234 images/s; MFU 0.41",
         "matmul": "tiled 15,000 GFLOP/s; blas 18,000 GFLOP/s; 0.83 of cuBLAS in fp32",
         "fabric": "n1: good; GPU 0 (NVIDIA L4): 91 TFLOP/s in bf16 or fp16, memory 250 GB/s",
+        "horovod": "built with MPI and Gloo",
         "memory": "peak 2.5 GB; expected at most 3 GB",
     }
 
