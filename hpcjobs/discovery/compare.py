@@ -75,7 +75,12 @@ def _partition(subject: str, name: str, partition: Partition, cluster: ClusterFa
         yield SiteFinding(subject, "wrong", f"State={live.state}: jobs wait", "nothing: wait until it is up")
     yield from _availability(subject, nodes)
     yield from _limits(subject, partition, live)
-    yield from _shapes(subject, partition, nodes)
+    if cluster.nodes_are_hidden:
+        yield SiteFinding(
+            f"{subject}.nodes", "note", "Slurm hides nodes from you (PrivateData): shapes were not compared"
+        )
+    else:
+        yield from _shapes(subject, partition, nodes)
     names = (("qos", partition.qos, live.allow_qos), ("accounts", partition.accounts, live.allow_accounts))
     for key, stated, allowed in names:
         if allowed is not None and not {*(stated or ())} <= {*allowed}:

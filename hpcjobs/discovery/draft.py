@@ -227,6 +227,11 @@ def _software_entries(cluster: ClusterFacts, answers: Answers) -> list[ProposedE
 def _notes(cluster: ClusterFacts) -> list[str]:
     config = cluster.config
     notes = []
+    if cluster.nodes_are_hidden:
+        notes.append(
+            "scontrol show node is refused (PrivateData=nodes): each node has the mean of its partition's TotalCPUs "
+            "and TRES. Where nodes differ, write their shapes; GPUs may have a model, and nodes features."
+        )
     if config.max_array_size is not None:
         notes.append(
             f"scontrol show config: MaxArraySize = {config.max_array_size}; sweeps keep below it by themselves."

@@ -133,3 +133,5 @@ class ClusterFacts(NamedTuple):
     """SLURM_CONF of the environment."""
     licenses: tuple[tuple[str, int], ...] | None = None
     """Name and number of each licence that Slurm counts."""
+    nodes_are_hidden: bool = False
+    """Slurm refuses to show nodes (PrivateData=nodes): those here have the mean of their partition."""

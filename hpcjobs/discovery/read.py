@@ -15,7 +15,7 @@ from hpcjobs.discovery.accounts import (
     qos_command,
 )
 from hpcjobs.discovery.facts import Accounting, ClusterFacts
-from hpcjobs.discovery.slurm_config import parse_config, parse_licenses, parse_nodes, parse_partitions
+from hpcjobs.discovery.slurm_config import mean_nodes, parse_config, parse_licenses, parse_nodes, parse_partitions
 from hpcjobs.discovery.software import MODULES_COMMAND, container_runtimes, parse_modules, parse_mpi_types
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.processes.programs import Result, Runner, run
@@ -36,15 +36,18 @@ def read_cluster(slurm: SlurmScheduler, runner: Runner = run) -> ClusterFacts:
 
     Raises:
         SchedulerError: Slurm does not answer, or refuses the questions without which there is no site file:
-            configuration, partitions, nodes.
+            configuration and partitions.
     """
     config = parse_config(slurm.query(CONFIG))
+    partitions = slurm.query(PARTITIONS)
+    nodes = _read_nodes(slurm)
     types = _run(runner, MPI_LIST)
     modules = _run(runner, MODULES_COMMAND)
     return ClusterFacts(
         config=config,
-        partitions=parse_partitions(slurm.query(PARTITIONS)),
-        nodes=parse_nodes(slurm.query(NODES)),
+        partitions=parse_partitions(partitions),
+        nodes=mean_nodes(partitions) if nodes is None else parse_nodes(nodes),
+        nodes_are_hidden=nodes is None,
         accounting=_read_accounting(slurm, config.cluster),
         mpi_types=parse_mpi_types(types.out + types.err) or None if types is not None else None,
         modules=parse_modules(modules.out) if modules is not None else None,
@@ -54,6 +57,16 @@ def read_cluster(slurm: SlurmScheduler, runner: Runner = run) -> ClusterFacts:
         slurm_conf=os.environ.get("SLURM_CONF") or None,
         licenses=None if (licenses := _query(slurm, LICENSES)) is None else parse_licenses(licenses),
     )
+
+
+def _read_nodes(slurm: SlurmScheduler) -> str | None:
+    """What scontrol shows of nodes; None: this user may not see them."""
+    try:
+        return slurm.query(NODES)
+    except SchedulerError as error:
+        if "permission denied" not in error.message.lower():
+            raise
+        return None
 
 
 def _read_accounting(slurm: SlurmScheduler, cluster: str | None) -> Accounting:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from hpcjobs.discovery.facts import NodeFacts, PartitionInfo, SlurmConfig
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.scheduler.slurm import fields
 from hpcjobs.scheduler.slurm.table import TableRow
 from hpcjobs.site.partition import count_gpus
 
@@ -42,6 +44,34 @@ def parse_nodes(out: str) -> tuple[NodeFacts, ...]:
     """The nodes of ``scontrol --all --oneliner show node``; a node without CPUs is left out."""
     nodes = (_node(row) for row in _records(out, "NodeName"))
     return tuple(node for node in nodes if node.cpus)
+
+
+def mean_nodes(out: str) -> tuple[NodeFacts, ...]:
+    """The nodes in ``show partition``, where they themselves are hidden.
+
+    Each has the mean of the smallest partition that it is in; its features and the models of its GPUs are not known.
+    """
+    nodes: dict[str, NodeFacts] = {}
+    for row in sorted(_records(out, "PartitionName"), key=lambda row: row.count("TotalNodes") or 0):
+        for host in hosts_of(row.text("Nodes") or ""):
+            node = nodes.get(host) or _mean_node(row)
+            nodes[host] = node._replace(name=host, partitions=node.partitions | {row.raw("PartitionName")})
+    return tuple(node for node in nodes.values() if node.cpus)
+
+
+def _mean_node(partition: TableRow) -> NodeFacts:
+    count = partition.count("TotalNodes") or 1
+    resources = partition.raw("TRES")
+    memory = fields.read_bytes(fields.read_resource(resources, "mem"))
+    return NodeFacts(
+        name="",
+        partitions=frozenset(),
+        cpus=(partition.count("TotalCPUs") or 0) // count,
+        mem_mb=None if memory is None else (memory >> 20) // count,
+        gpus=(fields.count_gpus(resources) or 0) // count,
+        gpu_model=None,
+        features=(),
+    )
 
 
 def split_list(value: str | None) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ ALLOWED = {
     "jupyter": GROUND | {"site", "containers", "job", "scheduler", "run", "node", "remote", "hpcjobs"},
     "diagnosis": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "top": GROUND | {"site", "job", "scheduler", "run", "diagnosis", "hpcjobs"},
-    "discovery": GROUND | {"site", "job", "scheduler", "run", "hpcjobs"},
+    "discovery": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "drills": GROUND | {"site", "job", "scheduler", "run", "runtime", "hpcjobs"},
     "sandbox": GROUND | {"site", "runtime", "hpcjobs"},
     "remote": GROUND | {"site", "run", "hpcjobs"},

@@ -52,6 +52,25 @@ def test_the_written_file_takes_a_submission_unedited(cluster: str, commands: Pa
     assert ok("submit", "--site", "mine", "--dry-run", "hostname").out.startswith("#!/bin/bash")
 
 
+def test_where_nodes_are_hidden_each_has_the_mean_of_its_partition_and_the_file_says_so(commands: Path) -> None:
+    """PrivateData=nodes."""
+    put_on_path(commands, "cpu")
+    shown = site_of()["partitions"]
+    denied = "echo 'slurm_load_node error: Access/permission denied' >&2; exit 1"
+    (commands / "scontrol").rename(commands / "scontrol.all")
+    answer(commands, "scontrol", f'case "$*" in *"show node"*) {denied} ;; esac; exec {commands}/scontrol.all "$@"')
+    hidden = site_of()["partitions"]
+    assert hidden.keys() == shown.keys()
+    for name, partition in hidden.items():
+        assert partition["nodes"] == shown[name]["nodes"]
+        assert partition["node"]["cpus"] == shown[name]["node"]["cpus"]
+    assert "# - scontrol show node is refused (PrivateData=nodes)" in ok("sites", "init", "--dry-run").out
+    ok("sites", "init", "mine")
+    findings = within("sites", "check", "mine", "--json").json["findings"]
+    notes = [f["text"] for f in findings if f["subject"].endswith(".nodes")]
+    assert set(notes) == {"Slurm hides nodes from you (PrivateData): shapes were not compared"}
+
+
 def test_a_cluster_of_cpus_gives_limits_qos_preemption_and_the_qos_that_a_partition_needs(commands: Path) -> None:
     put_on_path(commands, "cpu")
     site = site_of()
