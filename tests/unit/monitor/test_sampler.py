@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,16 @@ def test_without_gpus_the_cores_count(held: str, tmp_path: Path) -> None:
     assert sample["idle_s"] is not None
 
 
+@contextmanager
+def start_sampler(argv: list[str], **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """It is killed in the end, if it still runs then."""
+    with subprocess.Popen(argv, env={**os.environ, **env}) as sampler:
+        try:
+            yield sampler
+        finally:
+            sampler.kill()
+
+
 @pytest.mark.parametrize("version", ["3.6", "this"])
 def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the_program(
     ranks: list[subprocess.Popen[bytes]], tmp_path: Path, version: str
@@ -237,29 +248,26 @@ def test_the_packed_sampler_writes_until_it_is_ended_and_ignores_signals_for_the
     program.write_bytes(pack("hpcjobs.node.monitor"))
     arguments = [python, "-I", str(program), str(tmp_path), "4711", "0.2"]
     path = tmp_path / "monitor-3.jsonl"
-    sampler = subprocess.Popen(arguments, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n3"})
-
-    def lines() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    eventually(lambda: len(lines()) > 2)
-    sampler.send_signal(signal.SIGUSR1)
-    count = len(lines())
-    eventually(lambda: len(lines()) > count + 1)
-    second = subprocess.run(arguments, env={**os.environ, "SLURM_NODEID": "3"}, capture_output=True, text=True)
-    assert second.returncode == 0
-    assert "n3 samples" in second.stderr
-    sampler.terminate()
-    assert sampler.wait() == 0
-    head, *samples, end = lines()
+    with start_sampler(arguments, SLURM_NODEID="3", SLURMD_NODENAME="n3") as sampler:
+        eventually(lambda: len(read(path)) > 2)
+        sampler.send_signal(signal.SIGUSR1)
+        count = len(read(path))
+        eventually(lambda: len(read(path)) > count + 1)
+        second = subprocess.run(arguments, env={**os.environ, "SLURM_NODEID": "3"}, capture_output=True, text=True)
+        assert second.returncode == 0
+        assert "n3 samples" in second.stderr
+        sampler.terminate()
+        assert sampler.wait() == 0
+    head, *samples, end = read(path)
     assert end == {"kind": "end"}
     assert (head["kind"], head["host"], head["schema"]) == ("monitor", "n3", "hpcjobs.monitor/1")
     assert {sample["ranks"] for sample in samples} == {2}
     # It has ended, so that another one may begin at once: the job's next attempt.
-    third = subprocess.Popen(arguments, env={**os.environ, "SLURM_NODEID": "3", "SLURMD_NODENAME": "n4"})
-    eventually(lambda: lines()[0]["host"] == "n4" and len(lines()) > 1)
-    third.terminate()
-    assert third.wait() == 0
+    with start_sampler(arguments, SLURM_NODEID="3", SLURMD_NODENAME="n4") as third:
+        # For a moment the file is empty.
+        eventually(lambda: len(lines := read(path)) > 1 and lines[0]["host"] == "n4")
+        third.terminate()
+        assert third.wait() == 0
 
 
 @pytest.fixture
