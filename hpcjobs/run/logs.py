@@ -17,6 +17,7 @@ from hpcjobs.run.folder import MANIFEST, log_path
 from hpcjobs.run.index import Entry
 from hpcjobs.run.log_file import Tail, find_start
 from hpcjobs.run.merged_lines import RANK_LABEL, merge_ranks
+from hpcjobs.run.progress import job_staging
 from hpcjobs.run.state_file import own_ids, read_state
 from hpcjobs.run.status import Connect
 from hpcjobs.run.wait import OUTAGE_S, PER_FILE_S, Watch
@@ -25,6 +26,8 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report, discard
 
 _POLL_S = 0.2
+_STAGING_S = 5.0
+"""Between two reports of copies."""
 
 
 class Selection(NamedTuple):
@@ -128,6 +131,7 @@ def follow(
         RequestError: as of `lines`.
     """
     watch = Watch([entry], connect=connect, clock=clock, report=report)
+    staging = _StagingReports(entry, clock=clock, report=report)
     logs = _logs(entry, selection._replace(rank=rank) if rank is not None else selection)
     labels = [f"[{log.job_id.partition('_')[2]}] " if len(logs) > 1 else "" for log in logs]
     tails = [log.tail() for log in logs]
@@ -141,6 +145,8 @@ def follow(
 
     while True:
         is_over, is_quiet = not watch.look(), True
+        if not is_over:
+            staging.report_changes()
         for line in news(moment, last=False):
             yield line
             is_quiet = False
@@ -156,6 +162,28 @@ def follow(
         elif is_quiet:
             pause(max(_POLL_S, PER_FILE_S * len(tails)))
         moment = stamp()
+
+
+class _StagingReports:
+    """Reports how far the copies of `--stage-to` are: meanwhile the program prints nothing."""
+
+    def __init__(self, entry: Entry, *, clock: Callable[[], float], report: Report) -> None:
+        self._entry, self._clock, self._report = entry, clock, report
+        self._ids = own_ids(entry)
+        self._texts: dict[str, str] = {}
+        self._next = clock()
+
+    def report_changes(self) -> None:
+        """Report what has changed, every few seconds."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + max(_STAGING_S, PER_FILE_S * len(self._ids))
+        for job_id in self._ids:
+            staging = job_staging(self._entry.run_dir, job_id)
+            if staging is not None and self._texts.get(job_id) != str(staging):
+                self._texts[job_id] = str(staging)
+                self._report(f"job {job_id} data: {staging}")
 
 
 def has_labels(entry: Entry) -> bool:

@@ -95,6 +95,25 @@ def test_samples_are_of_nodes_and_not_of_a_rank(here: Path) -> None:
     assert "--monitor is about nodes" in answer.err
 
 
+def test_who_follows_a_log_sees_how_far_the_data_is_copied(here: Path) -> None:
+    program = here / "program.sh"
+    program.write_text(
+        "#!/bin/bash\n"
+        'copied() { echo "{\\"nodes\\": 2, \\"ready\\": 1, \\"host\\": \\"n2\\", \\"files\\": $1, \\"files_total\\": 9,'
+        ' \\"size_bytes\\": 0, \\"total_bytes\\": 1}" >"$HPCJOBS_RUN_DIR/staging.json"; }\n'
+        "copied 1; until [ -e go ]; do sleep 0.1; done; rm $HPCJOBS_RUN_DIR/staging.json; echo trained\n"
+    )
+    program.chmod(0o755)
+    ok("submit", "--site", "local", str(program))
+    follower = start("logs", "-f")
+    assert follower.stderr is not None
+    copies = "hpcjobs: job L1 data: copied to the nodes' disks: 1 of 2 ready; n2: 1 of 9 files, 0B of 1B\n"
+    assert copies in iter(follower.stderr.readline, "")
+    (here / "go").touch()
+    out, err = follower.communicate(timeout=100)
+    assert (out, "data" in err) == ("trained\n", False)
+
+
 def test_wait_shows_how_far_the_data_is_copied_before_there_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
