@@ -1,16 +1,19 @@
 """Numbers that JSON has no place for: NaN and the infinities, as the loss of a run that diverges has them.
 
-They are written as null, and named beside: ``"loss": null, "not_finite": {"loss": "NaN"}``.
+They are written as null, and named beside: ``"loss": null, "not_finite": {"loss": "NaN"}``. A file's name that is not
+UTF-8 has surrogates in Python, which JSON has not either: they are written as they are printed, ``\\udc80``.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 NOT_FINITE = "not_finite"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _encode_line = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False).encode  # made once
 
 
@@ -20,11 +23,15 @@ def encode(value: Mapping[str, Any], *, indent: int | None = None) -> str:
     if indent is not None:
         encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, indent=indent).encode
     try:
-        return encoder(value)
+        return _without_surrogates(encoder(value))
     except ValueError:  # the rare case, found by the encoder: looking at each number beforehand would cost more
         names: dict[str, str] = {}
         cleaned = {key: _without_those(item, str(key), names) for key, item in value.items()}
-        return encoder({**cleaned, NOT_FINITE: names})
+        return _without_surrogates(encoder({**cleaned, NOT_FINITE: names}))
+
+
+def _without_surrogates(text: str) -> str:
+    return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
 
 
 def _without_those(value: Any, name: str, names: dict[str, str]) -> Any:

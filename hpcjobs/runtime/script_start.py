@@ -80,6 +80,10 @@ def start(
     refuse_other_world(env, os.environ)
     export_ranks(env)
     name = name or Path(sys.argv[0] or "script").stem.lstrip("-") or "script"
+    if not name.isprintable():
+        raise UsageError(
+            f"the run's name is {name!r}, expected printable text", hint="start(name=...) gives another one"
+        )
     run = Run(
         env,
         choose_run_dir(run_dir, name, env),

@@ -152,3 +152,22 @@ def test_ranks_that_save_their_parts_after_different_steps_are_named_at_once(tmp
     assert done.returncode == 20
     message = "rank 1 has saved step 11 instead: all ranks save after the same steps"
     assert f"error: rank 0: step 10 can't be saved in {tmp_path}/folder/checkpoints: {message}" in done.stderr
+
+
+def test_names_and_texts_that_are_no_utf_8_or_hold_control_characters_break_no_file(tmp_path: Path) -> None:
+    logged = "{'a\\udc80': 1, 'b\\n': 2, '\\x1b[31mc': 3, 'd\\u2028': 4}"
+    end = "run.finish(file='weights\\udc80.pt', **{'k\\n': 1})\n"
+    done = run_script(tmp_path, f"{BEGIN}run.log(1, loss=1.0, **{logged})\n{end}")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "folder/metrics.jsonl").read_text("utf-8").rstrip("\n").split("\n")
+    assert json.loads(lines[1])["metrics"] == {"a\\udc80": 1, "b\n": 2, "\x1b[31mc": 3, "d\u2028": 4}
+    results = json.loads((tmp_path / "folder/summary.json").read_text("utf-8"))["results"]
+    assert results == {"file": "weights\\udc80.pt", "k\n": 1}
+
+
+@pytest.mark.parametrize("name", ["a\\nb", "\\x1b[31m", "\\udc80"])
+def test_a_name_of_a_run_that_no_terminal_prints_is_refused(name: str, tmp_path: Path) -> None:
+    done = run_script(tmp_path, f"import hpcjobs.runtime\nhpcjobs.runtime.start(name='{name}')\n")
+    assert f"the run's name is '{name}', expected printable text" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
