@@ -65,7 +65,7 @@ def requested_time(text: str) -> str:
         ValueError: as `time_limit`.
     """
     stripped = text.strip()
-    if stripped.isascii() and stripped.isdecimal() and not int(stripped):
+    if _CLOCK.match(stripped) and not stripped.strip("0:-"):
         raise ValueError(f"sbatch reads {text!r} as no limit; write UNLIMITED")
     return time_limit(f"{stripped}m" if stripped.isascii() and stripped.isdecimal() else stripped)
 

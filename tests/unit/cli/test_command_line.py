@@ -267,6 +267,7 @@ def test_an_interrupted_wait_ends_with_130_and_no_traceback(cluster: Path) -> No
         (["submit", "-o", "nodse=3", "true"], 5, "did you mean 'nodes'?"),
         (["submit", "-t", "9x", "true"], 5, "time: '9x' is not a time"),
         (["submit", "-t", "0", "true"], 5, "time: sbatch reads '0' as no limit; write UNLIMITED"),
+        (["submit", "-t", "0-00:00", "true"], 5, "time: sbatch reads '0-00:00' as no limit; write UNLIMITED"),
         (["submit", "--open-mode", "apend", "true"], 5, "hint: use append or truncate"),
         (["submit"], 5, "no program to run"),
         (["submit", "--chdir", "gone", "true"], 5, "no such folder"),
