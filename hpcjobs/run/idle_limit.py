@@ -53,7 +53,7 @@ class IdleLimit:
             reason = "its GPUs cannot be read, or a trainer takes its samples"
             doubt = f"how long {', '.join(unknown)} is idle is not known ({reason})"
         elif is_late:
-            doubt = f"{expected - len(fresh)} of the job's {expected} nodes have no new sample"
+            doubt = f"no new sample from {expected - len(fresh)} of the job's {expected} nodes"
         if doubt and doubt != self._reported:
             self._report(f"--cancel-idle has no effect: {doubt}")
         self._reported = doubt or self._reported
