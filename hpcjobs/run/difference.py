@@ -98,6 +98,8 @@ def _settings(job: Job) -> dict[str, str]:
     for name in (*_LEFT_OUT, *elsewhere):
         fields.pop(name, None)
     resources = fields.pop("resources")
+    if job.retries is not None:
+        fields["retries"] = str(job.retries)
     return {name: _text(value) for name, value in {**resources, **fields}.items() if value not in (None, [], {}, False)}
 
 

@@ -32,6 +32,8 @@ _TRANSIENT = re.compile(
 # The question may have arrived and only the answer been lost.
 _ANSWER_LOST = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
 _PAUSES_S = (1.0, 2.0, 4.0)
+_PATIENCE_S = 20.0
+"""Nothing is tried again after this time: without a controller, a command itself tries for MessageTimeout or longer."""
 # Without --all a job in a hidden partition is no job.
 _SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
@@ -47,10 +49,12 @@ class SlurmScheduler:
         *,
         runner: Runner = run,
         pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster_env = {"SLURM_CONF": slurm_conf} if slurm_conf else {}
         self._runner = runner
         self._pause = pause
+        self._clock = clock
 
     def submit(self, plan: Plan) -> Submitted:
         """Run the plan's sbatch from the job's working folder.
@@ -63,8 +67,8 @@ class SlurmScheduler:
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
-        maybe_taken = 0
-        for pause in (*_PAUSES_S, None):
+        maybe_taken, begun = 0, self._clock()
+        for tries, pause in enumerate((*_PAUSES_S, None), start=1):
             # sbatch hands its environment on to the job.
             result = self._run(plan.command, cwd=plan.job.chdir, env=self._cluster_env)
             printed = parse_submitted(result.out)
@@ -73,13 +77,13 @@ class SlurmScheduler:
                 taken = Submitted(job_id=printed[0], cluster=printed[1], messages=messages)
                 return (self._only_one(plan.command[-1], sent=maybe_taken + 1) if maybe_taken else None) or taken
             maybe_taken += _maybe_taken(result)
-            again = self._worth_another_try(result, pause)
+            again = self._worth_another_try(result, pause, begun)
             if again:
                 self._pause(pause or 0)
             if maybe_taken and (submitted := self._only_one(plan.command[-1], sent=maybe_taken)):
                 return submitted
             if not again:
-                raise self._error(plan.command, result, maybe_taken=maybe_taken > 0)
+                raise self._error(plan.command, result, tries=tries, maybe_taken=maybe_taken > 0)
         raise AssertionError("unreachable: the last pause is None")
 
     def _only_one(self, script: str, *, sent: int) -> Submitted | None:
@@ -170,26 +174,28 @@ class SlurmScheduler:
 
     def _ask(self, argv: Sequence[str]) -> Result:
         """Run a command that only reads, or may safely run twice."""
-        for pause in (*_PAUSES_S, None):
+        begun = self._clock()
+        for tries, pause in enumerate((*_PAUSES_S, None), start=1):
             result = self._run(argv)
             if result.code == 0:
                 return result
-            if not self._worth_another_try(result, pause):
-                raise self._error(argv, result)
+            if not self._worth_another_try(result, pause, begun):
+                raise self._error(argv, result, tries=tries)
             self._pause(pause or 0)
         raise AssertionError("unreachable: the last pause is None")
 
-    def _worth_another_try(self, result: Result, pause: float | None) -> bool:
-        return pause is not None and bool(_TRANSIENT.search(result.err))
+    def _worth_another_try(self, result: Result, pause: float | None, begun: float) -> bool:
+        is_late = self._clock() - begun >= _PATIENCE_S
+        return pause is not None and not is_late and bool(_TRANSIENT.search(result.err))
 
-    def _error(self, argv: Sequence[str], result: Result, *, maybe_taken: bool = False) -> SchedulerError:
+    def _error(self, argv: Sequence[str], result: Result, *, tries: int, maybe_taken: bool = False) -> SchedulerError:
         message = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
         conf = self._configuration() or "its default place"
         if _TRANSIENT.search(result.err):
-            tries = len(_PAUSES_S) + 1
+            count = "1 try" if tries == 1 else f"{tries} tries"
             taken = "; it may have taken the job all the same: look with `hpcjobs ps`" if maybe_taken else ""
             return SchedulerDownError(
-                f"no answer from Slurm ({argv[0]}, {tries} tries): {message.splitlines()[-1]}{taken}",
+                f"no answer from Slurm ({argv[0]}, {count}): {message.splitlines()[-1]}{taken}",
                 hint=f"is the controller up? `scontrol ping` asks it; configuration read from {conf}",
                 maybe_taken=maybe_taken,
             )

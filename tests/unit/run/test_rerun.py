@@ -71,6 +71,12 @@ def test_a_rerun_has_the_same_settings_and_one_with_a_change_says_which(here: Pa
     assert len(list(here.glob("runs/true-*"))) == 3
 
 
+def test_changed_budgets_are_shown_as_they_are_typed() -> None:
+    submit("--retries", "on", "true")
+    changed = ok("rerun", "L1", "--retries", "node=7").err
+    assert "retries: timeout=∞,preempt=∞,node=3,error=0 -> timeout=∞,preempt=∞,node=7,error=0" in changed
+
+
 def test_a_rerun_from_another_folder_runs_where_the_first_one_did(here: Path, tmp_path: Path, monkeypatch: Any) -> None:
     program = here / "where.sh"
     program.write_text("#!/bin/bash\npwd >>places\n")

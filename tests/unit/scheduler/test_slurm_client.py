@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -143,6 +144,18 @@ def test_a_controller_that_stays_away_is_given_up_and_the_run_folder_taken_back(
         submit(plan, scheduler=recorded.slurm())
     assert (caught.value.maybe_taken, plan.run_dir.exists()) == (False, False)
     assert recorded.queries == ["sbatch"] * 4
+
+
+def test_what_slurm_itself_has_tried_for_long_is_not_tried_four_times(plan: Plan) -> None:
+    """Without a slurmctld, one command takes MessageTimeout: 10 s by default, 30 s and more at many sites."""
+    recorded = Recorded(squeue=[REFUSED_CONNECTION], sbatch=[REFUSED_CONNECTION])
+    times = itertools.count(0.0, 30.0)
+    slurm = SlurmScheduler(runner=recorded, pause=recorded.paused.append, clock=lambda: next(times))
+    with pytest.raises(SchedulerDownError, match=r"no answer from Slurm \(squeue, 1 try\)"):
+        slurm.queue()
+    with pytest.raises(SchedulerDownError, match=r"no answer from Slurm \(sbatch, 1 try\)"):
+        slurm.submit(plan)
+    assert (recorded.queries, recorded.paused) == (["squeue", "sbatch"], [])
 
 
 def test_after_a_lost_answer_the_queue_is_searched_before_asking_again(plan: Plan) -> None:
