@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("horovod.torch", exc_type=ImportError)
 
 from conftest import Runs
+
+from hpcjobs.runtime import checkpoints
+from hpcjobs.trainers.checkpoint import export
+from hpcjobs.trainers.checkpoint import format as checkpoint
 
 LM = "--workload lm --sequence-length 32 --train-samples 1024 --log-every 1 --batch-size 8 --clip-norm 1"
 ODD = "--workload lm --sequence-length 32 --train-samples 25 --epochs 2 --batch-size 4 --log-every 1"
@@ -182,3 +188,18 @@ def test_a_loss_that_is_not_a_number_ends_all_ranks(tmp_path_factory: pytest.Tem
     ended = runs.go(2, ("run", "horovod", f"{LM} --steps 5 --lr 1e30"))
     assert ended.codes == [13, 13]
     assert "the loss is" in ended.err
+
+
+def test_adapters_have_the_losses_of_ddp_and_are_all_that_is_trained(two: Runs, tmp_path: Path) -> None:
+    weights, runs = tmp_path / "weights.safetensors", Runs(tmp_path / "runs")
+    assert export.main([str(two.root / "taken up"), "--out", str(weights)]) == 0
+    runs.root.mkdir()
+    flags = f"{SIX} --init-from {weights} --lora 4 --lr 0.01 --checkpoint-every 6"
+    ended = runs.go(2, ("ddp", "ddp", flags), ("horovod", "horovod", flags))
+    assert (ended.codes, ended.err) == ([0, 0], "")
+    assert runs.losses("horovod") == pytest.approx(runs.losses("ddp"), rel=1e-6)
+    assert len(set(runs.losses("horovod"))) == 6
+    for name in ("ddp", "horovod"):
+        saved = checkpoint.read(checkpoints.steps(runs.root / name / "checkpoints")[0])[1]
+        assert saved["model"]
+        assert all("lora_" in tensor for tensor in saved["model"]), name
