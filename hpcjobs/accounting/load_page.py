@@ -37,12 +37,17 @@ class NodeLoad(NamedTuple):
 
 
 _QUANTITIES = (
-    _Quantity("gpu", "GPU utilisation (%)", "Mean of the GPUs that the job held there.", lambda s: s.gpu_percent),
-    _Quantity("cpu", "CPU (%)", "Of the cores that the ranks may run on.", lambda s: s.cpu_percent),
+    _Quantity(
+        "gpu",
+        "GPU utilisation (%)",
+        "Mean of the GPUs of the job on the node.",
+        lambda s: s.gpu_percent,
+    ),
+    _Quantity("cpu", "CPU utilisation (%)", "Of the cores that the ranks may use.", lambda s: s.cpu_percent),
     _Quantity(
         "memory",
         "memory (GiB)",
-        "In use by the job, without caches of files; dashed: the limit.",
+        "Memory used by the job, without file caches. Dashed line: the memory limit.",
         lambda s: None if s.rss_bytes is None else s.rss_bytes / 2**30,
     ),
 )

@@ -32,12 +32,13 @@ def escape_math(text: str) -> str:
 
 
 def choose_labels(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
-    """Indices of the ascending ``places`` to label, so that labels stand ``gap`` of the axis apart; the last is one."""
+    """Indices of the ascending ``places`` to label, ``gap`` of the axis apart, with the first and the last."""
     least = gap * (places[-1] - places[0])
     chosen = [len(places) - 1]
     for index in range(len(places) - 2, -1, -1):
         if places[chosen[-1]] - places[index] >= least:
             chosen.append(index)
+    chosen[-1] = 0  # where the first has no room, it takes that of its neighbour
     return chosen[::-1]
 
 

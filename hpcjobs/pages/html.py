@@ -13,5 +13,5 @@ def render(template: str, **content: object) -> str:
     """One of the pages that lie beside this module, which needs no other file; its content is escaped."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    footer = f"hpcjobs {__version__}; every figure comes from the run folders and the accounting named above."
+    footer = f"hpcjobs {__version__}; all figures are from the run folders and the accounting named above."
     return environment.get_template(f"{template}.html.j2").render(footer=footer, **content)

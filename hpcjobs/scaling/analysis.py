@@ -124,8 +124,8 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
     summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
     if rival is not None:
         summary.append(
-            f"{rival.law.name} fits as well and predicts {rival.at(2 * groups[-1].n).value:,.0f} there, so knee and"
-            " prediction have no interval: more sizes or repeats tell which law holds."
+            f"{rival.law.name} fits equally well and predicts {rival.at(2 * groups[-1].n).value:,.0f}. Knee and"
+            " prediction therefore have no interval; more sizes or repeats would show which law holds."
         )
     return Analysis(
         str(sound["unit"][0]), per, mode, groups, fits, chosen, summary, knee, doubling, mixed, left_out
@@ -196,12 +196,12 @@ def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], pe
         reach = "" if low is None else f" (95 %: {low:.3g} to {high:.3g})" if high else f" (95 %: {low:.3g} or more)"
         beyond = f", which is an extrapolation beyond the {largest} measured" if knee.beyond else ""
         where = f"at least {largest * _FURTHEST} {per}" if far else f"{value:.3g} {per}"
-        lines.append(f"By the law the knee is at {where}{reach}{beyond}.")
+        lines.append(f"The knee of the law is at {where}{reach}{beyond}.")
     if doubling is not None:
         value, low, high = doubling
         reach = "" if low is None or high is None else f"{low:,.0f} to {high:,.0f}, "
         lines.append(  # the interval is of the law: what the law leaves out is not in it
-            f"Twice as many ({2 * largest} {per}) would give {value:,.0f} {unit}"
+            f"Prediction for {2 * largest} {per}: {value:,.0f} {unit}"
             f" ({reach}if the law holds beyond what was measured)."
         )
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -42,7 +43,12 @@ def host_spread(runs: pl.DataFrame, *, per: str) -> list[HostRuns]:
     fastest = pl.Series([max(values) for values in of_host.values()], dtype=pl.Float64).median()
     bound = _SLOW * fastest if isinstance(fastest, float) else 0.0
     spread = [HostRuns(host, tuple(values), max(values) < bound) for host, values in of_host.items()]
-    return sorted(spread, key=lambda one: (max(one.relative), one.host))
+    return sorted(spread, key=lambda one: (max(one.relative), _by_number(one.host)))
+
+
+def _by_number(host: str) -> list[tuple[int, str]]:
+    """A key by which ``n2`` comes before ``n10``."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", host)]
 
 
 def draw_hosts(hosts: Sequence[HostRuns]) -> Figure:
@@ -59,5 +65,5 @@ def draw_hosts(hosts: Sequence[HostRuns]) -> Figure:
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.locator_params(axis="x", nbins=6)
     few = f" (slowest {len(shown)} of {len(hosts)} hosts)" if len(shown) < len(hosts) else ""
-    axes.set_xlabel(f"throughput / median of its size{few}")
+    axes.set_xlabel(f"throughput of a run / median of its size{few}")
     return figure

@@ -55,11 +55,12 @@ def _html(
         lead=_lead(study),
         warnings=tables.warnings(analysis),
         summary=analysis.summary,
-        headers=headers,
+        headers=tables.page_headers(headers),
         rows=rows,
         table_note=tables.TABLE_NOTE,
         pictures=inline,
         fits=tables.fit_rows(analysis),
+        fit_note=tables.FIT_NOTE,
         baseline=baseline,
         comparison=comparison,
         run_headers=tables.RUN_HEADERS,
@@ -75,21 +76,23 @@ def _markdown(
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
+    headers, rows = tables.sizes(analysis)
     parts = [f"# Scaling study {study.name}", _lead(study)]
     parts += [f"> **{line}**" for line in tables.warnings(analysis)]
     parts.append("\n".join(f"- {line}" for line in analysis.summary))
     parts += [
         "## Sizes",
-        _table(*tables.sizes(analysis)),
+        _table(tables.page_headers(headers), rows),
         tables.TABLE_NOTE,
     ]
-    parts += ["## Pictures", *(f"![{tables.CAPTIONS[name]}]({name}.svg)" for name in names)]
+    parts += ["## Plots", *(f"![{tables.CAPTIONS[name]}]({name}.svg)" for name in names)]
     parts += [
         "## Fits",
-        _table(["law", "parameter", "value", "95 % interval", "residuals"], tables.fit_rows(analysis)),
+        _table(["law", "parameter", "value", "95 % interval", "residuals, rms"], tables.fit_rows(analysis)),
+        tables.FIT_NOTE,
     ]
     if comparison:
-        parts += [f"## Against {baseline}", _table(comparison[0], comparison[1:])]
+        parts += [f"## Comparison with {baseline}", _table(comparison[0], comparison[1:])]
     parts += ["## Runs", _table(list(tables.RUN_HEADERS), tables.run_rows(runs))]
     return "\n\n".join(parts) + "\n"
 

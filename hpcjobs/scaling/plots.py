@@ -64,8 +64,11 @@ def _curves(axes: Axes, analysis: Analysis, *, per_unit: bool) -> None:
     where = np.geomspace(base, largest, 100)
     for fitted, colour in zip(analysis.fits, _COLOURS["fit"], strict=False):
         curve = [fitted.efficiency(n, base) if per_unit else fitted.speedup(n, base) for n in where]
-        style = "-" if fitted is analysis.chosen else "--"
-        axes.plot(where, [at.value for at in curve], style, color=colour, label=fitted.law.name, zorder=2)
+        used = fitted is analysis.chosen
+        label = f"{fitted.law.name} (used)" if used else fitted.law.name
+        # The dashes of another law are drawn over the line of the one used, which may run below them.
+        style, order = ("-", 2.0) if used else ("--", 2.5)
+        axes.plot(where, [at.value for at in curve], style, color=colour, label=label, zorder=order)
         if fitted is analysis.chosen:
             low = [at.value if at.low is None else at.low for at in curve]
             high = [at.value if at.high is None else at.high for at in curve]
@@ -79,11 +82,11 @@ def _speedup(axes: Axes, analysis: Analysis) -> None:
     axes.set_yscale("log", base=2)
     _curves(axes, analysis, per_unit=False)
     axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
-                  label="measured, 95 %", zorder=3)  # fmt: skip
+                  label="measured, 95 % interval", zorder=3)  # fmt: skip
     _size_axis(axes, analysis)
     axes.set_ylim(bottom=max(axes.get_ylim()[0], min(v.value for v in values) / 2))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.set_ylabel(f"speed-up over {n[0]} {analysis.per[:-1] if n[0] == 1 else analysis.per}")
+    axes.set_ylabel(f"speed-up relative to {n[0]} {analysis.per[:-1] if n[0] == 1 else analysis.per}")
     axes.legend(frameon=False)
 
 
@@ -95,7 +98,7 @@ def _efficiency(axes: Axes, analysis: Analysis) -> None:
                  label=f"target {analysis.knee.target:.0%}")  # fmt: skip
     _curves(axes, analysis, per_unit=True)
     axes.errorbar(n, [v.value for v in values], yerr=_bars(values), fmt="o", capsize=3, color=_COLOURS["measured"],
-                  label="measured, 95 %", zorder=3)  # fmt: skip
+                  label="measured, 95 % interval", zorder=3)  # fmt: skip
     _size_axis(axes, analysis)
     axes.set_ylim(0, max(1.1, *(v.value * 1.1 for v in values)))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

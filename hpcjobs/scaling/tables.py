@@ -13,17 +13,31 @@ from hpcjobs.scaling.intervals import Interval
 from hpcjobs.units import human_duration
 
 TABLE_NOTE: Final = (
-    "Throughput is the geometric mean over runs, with its 95 % interval (Student's t on logarithms); step times, shares"
-    " and waits are medians. Shares of a step: communication is what waits for other ranks (exposed), data the wait for"
-    " a batch; checkpoint is of the complete run. ~ is modelled from the site's watts."
+    "Throughput is the geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares"
+    " are medians of the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
+    " batch) are shares of a step; checkpoint is a share of the complete run. ~: modelled with the watts of the site."
 )
 CAPTIONS: Final = {
-    "speedup": "Speed-up against the smallest size; the band is the 95 % interval of the law that is used.",
-    "efficiency": "Efficiency: speed-up over the ideal one.",
-    "breakdown": "Where a step's time goes.",
-    "spread": "Each run against the median of its size, by the hosts it ran on, slowest first;"
-    " a host that no fast run had is marked.",
+    "speedup": "Speed-up relative to the smallest size. The band is the 95 % interval of the law that is used.",
+    "efficiency": "Efficiency: speed-up divided by the ideal speed-up.",
+    "breakdown": "Median time of a step, by part. Communication is the exposed part.",
+    "spread": "Throughput of each run, divided by the median of its size: one row per host, slowest host first."
+    " A host is marked as slow if all its runs are slow.",
 }
+FIT_NOTE: Final = (
+    "X(1): throughput of one node or rank. serial: serial fraction (Amdahl, Gustafson). sigma: contention, kappa:"
+    " crosstalk (USL)."
+)
+_PAGE_HEADERS: Final = {
+    "step": "step time",
+    "comm.": "exposed communication",
+    "data": "data wait",
+    "ckpt": "checkpoint",
+    "CPU": "CPU efficiency",
+    "GPU": "GPU utilisation",
+    "epoch": "time of an epoch",
+}
+"""Headers that are short in the terminal."""
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
 
 
@@ -32,6 +46,11 @@ def sizes(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
     table = [_cells(group, analysis.unit) for group in analysis.groups]
     known = [header for header in table[0] if any(row[header] != "-" for row in table)]
     return known, [[row[header] for header in known] for row in table]
+
+
+def page_headers(headers: list[str]) -> list[str]:
+    """Headers of `sizes` in full, for a page."""
+    return [_PAGE_HEADERS.get(header, header) for header in headers]
 
 
 def _cells(group: SizeResult, unit: str) -> dict[str, str]:
@@ -103,7 +122,7 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
 
 
 def warnings(analysis: Analysis) -> list[str]:
-    lines = [f"This study mixes {what}. Its figures do not compare like with like." for what in analysis.mixed]
+    lines = [f"This study mixes {what}. Its figures are not comparable." for what in analysis.mixed]
     if analysis.left_out:
         lines.append(f"Runs without a measurement: {'; '.join(analysis.left_out)}.")
     return lines

@@ -15,10 +15,11 @@ from hpcjobs.sweeps import results_plots
 from hpcjobs.units import format_count
 
 _CAPTIONS = {
-    "effect": "Every completed cell.",
-    "heatmap": "Mean over the cells that share both values.",
-    "parallel": "One line per completed cell, in the colour of its metric.",
+    "effect": "One point per completed cell. The best cell is marked.",
+    "heatmap": "Mean of the cells with the same two values. White: no completed cell.",
+    "parallel": "One line per completed cell, coloured by the metric on the last axis.",
 }
+_HEADERS = {"elapsed_s": "elapsed (s)", "job_id": "job", "folder": "run folder"}
 _MOST_ROWS = 2000
 
 
@@ -50,7 +51,7 @@ def write(
         summary=_summarise(compared, params, metric),
         pictures=[(_CAPTIONS[kind], figures.to_svg(figure)) for kind, figure in made.items()],
         metric=metric,
-        headers=columns,
+        headers=[_HEADERS.get(column, column) for column in columns],
         rows=[[cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]],
     )
     (folder / "index.html").write_text(page, encoding="utf-8")
@@ -70,22 +71,24 @@ def _warnings(rows: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]
     warnings = []
     others = Counter(row["state"] for row in rows if row["state"] != "COMPLETED")
     if others:
-        warnings.append("not compared: " + ", ".join(f"{count} {state}" for state, count in others.most_common()))
+        states = ", ".join(f"{format_count(count, 'cell')} {state}" for state, count in others.most_common())
+        warnings.append(f"Not compared: {states}.")
     if silent := len(rows) - len(compared) - others.total():
-        warnings.append(f"{silent} completed without a finite number for {metric}")
+        warnings.append(f"{format_count(silent, 'cell')} completed without a finite value of {metric}.")
     if len(rows) > _MOST_ROWS:
-        warnings.append(f"the table below has the first {_MOST_ROWS} of {len(rows)} cells; results.csv has all")
+        warnings.append(f"The table below has the first {_MOST_ROWS} of {len(rows)} cells; results.csv has all.")
     return warnings
 
 
 def _summarise(compared: Sequence[dict[str, Any]], params: Sequence[str], metric: str) -> list[str]:
     if not compared:
-        return [f"No completed cell has a finite number for {metric}."]
+        return [f"No completed cell has a finite value of {metric}."]
     best, last = compared[0], compared[-1]
     params_of_best = ", ".join(f"{name} {cell(best.get(name))}" for name in params)
+    count = format_count(len(compared), "compared cell")
     return [
         f"Best: {metric} {cell(best[metric])} with {params_of_best} (job {best['job_id']}).",
-        f"The {len(compared)} cells compared lie between that and {cell(last[metric])}.",
+        f"{metric} of the {count}: from {cell(best[metric])} (best) to {cell(last[metric])}.",
     ]
 
 

@@ -17,6 +17,8 @@ from hpcjobs.pages.figures import choose_labels, escape_math, new_figure
 Row = dict[str, Any]
 _MAP: Final = "viridis_r"
 _MOST_TICKS = 12
+_BEHIND_TEXT: Final = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+"""Lines do not run through a label."""
 
 
 def figures(rows: Sequence[Row], params: Sequence[str], metric: str, *, best: Row) -> dict[str, Figure]:
@@ -137,4 +139,5 @@ def _upright(axes: Axes, names: Sequence[str], scales: Sequence[_Scale]) -> None
     for where, scale in enumerate(scales):
         axes.axvline(where, color="#8a8f98", linewidth=1, zorder=0)
         for height, text in scale.ticks():
-            axes.annotate(text, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=8, color="#5a6472")
+            axes.annotate(text, (where, height), xytext=(4, 2), textcoords="offset points", fontsize=8, color="#5a6472",
+                          bbox=_BEHIND_TEXT)  # fmt: skip

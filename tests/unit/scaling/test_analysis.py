@@ -273,7 +273,7 @@ def test_two_laws_that_fit_a_weak_study_give_no_interval_beyond_it() -> None:
     assert analysis.doubling.low is None
     assert analysis.knee.fitted is not None
     assert analysis.knee.fitted.low is None
-    assert "USL fits as well" in analysis.summary[-1]
+    assert "USL fits equally well" in analysis.summary[-1]
 
 
 def test_json_of_an_analysis_can_be_written() -> None:

@@ -85,6 +85,16 @@ def test_a_slow_host_stands_out_among_the_hosts_of_its_runs() -> None:
     assert axes.get_yticklabels()[0].get_text() == "n3 (slow)"
 
 
+def test_hosts_are_in_the_order_of_their_numbers() -> None:
+    table = runs({16: 100.0})  # on n[1-16]
+    assert [one.host for one in host_spread(table, per="nodes")] == [f"n{number}" for number in range(1, 17)]
+
+
+def test_the_smallest_and_the_largest_of_crowded_values_have_labels() -> None:
+    """Of a loss the smallest is the best."""
+    assert figures.choose_labels([0.0, 0.01, 0.02, 0.5, 0.99, 1.0]) == [0, 3, 5]
+
+
 @pytest.mark.parametrize("hosts", [4, 16, 64, 400])
 def test_every_host_has_a_row_of_its_own(hosts: int) -> None:
     assert overlaps(draw_hosts(host_spread(with_a_slow_host(hosts), per="nodes"))) == []

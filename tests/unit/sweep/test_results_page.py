@@ -64,8 +64,8 @@ def test_what_is_not_compared_is_counted_and_every_row_is_in_the_files(tmp_path:
     rows[2]["loss"] = None
     write_page(rows, ["lr"], tmp_path, largest=True)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "not compared: 1 FAILED" in page
-    assert "1 completed without a finite number for loss" in page
+    assert "Not compared: 1 cell FAILED" in page
+    assert "1 cell completed without a finite value of loss" in page
     frame = pl.read_parquet(tmp_path / "results.parquet")
     assert frame["lr"].to_list() == [0.1, 0.01, 0.001]
     assert pl.read_csv(tmp_path / "results.csv").shape == frame.shape
@@ -83,7 +83,7 @@ def test_a_metric_that_is_no_finite_number_is_never_the_best(value: float, large
     written = write_page(rows, ["lr"], tmp_path, largest=largest)
     page = written[0].read_text(encoding="utf-8")
     assert f"(job {best['job_id']})" in page
-    assert "1 completed without a finite number for loss" in page
+    assert "1 cell completed without a finite value of loss" in page
 
 
 def test_the_command_names_the_best_cell_of_a_sweep_that_ran() -> None:
