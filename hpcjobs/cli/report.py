@@ -39,7 +39,7 @@ def scaling(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Did more nodes pay off? Table, fits, plots; a page to pass on (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
+    """Report on a scaling study: table, fits and plots, also as a page (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
     require_packages("polars", "matplotlib", "scipy")
     from hpcjobs.scaling import comparison, page, tables
     from hpcjobs.scaling.analysis import analyse
@@ -105,7 +105,7 @@ def load(
     output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-load].")] = None,
     as_json: Json = False,
 ) -> None:
-    """How busy were a job's nodes? GPU, CPU and memory over time, as a page to pass on (HTML, PNG, SVG)."""
+    """Report on the load of a job's nodes: GPU, CPU and memory over time, as a page (HTML, PNG, SVG)."""
     require_packages("matplotlib")
     from hpcjobs.accounting import load_page
     from hpcjobs.errors import RequestError
@@ -146,7 +146,7 @@ def sweep(
     output: Annotated[Path | None, opt("--output", "-O", help="Folder of the page [NAME-report].")] = None,
     as_json: Json = False,
 ) -> None:
-    """Which parameters did best? A page with pictures to pass on (HTML, CSV, Parquet, PNG, SVG)."""
+    """Report on a sweep: the best parameters, as a page with plots (HTML, CSV, Parquet, PNG, SVG)."""
     require_packages("polars", "matplotlib")
     from hpcjobs.sweeps import results_page
     from hpcjobs.sweeps.results_page import cell
@@ -181,7 +181,7 @@ def advise(
     site: SiteName = None,
     as_json: Json = False,
 ) -> None:
-    """What to request next time: memory, time, CPUs, nodes, from what was used; and when such a job would start."""
+    """Recommend memory, time, CPUs and nodes for the next job, from what was used, and estimate when it would start."""
     require_packages("polars", "scipy")
     from hpcjobs.scaling.right_size import right_size
 

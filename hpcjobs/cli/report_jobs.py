@@ -43,7 +43,7 @@ def jobs(
     csv: Annotated[Path | None, opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
     parquet: Annotated[Path | None, opt("--parquet", help="Write all columns to this Parquet file.")] = None,
 ) -> None:
-    """Jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
+    """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
     require_packages("polars")
     from hpcjobs.accounting.doubts import Doubts
     from hpcjobs.accounting.group_totals import parse_since
