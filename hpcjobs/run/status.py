@@ -18,7 +18,7 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.accounting_file import are_final, drop_accounting, keep_accounting, may_be_requeued, read_accounting
 from hpcjobs.run.attempts import current_id
-from hpcjobs.run.identity import is_ours, owner_elsewhere
+from hpcjobs.run.identity import CLOCK_TOLERANCE_S, is_ours, owner_elsewhere
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
@@ -106,7 +106,7 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
     ]
     accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     return [
-        _resolve(member, records, _ours(member.entry, accounted))
+        _resolve(member, records, [_correct_timeout(member.entry, r) for r in _ours(member.entry, accounted)])
         for member, records in zip(members, queued, strict=True)
     ]
 
@@ -138,6 +138,20 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
         return records
     (only,) = own_ids(entry)
     return [record for record in records if only in (*task_ids(record.job_id), f"{record.job_id}_{entry.task}")]
+
+
+def _correct_timeout(entry: Entry, record: JobRecord) -> JobRecord:
+    """A job that completed while slurmctld was away, and whose limit had passed when it was back, met no limit."""
+    own = own_record(entry, record.job_id) if record.state is State.TIMEOUT else None
+    if own is None or own.state is not State.COMPLETED:
+        return record
+    if own.started is None or own.ended is None or record.started is None or record.ended is None:
+        return record
+    is_same_start = abs(own.started - record.started) <= CLOCK_TOLERANCE_S
+    if not is_same_start or own.ended + CLOCK_TOLERANCE_S > record.ended:
+        return record
+    reason = "Slurm has TIMEOUT: it did not hear of the end"
+    return msgspec.structs.replace(own, source=record.source, partition=record.partition, reason=reason)
 
 
 def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord]) -> list[JobRecord]:

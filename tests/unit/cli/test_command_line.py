@@ -353,6 +353,21 @@ def test_a_job_that_was_cancelled_while_it_waited_stays_cancelled_where_slurmctl
     assert "job 42 CANCELLED" in within("wait", "42").err
 
 
+def test_a_job_that_completed_while_slurmctld_was_away_met_no_time_limit_whatever_the_accounting_has(
+    cluster: Path,
+) -> None:
+    run_dir = Path(ok("submit", "--json", "true").json["run_dir"])
+    now = int(time.time())
+    end = {"job_id": "42", "state": "COMPLETED", "exit_code": 0, "nodes": "n1"}
+    (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 900, "ended": now - 870}))
+    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", str(now), str(now - 900), str(now - 100), "800", "0:0"]
+    answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    answer(cluster, "squeue", ":")
+    assert "job 42 COMPLETED" in ok("wait", "42").err
+    assert ok("why", "42").out.startswith("job 42 COMPLETED")
+    assert "Slurm has TIMEOUT: it did not hear of the end" in ok("ps", "--json").out
+
+
 def test_cancel_does_not_claim_to_have_cancelled_what_the_scheduler_does_not_know(cluster: Path) -> None:
     ok("submit", "true")
     answer(cluster, "squeue", ":")
