@@ -41,18 +41,20 @@ def parse_squeue(out: str) -> list[JobRecord]:
 def _queued_job(row: TableRow) -> JobRecord:
     state = row.state()
     pending = state is State.PENDING
+    reason = row.text("Reason")
+    is_held = (reason or "").startswith("JobHeld")  # the estimate is of before
     return JobRecord(
         job_id=row.raw("JobID"),
         state=state,
         source="squeue",
         name=row.name("JobName"),
-        reason=row.text("Reason"),
+        reason=reason,
         partition=row.text("Partition"),
         node_list=row.text("NodeList"),
         nnodes=row.count("NNodes"),
         submitted=row.time("Submit"),
         started=None if pending else row.time("Start"),
-        start_estimate=row.time("Start") if pending else None,
+        start_estimate=row.time("Start") if pending and not is_held else None,
         elapsed_s=None if pending else row.clock_s("Elapsed"),
         time_limit_s=row.clock_s("TimeLimit"),
         command=row.text("Command"),

@@ -44,6 +44,8 @@ def test_the_queue_is_read_with_reasons_estimates_and_pending_arrays() -> None:
         "tu[01-02]",
     )
     assert (running.command, running.time_limit_s) == ("/root/j.sh", 2 * 86400)
+    held = by_id(parse_squeue(recorded("squeue.txt").replace("Resources", "JobHeldUser")))["256"]
+    assert (held.reason, held.start_estimate) == ("JobHeldUser", None)
 
 
 def test_the_accounting_is_read_with_exit_codes_signals_and_times() -> None:
