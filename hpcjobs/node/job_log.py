@@ -14,8 +14,13 @@ _MOST_BYTES = 1 << 20
 _ERROR_LINES = 200
 """Of the rank that failed first: a traceback with the C++ stack below it. An error further up is one that the program
 coped with."""
-_WARNING = re.compile(r"[Ww]arning: ")
+_WARNING = re.compile(r"(?i)warning: ?")
 """torch warns of a driver that is too old, and trains on the CPU."""
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_FOLLOWS = re.compile(
+    r"During handling of the above|direct cause of the following|Exception ignored in|Error in atexit|ChildFailedError"
+)
+"""With a traceback that has followed from the one before it: of a chain, of an object's end, of torchrun."""
 _OWN = "/proc/self/fd/2"
 
 
@@ -43,7 +48,7 @@ class JobLog:
         lines = self._read_end().decode("utf-8", "replace").split("\n")
         own = [line for line in lines if re.match(rf" *0*{rank}: ", line)] or lines
         errors = [line for line in own[-_ERROR_LINES:] if not _WARNING.search(line)]
-        kind = gpu_errors.classify("\n".join(errors))
+        kind = gpu_errors.classify("\n".join(_since_error(errors)))
         return kind if kind is not None and kind.effect == gpu_errors.CONFIGURATION else None
 
     def _read_end(self) -> bytes:
@@ -55,6 +60,21 @@ class JobLog:
                 return file.read(_MOST_BYTES)
         except OSError:
             return b""
+
+
+def _since_error(lines: List[str]) -> List[str]:
+    """From the traceback on that ended the program, so that one is left out that it coped with; else all lines."""
+    end = len(lines)
+    for first in reversed(range(len(lines))):
+        if not _TRACEBACK.search(lines[first]):
+            continue
+        # The line that announces a traceback stands before it, in a chain with an empty one between.
+        block = "\n".join(lines[max(0, first - 2) : end])
+        kind = gpu_errors.classify(block)
+        if not _FOLLOWS.search(block) and (kind is None or kind.effect != gpu_errors.RANK_LOST):
+            return lines[first:]
+        end = first
+    return lines
 
 
 def _size() -> int:

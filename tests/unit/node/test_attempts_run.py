@@ -352,6 +352,11 @@ DUPLICATE = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA
 TOO_MANY = "RuntimeError: CUDA error: invalid device ordinal"
 NO_INTERFACE = "Bootstrap : no socket interface found"
 ADAPTED = "flash attention is off: CUDA error: no kernel image is available for execution on the device"
+TOO = "A rank asked for a GPU by a number that it does not see"
+TRACEBACK = "Traceback (most recent call last):"
+HANDLING = "During handling of the above exception, another exception occurred:"
+IGNORED = "Exception ignored in: <function Loader.__del__ at 0x7f00>"
+NO_DEVICE = "E cuda_driver.cc:266] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
 OLD_DRIVER = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 
 
@@ -359,11 +364,15 @@ OLD_DRIVER = "UserWarning: CUDA initialization: The NVIDIA driver on your system
     ("lines", "reason"),
     [
         ([f"1: {DUPLICATE}", "0: ValueError: no such column"], "Two ranks use the same GPU"),
-        ([f" 1: {TOO_MANY}"], "A rank asked for a GPU by a number that it does not see"),
+        ([f" 1: {TOO_MANY}"], TOO),
         ([f"01: {NO_INTERFACE}"], "The network interface that NCCL or Gloo was told to use is not on the node"),
         ([DUPLICATE], "Two ranks use the same GPU"),
         ([f"0: {DUPLICATE}", "1: ValueError: no such column"], None),
         ([f"1: {OLD_DRIVER}", "1: ValueError: no such column"], None),
+        ([f"1: {NO_DEVICE}", "1: step 1", f"1: {TRACEBACK}", "1: OSError: [Errno 5] Input/output error"], None),
+        ([f"1: {TRACEBACK}", f"1: {TOO_MANY}", "1: ", f"1: {HANDLING}", "1: ", f"1: {TRACEBACK}", "1: KeyError: 'x'"], TOO),
+        ([f"1: {TRACEBACK}", f"1: {TOO_MANY}", f"1: {IGNORED}", f"1: {TRACEBACK}", "1: AttributeError: y"], TOO),
+        ([f"[rank0]: {TRACEBACK}", TOO_MANY, TRACEBACK, "torch.distributed.elastic. ... ChildFailedError: "], TOO),
         ([f"1: {ADAPTED}", *(f"1: step {step}" for step in range(300)), "1: ValueError: no such column"], None),
     ],
 )
