@@ -55,6 +55,8 @@ def check_values(context: Any, args: Sequence[str]) -> None:
         if name is None or position + 1 == len(args):
             continue
         value = args[position + 1]
+        if value == "--":  # `-A $ACCOUNT -- PROGRAM`, and the variable is empty
+            context.fail(f"Option {name!r} requires an argument; '--' begins the program.")
         option, equals, _ = value.partition("=")
         if option in params and not (equals and name in _TAKE_OPTIONS):
             longest = max(params[name].opts, key=len)

@@ -42,6 +42,7 @@ def test_an_option_in_place_of_a_value_is_refused_by_every_verb(here: Path) -> N
         ),
         ("submit -fA -N 2 true", "Option '-A' requires an argument; '-N' is an option of hpcjobs submit."),
         ("submit --account --nodes=2 true", "'--nodes' is an option of hpcjobs submit."),
+        ("submit -A -- true", "Option '-A' requires an argument; '--' begins the program."),
         ("submit --srun --dry-run true", "write --srun=--dry-run"),
         ("sweep run --set --dry-run true", "'--dry-run' is an option of hpcjobs sweep run."),
         ("--remote --debug ps", "Option '--remote' requires an argument; '--debug' is an option of hpcjobs."),
