@@ -152,10 +152,11 @@ def newest_step(run_dir: Path) -> StepProgress | None:
 
 def _newest(steps: list[StepProgress]) -> StepProgress:
     """The last of some lines, with the step at which its loss has diverged."""
-    finite = next((n for n in reversed(range(len(steps))) if not steps[n].has_diverged), None)
-    if finite is None or finite == len(steps) - 1:
+    with_loss = [step for step in steps if step.loss is not None]
+    finite = next((n for n in reversed(range(len(with_loss))) if not with_loss[n].has_diverged), None)
+    if finite is None or not steps[-1].has_diverged:
         return steps[-1]
-    return msgspec.structs.replace(steps[-1], diverged_at=steps[finite + 1].step)
+    return msgspec.structs.replace(steps[-1], diverged_at=with_loss[finite + 1].step)
 
 
 def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress | None:

@@ -27,7 +27,7 @@ def encode(value: Mapping[str, Any], *, indent: int | None = None) -> str:
     except ValueError:  # the rare case, found by the encoder: looking at each number beforehand would cost more
         names: dict[str, str] = {}
         cleaned = {key: _without_those(item, str(key), names) for key, item in value.items()}
-        return _without_surrogates(encoder({**cleaned, NOT_FINITE: names}))
+        return _without_surrogates(encoder({NOT_FINITE: names, **cleaned}))  # a result of that name stays
 
 
 def _without_surrogates(text: str) -> str:
@@ -47,9 +47,10 @@ def _without_those(value: Any, name: str, names: dict[str, str]) -> Any:
 
 def restore(value: dict[str, Any]) -> dict[str, Any]:
     """What `encode` was given, from what JSON has of it; ``value`` itself, changed."""
-    names = value.pop(NOT_FINITE, None)
-    for name, text in names.items() if isinstance(names, dict) else ():
-        if text in ("NaN", "Infinity", "-Infinity"):
+    names = value.get(NOT_FINITE)
+    if names and isinstance(names, dict) and all(text in ("NaN", "Infinity", "-Infinity") for text in names.values()):
+        del value[NOT_FINITE]
+        for name, text in names.items():
             _put(value, str(name), float(text))
     return value
 

@@ -65,9 +65,20 @@ def test_why_and_show_say_since_which_step_the_loss_is_none(run_dir: Path) -> No
     assert str(newest_step(run_dir)).endswith("loss NaN since step 4")
 
 
+def test_lines_without_a_loss_say_nothing_of_when_it_diverged(here: Path) -> None:
+    script = SCRIPT.replace("run.finish", "    run.log(step, accuracy=0.5)\nrun.log(7, loss=float('nan'))\nrun.finish")
+    (here / "train.py").write_text(script)
+    ok("submit", "--site", "local", "--name", "validated", "--wait", "train.py")
+    assert str(newest_step(next((here / "runs").glob("validated-*")))) == "step 7, loss NaN since step 4"
+
+
+def test_a_result_that_is_named_as_the_list_of_these_numbers_is_kept() -> None:
+    assert restore(strict(encode({"not_finite": 3, "loss": math.nan}))) == {"not_finite": 3, "loss": None}
+
+
 @pytest.mark.parametrize(
     "value",
-    [{"a": math.nan, "b": None}, {"a.b": {"c": [1, {"d": math.inf}]}, "a": {"b.c": -math.inf}}, {"é": [[math.inf]]}],
+    [{"not_finite": 3, "a": 0.5}, {"not_finite": {"a": 3}}, {"a": math.nan, "b": None}, {"a.b": {"c": [1, {"d": math.inf}]}, "a": {"b.c": -math.inf}}, {"é": [[math.inf]]}],
 )
 def test_numbers_that_json_does_not_have_come_back_as_they_were(value: dict[str, Any]) -> None:
     assert repr(restore(strict(encode(value)))) == repr(value)
