@@ -78,7 +78,13 @@ def test_a_result_that_is_named_as_the_list_of_these_numbers_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{"not_finite": 3, "a": 0.5}, {"not_finite": {"a": 3}}, {"a": math.nan, "b": None}, {"a.b": {"c": [1, {"d": math.inf}]}, "a": {"b.c": -math.inf}}, {"é": [[math.inf]]}],
+    [
+        {"a": math.nan, "b": None},
+        {"a.b": {"c": [1, {"d": math.inf}]}, "a": {"b.c": -math.inf}},
+        {"é": [[math.inf]]},
+        {"not_finite": 3, "a": 0.5},
+        {"not_finite": {"a": 3}},
+    ],
 )
 def test_numbers_that_json_does_not_have_come_back_as_they_were(value: dict[str, Any]) -> None:
     assert repr(restore(strict(encode(value)))) == repr(value)
