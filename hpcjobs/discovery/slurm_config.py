@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 from hpcjobs.discovery.facts import NodeFacts, PartitionInfo, SlurmConfig
@@ -13,6 +14,7 @@ from hpcjobs.site.partition import count_gpus
 
 _SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
 _FIELD = re.compile(r"([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
+_SET_BY = re.compile(r"\[([\w.-]+)@(\d{1,11})\]\Z")
 _NO_LIMIT = ("UNLIMITED", "INFINITE", "NONE")
 _UNSET_MEMORY_MB = 1
 """RealMemory of a node for which slurm.conf gives none."""
@@ -57,6 +59,15 @@ def mean_nodes(out: str) -> tuple[NodeFacts, ...]:
             node = nodes.get(host) or _mean_node(row)
             nodes[host] = node._replace(name=host, partitions=node.partitions | {row.raw("PartitionName")})
     return tuple(node for node in nodes.values() if node.cpus)
+
+
+def _reason(text: str | None) -> str | None:
+    """Why the node is drained; who set it, and when, by this machine's clock: all times are requested in seconds."""
+    match = _SET_BY.search(text or "")
+    if text is None or match is None:
+        return text
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(int(match[2])))
+    return f"{text[: match.start()]}[{match[1]}@{when}]"
 
 
 def _mean_node(partition: TableRow) -> NodeFacts:
@@ -136,5 +147,5 @@ def _node(row: TableRow) -> NodeFacts:
         features=split_list(row.text("AvailableFeatures")),
         gpu_models=tuple(f"{model}:{gpus[model]}" for model in typed) if 1 < len(typed) == len(gpus) else (),
         state=row.text("State"),
-        reason=row.text("Reason"),
+        reason=_reason(row.text("Reason")),
     )

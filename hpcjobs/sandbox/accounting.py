@@ -56,9 +56,13 @@ def users_of_the_machine() -> list[str]:
 
 def add_users(folder: Folder, layout: Layout, users: Sequence[str]) -> None:
     """Let these users submit under every account of the sandbox; those who may already stay as they are."""
+    listed = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "format=User"]
+    known = must(_with_slurm_conf(folder, listed)).split()
+    if not (others := [user for user in users if user not in known]):
+        return  # sacctmgr would call it an error
     options = _account_options(layout)
     accounts = f"account={','.join(layout.accounts)}"
-    _manage(folder, "add", "user", ",".join(users), accounts, f"defaultaccount={layout.accounts[0]}", *options)
+    _manage(folder, "add", "user", ",".join(others), accounts, f"defaultaccount={layout.accounts[0]}", *options)
 
 
 def _account_options(layout: Layout) -> tuple[str, ...]:

@@ -90,6 +90,7 @@ def test_a_user_who_is_added_may_submit_and_one_whom_the_machine_does_not_know_i
     as_uucp = ("runuser", "-u", "uucp", "--", "srun", "--chdir=/", "-N1", "id", "-un")
     assert "Invalid account" in slurm(*as_uucp).err
     assert hpcjobs("sandbox", "add-user", "uucp").code == 0
+    assert hpcjobs("sandbox", "add-user", "uucp").code == 0
     assert lines(slurm(*as_uucp)) == ["uucp"]
     unknown = hpcjobs("sandbox", "add-user", "nobody-of-that-name")
     assert (unknown.code, "has no user" in unknown.err) == (5, True)

@@ -95,9 +95,12 @@ def test_a_local_site_has_nothing_to_compare(here: Path) -> None:
     assert "has no Slurm to compare it with" in done.err
 
 
-def test_a_partition_whose_nodes_are_all_drained_is_wrong_with_the_reason(commands: Path) -> None:
+def test_a_partition_whose_nodes_are_all_drained_is_wrong_with_the_reason(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written("gpus", commands)
-    drained = ("State=IDLE", "State=IDLE+DRAIN Reason=broken fan [root@2026-11-22T10:00:00]")
+    monkeypatch.setenv("TZ", "UTC")
+    drained = ("State=IDLE", "State=IDLE+DRAIN Reason=broken fan [root@1795341600]")
     put_on_path(commands, "gpus", changes={NODES: drained})
     findings = {subject: text for subject, (text, _) in wrong().items()}
     text = findings["partitions.gpu"]
