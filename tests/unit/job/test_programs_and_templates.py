@@ -40,7 +40,7 @@ def test_a_program_in_one_text_is_split_like_a_shell_line(site: str, here: Path)
 def test_a_command_of_the_nodes_may_resemble_a_trainer_and_the_user_is_told(site: str, command: str) -> None:
     plan = hpcjobs.plan([command], site=site)
     assert plan.job.argv == (command,)
-    assert any(f"no command '{command}' here" in line for line in notes(plan.job))
+    assert any(f"no command '{command}' on this machine" in line for line in notes(plan.job))
 
 
 @pytest.mark.parametrize(
