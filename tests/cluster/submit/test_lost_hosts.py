@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import start
 from login_node import Cluster, Submitted
 from test_attempts import SLOW
 from waiting import eventually
@@ -131,3 +132,25 @@ def test_a_world_that_loses_a_host_goes_on_with_those_that_are_left(cluster: Clu
     summary = json.loads((job.run_dir / "summary.json").read_text())
     assert (summary["world_size"], summary["status"]) == (2, "completed")
     assert summary["resumed_from_step"] >= 20
+
+
+@pytest.mark.long
+def test_an_idle_job_that_goes_on_without_a_lost_host_is_cancelled(
+    cluster: Cluster, workdir: Path, mended: None
+) -> None:
+    script = workdir / "idle.sbatch"
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=3 --no-kill\nsleep 600\n")
+    job = cluster.submit("--monitor", "--name", "idle", str(script))
+    eventually(lambda: len(newest_samples(job.run_dir)) == 3, timeout_s=120)
+    with start("monitor", "idle", "--cancel-idle", "30s", cwd=workdir) as watcher:
+        hosts = hosts_of(job.state["nodes"])
+        assert watcher.stdout is not None
+        seen: set[str] = set()
+        while seen < set(hosts):
+            seen.add(watcher.stdout.readline().split()[0])
+        lost = hosts[-1]
+        kill_host(lost)
+        cluster.slurm("scontrol", "update", f"nodename={lost}", "state=down", "reason=drill")
+        out, err = watcher.communicate(timeout=300)
+        assert f"cancelled {job.id}: all its nodes idle for" in out, err
+        assert "no new sample from 1 of the job's 3 nodes" in err
