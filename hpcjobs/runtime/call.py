@@ -48,7 +48,7 @@ def _keep(run_dir: Path, result: object) -> None:
     summary = result if isinstance(result, dict) else {"result": result}
     try:
         text = encode(summary)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return  # no JSON: the pickle has it
     if not (run_dir / "summary.json").exists() or isinstance(result, dict):
         write_beside(run_dir / "summary.json", text.encode(), mode=None)
