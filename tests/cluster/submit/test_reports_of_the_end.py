@@ -67,6 +67,7 @@ def test_waiting_for_a_dependency_that_can_never_be_met_ends_with_the_reason(clu
     first = cluster.submit("-t", "5m", "-o", "hold", "false")
     second = cluster.submit("-t", "5m", "--after", first.id, "true")
     cluster.slurm("scontrol", "release", first.id)
+    eventually(lambda: "DependencyNeverSatisfied" in cluster.slurm("squeue", "-h", "-o", "%r", "-j", second.id))
     answer = second.wait()
     assert answer.code != 0
     assert f"job {second.id} will not start: its dependency can never be satisfied" in answer.err, answer
