@@ -66,10 +66,9 @@ def require_possible(jobs: Mapping[str, Sequence[str]], *, site: str | None = No
 
 def _excluding_end(kind: str, known: Known) -> str | None:
     """Why the job of ``known`` can never be what ``kind`` waits for; None: it can be, or is."""
-    states = [record.state for record in known.records]
-    if not all(state.ended or state is State.UNKNOWN for state in states):
+    if not all(record.state.ended or record.source == "nobody" for record in known.records):
         return None
-    others = [state for state in states if state is not State.COMPLETED]
+    others = [record.state for record in known.records if record.state is not State.COMPLETED]
     if kind == "afternotok":
         return None if others else "the job has COMPLETED, it will not fail"
     if not others:

@@ -92,6 +92,12 @@ def test_a_dependency_on_a_job_that_has_ended_otherwise_is_refused_and_not_left_
     assert not (jobs / "sbatch.asked").exists()
 
 
+def test_a_job_whose_state_slurm_calls_by_a_name_of_a_later_version_is_one_that_still_runs(jobs: Path) -> None:
+    row = ["11", "plain", "THINKING", "None", "main", "n1", "1", "%s", "N/A", "0:00", "1:00:00", "x"]
+    answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
+    assert within("submit", "--after", "plain", "true").code == 0
+
+
 def test_waiting_ends_when_what_a_job_depends_on_can_never_happen(jobs: Path) -> None:
     row = ["11", "plain", "PENDING", "DependencyNeverSatisfied", "main", "", "1", "%s", "N/A", "0:00", "1:00:00", "x"]
     answer(jobs, "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s)")
