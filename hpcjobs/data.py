@@ -1,4 +1,4 @@
-"""Where the files shipped with hpcjobs are: beside the package in a wheel, at the root of a checkout."""
+"""Finds the files shipped with hpcjobs: beside the package in a wheel, at the root of a checkout."""
 
 from __future__ import annotations
 

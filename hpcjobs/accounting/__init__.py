@@ -1,4 +1,4 @@
-"""Jobs of a site as a table: from sacct (or who else knows) to rows, totals and advice. Needs the extra ``report``."""
+"""Reads the jobs of a site as a table, from sacct or substitutes; totals and advice. Needs the extra ``report``."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

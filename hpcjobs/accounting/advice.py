@@ -1,4 +1,4 @@
-"""What to ask for next time, from what was used.
+"""Suggests resources for the next submission from what jobs used.
 
 Margins: memory a third above the fullest node seen (at least 256 MB), rounded up to a step people write;
 time half as much again as the run took. Nothing is advised from a run that did not complete, except more

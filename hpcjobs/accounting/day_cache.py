@@ -1,4 +1,4 @@
-"""Days to ask sacct for, and a cache of those that are over.
+"""Splits a time range into days to ask sacct for, and caches the days that are over.
 
 A job belongs to the day it ended on, so each is in exactly one day and nothing is merged. A day is closed
 two hours after its end (slurmdbd may lag); its jobs are cached as Parquet and not read from sacct again. Records

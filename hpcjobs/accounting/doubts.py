@@ -1,4 +1,4 @@
-"""Doubtful rows of the accounting: counted by kind, with examples, and never guessed at."""
+"""Counts doubtful rows of the accounting by kind and keeps examples of each; no value is guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a requeued job's time lasted, from the metrics its trainer left.
+"""Computes the goodput of requeued jobs (the time whose work was kept) from the metrics that their trainers wrote.
 
 A resumed run cuts metrics.jsonl at the checkpoint it goes on from and opens a new part with a ``run`` line.
 So every part ends where its successor began to build on it, and its last ``time_s`` is the time that lasted.

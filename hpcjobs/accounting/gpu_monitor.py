@@ -1,4 +1,4 @@
-"""What the trainers' own monitor saw of a job's GPUs: better than the accounting, which few sites let sample GPUs.
+"""Reads a job's GPU usage from the samples of the trainers' monitor, since few sites' accounting samples GPUs.
 
 A monitor samples each second and starts anew with each attempt, so its figures are of the last one. Energy is
 the sum of power x time between samples, by NVML; the rest of the node stays modelled (``energy_source`` is ``nvml``).

@@ -1,4 +1,4 @@
-"""Sums over jobs without holding them: one day of the accounting after the other."""
+"""Sums jobs by group, one day of the accounting at a time, so that memory never holds all jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same columns from whoever else knows: squeue, scontrol, the jobs' own files, the local scheduler."""
+"""Builds the accounting's columns without sacct: from squeue, scontrol, the jobs' own files or the local scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of a job's nodes over its time on one page: GPU, CPU and memory, a line for each node."""
+"""Draws the load of a job's nodes over time on one page: GPU, CPU and memory, one line per node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sacct's output, block by block, as frames of text: one record per row, whatever names hold.
+"""Parses sacct's output, block by block, into frames of text: one record per row, whatever characters names contain.
 
 A block in which every line is one record goes to polars as it is, which is much faster. In any other the records are
 told apart by `Table.split`. What is no record is counted and named, and left out.

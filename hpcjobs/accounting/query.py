@@ -1,4 +1,4 @@
-"""Asking sacct, day by day."""
+"""Asks sacct for jobs, day by day."""
 
 from __future__ import annotations
 

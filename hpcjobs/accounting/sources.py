@@ -1,4 +1,4 @@
-"""Where the jobs of a site are read, in this order: sacct; squeue and scontrol; the jobs' own files."""
+"""Reads the jobs of a site from these sources, in this order: sacct; squeue and scontrol; the jobs' own files."""
 
 from __future__ import annotations
 

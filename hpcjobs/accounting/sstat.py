@@ -1,4 +1,4 @@
-"""CPU time and memory of running jobs, which the accounting has of ended steps only: sstat asks the nodes."""
+"""Reads CPU time and memory of running jobs by sstat, since the accounting has those of ended steps only."""
 
 from __future__ import annotations
 

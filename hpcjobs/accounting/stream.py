@@ -1,4 +1,4 @@
-"""A program's output as it comes: sacct may say more than should be held at once."""
+"""Yields a program's output in blocks as it arrives, since sacct may print more than memory should hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over jobs that may be too many to hold: every figure adds up, so days are summed one after the other."""
+"""Sums figures over jobs one day after the other, since there may be too many jobs to hold in memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Callbacks of training frameworks, by which their runs have the metrics and the fault tolerance of a job."""
+"""Callbacks for training frameworks: they give a framework's runs the metrics and the fault tolerance of a job."""

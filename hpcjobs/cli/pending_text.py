@@ -1,4 +1,4 @@
-"""Why a job waits, for people."""
+"""Formats the reasons why a job waits as text for people."""
 
 from __future__ import annotations
 

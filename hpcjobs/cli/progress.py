@@ -1,4 +1,4 @@
-"""How far long work is, on standard error: bars with the time left on a terminal, else a line now and then."""
+"""Shows progress of long work on standard error: bars with time left on a terminal, else a line now and then."""
 
 from __future__ import annotations
 

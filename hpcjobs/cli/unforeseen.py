@@ -1,4 +1,4 @@
-"""Errors that no part of hpcjobs foresaw: one line on the screen, the details in a file."""
+"""Reports unexpected errors: one line on the screen, the details in a file."""
 
 from __future__ import annotations
 

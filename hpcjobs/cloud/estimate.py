@@ -1,4 +1,4 @@
-"""What the cluster costs by the site's own prices: an estimate, never an offer."""
+"""Estimates what a cluster costs by the site's own prices; it is never an offer."""
 
 from __future__ import annotations
 

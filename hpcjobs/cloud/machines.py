@@ -1,4 +1,4 @@
-"""The one table of machine types: what each provider sells, as it names it.
+"""The table of machine types: what each provider sells, under the provider's own names.
 
 Figures are the providers' published ones (GCP: "machine families" and "GPU machine types"; Nebius: "platforms and
 presets"). To use a machine that is missing, add its line here.

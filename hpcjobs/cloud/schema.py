@@ -1,4 +1,4 @@
-"""A folder of Terraform held against what its providers accept, without a network.
+"""Checks a folder of Terraform against the schemas of its providers, without a network.
 
 Terraform itself drops unknown keys of object-valued arguments in silence, and asks a registry for the rest; here both
 are read from the schemas in ``schemas/``, which ``tools/provider-schemas`` took from the providers.

@@ -1,4 +1,4 @@
-"""From a recipe to an image in the site's folder: built beside, looked at, recorded, renamed."""
+"""Builds an image from a recipe into the site's folder: written beside, inspected, recorded, then renamed."""
 
 from __future__ import annotations
 

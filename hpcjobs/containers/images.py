@@ -1,4 +1,4 @@
-"""From the name somebody says to an image, and what was recorded of it when it was built."""
+"""Finds an image by its name or path, and reads what was recorded of it when it was built."""
 
 from __future__ import annotations
 

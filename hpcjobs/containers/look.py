@@ -1,4 +1,4 @@
-"""A look into an image, by running a few lines of Python in it."""
+"""Inspects an image by running a few lines of Python in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apptainer's image files, as far as a submission looks into them: is this one, and is it whole?
+"""Checks whether a file is an Apptainer image (SIF) and complete, and identifies it.
 
 Layout: a header of 128 bytes, then descriptors of 585 bytes each, then the data they point to (SIF 1.x).
 """

@@ -1,4 +1,4 @@
-"""Whether an image fits a site: everything that can be known before anything is queued, each with what to do."""
+"""Checks whether an image fits a site before anything is queued; each finding says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm knows of one job beyond its record: steps with their memory, limits, who cancelled it, its log."""
+"""Asks Slurm for what a job's record lacks: steps with their memory, limits, who cancelled the job, its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job would cost at most."""
+"""Computes what a job would cost at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job failed: the cause that the facts and the log show, with the evidence for it. Pure."""
+"""Finds the cause of a job's failure from the facts and the log, with the evidence for it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filling in what rules say, with what is known of the job, so that a fix is a command that can be run."""
+"""Fills in the fixes of rules with what is known of the job, so that a fix is a command that can be run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collecting what is known of a job: from its run folder, the scheduler, and its log."""
+"""Collects what is known of a job: from its run folder, the scheduler, and its log."""
 
 from __future__ import annotations
 

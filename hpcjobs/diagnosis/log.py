@@ -1,4 +1,4 @@
-"""Reading logs: which rank printed a line, and which rank failed first by what launchers report."""
+"""Reads logs: which rank printed a line, and which rank failed first according to launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rules explain which lines of a log, and which of these explanations is the cause."""
+"""Finds the rules that explain lines of a log, and chooses the explanation that is the cause."""
 
 from __future__ import annotations
 

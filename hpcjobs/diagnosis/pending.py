@@ -1,4 +1,4 @@
-"""Why a job waits: the reason in words, what is ahead of it, and what would start sooner."""
+"""Explains why a job waits: the reason in words, the jobs ahead of it, and what would start sooner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program can run: over sites and partitions, whether it is valid, when it would start, what it costs."""
+"""Finds where a program can run: over sites and partitions, whether it is valid, when it would start, what it costs."""
 
 from __future__ import annotations
 

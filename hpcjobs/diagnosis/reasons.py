@@ -1,4 +1,4 @@
-"""Slurm's reasons for which a job waits, in words, and what to do about each."""
+"""Explains Slurm's reasons for which a job waits, and says what to do about each."""
 
 from __future__ import annotations
 

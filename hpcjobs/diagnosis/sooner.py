@@ -1,4 +1,4 @@
-"""What would start sooner: a waiting job in other partitions, with shorter time limits, on fewer nodes."""
+"""Finds what would start sooner: a waiting job in other partitions, with shorter time limits, on fewer nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site file against the live cluster: what agrees, what does not, and what to write instead. Pure."""
+"""Compares a site file with the live cluster: what agrees, what does not, and what to write instead. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a cluster tells and what the user answers to the draft of a site file. Pure."""
+"""Drafts a site file from what the cluster reports and what the user answers. Pure."""
 
 from __future__ import annotations
 

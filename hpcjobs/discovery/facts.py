@@ -1,4 +1,4 @@
-"""What a cluster tells about itself. Every value is frozen; ``None`` means "could not be read"."""
+"""Facts that a cluster reports about itself. Every value is frozen; ``None`` means "could not be read"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site file is to say: values with their origins, partitions, and questions. Every value is frozen."""
+"""The content of a new site file: values with their origins, partitions, and questions. Every value is frozen."""
 
 from __future__ import annotations
 

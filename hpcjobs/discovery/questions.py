@@ -1,4 +1,4 @@
-"""What a login node cannot tell: one question per key, with the command that answers it and the flag that takes it."""
+"""Questions that a login node cannot answer: one per key, with the command that answers it and its flag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to the live cluster."""
+"""Queries the live cluster."""
 
 from __future__ import annotations
 

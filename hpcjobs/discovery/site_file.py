@@ -1,4 +1,4 @@
-"""Where a new site file goes."""
+"""Chooses the path of a new site file, and writes it."""
 
 from __future__ import annotations
 

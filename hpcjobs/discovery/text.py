@@ -1,4 +1,4 @@
-"""A draft as commented YAML."""
+"""Formats a draft as commented YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small real job per partition and launcher, and one with a GPU where there are some, by the same way as any job."""
+"""Submits, as any job, a small real job per partition and launcher, and one with a GPU where there are some."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Drills: a fault for real, on the user's own site, and whether the run outlived it."""
+"""Drills: each causes a real fault in a job on the user's own site and checks whether the run survives it."""

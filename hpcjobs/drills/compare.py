@@ -1,4 +1,4 @@
-"""Two runs of one program, step by step."""
+"""Compares two runs of one program, step by step."""
 
 from __future__ import annotations
 

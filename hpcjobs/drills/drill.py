@@ -1,4 +1,4 @@
-"""One drill from submission to verdict: the same program twice, left alone and with a fault."""
+"""Runs one drill from submission to verdict: the same program twice, undisturbed and with a fault."""
 
 from __future__ import annotations
 

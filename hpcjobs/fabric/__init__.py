@@ -1,4 +1,4 @@
-"""On the nodes of an allocation: how fast each one computes and copies, and who reaches whom.
+"""Checks the nodes of an allocation: how fast each one computes and copies, and which nodes reach each other.
 
 Needs the standard library and `hpcjobs.runtime` alone; what it measures with, MPI and torch, it starts as programs.
 

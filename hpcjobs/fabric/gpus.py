@@ -1,4 +1,4 @@
-"""From what was measured on each GPU to a verdict: a slow or wrong one is named by host, index and bus id.
+"""Judges each GPU by its measurements: a slow or wrong one is named by host, index and bus id.
 
 GPUs are compared with others of the same name over all nodes, as nodes are with each other (`verdict`).
 """

@@ -1,4 +1,4 @@
-"""What is remembered of nodes: one line per verdict, appended, never changed.
+"""Records the verdicts on nodes: one line per verdict, appended, never changed.
 
 A bad verdict counts one and is worth half after `HALF_LIFE_S`; a good one takes one away, never below nothing; a node
 that is worth `AVOIDED` or more is avoided. So one bad verdict is forgotten after a half-life, two after twice that,

@@ -1,4 +1,4 @@
-"""Starting things on the nodes of the job: one `Agent` per node, or one program over several of them.
+"""Starts programs on the nodes of the job: one `Agent` per node, or one program over several of them.
 
 Each node's agent is a step of its own, so that a node that does not answer does not disturb the others.
 """

@@ -1,4 +1,4 @@
-"""What a check found, as a file, as a table, and in the record of nodes."""
+"""Reports what a check found: as a file, as a table, and in the record of nodes."""
 
 from __future__ import annotations
 

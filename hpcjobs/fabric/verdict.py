@@ -1,4 +1,4 @@
-"""From what was measured on each node to a verdict: who is far from the others, and in what.
+"""Judges each node by its measurements: which ones are far from the others, and in which metric.
 
 A value is an outlier if its robust z-score, 0.6745 times the distance from the median in median absolute deviations
 (Iglewicz and Hoaglin, 1993), passes 3.5, and if it is also worse than the median by more than the tolerance. Few

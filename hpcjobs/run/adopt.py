@@ -1,4 +1,4 @@
-"""The job of a run folder whose submitter may have been killed before it wrote down that there is one."""
+"""Finds the job of a run folder whose submitter may have been killed before it recorded that job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the centre's policies allow what `hpcjobs update` changes of a job."""
+"""Checks whether the centre's policies allow what `hpcjobs update` changes of a job."""
 
 from __future__ import annotations
 

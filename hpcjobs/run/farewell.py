@@ -1,4 +1,4 @@
-"""A cluster that goes for good, as a sandbox does: what became of its jobs stays known."""
+"""Records what became of a cluster's jobs when the cluster is removed for good, as a sandbox is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs are ours: which scheduler knows an entry, and which records are about it.
+"""Decides which jobs are ours: which scheduler knows an entry, and which records are about it.
 
 A job id alone says little. Two clusters or two hosts with one home give out the same ids, and a controller that lost
 its state begins again at 1. So a job is its scheduler, cluster or host, id, submit time, user and run folder; a record

@@ -1,4 +1,4 @@
-"""Which jobs there are: one log per host in the user's state folder, a line per job.
+"""The index of submitted jobs: one log per host in the user's state folder, a line per job.
 
 A host appends to its own log alone, a line in one write, so nothing has to be locked: locks are what network file
 systems lack or lose. A second kind of line marks a job as closed, so that later commands need not look at its run

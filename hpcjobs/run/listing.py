@@ -1,4 +1,4 @@
-"""My jobs: what was submitted with hpcjobs, and what else of mine is in the queue."""
+"""Lists the user's jobs: those submitted with hpcjobs, and the others in the queue."""
 
 from __future__ import annotations
 

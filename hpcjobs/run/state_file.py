@@ -1,4 +1,4 @@
-"""What a job itself writes about where it stands, and reading it from folders that others may have damaged."""
+"""Reads the state that a job writes about itself, also from folders that others may have damaged."""
 
 from __future__ import annotations
 

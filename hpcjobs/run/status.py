@@ -1,4 +1,4 @@
-"""Where jobs stand, with the fewest questions.
+"""Finds the status of jobs with as few questions to the scheduler as possible.
 
 The job's own state file is read first. One squeue covers every job that is still alive, one sacct every job that has
 ended and was never accounted for; the accounted records are kept in the run folder. A record counts only where it is

@@ -1,4 +1,4 @@
-"""A sandbox that is up stands in for the site it is shaped like.
+"""Replaces a site by the sandbox that is up and shaped like it.
 
 ``hpcjobs sandbox up --like tu-hpc`` leaves a record; from then on ``--site tu-hpc`` on this machine
 means the sandbox, unless SLURM_CONF points somewhere else.

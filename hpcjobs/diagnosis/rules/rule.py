@@ -1,4 +1,4 @@
-"""What a rule about a line of a log is."""
+"""The type of a rule about a line of a log."""
 
 from __future__ import annotations
 

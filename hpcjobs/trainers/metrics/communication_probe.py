@@ -1,4 +1,4 @@
-"""How long a step waits for gradients of other ranks: measured, on passes whose gradients are thrown away.
+"""Measures how long a step waits for gradients of other ranks, on passes whose gradients are thrown away.
 
 A window is one forward and backward pass over the batch just trained on, from a common start of all ranks.
 Windows come in pairs, one that synchronises gradients and one that does not, in alternating order;

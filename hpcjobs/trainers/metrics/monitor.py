@@ -1,4 +1,4 @@
-"""What the machine does while a run goes on: a sample each second, by one rank of each node.
+"""Samples the machine's load during a run: once a second, by one rank of each node.
 
 Node 0 writes monitor.jsonl, node N monitor-N.jsonl: lines that several hosts append to one file would mix.
 """

@@ -1,4 +1,4 @@
-"""The most that a device's matrix units can do, as its maker states it: dense, in FLOP/s.
+"""Looks up the peak rate of a device's matrix units as its vendor states it: dense, in FLOP/s.
 
 Figures that a maker states "with sparsity" are halved here. docs/metrics.md has the sources by device.
 """

@@ -1,4 +1,4 @@
-"""What a strategy may decide; the defaults are those of a model that is whole on every rank."""
+"""The interface of strategies; its defaults are those of a model that is complete on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients travel in fewer bytes; weights and optimizer keep their precision.
+"""Compresses gradients for communication; weights and optimizer keep their precision.
 
 torch's own bf16 hook refuses gloo, although gloo sums bf16: this one serves every backend.
 """

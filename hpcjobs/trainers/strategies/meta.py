@@ -1,4 +1,4 @@
-"""Models whose weights are nowhere until they are sharded.
+"""Builds models whose weights take no memory until they are sharded.
 
 Every rank builds the model on torch's meta device: names and shapes, no memory. Once it is sharded, each rank
 allocates its parts, and the weights arrive one tensor at a time from rank 0, which alone holds them all, in host
