@@ -69,9 +69,7 @@ def _since_error(lines: List[str]) -> List[str]:
         if not _TRACEBACK.search(lines[first]):
             continue
         # The line that announces a traceback stands before it, in a chain with an empty one between.
-        block = "\n".join(lines[max(0, first - 2) : end])
-        kind = gpu_errors.classify(block)
-        if not _FOLLOWS.search(block) and (kind is None or kind.effect != gpu_errors.RANK_LOST):
+        if not _FOLLOWS.search("\n".join(lines[max(0, first - 2) : end])):
             return lines[first:]
         end = first
     return lines

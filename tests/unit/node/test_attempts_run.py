@@ -356,6 +356,7 @@ TOO = "A rank asked for a GPU by a number that it does not see"
 TRACEBACK = "Traceback (most recent call last):"
 HANDLING = "During handling of the above exception, another exception occurred:"
 IGNORED = "Exception ignored in: <function Loader.__del__ at 0x7f00>"
+AGAIN = ["1: on the CPU, then", "1: step 1", "1: step 2"]
 NO_DEVICE = "E cuda_driver.cc:266] failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
 OLD_DRIVER = "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 
@@ -371,6 +372,7 @@ OLD_DRIVER = "UserWarning: CUDA initialization: The NVIDIA driver on your system
         ([f"1: {OLD_DRIVER}", "1: ValueError: no such column"], None),
         ([f"1: {NO_DEVICE}", "1: step 1", f"1: {TRACEBACK}", "1: OSError: [Errno 5] Input/output error"], None),
         ([f"1: {TRACEBACK}", f"1: {TOO_MANY}", "1: ", f"1: {HANDLING}", "1: ", f"1: {TRACEBACK}", "1: KeyError"], TOO),
+        ([f"1: {TRACEBACK}", f"1: {TOO_MANY}", *AGAIN, f"1: {TRACEBACK}", "1: Broken pipe"], None),
         ([f"1: {TRACEBACK}", f"1: {TOO_MANY}", f"1: {IGNORED}", f"1: {TRACEBACK}", "1: AttributeError: y"], TOO),
         ([f"[rank0]: {TRACEBACK}", TOO_MANY, TRACEBACK, "torch.distributed.elastic. ... ChildFailedError: "], TOO),
         ([f"1: {ADAPTED}", *(f"1: step {step}" for step in range(300)), "1: ValueError: no such column"], None),
