@@ -1,4 +1,4 @@
-"""Parts of the package as one file that any Python runs: what a node needs that has no hpcjobs."""
+"""Packs parts of the package into one file that any Python runs, for nodes that have no hpcjobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How templates of plain text are read: job scripts, Terraform files, start-up scripts."""
+"""Sets up templates of plain text: job scripts, Terraform files, start-up scripts."""
 
 from __future__ import annotations
 

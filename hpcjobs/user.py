@@ -1,4 +1,4 @@
-"""Who runs this process."""
+"""Names the user who runs this process."""
 
 from __future__ import annotations
 

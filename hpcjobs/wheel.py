@@ -1,4 +1,4 @@
-"""The running hpcjobs as a wheel: rented clusters and login hosts install it, whatever an index has under the name."""
+"""Packs the running hpcjobs as a wheel: rented clusters and login hosts install it, not an index's package."""
 
 from __future__ import annotations
 

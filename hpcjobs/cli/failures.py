@@ -1,4 +1,4 @@
-"""What waiting commands print about jobs that failed."""
+"""Prints how jobs failed, for commands that wait for jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of a laptop that run on a login host: which ones, and where."""
+"""Runs commands of a laptop on a login host: decides which commands, and on which host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which type each verb prints with ``--json``: a document, or the fields of another package's type with times.
+"""Maps each verb to the type it prints with ``--json``: a document, or another package's fields with times.
 
 What a verb prints may need half of the package, so it is imported when the verb prints it.
 """

@@ -1,4 +1,4 @@
-"""Values of options on a command line: which word is one, and words that cannot be.
+"""Fills in option values that may be left out, and refuses an option in the place of another option's value.
 
 Click takes the next word as an option's value, whatever it is: ``submit -A --dry-run PROGRAM`` would submit.
 """

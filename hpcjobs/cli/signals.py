@@ -1,4 +1,4 @@
-"""Ends by a signal that leave nothing behind."""
+"""Ends a command that is signalled as Ctrl-C does, so that it leaves nothing behind."""
 
 from __future__ import annotations
 

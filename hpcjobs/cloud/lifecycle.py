@@ -1,4 +1,4 @@
-"""A cluster's life: planned, built, taken down. Thin over Terraform, whose state stays in the cluster's folder."""
+"""Plans, builds and takes down a cluster by Terraform, whose state stays in the cluster's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults: how each is done to a job that runs, with a user's own rights."""
+"""The faults of drills, and how each is caused in a running job with a user's own rights."""
 
 from __future__ import annotations
 

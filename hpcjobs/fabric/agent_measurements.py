@@ -1,4 +1,4 @@
-"""What the agents of a check measure: who answers, who reaches whom, how fast network and memory are."""
+"""Measurements by the agents of a check: which nodes answer and reach each other, how fast network and memory are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node's side of the network: its own address, and what it takes to reach another node from there."""
+"""Finds one node's own address, and tests what it takes to reach another node from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs of a check measure over the nodes: products of matrices, GPUs, and all-reduce."""
+"""Measurements by the programs of a check over the nodes: products of matrices, GPUs, and all-reduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores and GPUs the ranks of a job may use: what the site says, else what its launcher and GPUs suggest."""
+"""Chooses the cores and GPUs that ranks may use: the site's choice, else what launcher and GPUs suggest."""
 
 from __future__ import annotations
 

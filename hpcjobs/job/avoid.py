@@ -1,4 +1,4 @@
-"""Which nodes a job is to stay away from: those that checks of the site have found bad."""
+"""Chooses the nodes that a job avoids: those that checks of the site have found bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a program can run, as far as that is known before it is queued."""
+"""Checks whether a program can run, as far as that is known before it is queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which image a job's program runs in, and what of the machine it sees there."""
+"""Resolves the image that a job's program runs in, and what of the machine it sees there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a job fit a partition: its limits, and the shapes of its nodes?"""
+"""Checks whether a job fits a partition: its limits, and the shapes of its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Python runs the program of a job, and which one runs what decides about its attempts."""
+"""Chooses the Python that runs a job's program, and the one that runs what decides about its attempts."""
 
 from __future__ import annotations
 

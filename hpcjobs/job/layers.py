@@ -1,4 +1,4 @@
-"""What several layers ask Slurm for, merged field by field; each value remembers where it was read."""
+"""Merges what several layers request from Slurm, field by field; each value remembers where it was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the job fits the site: checked before Slurm is asked, so the answer is immediate and complete."""
+"""Checks whether a job fits the site before Slurm is asked, so the answer is immediate and complete."""
 
 from __future__ import annotations
 

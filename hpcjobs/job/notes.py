@@ -1,4 +1,4 @@
-"""What a user should know of a plan before it is submitted, although nothing is wrong with it."""
+"""Notes for the user on a valid plan before it is submitted, such as options without effect."""
 
 from __future__ import annotations
 

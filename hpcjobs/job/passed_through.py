@@ -1,4 +1,4 @@
-"""Options that hpcjobs hands on to sbatch and srun unread: which of them it does not hand on, and why."""
+"""Checks the options that hpcjobs passes to sbatch and srun unread: which of them it refuses, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a request to exactly what will be written and run, touching nothing."""
+"""Plans from a request exactly what will be written and run, without changing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the PROGRAM a user typed to the tokens a task runs."""
+"""Turns the PROGRAM that a user typed into the tokens that a task runs."""
 
 from __future__ import annotations
 

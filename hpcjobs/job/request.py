@@ -1,4 +1,4 @@
-"""A request for a job from options by name, as flags and Python's keywords say them."""
+"""Builds a request for a job from options by name, as flags or Python keywords give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where run folders are made."""
+"""Locates the folder in which run folders are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own settings of sbatch, in environment variables: they win over the site, and lose to what a job says."""
+"""Reads a user's settings of sbatch from environment variables: they override the site, but not the job's options."""
 
 from __future__ import annotations
 

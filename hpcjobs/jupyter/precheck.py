@@ -1,4 +1,4 @@
-"""Whether a session's Python has Jupyter, where that can be known before anything is queued."""
+"""Checks whether a session's Python has Jupyter, where that can be known before anything is queued."""
 
 from __future__ import annotations
 

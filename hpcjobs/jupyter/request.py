@@ -1,4 +1,4 @@
-"""From what somebody asks for to a session's job, and to the files that its node reads."""
+"""Turns a request for a session into its job and the files that its node reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that were submitted: started, waited for, found again, ended."""
+"""Starts sessions, waits for them, finds them again and ends them."""
 
 from __future__ import annotations
 

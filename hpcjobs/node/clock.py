@@ -1,4 +1,4 @@
-"""How long a job still has. Durations of this host's monotonic clock: two hosts' clocks are never compared."""
+"""Tracks how long a job still has, by this host's monotonic clock: clocks of two hosts are never compared."""
 
 import math
 from typing import Callable, NamedTuple, Optional

@@ -1,4 +1,4 @@
-"""Starting the scheduler's commands: the one outside thing of this package, injected so that tests need no cluster."""
+"""Starts the scheduler's commands: the one outside thing of this package, injected so that tests need no cluster."""
 
 from subprocess import TimeoutExpired
 from typing import Callable, Dict, List

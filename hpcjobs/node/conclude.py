@@ -1,4 +1,4 @@
-"""The end of an attempt: its cause, its line in the history, the state file, and what follows."""
+"""Concludes an attempt: its cause, its line in the history, the state file, and what follows."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Why an attempt ended, and whether another one follows. Pure: no files, no commands, no clock."""
+"""Decides why an attempt ended, and whether another one follows. Pure: no files, no commands, no clock."""
 
 from typing import Dict, List, NamedTuple, Optional
 

@@ -1,4 +1,4 @@
-"""Starts of a job that has ended already: Slurm causes some, and they do nothing but tell it the job's exit code."""
+"""Handles starts of a job that has ended, which Slurm sometimes causes: they only report the job's exit code."""
 
 import signal
 from typing import Optional

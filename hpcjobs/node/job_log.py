@@ -1,4 +1,4 @@
-"""What the job's log, which this process writes as well, says about the running attempt."""
+"""Reads what the job's log, which this process writes as well, says about the running attempt."""
 
 import os
 import re

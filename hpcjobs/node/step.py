@@ -1,4 +1,4 @@
-"""The job's one step: when its launcher waits for tasks that have all ended, and how it is ended then."""
+"""Detects that a job's launcher waits although all its tasks have ended, and ends the step."""
 
 import os
 import signal

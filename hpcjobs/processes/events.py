@@ -1,4 +1,4 @@
-"""Waiting for several things at once, without asking again and again."""
+"""Waits for several things at once, without polling."""
 
 import os
 import select

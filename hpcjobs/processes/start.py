@@ -1,4 +1,4 @@
-"""Starting a program. No other module of hpcjobs does it: they call this one, or `fork` for a child that is prepared.
+"""Starts programs. No other module of hpcjobs does it: they call this one, or `fork` for a child that is prepared.
 
 ``argv`` is a list and never a shell string. Standard input is empty unless it is given.
 """

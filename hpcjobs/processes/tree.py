@@ -1,4 +1,4 @@
-"""Processes on this machine: which belong to a job, and how they are ended.
+"""Finds the processes of a job on this machine, and ends them.
 
 Every job and every launch loads this module: it does without what is slow to load (``typing``).
 """

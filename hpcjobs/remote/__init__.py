@@ -1,1 +1,1 @@
-"""The same commands from a laptop: run by hpcjobs on the login host, over the user's own OpenSSH."""
+"""Runs a laptop's commands by hpcjobs on the login host, over the user's own OpenSSH."""

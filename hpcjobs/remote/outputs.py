@@ -1,4 +1,4 @@
-"""On the login host: what a command that a laptop sent tells it, and its end with the connection."""
+"""Tells the laptop, from the login host, which files to fetch, and ends its command with the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands whose answer the laptop has not seen: typed again, they go with the same token.
+"""Records commands that got no answer, so that the same command typed again is sent with the same token.
 
 The login host remembers which job it submitted for a token (`hpcjobs.run.submission`), so that a command which is sent
 twice submits once.

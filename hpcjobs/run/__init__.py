@@ -1,0 +1,1 @@
+"""Submits jobs, records them in run folders, and finds, watches and changes them."""

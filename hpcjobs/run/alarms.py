@@ -1,4 +1,4 @@
-"""What the samples of a job's nodes say that somebody should look at. Pure: from the newest sample of each node."""
+"""Finds what needs attention in the newest sample of each of a job's nodes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dependencies on jobs that are named as everywhere else: by id, name or run folder."""
+"""Resolves dependencies on jobs that are named as everywhere else: by id, name or run folder."""
 
 from __future__ import annotations
 

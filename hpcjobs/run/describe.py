@@ -1,4 +1,4 @@
-"""Everything known about one job, gathered for a reader."""
+"""Gathers everything known about one job for a reader."""
 
 from __future__ import annotations
 

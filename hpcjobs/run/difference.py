@@ -1,4 +1,4 @@
-"""What differs between two runs: what was requested, the code, the script, the nodes, and what came of them."""
+"""Compares two runs: what was requested, the code, the script, the nodes, and the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of nodes as a job: what it runs, and what it leaves."""
+"""Plans a check of nodes as a job, and reads what it leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a job has done nothing for too long, as `hpcjobs monitor --cancel-idle` asks."""
+"""Checks whether a job has been idle for too long, as `hpcjobs monitor --cancel-idle` asks."""
 
 from __future__ import annotations
 

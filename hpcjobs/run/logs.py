@@ -1,4 +1,4 @@
-"""What a job printed: all of it or a selection, now or as it comes."""
+"""Reads what a job printed: all of it or a selection, now or as it comes."""
 
 from __future__ import annotations
 

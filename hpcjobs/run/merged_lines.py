@@ -1,4 +1,4 @@
-"""Equal lines of several ranks as one: ``0-7: epoch 1``."""
+"""Merges equal lines of several ranks into one: ``0-7: epoch 1``."""
 
 from __future__ import annotations
 

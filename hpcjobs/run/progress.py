@@ -1,4 +1,4 @@
-"""What a running job's trainer has written last into metrics.jsonl, read from its end."""
+"""Reads what a running job's trainer has written last into metrics.jsonl, from the end of the file."""
 
 from __future__ import annotations
 

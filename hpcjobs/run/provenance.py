@@ -1,4 +1,4 @@
-"""Which code a job runs: git commit, and what differs from it."""
+"""Reads which code a job runs: its git commit, and what differs from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of a job's nodes, as the samplers of trainers and of `hpcjobs monitor` wrote it into monitor.jsonl."""
+"""Reads the load of a job's nodes that the samplers of trainers and of `hpcjobs monitor` wrote to monitor.jsonl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user types to the jobs meant: ids, ranges, array tasks, run folders, names."""
+"""Finds the jobs that a user names: by ids, ranges, array tasks, run folders, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan to a running job."""
+"""Submits a plan as a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks stop at the same boundary, without a collective call at every step.
+"""Makes all ranks stop at the same boundary, without a collective call at every step.
 
 A boundary is a place that every rank passes equally often. Over a board that all ranks write to and read from:
 

@@ -1,4 +1,4 @@
-"""Saves without stopping: a copy of the state, then a thread that writes it.
+"""Saves checkpoints without stopping the run: copies the state, then writes it in a thread.
 
 Training stands still for the copy alone, and for the rest of the write before if saves come too fast.
 The time it stands still is measured. Storage that fails does not end the run: what was written before

@@ -1,4 +1,4 @@
-"""Numbers that JSON has no place for: NaN and the infinities, as the loss of a run that diverges has them.
+"""Writes numbers that JSON lacks, NaN and the infinities, such as the loss of a run that diverges.
 
 They are written as null, and named beside: ``"loss": null, "not_finite": {"loss": "NaN"}``. A file's name that is not
 UTF-8 has surrogates in Python, which JSON has not either: they are written as they are printed, ``\\udc80``.

@@ -1,4 +1,4 @@
-"""Standard output and standard error, whose reader may have ended.
+"""Writes to standard output and standard error, whose reader may have ended.
 
 Python ends with code 120 where it cannot write what is left in a stream, and with 1 where a print fails: both
 hide the exit code that says why the program ended.

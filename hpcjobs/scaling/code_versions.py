@@ -1,4 +1,4 @@
-"""Which code and image a run was made with: what must not differ within a study."""
+"""Reads the code and image that a run was made with, which must not differ within a study."""
 
 from __future__ import annotations
 

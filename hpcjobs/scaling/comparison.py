@@ -1,4 +1,4 @@
-"""A study against another one, and against bounds that a site's acceptance test sets."""
+"""Compares a study with another one, and with bounds that a site's acceptance test sets."""
 
 from __future__ import annotations
 

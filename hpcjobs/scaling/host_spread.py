@@ -1,4 +1,4 @@
-"""Each run against the median of its size, one row per host: a slow host stands out."""
+"""Compares each run with the median of its size, one row per host: a slow host stands out."""
 
 from __future__ import annotations
 

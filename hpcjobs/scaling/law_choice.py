@@ -1,4 +1,4 @@
-"""The choice of the law that describes a study, and the reasons as sentences."""
+"""Chooses the law that describes a study, and gives the reasons as sentences."""
 
 from __future__ import annotations
 

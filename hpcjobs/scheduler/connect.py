@@ -1,4 +1,4 @@
-"""The scheduler a job or site names."""
+"""Connects to the scheduler that a job or site names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for jobs while their scheduler does not answer."""
+"""Waits for jobs while their scheduler does not answer."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Site files: their keys, where they are found, how they are read, and the policies of a centre."""

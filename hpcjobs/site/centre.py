@@ -1,4 +1,4 @@
-"""Which policies of the centre hold for a site."""
+"""Finds the policies of the centre that hold for a site."""
 
 from __future__ import annotations
 

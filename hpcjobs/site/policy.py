@@ -1,4 +1,4 @@
-"""The ``policy:`` of a centre: what no file of a user or project undoes."""
+"""The ``policy:`` of a centre: rules that no file of a user or project can override."""
 
 from __future__ import annotations
 

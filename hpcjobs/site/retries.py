@@ -1,4 +1,4 @@
-"""How often a job may be started again, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``."""
+"""How often a job may be restarted, by what ended it: ``timeout=∞,preempt=∞,node=3,error=0``."""
 
 from __future__ import annotations
 

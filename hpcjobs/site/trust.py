@@ -1,4 +1,4 @@
-"""Files that come with somebody's repository act only once the user has trusted them as they are.
+"""Keeps files of somebody's repository from acting until the user has trusted their content.
 
 Whoever writes a site file decides what runs under the user's name: shell lines, modules, the Python, options of sbatch
 and srun, even the plugins that Slurm's commands load (``slurm_conf``). So a file of the project layer may only describe

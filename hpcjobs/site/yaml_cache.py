@@ -1,4 +1,4 @@
-"""What YAML files say, remembered from one command to the next.
+"""Caches the content of YAML files from one command to the next.
 
 Importing the parser takes longer than everything else that is done with a site file: without this cache
 ``hpcjobs submit --dry-run`` takes 1.15 times the CPU time, and ``hpcjobs sites`` 1.13 times. An entry is used only for

@@ -1,4 +1,4 @@
-"""YAML files into frozen values."""
+"""Reads YAML files into frozen values."""
 
 from __future__ import annotations
 

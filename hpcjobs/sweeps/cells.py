@@ -1,4 +1,4 @@
-"""From a program and a point to a cell: its identity, its command, its line of shell."""
+"""Builds a cell from a program and a point: its identity, its command, its line of shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tasks an array may have, how many jobs the queue takes, and how a sweep is cut to fit."""
+"""Reads how many tasks an array may have and how many jobs the queue takes, and cuts a sweep to fit."""
 
 from __future__ import annotations
 

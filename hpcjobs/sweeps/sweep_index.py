@@ -1,4 +1,4 @@
-"""Which sweeps there are: one small file per sweep in the user's state folder, as for jobs."""
+"""The index of sweeps: one small file per sweep in the user's state folder, as for jobs."""
 
 from __future__ import annotations
 

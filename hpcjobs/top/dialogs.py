@@ -1,4 +1,4 @@
-"""What covers the table for a while: lines to read, and a question."""
+"""Dialogs that cover the table: lines to read, and a yes-or-no question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at jobs again and again: one question to each scheduler, and the files that have changed."""
+"""Takes snapshots of jobs: one question to each scheduler, and the files that have changed."""
 
 from __future__ import annotations
 

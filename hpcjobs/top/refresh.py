@@ -1,4 +1,4 @@
-"""When the screen asks the scheduler and reads files again. One thread at a time does either."""
+"""Decides when the screen asks the scheduler and reads files again. One thread at a time does either."""
 
 from __future__ import annotations
 

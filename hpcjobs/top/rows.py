@@ -1,4 +1,4 @@
-"""From a snapshot to the rows of the screen: arrays and sweeps folded, sorted, filtered. Pure."""
+"""Turns a snapshot into the rows of the screen: arrays and sweeps folded, sorted, filtered. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a thread reaches the screen."""
+"""Hands calls of a thread to the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher says, and how its words become a line of shell."""
+"""The interface of launchers, and how their tokens become a line of shell."""
 
 from __future__ import annotations
 

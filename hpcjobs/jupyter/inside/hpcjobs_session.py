@@ -1,4 +1,4 @@
-"""Within the Jupyter server of a session: when somebody last did something, and notes for whoever has the page open.
+"""Runs in the Jupyter server of a session: reports the last activity and the newest notice for its users.
 
 Loaded by the server's own Python, which need not have hpcjobs: this file stands alone.
 """

@@ -1,4 +1,4 @@
-"""An interactive session on a node: a server that answers on one private port, and the way to it from outside.
+"""Runs an interactive session on a node: a server that answers on one private port, and the way to it from outside.
 
 All of it goes into one file of the run folder, ``session.pyz``, which any Python from 3.9 on runs: the Python that has
 Jupyter need not have hpcjobs.

@@ -1,4 +1,4 @@
-"""Who may start now: first come, first served, on one machine's CPUs and GPUs."""
+"""Decides which jobs may start now: first come, first served, on one machine's CPUs and GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan to what the local scheduler records of it."""
+"""Builds from a plan what the local scheduler records of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and how a run takes it up again."""
+"""Captures the state of a run for a checkpoint, and restores it."""
 
 from __future__ import annotations
 

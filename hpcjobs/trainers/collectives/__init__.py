@@ -1,1 +1,1 @@
-"""What the collectives cost by themselves, without a model around them."""
+"""Measures what collectives cost by themselves, without a model around them."""

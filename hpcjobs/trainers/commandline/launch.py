@@ -1,4 +1,4 @@
-"""From a command line to an exit code, with torch loaded only once both flags and world are right."""
+"""Takes a trainer from its command line to an exit code; torch is loaded only once flags and world are right."""
 
 from __future__ import annotations
 

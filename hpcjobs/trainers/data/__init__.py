@@ -1,1 +1,1 @@
-"""Which rank reads which samples, and where the data lies."""
+"""The training data: which rank reads which samples, and where the data lies."""

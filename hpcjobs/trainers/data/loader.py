@@ -1,4 +1,4 @@
-"""Which rank trains on which sample when, and the loader that brings them."""
+"""Decides which rank trains on which sample when, and loads the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many loader processes a rank gets where `--workers` does not say."""
+"""Chooses how many loader processes a rank gets where `--workers` does not say."""
 
 from __future__ import annotations
 

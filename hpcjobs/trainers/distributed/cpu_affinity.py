@@ -1,4 +1,4 @@
-"""On which cores the ranks run, and whether there are enough of them."""
+"""Reports which cores the ranks run on, and whether there are enough of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks meet at one store, before any collective: who is absent is known by name, and by when."""
+"""Has all ranks meet at one store before any collective; after a deadline it names those that are absent."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Stopping on request, being started again, and ending a run that stands still."""
+"""Stops a run on request, has it started again, and ends a run that makes no progress."""

@@ -1,4 +1,4 @@
-"""When a run saves a checkpoint, and how it resumes from one."""
+"""Decides when a run saves a checkpoint, and resumes a run from one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The held-out part, each sample counted once whatever the number of ranks."""
+"""Evaluates the held-out part: each sample counts once, whatever the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Utilisation, memory, power and temperature of some GPUs by NVML, where both GPUs and NVML are there."""
+"""Reads utilisation, memory, power and temperature of some GPUs by NVML, where GPUs and NVML exist."""
 
 from __future__ import annotations
 

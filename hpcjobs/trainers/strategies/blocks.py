@@ -1,4 +1,4 @@
-"""What flags change about a model's blocks, before a strategy spreads the model: the same under each of them."""
+"""Applies flags to a model's blocks before a strategy spreads the model: the same under each strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lightning is given as its cluster environment: the world that a launcher started."""
+"""The cluster environment that Lightning is given: the world that a launcher started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products and nothing else: the rate that no training step on this device can pass."""
+"""A workload of matrix products and nothing else: it shows the rate that no training step on this device can pass."""
 
 from __future__ import annotations
 

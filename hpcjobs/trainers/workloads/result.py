@@ -1,4 +1,4 @@
-"""What functions of a workload return, checked: a mistake there is the user's to mend, and named."""
+"""Checks what functions of a user's workload return, and names the mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebDataset's tar shards, read by number: the order of samples is any, at any world size, and from any place on.
+"""Reads WebDataset's tar shards by number: in any order, at any world size, from any place on.
 
 A sample is all files of a shard with the same name up to the first dot, such as `0001.jpg` and `0001.cls`. Headers
 are read once, and kept beside a shard as `SHARD.index`, where that can be written.
