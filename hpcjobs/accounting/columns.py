@@ -75,7 +75,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
 
 
 def format_energy(joules: float | None, source: str | None) -> str:
-    """In Wh below one kWh; ``~`` where it is modelled, in full or in part."""
+    """Format energy, in Wh below one kWh; ``~`` where it is modelled, in full or in part."""
     if joules is None:
         return "-"
     hours = joules / 3600

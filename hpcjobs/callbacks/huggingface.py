@@ -110,7 +110,7 @@ def find_damage(place: Path) -> str | None:
 
 
 def wait_for_all() -> None:
-    """Until all ranks have come here."""
+    """Wait until all ranks have come here."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.barrier()

@@ -41,7 +41,7 @@ def intercept(command: Any, verb: str) -> None:
 
 
 def find_target(remote: str | None, site: str | None, *, verb: str) -> Target | None:
-    """Where the command runs; None: on this machine.
+    """Find where the command runs; None: on this machine.
 
     ``remote`` was typed, or is HPCJOBS_REMOTE: a site, or a host of ssh. Else the command's site says, when it has a
     login host and this machine has no sbatch.

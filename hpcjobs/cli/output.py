@@ -99,7 +99,7 @@ def shows_colours(stream: TextIO) -> bool:
 
 
 def table_width() -> int:
-    """How wide a table may be: as the terminal, or as its content on a pipe, whatever COLUMNS says."""
+    """The width that a table may have: the terminal's, or its content's on a pipe, whatever COLUMNS says."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
 
 

@@ -39,7 +39,7 @@ class Cluster(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the cluster and, with a number or ``-head`` after it, of its nodes."""
+        """The name of the cluster and, with a number or ``-head`` after it, of its nodes."""
         return self.site.name
 
     @property

@@ -21,7 +21,7 @@ class CostEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate(cluster: Cluster) -> CostEstimate:
-    """For ``nodes.max`` nodes."""
+    """Estimate the cost of ``nodes.max`` nodes."""
     prices, nodes, head = cluster.site.prices, cluster.cloud.nodes.max, cluster.cloud.head.hour
     parts = (
         (prices.node_hour, 1),

@@ -87,7 +87,7 @@ def expand_path(text: str, site: Site, what: str) -> str:
 
 
 def folder_of(site: Site) -> Path:
-    """Where the site keeps what is built for it."""
+    """The folder in which the site keeps what is built for it."""
     return Path(expand_path(site.containers.folder, site, "containers.folder"))
 
 

@@ -23,7 +23,7 @@ FAMILIES = (("Open MPI", "openmpi"), ("Intel", "intelmpi"))
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that are installed."""
+    """The versions of the packages that are installed."""
     versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):

@@ -119,7 +119,7 @@ def resolve_arguments(recipe: Recipe, given: Mapping[str, str]) -> dict[str, str
 
 
 def recipe_hash(recipe: Recipe, arguments: Mapping[str, str], base_digest: str | None) -> str:
-    """Of everything an image depends on that is known here: recipe, arguments, files taken in, base.
+    """The hash of all that an image depends on and is known here: recipe, arguments, files taken in, base.
 
     Raises:
         ConfigError: a file that the recipe takes in is not there.

@@ -62,7 +62,7 @@ def fingerprint(path: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Of the whole file, 64 hex digits."""
+    """The SHA-256 of the whole file, 64 hex digits."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):

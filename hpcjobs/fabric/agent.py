@@ -37,7 +37,7 @@ def hello(interface: str | None, *, alone: bool) -> tuple[Answer, EchoServer | N
 
 
 def reach(me: Answer, peers: Sequence[Mapping[str, Any]]) -> Answer:
-    """By peer: the round trip in seconds, or why there is none."""
+    """The round trip in seconds to each peer, or why there is none."""
     with ThreadPoolExecutor(max(1, min(16, len(peers)))) as pool:
         return dict(zip((peer["host"] for peer in peers), pool.map(lambda peer: _reach(me, peer), peers), strict=True))
 

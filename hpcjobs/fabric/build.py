@@ -75,7 +75,7 @@ def _find_libraries(nvcc: str) -> list[str]:
 
 
 def compute_capabilities() -> list[str]:
-    """Of this node's GPUs, each once: ``80``, ``90``; none where the driver does not say."""
+    """The compute capabilities of this node's GPUs, each once: ``80``, ``90``; none where the driver does not say."""
     return sorted(
         {f"{major}{minor}" for major, minor in re.findall(r"^(\d+)\.(\d)$", _answer(_ASK_GPUS), re.MULTILINE)}
     )

@@ -38,7 +38,7 @@ class Gpu:
 
     @property
     def values(self) -> dict[str, float]:
-        """By metric. A link counts by its better end: the other one is then at fault."""
+        """The values by metric. A link counts by its better end: the other one is then at fault."""
         values = {"flops": self.flops, "memory_bytes_per_s": self.memory_bytes_per_s}
         return values | ({"peer_bytes_per_s": max(self.peers.values())} if self.peers else {})
 

@@ -68,7 +68,7 @@ def _parse_line(line: str) -> NodeVerdict | None:
 
 
 def standings(verdicts: Iterable[NodeVerdict], now: float) -> dict[str, Standing]:
-    """Where every node of the record stands at ``now``."""
+    """The standing of every node of the record at ``now``."""
     worth: dict[str, float] = {}
     last: dict[str, NodeVerdict] = {}
     for verdict in verdicts:

@@ -85,7 +85,7 @@ def outliers(nodes: list[NodeMeasurements], *names: str, tolerance: float) -> li
 
 
 def compare(values: Mapping[str, float], metric: Metric, tolerance: float) -> dict[str, tuple[float, bool]]:
-    """By host: how it compares with the median (1: alike, below: worse), and whether it is an outlier."""
+    """Compare each host with the median (1: alike, below: worse), and tell whether it is an outlier."""
     if len(values) < 2:
         return {}
     # as rates, so that for every metric more is better and twice the time is half the rate

@@ -50,7 +50,7 @@ class _Open(NamedTuple):
 def statuses(
     entries: Iterable[Entry], *, connect: Connect = connect, errors: list[SchedulerError] | None = None
 ) -> list[Known]:
-    """Where each of ``entries`` stands, in their order.
+    """The status of each of ``entries``, in their order.
 
     With ``errors``, a scheduler that does not answer is noted there, and its jobs are reported as they last wrote.
 

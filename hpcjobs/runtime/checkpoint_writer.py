@@ -101,7 +101,7 @@ class BackgroundWriter(ABC):
                 time.sleep(INSISTING_PAUSE_S)
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None

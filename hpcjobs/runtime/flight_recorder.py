@@ -33,7 +33,7 @@ class Collective:
 
 
 def collectives() -> list[Collective]:
-    """In the order they were begun; none where this torch records nothing, or its recorder is off."""
+    """The collectives in the order they were begun; none where this torch records nothing, or its recorder is off."""
     bindings = sys.modules.get(BINDINGS)
     entries = [call for name in RECORDERS if (dump := getattr(bindings, name, None)) for call in _read(dump())]
     return sorted(entries, key=lambda call: call.began_ns)

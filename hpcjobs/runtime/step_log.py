@@ -162,7 +162,7 @@ class StepLog:
 
     @property
     def throughput(self) -> float | None:
-        """Of all ranks per second, over all lines but the first ones; None: nothing was counted."""
+        """The throughput of all ranks per second, over all lines but the first ones; None: nothing was counted."""
         return self._counted / self._counted_s if self._counted_s else None
 
     @property

@@ -27,7 +27,7 @@ def available() -> bool:
 
 
 def mount(folder: Folder) -> None:
-    """Where ``cgroup.conf`` says.
+    """Mount the freezer where ``cgroup.conf`` expects it.
 
     Raises:
         HpcJobsError: the machine does not allow it.

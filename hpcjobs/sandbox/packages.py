@@ -43,7 +43,7 @@ def check(*, install: bool, say: Callable[[str], None]) -> None:
 
 
 def is_debian() -> bool:
-    """By /etc/os-release, derivatives included."""
+    """Whether this machine runs Debian or a derivative, by /etc/os-release."""
     try:
         lines = Path("/etc/os-release").read_text().splitlines()
     except OSError:

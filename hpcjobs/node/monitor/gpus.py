@@ -56,7 +56,7 @@ class GpuReader:
         return len(self._handles)
 
     def read(self) -> Dict[str, Optional[float]]:
-        """Over all of them: mean utilisation and hottest temperature, memory and power in sum; None: not measured."""
+        """Read mean utilisation and hottest temperature of all GPUs, sums of memory and power; None: not measured."""
         percents = self._each(_Utilization, "nvmlDeviceGetUtilizationRates", lambda value: value.gpu)
         used = self._each(_Memory, "nvmlDeviceGetMemoryInfo", lambda value: value.used)
         watts = self._each(ctypes.c_uint, "nvmlDeviceGetPowerUsage", lambda value: value.value / 1e3)

@@ -16,7 +16,7 @@ Collate = Callable[[list[Any]], Batch]
 
 
 def collate_samples(samples: list[Any]) -> Batch:
-    """By torch's `default_collate`.
+    """Collate samples by torch's `default_collate`.
 
     Raises:
         UsageError: it does not know how.

@@ -64,7 +64,7 @@ def shorten_version(version: str) -> str:
 
 
 def describe_launcher() -> str:
-    """Who started this rank, in words; with the MPI type where it was srun."""
+    """Describe which launcher started this rank; with the MPI type where it was srun."""
     launcher = os.environ.get("HPCJOBS_LAUNCHED_BY")
     if launcher is not None:
         return launcher

@@ -129,6 +129,6 @@ class Checkpoints:
         )
 
     def finish(self) -> None:
-        """Until the last checkpoint is on disk."""
+        """Wait until the last checkpoint is on disk."""
         if self._writes:
             self._writer.finish(within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S))

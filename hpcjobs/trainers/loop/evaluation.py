@@ -45,7 +45,7 @@ class Evaluator:
         self._loader = Loader(held_out, device=group.device, workers=config.workers or 0)
 
     def due(self, step: int) -> bool:
-        """After every so many steps, and after the last one."""
+        """Whether to evaluate now: after every so many steps, and after the last one."""
         return self.every > 0 and step > 0 and (step % self.every == 0 or step == self.plan.total_steps)
 
     def evaluate(self, boundary: Callable[[], None]) -> Evaluation:

@@ -33,7 +33,7 @@ class Gpus:
             self.missing = f"NVML says: {error}"
 
     def read(self) -> dict[str, float | None]:
-        """Over all of them: mean utilisation and hottest temperature, memory and power in sum."""
+        """Read mean utilisation and hottest temperature of all GPUs, and the sums of memory and power."""
         handles = self._handles
         percents = _each(handles, lambda one: pynvml.nvmlDeviceGetUtilizationRates(one).gpu)
         memory = _each(handles, lambda one: pynvml.nvmlDeviceGetMemoryInfo(one).used)

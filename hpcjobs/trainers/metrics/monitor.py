@@ -55,7 +55,7 @@ class Monitor:
             self._thread.join()
 
     def summary(self) -> Monitored | None:
-        """Over the samples of all nodes; a collective call."""
+        """Summarise the samples of all nodes; a collective call."""
         if not self.on:
             return None
         self.__exit__()

@@ -51,7 +51,7 @@ PEAKS: tuple[tuple[str, Peak], ...] = (
 def peak_flops_per_s(
     device_name: str, precision: str, *, tf32: bool, multiprocessors: int | None = None
 ) -> float | None:
-    """Of one device or its MIG slice, in the precision its matrix products run in; None where none is stated.
+    """The peak of one device or MIG slice, in the precision its matrix products run in; None where none is stated.
 
     Args:
         multiprocessors: those that the process sees, by which a slice counts.

@@ -65,7 +65,7 @@ class TrainingPlan:
 
     @property
     def samples_per_step(self) -> int:
-        """Of one rank."""
+        """The samples of one rank per step."""
         return self.batch_size * self.accumulate
 
     @property

@@ -55,7 +55,7 @@ class Strategy:
         return list(model.parameters())
 
     def named_parameters(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-        """With the names that they had before `wrap`."""
+        """The parameters with the names that they had before `wrap`."""
         return list(model.named_parameters())
 
     def parameter_groups(self, model: nn.Module, workload: Workload) -> GroupedParameters:

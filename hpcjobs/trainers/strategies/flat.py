@@ -76,7 +76,7 @@ class FlatUnit:
         self.leaving = REDUCE_SCATTER(self.shard.grad, flat, async_op=True)
 
     def land(self) -> None:
-        """Until this rank's part of the gradient is here."""
+        """Wait until this rank's part of the gradient is here."""
         if self.leaving is not None:
             self.leaving.wait()
             self.leaving = self.gradients = None

@@ -63,7 +63,7 @@ class FsdpScratch(Strategy):
 
     @property
     def trained(self) -> list[FlatUnit]:
-        """In the order in which the optimizer has their shards: group by group."""
+        """The trained units in the order in which the optimizer has their shards: group by group."""
         order = {parameter: number for number, (_, group) in enumerate(self.groups) for parameter in group}
         return sorted((unit for unit in self.units if unit.trained), key=lambda unit: order[unit.parameters[0]])
 

@@ -85,7 +85,7 @@ class Horovod(Strategy):
         return self.flags.adasum and int(hvd.size()) > 1
 
     def join(self, model: nn.Module, loss: torch.Tensor | None) -> torch.Tensor:
-        """Until all are here, this rank adds zeros to the gradients of the others; then it takes their weights over.
+        """Add zeros to the gradients of the other ranks until all are here; then take their weights over.
         The one that joins last has made every step."""
         last = hvd.join()
         hvd.broadcast_optimizer_state(self.distributed, root_rank=last)

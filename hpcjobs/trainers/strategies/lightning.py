@@ -55,7 +55,7 @@ def make_strategy(flags: LightningFlags) -> Strategy:
 
 
 def train(call: Call[LightningFlags], strategy: Strategy) -> RunSummary:
-    """As loop.train.train, with Lightning's loop in the place of ours."""
+    """Train as loop.train.train does, with Lightning's loop in place of ours."""
     with open_run(call, strategy) as run:
         run.evaluate_resumed()
         if run.first_step < run.plan.total_steps:

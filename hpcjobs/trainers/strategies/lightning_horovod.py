@@ -107,7 +107,7 @@ class HorovodStrategy(ParallelStrategy):
         self._pending[parameter] = (hvd.allreduce_async_(small, name=f"gradient {name}", op=hvd.Average), context)
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Until the gradients of this pass have arrived: clipping and the optimizer may read them then."""
+        """Wait until the gradients of this pass have arrived: clipping and the optimizer may read them then."""
         if self._quiet or not self._hooks:
             return
         assert self.model is not None
@@ -128,7 +128,7 @@ class HorovodStrategy(ParallelStrategy):
             self._quiet = False
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Over ranks; means of whole numbers and of 16 bit floats are taken in fp32."""
+        """Reduce over ranks; means of whole numbers and of 16 bit floats are taken in fp32."""
         if not isinstance(tensor, Tensor):
             return tensor
         name = str(reduce_op or "mean").lower().rpartition(".")[2].removeprefix("redoptype")

@@ -24,7 +24,7 @@ def load_transformers() -> Any:
 
 
 def read_vocabulary(folder: Path) -> int:
-    """How many tokens the model has.
+    """The number of tokens in the model's vocabulary.
 
     Raises:
         MissingData, BadData: there is no model.
