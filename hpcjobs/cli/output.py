@@ -1,4 +1,4 @@
-"""What verbs print: JSON for scripts, tables for people."""
+"""Prints the output of verbs: JSON for scripts, tables for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which NVIDIA driver a version of CUDA needs.
+"""Looks up the NVIDIA driver that a version of CUDA needs.
 
 Source: "CUDA Toolkit Release Notes", table "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version
 Compatibility" (Linux x86_64): within a major version the driver of its first release is enough.

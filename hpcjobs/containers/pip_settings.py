@@ -1,4 +1,4 @@
-"""How the pip of a build finds what the pip of this user finds: the same indexes, folders and certificate.
+"""Gives the pip of a build the settings of this user's pip: the same indexes, folders and certificate.
 
 They go in by a file that only the user reads and that stays out of the image: an index's address may hold a password.
 """

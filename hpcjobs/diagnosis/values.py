@@ -1,4 +1,4 @@
-"""What is known about a job that failed, and what was concluded from it."""
+"""The values of a diagnosis: what is known about a job that failed, and what was concluded from it."""
 
 from __future__ import annotations
 

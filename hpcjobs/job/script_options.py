@@ -1,4 +1,4 @@
-"""What sbatch reads in a rendered script beside the options of its job: lines of a template or of a text in it."""
+"""Checks what sbatch reads in a rendered script beside its job's options: lines of a template or of a text in it."""
 
 from __future__ import annotations
 

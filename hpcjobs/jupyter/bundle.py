@@ -1,4 +1,4 @@
-"""What a session brings along to its node: code that needs nothing but a Python, and what runs in Jupyter itself."""
+"""The files that a session brings to its node: code that needs only a Python, and what runs in Jupyter itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the job script says of a job's further attempts: the options of ``node.pyz attempts``."""
+"""The options of ``node.pyz attempts``, by which the job script configures further attempts of a job."""
 
 import argparse
 from typing import Dict, List, NamedTuple, Optional

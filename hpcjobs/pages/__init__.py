@@ -1,1 +1,1 @@
-"""What reports share: the style of figures, and HTML pages that need no other file."""
+"""Shared parts of reports: the style of figures, and HTML pages that need no other file."""

@@ -1,4 +1,4 @@
-"""What all pictures share: style, labels that do not run into each other, files."""
+"""Shared parts of all figures: style, labels that do not run into each other, files."""
 
 from __future__ import annotations
 

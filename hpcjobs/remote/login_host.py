@@ -1,4 +1,4 @@
-"""What hpcjobs needs on a login host: itself, the laptop's site files, a folder for the code."""
+"""Prepares a login host for hpcjobs: hpcjobs itself, the laptop's site files, a folder for the code."""
 
 from __future__ import annotations
 

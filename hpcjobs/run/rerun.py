@@ -1,4 +1,4 @@
-"""The same run again, from the manifest in its run folder: exact, or with stated changes."""
+"""Repeats a run from the manifest in its run folder: exactly, or with stated changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells the job script that would start it again: steps done, steps saved, how early to signal."""
+"""Tells the job script that would restart a run its steps done, steps saved, and how early to signal."""
 
 from __future__ import annotations
 

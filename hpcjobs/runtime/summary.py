@@ -1,4 +1,4 @@
-"""What a run leaves for reports: summary.json and metrics.jsonl (docs/metrics.md describes both)."""
+"""The files that a run leaves for reports: summary.json and metrics.jsonl (docs/metrics.md describes both)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a shape and a site to the cluster to build. Pure: nothing here looks at the machine."""
+"""Computes the cluster to build from a shape and a site. Pure: nothing here looks at the machine."""
 
 from __future__ import annotations
 

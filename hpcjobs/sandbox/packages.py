@@ -1,4 +1,4 @@
-"""What the machine must have: root, Debian or Ubuntu, and packages."""
+"""Checks that the machine has what a sandbox needs: root, Debian or Ubuntu, and packages, which can be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Up, status, down: a real Slurm cluster of several hosts on this machine."""
+"""Starts, shows and removes a real Slurm cluster of several hosts on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scheduler can do, and the record of a job that all of them give."""
+"""The interface of every scheduler, and the record of a job that all of them give."""
 
 from __future__ import annotations
 

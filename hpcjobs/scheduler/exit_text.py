@@ -1,4 +1,4 @@
-"""How a job or a rank ended, in words: its exit code, or the signal by its name."""
+"""Describes how a job or a rank ended: its exit code, or the signal by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this machine belongs to a Slurm cluster."""
+"""Tells whether this machine belongs to a Slurm cluster."""
 
 from __future__ import annotations
 

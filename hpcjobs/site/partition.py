@@ -1,4 +1,4 @@
-"""What a partition has: nodes of one shape or several, and the limits of its jobs."""
+"""The keys of a partition: nodes of one shape or several, and the limits of its jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job asks Slurm for."""
+"""The resources that a job requests from Slurm."""
 
 from __future__ import annotations
 

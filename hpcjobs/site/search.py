@@ -1,4 +1,4 @@
-"""Where site files are looked for: folders in order, each of one layer."""
+"""Lists where site files are looked for: folders in order, each of one layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the screen shows, at one moment: values only."""
+"""The values that the screen shows at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files of local jobs say, as records."""
+"""Reads the files of local jobs into records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Slurm's commands spell one value: texts, counts, times, sizes, exit codes, resources. None: there is no value."""
+"""Reads values as Slurm's commands spell them: texts, counts, times, sizes, exit codes, resources. None: no value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about each way in which Slurm refuses a submission: its own words, and a hint."""
+"""Hints for the ways in which Slurm refuses a submission, found by Slurm's own words."""
 
 from __future__ import annotations
 

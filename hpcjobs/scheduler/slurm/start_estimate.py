@@ -1,4 +1,4 @@
-"""When a job would start, as Slurm's own scheduler estimates it: ``sbatch --test-only`` submits nothing."""
+"""Asks Slurm's own scheduler when a job would start: ``sbatch --test-only`` submits nothing."""
 
 from __future__ import annotations
 

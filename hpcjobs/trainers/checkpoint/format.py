@@ -1,4 +1,4 @@
-"""What trainers put into a checkpoint (`runtime/checkpoints.py` has its folder and manifest).
+"""The content that trainers put into a checkpoint (`runtime/checkpoints.py` has its folder and manifest).
 
 checkpoints/step-00000120/state.pt        torch.save: model, optimizer, scaler, RNG by rank
 checkpoints/step-00000120/parts/          what ranks hold in parts, by torch.distributed.checkpoint

@@ -1,1 +1,1 @@
-"""What a run measures and records."""
+"""The measurements of a run, and the files that record them."""

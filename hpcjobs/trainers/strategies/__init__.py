@@ -1,1 +1,1 @@
-"""How a model is spread over ranks: one module and one class per strategy; these import torch."""
+"""Strategies that spread a model over ranks: one module and one class per strategy; these import torch."""
