@@ -40,6 +40,12 @@ class CurrentAttempt:
         self.is_over = False
         """Whether its end is the job's end, of which the scheduler learns by the exit code alone."""
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a later attempt has begun: Slurm took this one's node for dead, and started the job elsewhere."""
+        newest = self.control.running()
+        return newest is not None and (newest.host, newest.pid) != (os.uname().nodename, os.getpid())
+
     def write_state(self, state: str, code: Optional[int] = None, ended: Optional[int] = None) -> None:
         """Write ``state.json``; that it cannot be written must not end a job."""
         failure = self.control.first_failure if code else None

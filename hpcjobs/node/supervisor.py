@@ -103,7 +103,8 @@ class Supervisor:
         """Record the cancellation before Slurm's SIGKILL, where the launcher outlasts the time until it."""
         if time.monotonic() >= self._record_cancelled_at:
             self._record_cancelled_at = math.inf
-            self.job.write_state("CANCELLED", CANCELLED_CODE, int(time.time()))
+            if not self.job.is_superseded:
+                self.job.write_state("CANCELLED", CANCELLED_CODE, int(time.time()))
 
     def _on_warning(self) -> None:
         """Slurm's signal to the script: ahead of the limit, or ahead of a preemption."""
@@ -249,6 +250,9 @@ def supervise(options: Options) -> int:
     publish_deadline(job, clock)
     script = start(options.command, env=script_environ(job, environ, clock), stdin=None)
     end = Supervisor(job, clock, signals, script).run()
+    if job.is_superseded:  # the state, the history and the control directory are the later attempt's
+        report("a later attempt of this job has begun: this one ends without a record")
+        return end.exit_code or CANCELLED_CODE
     code = job.conclude(end, int(time.time()))
     # Another parent: slurmstepd was killed, and nobody is left to report the exit code to Slurm.
     if options.scheduler == "slurm" and job.is_over and os.getppid() != parent:

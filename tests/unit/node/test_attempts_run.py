@@ -436,6 +436,25 @@ def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_kil
     assert [each["cause"] for each in node.history] == ["preempt"]
 
 
+def test_an_attempt_that_lives_on_after_the_next_one_began_changes_no_record(node: Node) -> None:
+    waits = f"touch {node.run_dir}/NAME.begun; until [ -e {node.run_dir}/NAME.end ]; do read -rt 0.1 <> <(:); done; "
+    given_up = node.begin(waits.replace("NAME", "first") + "exit 1")  # Slurm lost its node, and started the job anew
+    wait_until((node.run_dir / "first.begun").exists)
+    done = 'touch "$HPCJOBS_CONTROL_DIR/completed"; echo 0 >"$HPCJOBS_CONTROL_DIR/ends/0"'
+    later = node.begin(waits.replace("NAME", "second") + done, SLURM_RESTART_COUNT="1")
+    wait_until((node.run_dir / "second.begun").exists)
+    history = node.history
+    (node.run_dir / "first.end").touch()
+    _, err = given_up.communicate(timeout=60)
+    after_the_first_end = node.state, node.history
+    (node.run_dir / "second.end").touch()
+    _, later_err = later.communicate(timeout=60)
+    assert (given_up.returncode, after_the_first_end) == (1, ("RUNNING", history)), err
+    assert "a later attempt of this job has begun" in err
+    assert (later.returncode, node.state) == (0, "COMPLETED"), later_err
+    assert [each["cause"] for each in node.history] == ["preempt", "completed"]
+
+
 def test_a_job_that_cannot_write_its_control_directory_is_held(node: Node) -> None:
     (node.control / "running" / "full").mkdir(parents=True)
     code, err = node.run("exit 0")
