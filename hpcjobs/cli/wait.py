@@ -73,13 +73,15 @@ def wait_for(entries: list[Entry], *, timeout_s: float | None = None, as_json: b
     from hpcjobs.run.wait import exit_code, wait
 
     with explaining_interrupts(entries), ProgressBars() as bars:
+        changes = _Changes(entries, bars)
         try:
-            known = wait(entries, timeout_s=timeout_s, progress=_Changes(entries, bars), report=note)
+            known = wait(entries, timeout_s=timeout_s, progress=changes.show, report=note)
         except TimeoutError as error:
             if as_json:
                 print_output("wait", [record for job in statuses(entries) for record in job.records])
             raise HpcJobsError(str(error)) from error
-    records = [record for job in known for record in job.records]
+        records = [record for job in known for record in job.records]
+        changes.print_states(records)
     if as_json:
         print_output("wait", records)
     print_failures(known)
@@ -109,8 +111,9 @@ class _Changes:
         self._pause_s = _BAR_S if bars.are_drawn else PROGRESS_S
         self._next_progress = clock() + self._pause_s
 
-    def __call__(self, records: list[JobRecord]) -> None:
-        self._print_states(records)
+    def show(self, records: list[JobRecord]) -> None:
+        """Print what is new at one look, except that a job was cancelled: its scheduler may say that it met its limit."""
+        self.print_states([record for record in records if record.state.value != "CANCELLED"])
         if self._clock() >= self._next_progress:
             self._next_progress = self._clock() + self._pause_s
             self._show_progress()
@@ -138,7 +141,8 @@ class _Changes:
                     remaining_s=progress.remaining_s,
                 )
 
-    def _print_states(self, records: list[JobRecord]) -> None:
+    def print_states(self, records: list[JobRecord]) -> None:
+        """Print a line for each job whose state has changed."""
         for record in records:
             if self._printed_states.get(record.job_id) is not record.state:
                 self._printed_states[record.job_id] = record.state

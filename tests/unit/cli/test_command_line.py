@@ -368,6 +368,20 @@ def test_a_job_that_completed_while_slurmctld_was_away_met_no_time_limit_whateve
     assert "Slurm has TIMEOUT: it did not hear of the end" in ok("ps", "--json").out
 
 
+def test_waiting_for_a_job_that_met_its_time_limit_never_says_that_it_was_cancelled(cluster: Path) -> None:
+    run_dir = Path(ok("submit", "--json", "true").json["run_dir"])
+    now = int(time.time())
+    end = {"job_id": "42", "state": "CANCELLED", "exit_code": 143, "nodes": "n1"}  # all that the job knows of a SIGTERM
+    (run_dir / "state.json").write_text(json.dumps(end | {"started": now - 70, "ended": now}))
+    row = ["42", "true", "TIMEOUT", "None", "main", "n1", "1", str(now - 70), str(now - 70), str(now), "70", "0:0"]
+    answer(cluster, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    answer(cluster, "squeue", ":")
+    answered = within("wait", "42")
+    assert answered.code != 0
+    assert "job 42 TIMEOUT on n1\n" in answered.err
+    assert "CANCELLED" not in answered.err
+
+
 def test_cancel_does_not_claim_to_have_cancelled_what_the_scheduler_does_not_know(cluster: Path) -> None:
     ok("submit", "true")
     answer(cluster, "squeue", ":")

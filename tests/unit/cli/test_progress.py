@@ -122,5 +122,5 @@ def test_wait_shows_how_far_the_data_is_copied_before_there_are_steps(
     (tmp_path / "staging.json").write_text(
         '{"nodes": 2, "ready": 1, "host": "n2", "files": 4000, "files_total": 10000, "size_bytes": 0, "total_bytes": 1}'
     )
-    print_changes([JobRecord("7", State.RUNNING, "job")])
+    print_changes.show([JobRecord("7", State.RUNNING, "job")])
     assert "job 7 data: copied to the nodes' disks: 1 of 2 ready; n2: 4,000 of" in capsys.readouterr().err
