@@ -118,9 +118,9 @@ def test_wait_shows_how_far_the_data_is_copied_before_there_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hpcjobs.cli.wait.PROGRESS_S", 0.0)
-    print_changes = _Changes([Entry("7", "train", "mine", "slurm", str(tmp_path), 0.0)], ProgressBars())
+    changes = _Changes([Entry("7", "train", "mine", "slurm", str(tmp_path), 0.0)], ProgressBars())
     (tmp_path / "staging.json").write_text(
         '{"nodes": 2, "ready": 1, "host": "n2", "files": 4000, "files_total": 10000, "size_bytes": 0, "total_bytes": 1}'
     )
-    print_changes.show([JobRecord("7", State.RUNNING, "job")])
+    changes.show([JobRecord("7", State.RUNNING, "job")])
     assert "job 7 data: copied to the nodes' disks: 1 of 2 ready; n2: 4,000 of" in capsys.readouterr().err
