@@ -56,9 +56,10 @@ def users_of_the_machine() -> list[str]:
 
 def add_users(folder: Folder, layout: Layout, users: Sequence[str]) -> None:
     """Let these users submit under every account of the sandbox; those who may already stay as they are."""
-    listed = ["sacctmgr", "--noheader", "--parsable2", "show", "user", "format=User"]
-    known = must(_with_slurm_conf(folder, listed)).split()
-    if not (others := [user for user in users if user not in known]):
+    # Of an account of the sandbox: slurmdbd itself makes a user root, who has the account root alone.
+    of_an_account = ["show", "associations", f"account={layout.accounts[0]}", "format=User"]
+    allowed = must(_with_slurm_conf(folder, ["sacctmgr", "--noheader", "--parsable2", *of_an_account])).split()
+    if not (others := [user for user in users if user not in allowed]):
         return  # sacctmgr would call it an error
     options = _account_options(layout)
     accounts = f"account={','.join(layout.accounts)}"
