@@ -32,8 +32,9 @@ _TRANSIENT = re.compile(
 # The question may have arrived and only the answer been lost.
 _ANSWER_LOST = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
 _PAUSES_S = (1.0, 2.0, 4.0)
-_PATIENCE_S = 20.0
-"""Nothing is tried again after this time: without a controller, a command itself tries for MessageTimeout or longer."""
+_PATIENCE_S = 45.0
+"""Nothing is tried again after this time: without a controller, a command itself tries for MessageTimeout twice. It is
+longer than the MessageTimeout of most sites, so that one answer that a busy controller owes is survived."""
 # Without --all a job in a hidden partition is no job.
 _SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
