@@ -147,7 +147,7 @@ def test_a_controller_that_stays_away_is_given_up_and_the_run_folder_taken_back(
 
 
 def test_what_slurm_itself_has_tried_for_long_is_not_tried_four_times(plan: Plan) -> None:
-    """Without a slurmctld, one command takes up to twice MessageTimeout: 10 s by default, 30 s and more at many sites."""
+    """Without a slurmctld, one command takes up to twice MessageTimeout: 10 s by default, at many sites 30 s."""
     recorded = Recorded(squeue=[REFUSED_CONNECTION], sbatch=[REFUSED_CONNECTION])
     times = itertools.count(0.0, 60.0)
     slurm = SlurmScheduler(runner=recorded, pause=recorded.paused.append, clock=lambda: next(times))
