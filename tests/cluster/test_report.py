@@ -22,6 +22,8 @@ from hpcjobs.sandbox import Sandbox
 from hpcjobs.sandbox.folder import folder_at
 from hpcjobs.sandbox.network import enter
 from hpcjobs.scaling.right_size import estimate_starts
+from hpcjobs.sweeps import sweep_index
+from hpcjobs.sweeps.folder import SweepFolder
 
 SITE = ("--site", "tu-hpc")
 REQUEUED = """
@@ -229,6 +231,7 @@ def copy_smallest_run(name: str, new_name: str) -> None:
     shutil.rmtree(folder / "cells" / "2x1-1")
     shutil.rmtree(folder / "chunks" / "0002")
     Path(f"{new_name}.study.json").write_text(json.dumps({**study, "name": new_name, "folder": str(folder)}))
+    sweep_index.remember(folder.name, SweepFolder(folder))  # or it would be somebody's, and only be read
 
 
 def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
