@@ -111,13 +111,13 @@ async def refresh(app: TopScreen, conf: str) -> None:
     """Unfold the array, and refresh the screen some times."""
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.press("enter")
-        await settle(pilot)
+        await wait_until_drawn(pilot)
         costs = []
         before = questions(conf)
         for _ in range(REFRESHES):
             wall, cpu = time.monotonic(), time.process_time()
             await pilot.press("r")
-            await settle(pilot)
+            await wait_until_drawn(pilot)
             costs.append((time.monotonic() - wall, time.process_time() - cpu))
         counts = questions(conf) - before
         print(f"{REFRESHES} refreshes of the unfolded screen: {dict(counts)}; wall and CPU seconds of each: {costs}")
@@ -126,7 +126,7 @@ async def refresh(app: TopScreen, conf: str) -> None:
         assert min(wall for wall, _ in costs) < 1
 
 
-async def settle(pilot: Pilot[Exception]) -> None:
+async def wait_until_drawn(pilot: Pilot[Exception]) -> None:
     """Return once nothing is asked or read, and the screen shows it."""
     app = cast(TopScreen, pilot.app)
     await pilot.pause()
