@@ -11,11 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 from commandline import ok
-from textual.pilot import Pilot
+from screens import wait_until_drawn
 from tmux import Terminal
 from waiting import eventually
 
@@ -124,12 +123,3 @@ async def refresh(app: TopScreen, conf: str) -> None:
         assert len(app.query_one(JobTable).rows) == 1 + TASKS
         assert sum(counts.values()) == REFRESHES, counts
         assert min(wall for wall, _ in costs) < 1
-
-
-async def wait_until_drawn(pilot: Pilot[Exception]) -> None:
-    """Return once nothing is asked or read, and the screen shows it."""
-    app = cast(TopScreen, pilot.app)
-    await pilot.pause()
-    while app.updates.busy:
-        await pilot.pause(0.01)
-    await pilot.pause()

@@ -8,12 +8,11 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
+from screens import wait_until_drawn
 from scripted_slurm import answer
-from textual.pilot import Pilot
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
@@ -69,11 +68,11 @@ def test_a_refresh_of_a_thousand_unfolded_tasks_is_one_question_and_takes_less_t
     async def run() -> None:
         async with app.run_test(size=(160, 50)) as pilot:
             await pilot.press("enter")
-            await await_idle(pilot)
+            await wait_until_drawn(pilot)
             for _ in range(REFRESHES):
                 began, questions = time.process_time(), count(slurm, "squeue")
                 await pilot.press("r")
-                await await_idle(pilot)
+                await wait_until_drawn(pilot)
                 costs.append(time.process_time() - began)
                 assert count(slurm, "squeue") == questions + 1
             table = app.query_one(JobTable)
@@ -91,12 +90,3 @@ def count(slurm: Path, command: str) -> int:
     """How often ``command`` was run."""
     path = slurm / f"{command}.asked"
     return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-async def await_idle(pilot: Pilot[Exception]) -> None:
-    """Return once nothing is asked or read, and the screen shows it."""
-    app = cast(TopScreen, pilot.app)
-    await pilot.pause()
-    while app.updates.busy:
-        await pilot.pause(0.01)
-    await pilot.pause()
