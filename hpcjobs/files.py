@@ -5,10 +5,16 @@ Standard library of Python 3.6: what runs on a node takes this module with it (`
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Iterable, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
+
+
+def file_name(text: str) -> str:
+    """``text``, such as a job's name, as a part of file names: what needs quoting there becomes ``_``."""
+    return re.sub(r"^[.-]|[^\w.-]", "_", text, flags=re.ASCII)
 
 
 def cache_dir() -> Path:

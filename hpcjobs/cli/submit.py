@@ -77,12 +77,14 @@ def submit(
 
     if print_trainer_help(request.program):
         return
-    if parsable and as_json:
-        raise CommandLineError("--parsable and --json exclude each other")
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
     with_dependencies = _with_dependencies(request, jobs, site, is_dry=dry_run or explain)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])
     plan = hpcjobs.plan(with_dependencies, site, spec=spec, made_by=made_by, allow_untrusted=dry_run or explain)
+    # A batch script may hold these too.
+    parsable, wait = parsable or "parsable" in plan.job.sources, wait or "wait" in plan.job.sources
+    if parsable and as_json:
+        raise CommandLineError("--parsable and --json exclude each other")
     print_notes(plan.job)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
         _print_sources(plan, as_json=as_json)
@@ -90,7 +92,7 @@ def submit(
         if dry_run:
             print_plan(plan, as_json=as_json)
         return
-    if test_only:
+    if test_only or "test_only" in plan.job.sources:
         raise typer.Exit(_print_start(plan, as_json=as_json))
     handle = hpcjobs.submit(plan)
     if plan.job.rehearsal:

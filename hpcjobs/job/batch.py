@@ -5,7 +5,9 @@ It asks Slurm for what sbatch would ask for it: a site's defaults, software and 
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import msgspec
 from hpcjobs.errors import RequestError
 from hpcjobs.job.batch_script import BatchScript, Directive, is_batch_script, read_batch_script
 from hpcjobs.job.models import JobSpec, Layer
+from hpcjobs.job.program import trainers
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import Environment, Resources, Site
 from hpcjobs.site.sbatch import Treatment, option_of
@@ -24,8 +27,8 @@ BATCH = "batch"
 """The launcher of a batch script, which runs it once, on the first node."""
 _PASSED = ("export", "export-file")
 """Refused for other programs, whose tasks hpcjobs starts."""
-LEFT_OUT = ("output", "error", "quiet", "verbose", "ignore-pbs", "parsable", "test-only", "wait")
-"""Options of a script that mean nothing here: the run folder has the output."""
+_NOT_SENT = ("output", "error", "quiet", "verbose", "ignore-pbs", "parsable", "test-only", "wait")
+"""Options of a script that Slurm does not get: the run folder has the output, and some are of the command itself."""
 _NOT_WITH_SCRIPT = ("preflight", "spare", "min_nodes", "container", "stage_image", "srun")
 _WRAPPED = "#!/bin/sh\n# made by hpcjobs submit --wrap\n\n{}\n"
 
@@ -33,7 +36,7 @@ _WRAPPED = "#!/bin/sh\n# made by hpcjobs submit --wrap\n\n{}\n"
 def batch_layers(layers: Sequence[Layer]) -> list[Layer]:
     """The layer of the batch script that ``layers`` name as their program; none for another program.
 
-    A file with ``#SBATCH`` lines is one, unless a launcher is named that starts it as a task. The launcher ``batch``
+    A file with lines of options is one, unless a launcher is named that starts it as a task. The launcher ``batch``
     makes any script one.
 
     Raises:
@@ -48,11 +51,18 @@ def batch_layers(layers: Sequence[Layer]) -> list[Layer]:
         return [Layer("wrap", JobSpec(), batch_script=_WRAPPED.format(wrapped).encode("utf-8", "surrogateescape"))]
     if not program or launcher not in (None, BATCH):
         return []
-    path = Path(program[0]).expanduser()
+    path = _find_script(program[0], Path(_last(layers, "chdir") or ".").expanduser())
     if not is_batch_script(path) and launcher is None:
         return []
-    script = read_batch_script(path)
-    return [_layer(script)]
+    return [_layer(read_batch_script(path))]
+
+
+def _find_script(name: str, chdir: Path) -> Path:
+    """The file where sbatch looks for it: in the folder that ``--chdir`` names, in this one, and on PATH."""
+    path = Path(name).expanduser()
+    here = (candidate for candidate in (chdir / path, path) if os.path.isfile(candidate))
+    on_path = None if "/" in name or name in trainers() else shutil.which(name, mode=os.R_OK)
+    return next(here, Path(on_path) if on_path else path)
 
 
 def _last(layers: Sequence[Layer], field: str) -> Any:
@@ -66,7 +76,7 @@ def _layer(script: BatchScript) -> Layer:
     sources: dict[str, str] = {}
     for directive in script.directives:
         option, where = directive.option, f"{script.path.name}:{directive.line}"
-        if option.name in LEFT_OUT:
+        if option.name in _NOT_SENT:
             sources[option.field] = where
             continue
         if option.treatment is Treatment.PASSED or option.name in _PASSED:

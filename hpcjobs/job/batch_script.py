@@ -10,7 +10,10 @@ from typing import NamedTuple
 from hpcjobs.errors import RequestError
 from hpcjobs.site.sbatch import BY_LETTER, Argument, Sbatch, Treatment, find_option
 
-_MARK = "#SBATCH"
+MARKS = ("#SBATCH", "#SLURM")
+"""Beginnings of the lines with options, up to the first command."""
+MARKS_OF_OTHERS = ("#PBS", "#BSUB")
+"""Beginnings of lines of other schedulers, which sbatch translates wherever in a script they stand."""
 _SPACE = " \t\v\f\r"
 _HEADER_BYTES = 1 << 20
 
@@ -31,16 +34,17 @@ class BatchScript(NamedTuple):
 
 
 def is_batch_script(path: Path) -> bool:
-    """Whether the file has a ``#!`` line and ``#SBATCH`` lines where sbatch looks for them."""
+    """Whether the file has lines of options where sbatch looks for them, be it with or without a ``#!`` line."""
     # os.path: no error for a word that is too long for a file name
-    return os.path.isfile(path) and any(True for _ in _marked_lines(_read_header(path)))
+    return os.path.isfile(path) and any(True for _ in _marked_lines(_read_header(path), MARKS + MARKS_OF_OTHERS))
 
 
 def read_batch_script(path: Path) -> BatchScript:
     """The options of the script at ``path``.
 
     Raises:
-        RequestError: no script that sbatch takes, a letter that is no option of sbatch, or an option without its value.
+        RequestError: no script that sbatch takes, a letter that is no option of sbatch, an option without its value, or
+            an option of another scheduler that is not to be ignored.
     """
     text = _read_header(path)
     if "\r\n" in text:
@@ -48,15 +52,31 @@ def read_batch_script(path: Path) -> BatchScript:
     if "\0" in text:
         raise RequestError(f"{path} has a NUL character, which sbatch refuses")
     if not text.startswith("#!"):
-        raise RequestError(f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash")
+        raise RequestError(
+            f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash",
+            hint="--launcher srun starts the file as a task on each node, without the options of its lines",
+        )
     directives: list[Directive] = []
-    for number, line in _marked_lines(text):
+    for number, line in _marked_lines(text, MARKS):
         directives += parse_line(line, f"{path.name}:{number}", number=number)
+    if not any(directive.option.name == "ignore-pbs" for directive in directives):
+        _refuse_lines_of_others(text, path)
     return BatchScript(path, tuple(directives))
 
 
+def _refuse_lines_of_others(text: str, path: Path) -> None:
+    if "SBATCH_IGNORE_PBS" in os.environ:
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith(MARKS_OF_OTHERS):
+            raise RequestError(
+                f"{path.name}:{number}: {line.strip()!r}: sbatch would translate this line; hpcjobs cannot",
+                hint="write the option as an #SBATCH line; the line #SBATCH --ignore-pbs leaves such lines out",
+            )
+
+
 def parse_line(text: str, where: str, *, number: int = 0) -> Iterator[Directive]:
-    """The options that ``text``, the rest of an ``#SBATCH`` line, names.
+    """The options that ``text``, the rest of a line with options, names.
 
     Raises:
         RequestError: as `read_batch_script`.
@@ -72,13 +92,11 @@ def _read_header(path: Path) -> str:
         raise RequestError(f"batch script {path} cannot be read: {error.strerror}") from error
 
 
-def _marked_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and rest of each ``#SBATCH`` line, up to the first line that is neither empty nor a comment."""
-    if not text.startswith("#!"):
-        return
+def _marked_lines(text: str, marks: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Number and rest of each line that begins with a mark, up to the first that is neither empty nor a comment."""
     for number, line in enumerate(text.split("\n"), 1):
-        if line.startswith(_MARK):
-            yield number, line[len(_MARK) :]
+        if (mark := next(filter(line.startswith, marks), None)) is not None:
+            yield number, line[len(mark) :]
         elif (bare := line.strip(_SPACE)) and not bare.startswith("#"):
             return
 
@@ -107,7 +125,7 @@ def _split(line: str, where: str) -> list[str]:
         else:
             current = [*(current or []), char]
     if quote:
-        raise RequestError(f"{where}: {_MARK}{line}: the quotation {quote} is not closed")
+        raise RequestError(f"{where}:{line}: the quotation {quote} is not closed")
     return [*arguments, *(["".join(current)] if current is not None else [])]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from hpcjobs.site.affinity import Affinity
-from hpcjobs.site.checks import check_duration
+from hpcjobs.site.checks import check_duration, check_job_name
 from hpcjobs.site.containers import Runtime
-from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources, check_name
+from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources
 from hpcjobs.site.policy import AppliedPolicy
 from hpcjobs.site.retries import Retries, parse_retries
 
@@ -70,7 +70,7 @@ class JobSpec(Frozen, frozen=True):
 
     def __post_init__(self) -> None:
         if self.name is not None:
-            check_name(self.name, "job name")
+            check_job_name(self.name)
         if self.retries is not None:
             parse_retries(self.retries)
         if self.signal_before is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import file_name
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
@@ -106,7 +107,7 @@ def script_by_hand(plan: Plan) -> str:
 
 def run_name(job: Job) -> str:
     """Name of a new run folder: job name, local time, and eight random hex digits against collisions."""
-    return f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+    return f"{file_name(job.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
 
 
 def _command(job: Job, run_dir: Path) -> tuple[str, ...]:

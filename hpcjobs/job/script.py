@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hpcjobs import __version__
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
-from hpcjobs.files import cache_dir, config_dir
+from hpcjobs.files import cache_dir, config_dir, file_name
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.enter import enter_options
 from hpcjobs.job.exports import export_lines, omp_threads
@@ -282,6 +282,8 @@ def _directive_lines(job: Job, run_dir: Path | None) -> list[str]:
     if job.scheduler == "local":
         return []
     log = _LOGS[bool(job.resources.array)]
+    if (name := file_name(job.name)) != job.name:
+        log = log.replace("%x", name)
     output = log if run_dir is None else f"{run_dir}/logs".replace("%", "%%") + f"/{log}"  # % starts a symbol
     options = [("job-name", job.name), *sbatch_options(job), ("output", output)]
     return [_directive(name, value) for name, value in options]

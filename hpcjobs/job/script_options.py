@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.batch_script import parse_line
+from hpcjobs.job.batch_script import MARKS, MARKS_OF_OTHERS, parse_line
 from hpcjobs.job.models import Job
 from hpcjobs.job.policy import check_template
 from hpcjobs.site.sbatch import OPTIONS
-
-_MARKS = ("#SBATCH", "#SLURM")
-_MARKS_OF_OTHERS = ("#PBS", "#BSUB")
-"""Options of other schedulers: sbatch translates them, wherever in the script a line begins so."""
 
 
 def check_script(script: str, options: Sequence[str], job: Job) -> None:
@@ -25,7 +21,7 @@ def check_script(script: str, options: Sequence[str], job: Job) -> None:
     if job.scheduler == "local":
         return
     for line in script.split("\n"):
-        if line.startswith(_MARKS_OF_OTHERS):
+        if line.startswith(MARKS_OF_OTHERS):
             raise RequestError(
                 f"the script has the line {line!r}, which sbatch reads as an option of the job",
                 hint="it stands in the template, or in a value of several lines: change it there",
@@ -37,7 +33,7 @@ def check_script(script: str, options: Sequence[str], job: Job) -> None:
         (line, directive.option.name)
         for line in marked
         if line not in own
-        for directive in parse_line(line.removeprefix(_MARKS[0]).removeprefix(_MARKS[1]), where)
+        for directive in parse_line(line.removeprefix(MARKS[0]).removeprefix(MARKS[1]), where)
     ]
     for line, option in added:
         if option == "clusters":
@@ -48,7 +44,7 @@ def check_script(script: str, options: Sequence[str], job: Job) -> None:
 def _marked_lines(script: str) -> Iterator[str]:
     """The lines that sbatch reads, up to the first that is neither empty nor a comment."""
     for line in script.split("\n") if script.startswith("#!") else ():
-        if line.startswith(_MARKS):
+        if line.startswith(MARKS):
             yield line
         elif line.strip() and not line.lstrip().startswith("#"):
             return

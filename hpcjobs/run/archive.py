@@ -16,6 +16,7 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import RequestError, reason_of
+from hpcjobs.files import file_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.scheduler.connect import connect
@@ -59,7 +60,7 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
     if any(not record.state.ended for record in known.records):
         states = ", ".join(dict.fromkeys(record.state.value for record in known.records))
         raise RequestError(f"job {entry.job_id} is {states}: its files still change", hint="hpcjobs wait, then archive")
-    target = path or Path(f"{entry.name}_{entry.job_id}.tar")
+    target = path or Path(f"{file_name(entry.name)}_{entry.job_id}.tar")
     if target.exists():
         raise RequestError(f"{target} exists already", hint="--output names another file")
     if run_dir.resolve() in target.absolute().resolve().parents:

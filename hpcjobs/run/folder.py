@@ -31,7 +31,7 @@ import msgspec
 
 from hpcjobs import __version__
 from hpcjobs.errors import RequestError
-from hpcjobs.files import write_beside
+from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.script import MONITOR_PROGRAM
 from hpcjobs.job.shell import FOLDER, shell_files
@@ -81,7 +81,7 @@ def remove(plan: Plan) -> None:
 
 def log_path(run_dir: Path, name: str, job_id: str) -> Path:
     """Where the output of ``job_id`` goes, for a job and for a task of an array alike."""
-    return run_dir / "logs" / f"{name}_{job_id}.out"
+    return run_dir / "logs" / f"{file_name(name)}_{job_id}.out"
 
 
 def task_dir(run_dir: Path, job_id: str) -> Path:

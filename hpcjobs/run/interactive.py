@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
-from hpcjobs.files import write_beside
+from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.models import Job, Plan
@@ -134,7 +134,7 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
         "ranks() { # PROGRAM [ARGUMENTS]...: start it as the tasks of a job, with their rank environment",
         f"    {command_line(ranks.command)}",
         "}",
-        f"PS1='({job.name}) \\h:\\w\\$ '",
+        f"PS1='({file_name(job.name)}) \\h:\\w\\$ '",
     ]
     path = run_dir / "shell" / RC
     write_beside(path, "\n".join(lines) + "\n")

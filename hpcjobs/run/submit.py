@@ -41,6 +41,8 @@ def submit(
         raise RequestError(f"submit takes a plan, not {plan!r}", hint="hpcjobs.submit(hpcjobs.plan(PROGRAM, ...))")
     if plan.job.untrusted:
         raise refusal_of_plan(plan.job.untrusted)
+    if (where := plan.job.sources.get("test_only")) is not None:
+        raise RequestError(f"--test-only ({where}): the script is not to be submitted", hint="remove the option")
     _check_cluster(plan.job)
     from hpcjobs.run import submission  # it finds the job of a run folder, and so imports this module
 

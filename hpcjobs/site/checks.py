@@ -24,6 +24,13 @@ def check_name(value: str, what: str) -> None:
         raise ValueError(f"{what} {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
 
 
+def check_job_name(value: str) -> None:
+    """Refuse a name of a job that Slurm, or a line of a script, cannot hold."""
+    check_line(value, "job name")
+    if len(value) > _LONGEST_NAME:
+        raise ValueError(f"job name {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
+
+
 def check_count(value: int, what: str, *, least: int = 1) -> None:
     """Refuse a count below ``least`` (0 or 1), or beyond reason."""
     if value < least:

@@ -103,7 +103,7 @@ _OPTIONS = (
         "container", None, _T, "sbatch would run the script itself in it; --container here names an image for tasks"
     ),
     _refuse("container-id", None, _T, "sbatch would run the script itself in it; see --container", _LATER),
-    _refuse("ignore-pbs", None, _F, "#PBS lines are never read"),
+    _refuse("ignore-pbs", None, _F, "write it into the script: #SBATCH --ignore-pbs"),
     _refuse("quiet", "Q", _F, _OF_COMMAND),
     _refuse("verbose", "v", _F, _OF_COMMAND),
     _refuse("usage", None, _F, _OF_COMMAND),

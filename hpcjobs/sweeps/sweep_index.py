@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import UnknownJobError, nearest
-from hpcjobs.files import state_dir, write_beside
+from hpcjobs.files import file_name, state_dir, write_beside
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.folder import SweepFolder
 
@@ -34,7 +34,8 @@ def remember(name: str, folder: SweepFolder) -> None:
     """Let ``hpcjobs sweep status NAME`` find the sweep."""
     _index().mkdir(parents=True, exist_ok=True, mode=0o700)
     tag = hashlib.sha256(str(folder.path).encode()).hexdigest()[:8]
-    write_beside(_index() / f"{name}.{tag}.json", msgspec.json.encode(KnownSweep(name=name, path=str(folder.path))))
+    known = KnownSweep(name=name, path=str(folder.path))
+    write_beside(_index() / f"{file_name(name)}.{tag}.json", msgspec.json.encode(known))
 
 
 def find_folder(name: str) -> SweepFolder:

@@ -7,6 +7,7 @@ import signal
 import time
 from typing import NamedTuple
 
+from hpcjobs.files import file_name
 from hpcjobs.processes import tree
 from hpcjobs.processes.events import SupervisorEvents
 from hpcjobs.processes.fork import Guard, adopt_orphans, die_with_parent, start_child
@@ -153,7 +154,7 @@ def _take_restart_request(job: LocalJob) -> bool:
 
 
 def _log(job: LocalJob, request: Request) -> str:
-    return os.path.join(request.run_dir, "logs", f"{request.name}_{job.job_id}.out")
+    return os.path.join(request.run_dir, "logs", f"{file_name(request.name)}_{job.job_id}.out")
 
 
 def _start_script(job: LocalJob, request: Request, started: Started, log: int, *, restarts: int) -> int:

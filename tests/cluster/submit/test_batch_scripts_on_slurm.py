@@ -122,11 +122,12 @@ def test_a_script_runs_as_by_sbatch_with_log_first_failure_and_signals(cluster: 
     )
     cluster.program(
         "signal.sh",
-        "#!/bin/bash\n#SBATCH -N 1 -t 5 -p compute\ntrap 'echo stopped; exit 3' USR1\ntouch ready\n"
+        "#!/bin/bash\n#SLURM -J \"my job's\"\n#SBATCH -N 1 -t 5 -p compute\ntrap 'echo stopped; exit 3' USR1\ntouch ready\n"
         "while :; do sleep 0.2; done\n",
     )
     steps, signalled = cluster.submit("steps.sh", "a b"), cluster.submit("./signal.sh")
     eventually((cluster.folder / "ready").exists)
+    assert cluster.slurm("squeue", "-ho%j", f"--jobs={signalled.id}").strip() == "my job's"
     cluster.slurm("scancel", "--batch", "--signal=USR1", signalled.id)
     answer = steps.wait()
     assert (answer.code, "first failure: rank 0 on" in answer.err) == (7, True), answer

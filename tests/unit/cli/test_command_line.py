@@ -18,12 +18,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commandline import hpcjobs, ok, start, within
+from commandline import Answer, hpcjobs, ok, start, within
 from scripted_slurm import answer
 from waiting import eventually
 
+from hpcjobs.errors import RequestError
+from hpcjobs.job.plan import plan
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
+from hpcjobs.run.submit import submit as submit_plan
 
 SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
 
@@ -70,6 +73,24 @@ def test_a_submission_tells_id_folder_and_the_next_command(cluster: Path, here: 
     manifest = json.loads((run_dir / "manifest.json").read_text())
     assert manifest["command_line"].endswith("submit -N 2 true")
     assert (here / "runs" / ".gitignore").read_text() == "*\n"
+
+
+def test_options_of_the_command_sbatch_in_a_script_act_as_on_the_command_line(cluster: Path, here: Path) -> None:
+    script = here / "job.sbatch"
+
+    def submit(*options: str) -> Answer:
+        script.write_text("#!/bin/sh\n#SBATCH -J true\n" + "".join(f"#SBATCH {option}\n" for option in options))
+        return within("submit", "./job.sbatch")
+
+    assert submit("--parsable").out == "42\n"
+    ended(cluster, 3)
+    assert submit("--wait").code == 3
+    (cluster / "sbatch.asked").unlink()
+    assert "42" not in submit("--test-only").out
+    assert "--test-only" in (cluster / "sbatch.asked").read_text()
+    assert "--parsable" not in (cluster / "sbatch.asked").read_text()
+    with pytest.raises(RequestError, match=r"--test-only \(job.sbatch:3\)"):
+        submit_plan(plan(["./job.sbatch"]))
 
 
 def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, here: Path, tmp_path: Path) -> None:

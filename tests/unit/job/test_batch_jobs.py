@@ -10,8 +10,10 @@ from scripts_here import without_complaint
 
 import hpcjobs
 from hpcjobs.errors import RequestError
+from hpcjobs.job.batch_script import parse_line
 from hpcjobs.job.models import Plan
 from hpcjobs.job.resolve import resolve
+from hpcjobs.run.folder import log_path
 
 SITE = """
 partitions:
@@ -108,7 +110,7 @@ def test_a_launcher_that_is_named_decides_whether_a_script_starts_its_own_tasks(
         ("#SBATCH --input=x", {}, "run.sbatch:2: --input is refused"),
         ("#SBATCH -N 1\n#SBATCH --time=soon", {}, "run.sbatch:3: time: 'soon' is not a time"),
         ("#SBATCH -N two", {}, "run.sbatch:2: nodes 'two' is not understood"),
-        ("#SBATCH -J 'a b'", {}, "run.sbatch:2: job name 'a b': use letters"),
+        ("#SBATCH -J ''", {}, "run.sbatch:2: job name '': empty values"),
         ("#SBATCH -M other", {}, "run.sbatch:2: --clusters is refused"),
         ("#SBATCH -N 1", {"container": "image"}, "container (flag): a batch script starts its own tasks"),
         ("#SBATCH -N 1", {"wrap": "true"}, "wrap and a program exclude each other"),
@@ -155,6 +157,41 @@ def test_the_script_around_a_batch_script_has_no_complaint_of_shellcheck(
     here: Path, site: str, options: dict[str, object]
 ) -> None:
     without_complaint([plan(site, "#SBATCH -N 1", "it's", "a b", env={"B": "x y"}, **options).script], here)
+
+
+@pytest.mark.parametrize("launcher", [None, "batch"])
+def test_a_script_without_an_interpreter_is_refused_as_sbatch_refuses_it(site: str, launcher: str | None) -> None:
+    Path("run.sbatch").write_text("#SBATCH -N 2\nsrun hostname\n")
+    with pytest.raises(RequestError, match="begins with the line of its interpreter"):
+        hpcjobs.plan(["./run.sbatch"], site, launcher=launcher)
+
+
+def test_a_script_is_looked_for_in_the_folder_of_chdir_then_here_then_on_path(
+    here: Path, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {name: here / name for name in ("there", "commands")}
+    for folder in folders.values():
+        folder.mkdir()
+    monkeypatch.setenv("PATH", str(folders["commands"]), prepend=":")
+
+    def name_of_job(**options: object) -> str:
+        return hpcjobs.plan(["run.sbatch"], site, **options).job.name
+
+    for name, folder in (("on-path", folders["commands"]), ("here", here), ("there", folders["there"])):
+        (folder / "run.sbatch").write_text(f"#!/bin/bash\n#SBATCH -J {name}\n")
+        assert name_of_job(chdir="there") == name
+    assert name_of_job() == "here"
+
+
+def test_a_name_of_several_words_reaches_slurm_and_is_no_part_of_a_path(here: Path, site: str) -> None:
+    planned = plan(site, '#SBATCH -J "my / job\'s"')
+    assert planned.job.name == "my / job's"
+    (line,) = (line for line in planned.script.splitlines() if "--job-name" in line)
+    (directive,) = parse_line(line.removeprefix("#SBATCH"), "job.sh")
+    assert directive.value == "my / job's"
+    assert f"--output={planned.run_dir}/logs/my___job_s_%j.out" in planned.script
+    assert (planned.run_dir.parent, planned.run_dir.name[:11]) == (here / "runs", "my___job_s-")
+    assert log_path(planned.run_dir, planned.job.name, "7").name == "my___job_s_7.out"
 
 
 def test_the_manifest_has_all_that_runs_the_script_again(site: str) -> None:

@@ -38,6 +38,24 @@ def test_a_line_is_read_as_sbatch_reads_it(here: Path, line: str, options: list[
     assert options_of(here, f"#!/bin/bash\n#SBATCH {line}\n") == options
 
 
+def test_lines_that_begin_with_slurm_are_read_too(here: Path) -> None:
+    assert options_of(here, "#!/bin/bash\n#SLURM -N 2\n#SBATCH -n 4\n") == [("nodes", "2"), ("ntasks", "4")]
+
+
+@pytest.mark.parametrize("line", ["#PBS -l nodes=2:ppn=4", "#BSUB -n 4"])
+@pytest.mark.parametrize("before", ["", "true\n"], ids=["at the beginning", "behind a command"])
+def test_a_line_that_sbatch_would_translate_is_refused_unless_it_is_to_be_ignored(
+    here: Path, monkeypatch: pytest.MonkeyPatch, before: str, line: str
+) -> None:
+    with pytest.raises(RequestError, match=f"'{line}': sbatch would translate this line") as caught:
+        options_of(here, f"#!/bin/bash\n#SBATCH -n 4\n{before}{line}\n")
+    assert "#SBATCH --ignore-pbs" in (caught.value.hint or "")
+    ignoring = options_of(here, f"#!/bin/bash\n#SBATCH -n 4 --ignore-pbs\n{before}{line}\n")
+    assert ignoring == [("ntasks", "4"), ("ignore-pbs", None)]
+    monkeypatch.setenv("SBATCH_IGNORE_PBS", "1")
+    assert options_of(here, f"#!/bin/bash\n#SBATCH -n 4\n{before}{line}\n") == [("ntasks", "4")]
+
+
 def test_lines_count_up_to_the_first_command(here: Path) -> None:
     text = (
         "#!/bin/bash\n# SBATCH -N 9\n##SBATCH -N 8\n\n#SBATCH -N 2\n  # a comment\n#SBATCH -n 4\ntrue\n#SBATCH -N 7\n"
@@ -67,11 +85,13 @@ def test_what_sbatch_would_refuse_is_refused_with_its_line(here: Path, line: str
     [
         ("#!/bin/bash\n#SBATCH -N 1\n", True),
         ("#!/bin/bash\ntrue\n#SBATCH -N 1\n", False),
-        ("#SBATCH -N 1\n", False),
+        ("#SBATCH -N 1\n", True),
+        ("#!/bin/bash\n#SLURM -N 1\n", True),
+        ("#!/bin/bash\n#PBS -l nodes=1\n", True),
         ("", False),
     ],
 )
-def test_a_batch_script_has_an_interpreter_and_options(here: Path, text: str, expected: bool) -> None:
+def test_a_batch_script_is_a_file_with_options_before_its_first_command(here: Path, text: str, expected: bool) -> None:
     (here / "job").write_text(text)
     assert is_batch_script(here / "job") is expected
 

@@ -201,8 +201,8 @@ def test_a_job_is_named_after_its_program(site: str, here: Path, program: str, n
     assert hpcjobs.plan([program], site=site).job.name == name
 
 
-@pytest.mark.parametrize("name", ["a b", "-x", "", "a/b", "ü", "a\nb"])
-def test_a_job_name_that_needs_quoting_is_refused(site: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "a\nb", "a" * 181])
+def test_a_job_name_that_slurm_or_a_script_cannot_hold_is_refused(site: str, name: str) -> None:
     assert "job name" in refused(site, name=name)
 
 
