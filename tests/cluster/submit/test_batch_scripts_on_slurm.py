@@ -122,8 +122,8 @@ def test_a_script_runs_as_by_sbatch_with_log_first_failure_and_signals(cluster: 
     )
     cluster.program(
         "signal.sh",
-        "#!/bin/bash\n#SLURM -J \"my job's\"\n#SBATCH -N 1 -t 5 -p compute\ntrap 'echo stopped; exit 3' USR1\ntouch ready\n"
-        "while :; do sleep 0.2; done\n",
+        "#!/bin/bash\n#SLURM -J \"my job's\"\n#SBATCH -N 1 -t 5 -p compute\ntrap 'echo stopped; exit 3' USR1\n"
+        "touch ready\nwhile :; do sleep 0.2; done\n",
     )
     steps, signalled = cluster.submit("steps.sh", "a b"), cluster.submit("./signal.sh")
     eventually((cluster.folder / "ready").exists)
