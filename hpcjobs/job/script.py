@@ -6,7 +6,7 @@ import re
 import shlex
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jinja2
@@ -241,7 +241,19 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return None  # a home that cannot be written costs time, not the job
-    return jinja2.FileSystemBytecodeCache(str(folder))
+    return _OptionalCache(str(folder))
+
+
+class _OptionalCache(jinja2.FileSystemBytecodeCache):
+    """Compiled templates in a folder that may be full, or become unreadable: it costs time, not the job."""
+
+    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        with suppress(OSError):
+            super().load_bytecode(bucket)
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        with suppress(OSError):
+            super().dump_bytecode(bucket)
 
 
 def _header(job: Job, made_by: str, template: str) -> list[str]:

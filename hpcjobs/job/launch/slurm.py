@@ -80,5 +80,15 @@ def srun(job: Job) -> Launch:
 
 
 def batch(job: Job) -> Launch:
-    """A batch script, which starts its own tasks: it runs once, on the first node."""
-    return Launch(command=(Raw('"$_hj_script"'), *job.argv[1:]))
+    """A batch script, which starts its own tasks: it runs once, on the first node.
+
+    Its interpreter reads it: scratch, where the run folder is, may be mounted so that no file there can be executed.
+    """
+    return Launch(command=(*_interpreter(job.batch_script or b""), Raw('"$_hj_script"'), *job.argv[1:]))
+
+
+def _interpreter(script: bytes) -> tuple[str, ...]:
+    """Interpreter and the one argument of a ``#!`` line, as Linux reads it."""
+    line = script.partition(b"\n")[0].removeprefix(b"#!").strip(b" \t")
+    path, *argument = line.decode("utf-8", "surrogateescape").replace("\t", " ").split(" ", 1)
+    return tuple(text.strip() for text in (path, *argument)) if path else ()

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import signal
 import stat
 import struct
@@ -91,6 +92,14 @@ def test_options_of_the_command_sbatch_in_a_script_act_as_on_the_command_line(cl
     assert "--parsable" not in (cluster / "sbatch.asked").read_text()
     with pytest.raises(RequestError, match=r"--test-only \(job.sbatch:3\)"):
         submit_plan(plan(["./job.sbatch"]))
+
+
+def test_a_full_cache_folder_stops_no_submission(cluster: Path, tmp_path: Path) -> None:
+    """No file may grow, as on a full disk; a dry run writes files of the cache alone."""
+    command = shlex.join([sys.executable, "-m", "hpcjobs", "submit", "--dry-run", "true"])
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(["bash", "-c", f"ulimit -f 0; {command}"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, "#SBATCH --job-name=true" in done.stdout) == (0, True), done.stderr
 
 
 def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, here: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripts_here import without_complaint
+from scripts_here import run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.errors import RequestError
@@ -192,6 +192,19 @@ def test_a_name_of_several_words_reaches_slurm_and_is_no_part_of_a_path(here: Pa
     assert f"--output={planned.run_dir}/logs/my___job_s_%j.out" in planned.script
     assert (planned.run_dir.parent, planned.run_dir.name[:11]) == (here / "runs", "my___job_s-")
     assert log_path(planned.run_dir, planned.job.name, "7").name == "my___job_s_7.out"
+
+
+@pytest.mark.parametrize("first_line", ["#!/bin/bash", "#! /usr/bin/env -S bash -u ", "#!\t/bin/bash\t-u"])
+def test_a_script_runs_where_no_file_can_be_executed(site: str, tmp_path: Path, first_line: str) -> None:
+    """As on scratch that is mounted noexec: its run folder's copy has no permission to execute."""
+    Path("run.sbatch").write_text(f'{first_line}\n#SBATCH -N 1\necho "$0 $*"\nexit 3\n')
+    run_dir = tmp_path / "run folder"
+    run_dir.mkdir()
+    copy = run_dir / "batch_script"
+    copy.write_bytes(Path("run.sbatch").read_bytes())
+    copy.chmod(0o600)
+    done = run_here(hpcjobs.plan(["./run.sbatch", "a b"], site), tmp_path)
+    assert (done.returncode, f"{copy} a b\n" in done.stdout) == (3, True), done
 
 
 def test_the_manifest_has_all_that_runs_the_script_again(site: str) -> None:
