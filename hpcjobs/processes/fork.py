@@ -5,6 +5,7 @@ Every launch loads this module: it does without what is slow to load (``subproce
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -58,6 +59,13 @@ def fork() -> int:
     return pid
 
 
+def is_on_path(program: str, path: "str | None" = None) -> bool:
+    """Whether a shell finds ``program``: a folder of PATH that may not be read is passed over, not an error."""
+    searched = os.environ.get("PATH", os.defpath) if path is None else path
+    folders = [""] if "/" in program else searched.split(":")
+    return any(os.path.exists(os.path.join(folder, program)) for folder in folders)
+
+
 def start_child(argv: "list[str]", environ: "dict[str, str]", prepare: "Callable[[], None]") -> int:
     """Start ``argv`` in a child of clean signals that calls ``prepare`` first; its process id.
 
@@ -71,8 +79,12 @@ def start_child(argv: "list[str]", environ: "dict[str, str]", prepare: "Callable
             program = argv[0]
             os.execvpe(program, argv, environ)
         except OSError as error:
-            code = 126 if isinstance(error, PermissionError) else 127
-            message = f"hpcjobs: {program or error.filename}: {error.strerror}\n"
+            denied = isinstance(error, PermissionError) and (
+                program is None or is_on_path(program, environ.get("PATH"))
+            )
+            code = 126 if denied else 127
+            reason = error.strerror if denied or program is None else os.strerror(errno.ENOENT)
+            message = f"hpcjobs: {program or error.filename}: {reason}\n"
             os.write(2, message.encode("utf-8", "surrogateescape"))
         finally:
             os._exit(code)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import start as starting
+from hpcjobs.processes.fork import is_on_path
 from hpcjobs.processes.modules import own_module_words
 from hpcjobs.processes.start import Result as Result
 from hpcjobs.processes.start import Stream
@@ -97,7 +98,7 @@ def start(
     environment = command_env(argv[0]) | dict(env or {})
     try:
         return starting.start(argv, cwd=cwd, env=environment, stdin=stdin, stdout=stdout, stderr=stderr)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise _missing(argv[0], cwd, error) from error
 
 
@@ -109,7 +110,7 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
     """
     try:
         return starting.run(argv, cwd=cwd, env=command_env(argv[0]) | dict(env or {}))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise _missing(argv[0], cwd, error) from error
 
 
@@ -171,9 +172,9 @@ def run_in_terminal(
     return code
 
 
-def _missing(program: str, cwd: str | None, error: FileNotFoundError) -> Exception:
-    """What cannot be started is missing, unless it is the folder it is to start in that is."""
-    if cwd is not None and not os.path.isdir(cwd):
+def _missing(program: str, cwd: str | None, error: OSError) -> Exception:
+    """The error that names a missing program; ``error`` where it is there, or its working folder is not."""
+    if (cwd is not None and not os.path.isdir(cwd)) or (isinstance(error, PermissionError) and is_on_path(program)):
         return error
     hint = "is this a login node of the cluster? --site local needs no Slurm" if program in _SLURM_COMMANDS else None
     return CommandMissingError(f"{program}: not found on PATH", hint=hint)

@@ -114,7 +114,9 @@ def _change(settings: str, changes: Mapping[str, str]) -> str:
 
 
 def cgroup_conf(layout: Layout, folder: Folder, *, version: tuple[int, int]) -> str | None:
-    """cgroup.conf; ``None`` where Slurm of this version shall have none."""
+    """cgroup.conf; ``None`` where the shape brings its own, or Slurm of this version shall have none."""
+    if "cgroup.conf" in layout.files:
+        return None
     if layout.proctrack == "cgroup":
         return f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={folder.cgroups}\n"
     return "CgroupPlugin=disabled\n" if version >= CGROUPS_ARE_ASKED_FOR else None

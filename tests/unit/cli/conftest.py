@@ -1,30 +1,25 @@
-"""The sample cluster for every test that wants it, always in the same folder."""
+"""The sample cluster for every test that wants it, in a folder of its own."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sample_cluster import SampleCluster, Saved, sample_cluster, use
-
-PLACE = Path("/tmp/hpcjobs_golden")
-"""Always the same: its name is part of tables, whose width it decides."""
+from sample_cluster import RECORDED_FOLDER, SampleCluster, Saved, sample_cluster, use
 
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SampleCluster, Saved]]:
-    with Path("/tmp/hpcjobs_golden.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(PLACE, ignore_errors=True)
-        PLACE.mkdir()
-        try:
-            cluster = sample_cluster(PLACE)
-            yield cluster, cluster.save(tmp_path_factory.mktemp("saved") / "first")
-        finally:
-            shutil.rmtree(PLACE, ignore_errors=True)
+    # A random name as long as the recorded one: paths are part of tables, whose width they decide.
+    folder = Path(tempfile.mkdtemp(prefix=RECORDED_FOLDER[: -len("12345678")], dir="/"))
+    try:
+        cluster = sample_cluster(folder)
+        yield cluster, cluster.save(tmp_path_factory.mktemp("saved") / "first")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture

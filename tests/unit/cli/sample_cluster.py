@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import sys
 import time
@@ -21,6 +22,8 @@ from hpcjobs.run import index
 NOW = 1_800_000_000.0
 """Friday, 15 January 2027, 08:00:00 UTC."""
 USER = "anna"
+RECORDED_FOLDER = "/tmp/hpcjobs_golden"
+"""The cluster's folder in recorded output; the real one has another name of the same length."""
 SITE = """
 description: two racks, A100
 cluster: mine
@@ -114,6 +117,13 @@ class SampleCluster:
             return _urandom(size)
         self.drawn += 1
         return self.drawn.to_bytes(size, "big")
+
+    def as_recorded(self, text: str) -> str:
+        """The text with the cluster's folder named as in recorded output, also where a table cuts the path."""
+        folder, letters = str(self.here), range(len(str(self.here)), len("/tmp/"), -1)
+        for n in letters:
+            text = re.sub(re.escape(folder[:n]) + (r"" if n == len(folder) else r"(?=…)"), RECORDED_FOLDER[:n], text)
+        return text
 
     def save(self, copy: Path) -> Saved:
         """Everything as it is now: folders, files, numbers."""

@@ -78,7 +78,7 @@ def test_what_a_verb_prints_is_as_recorded(
         cluster.restore(prepared)
         return within(*case.arguments) if width is None else on_terminal(*case.arguments, columns=width)
 
-    text = record(case, see)
+    text = cluster.as_recorded(record(case, see))
     path = GOLDEN / f"{case.name}.txt"
     if os.environ.get("GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)

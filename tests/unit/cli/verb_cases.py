@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -115,6 +116,10 @@ def session(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("hpcjobs.jupyter.session.find", lambda *_, **__: entry)
     patch.setattr("hpcjobs.jupyter.session.await_answer", lambda *_, **__: running)
     patch.setattr("hpcjobs.jupyter.session.sessions", lambda **_: [running])
+
+
+def _as_root(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(os, "geteuid", lambda: 0)
 
 
 def sandbox_up(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
@@ -233,7 +238,7 @@ CASES = (
     _case("cloud down --site gcp-t4", verb="cloud down", prepare=no_wheel),
     _case("sandbox up", verb="sandbox up", prepare=sandbox_up),
     _case("sandbox status", verb="sandbox status"),
-    _case("sandbox down", verb="sandbox down"),
+    _case("sandbox down", verb="sandbox down", prepare=_as_root),
     _case("sandbox add-user nobody", verb="sandbox add-user"),
     _case("sandbox env", verb="sandbox env"),
 )  # fmt: skip

@@ -143,8 +143,11 @@ def test_what_copies_leave_in_the_background_ends_with_the_last(here: Path) -> N
     assert not any(alive(pid) for pid in pids(here, 2))
 
 
-def test_a_command_that_is_not_there_or_no_program_says_so(here: Path) -> None:
+def test_a_command_that_is_not_there_or_no_program_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a folder of PATH may not be read."""
     (here / "text").write_text("no program")
+    (here / "closed").mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{here}/closed", prepend=":")
     assert run(1, "no-such-command")[::2] == (127, "hpcjobs: no-such-command: No such file or directory\n")
     assert run(1, "./text")[::2] == (126, "hpcjobs: ./text: Permission denied\n")
 

@@ -34,7 +34,11 @@ def test_a_program_that_ctrl_c_interrupts_ends_in_its_own_way(tmp_path: Path) ->
     assert (tmp_path / "released").exists()
 
 
-def test_a_program_that_is_missing_is_named_and_a_missing_folder_is_not_blamed_on_it(tmp_path: Path) -> None:
+def test_a_program_that_is_missing_is_named_and_a_missing_folder_is_not_blamed_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{tmp_path}/closed", prepend=":")
     with pytest.raises(CommandMissingError, match="no-such-program: not found on PATH"):
         programs.run(["no-such-program"])
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -25,6 +25,7 @@ from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.scheduler.cluster import reachable_clusters
 from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.user import user_name
 
 NOW = time.time()
 SITE = "{description: two nodes, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}, slurm_conf: %s}\n"
@@ -117,7 +118,7 @@ def test_slurm_itself_is_asked_for_its_name_once_where_there_is_no_file(
 def test_a_record_of_another_job_with_the_same_id_is_never_cancelled_or_believed(
     job: Entry, stranger: dict[str, object]
 ) -> None:
-    job = replace(job, user="root")
+    job = replace(job, user=user_name())
     alive = Slurm([record(State.RUNNING, **stranger)])
     outcome = cancel([job], connect=alive.connect)
     assert (alive.cancelled, outcome.cancelled) == ([], [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tarfile
 import time
 from pathlib import Path
 
@@ -123,8 +122,8 @@ def test_an_archive_has_every_file_its_checksum_and_the_records(here_with_slurm:
     os.mkfifo(folder / "pipe")
     assert "job1_1.tar  " in ok("archive", "1").out
     unpacked = tmp_path / "unpacked"
-    with tarfile.open("job1_1.tar") as tar:
-        tar.extractall(unpacked, filter="fully_trusted")
+    unpacked.mkdir()
+    subprocess.run(["tar", "-x", "-f", "job1_1.tar", "-C", unpacked], check=True)
     check = subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=unpacked, capture_output=True, text=True)
     assert check.returncode == 0, check
     files = {path.name for path in unpacked.rglob("*")}

@@ -210,6 +210,8 @@ def test_processes_are_known_by_cgroups_where_that_was_asked_for() -> None:
     )
     assert cgroup_conf(plain, folder, version=(22, 5)) is None
     assert cgroup_conf(plain, folder, version=(24, 11)) == "CgroupPlugin=disabled\n"
+    own_file = resolve_layout(Shape(files={"cgroup.conf": "ConstrainRAMSpace=yes\n"}), load_site("sandbox"))
+    assert cgroup_conf(own_file, folder, version=(24, 11)) is None
 
 
 def test_gpus_are_gres_with_their_model_and_device_files() -> None:
