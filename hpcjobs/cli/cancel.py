@@ -34,7 +34,8 @@ def cancel(
     from hpcjobs.cli.ps import parse_states
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.cancel import cancel
-    from hpcjobs.run.select import select, select_unfinished
+    from hpcjobs.run.listing import select_unfinished
+    from hpcjobs.run.select import select
     from hpcjobs.scheduler.base import State
 
     states = parse_states(state or [])

@@ -109,11 +109,12 @@ def parse_states(names: list[str]) -> set[State]:
 def _first_moment(since: str | None, *, everything: bool) -> float:
     """From when on jobs are listed, in seconds since 1970."""
     from hpcjobs.errors import RequestError
+    from hpcjobs.run.listing import RECENT_S
     from hpcjobs.units import walltime_s
 
     if everything:
         return 0.0
     try:
-        return time.time() - (86400 if since is None else walltime_s(since))
+        return time.time() - (RECENT_S if since is None else walltime_s(since))
     except ValueError as error:
         raise RequestError(f"--since {since}: not a time", hint="write 2h or 7d") from error

@@ -6,10 +6,8 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import NamedTuple
 
-from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
@@ -29,7 +27,7 @@ class Cancelled(NamedTuple):
 def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: Connect = connect) -> Cancelled:
     """End those of ``entries`` that have not ended; one queue query and one cancelling command per scheduler.
 
-    ``only``: those in one of these states; none: whatever their state.
+    ``only``: those in one of these states, task by task of an array; none: whatever their state.
 
     The queue is asked first because an id alone may be another job's by now.
 
@@ -41,9 +39,9 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
     chosen = sorted(entries, key=_where)
     require_reachable(chosen)
     for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: _where(known.entry)):
-        alive = [known for known in group if _alive(known, outcome) and _is_in(known, only)]
-        if alive:
-            ids = [_id(known.entry) for known in alive]
+        alive = [known for known in group if _alive(known, outcome)]
+        ids = [job_id for known in alive for job_id in known.ids(only)]
+        if ids:
             connect(kind, conf or None).cancel(ids)
             outcome.cancelled.extend(ids)
             _record_ends([known.entry for known in alive if _waits(known)], connect)
@@ -65,21 +63,13 @@ def _where(entry: Entry) -> tuple[str, str]:
     return entry.scheduler, entry.slurm_conf or ""
 
 
-def _is_in(known: Known, states: Collection[State]) -> bool:
-    return not states or any(record.state in states for record in known.records)
-
-
-def _id(entry: Entry) -> str:
-    return own_ids(entry)[0] if entry.task is not None else current_id(entry)
-
-
 def _alive(known: Known, outcome: Cancelled) -> bool:
     """Whether there is something to cancel; if not, the reason is added to ``outcome``."""
     states = [record.state for record in known.records]
     if any(not state.ended and state is not State.UNKNOWN for state in states):
         return True
     if all(state.ended for state in states):
-        outcome.ended[_id(known.entry)] = next((s for s in states if s is not State.COMPLETED), State.COMPLETED)
+        outcome.ended[known.ids()[0]] = next((s for s in states if s is not State.COMPLETED), State.COMPLETED)
     else:
-        outcome.unknown.append(_id(known.entry))
+        outcome.unknown.extend(known.ids())
     return False

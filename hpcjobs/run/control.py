@@ -8,11 +8,9 @@ from itertools import groupby
 from typing import Literal
 
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
-from hpcjobs.run.attempts import current_id
 from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
@@ -41,7 +39,7 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
     """
     ids: list[str] = []
     for slurm, known in _by_cluster(entries, verb, connect):
-        chosen = [_id(job.entry) for job in known]
+        chosen = [job_id for job in known for job_id in job.ids()]
         slurm.control([verb, ",".join(chosen)])
         ids += chosen
     return ids
@@ -69,7 +67,7 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     arguments = [_setting(setting) for setting in settings]
     for slurm, known in _by_cluster([entry], "update", connect):
         check_settings(arguments, known[0].entry, slurm)
-        slurm.control(["update", f"JobId={_id(known[0].entry)}", *arguments])
+        slurm.control(["update", f"JobId={known[0].ids()[0]}", *arguments])
     return arguments
 
 
@@ -79,7 +77,8 @@ def signal(
     """Send a signal to the tasks of running jobs, and to a batch script itself; the ids that Slurm was given.
 
     Args:
-        only: the states of the jobs that get it, the others are left out; empty: all, of which none may have ended.
+        only: the states of the jobs and tasks that get it, the others are left out; empty: all, of which none may have
+            ended.
 
     Raises:
         As `control`.
@@ -88,8 +87,9 @@ def signal(
     for slurm, known in _by_cluster(entries, "signal", connect, only=only):
         for job in known:
             is_script = os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
-            slurm.signal([_id(job.entry)], name, batch_script=is_script)
-            ids.append(_id(job.entry))
+            chosen = job.ids(only)
+            slurm.signal(chosen, name, batch_script=is_script)
+            ids += chosen
     return ids
 
 
@@ -122,10 +122,6 @@ def _slurm(scheduler: object) -> SlurmScheduler:
 
 def _describe_end(job: Known) -> str:
     return f"job {job.entry.job_id} has ended: {job.records[0].state.value}"
-
-
-def _id(entry: Entry) -> str:
-    return own_ids(entry)[0] if entry.task is not None else current_id(entry)
 
 
 def _setting(text: str) -> str:

@@ -19,6 +19,8 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.library import find_default_site, load_site
 from hpcjobs.site.models import Site
 
+RECENT_S = 86_400.0
+"""Jobs submitted within this time are listed even if they have ended."""
 FORGOTTEN_S = 30 * 86_400.0
 """A job that its scheduler does not know is not asked about any more after this long."""
 
@@ -95,6 +97,12 @@ def survey(*, since: float, site: str | None = None, connect: Connect = connect)
     index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
     listed = [Known(job.entry, records) for job in known if (records := _select_records(job))]
     return Survey(listed, _others(queue, mine), list(dict.fromkeys(errors)))
+
+
+def select_unfinished(*, site: str | None = None, connect: Connect = connect) -> list[Entry]:
+    """My jobs that have not ended, oldest first: also those that were requeued, or whose run folder was removed."""
+    known = survey(since=time.time() - RECENT_S, site=site, connect=connect).known
+    return [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]
 
 
 def site_asked(site: str | None) -> Site | None:

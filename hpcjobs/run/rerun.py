@@ -31,6 +31,8 @@ _OWN_VERBS = {
     "fabric": "hpcjobs fabric starts a check of nodes",
 }
 """Templates whose jobs need more than their manifest."""
+_OF_FIRST_RUN = ("dependency", "hold")
+"""Options that were meant for the first run alone."""
 
 
 class RecordedCode(msgspec.Struct, frozen=True):
@@ -77,7 +79,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     """The plan of ``entry``'s run again; without ``changes`` from the job as it was resolved then.
 
     With changes, the request of then is resolved anew by the site as it is now. Dependencies are left out: the jobs
-    they name have ended.
+    they name have ended. So is a hold, which was of the first run. A task of an array is an array of that task alone.
 
     Raises:
         RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, or a
@@ -92,10 +94,10 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     if not folder.is_dir():
         raise RequestError(f"the folder in which job {entry.job_id} ran, {folder}, does not exist any more")
     notes = []
-    if job.resources.dependency:
-        notes.append(f"left out: dependency={job.resources.dependency}")
+    first_only = {name: getattr(job.resources, name) for name in _OF_FIRST_RUN if getattr(job.resources, name)}
+    notes += [f"left out: {name}{'' if value is True else f'={value}'}" for name, value in first_only.items()]
     if changes == JobSpec():
-        again = replace(job, resources=replace(job.resources, dependency=None))
+        again = replace(job, resources=_for_another_run(job.resources, entry))
         again = replace(again, policies=_policies_now(job, entry))
         check_policies(again, again.policies)
     else:
@@ -122,7 +124,8 @@ def _policies_now(job: Job, entry: Entry) -> tuple[AppliedPolicy, ...]:
 
 
 def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
-    """The request for ``job``, resolved anew by its site as it is now, with ``changes`` and without its dependencies.
+    """The request for ``job``, resolved anew by its site as it is now, with ``changes`` but without its
+    dependencies and hold.
 
     Raises:
         RequestError: the manifest is of an older hpcjobs, or the job does not fit the site.
@@ -135,9 +138,18 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
     site = _site_of(job)
     source = f"run {entry.job_id}"
     first = Layer(source, JobSpec(chdir=job.chdir, name=job.name))
-    without_dependency = Layer(source, JobSpec(resources=Resources(dependency=None)))
+    # The copy of the code is checked and run, not the folder as it is now.
+    copied = str(Path(entry.run_dir) / "code") if job.snapshot else None
+    again = Layer(source, JobSpec(chdir=copied, resources=_for_another_run(Resources(), entry)))
     avoid = avoided_on(site.name) if site.scheduler == "slurm" else {}
-    return resolve([first, *job.layers, without_dependency, Layer("change", changes)], site, avoid=avoid)
+    resolved = resolve([first, *job.layers, again, Layer("change", changes)], site, avoid=avoid)
+    return replace(resolved, run_root=job.run_root) if job.snapshot and changes.chdir is None else resolved
+
+
+def _for_another_run(resources: Resources, entry: Entry) -> Resources:
+    """``resources`` without what was meant for the first run; of the array task that ``entry`` means, if it does."""
+    again = replace(resources, **dict.fromkeys(_OF_FIRST_RUN))
+    return again if entry.task is None else replace(again, array=str(entry.task))
 
 
 def _site_of(job: Job) -> Site:

@@ -12,7 +12,6 @@ import msgspec
 from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
-from hpcjobs.run.accounting_file import is_closed
 from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.identity import is_reachable
 from hpcjobs.run.index import Entry
@@ -38,11 +37,6 @@ def select(names: Sequence[str], *, site: str | None = None) -> list[Entry]:
     of_site = f" of site {site}" if site is not None else ""
     selected = [entry for name in names for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
-
-
-def select_unfinished(*, site: str | None = None) -> list[Entry]:
-    """Jobs of this host or cluster that are not accounted for yet, oldest first."""
-    return [entry for entry in entries_of(site) if not is_closed(entry) and is_reachable(entry)]
 
 
 def newest(*, site: str | None = None) -> Entry:

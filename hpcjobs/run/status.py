@@ -8,7 +8,7 @@ surely about the entry's job (`identity`), and for an entry of another host, clu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
 from typing import NamedTuple
 
@@ -38,6 +38,16 @@ class Known(NamedTuple):
 
     entry: Entry
     records: list[JobRecord]
+
+    def ids(self, states: Collection[State] = ()) -> list[str]:
+        """The scheduler's ids for a command about the job; with ``states``, of its tasks in one of these alone."""
+        job_id = current_id(self.entry) if self.entry.task is None else own_ids(self.entry)[0]
+        if not states:
+            return [job_id]
+        chosen = [record for record in self.records if record.state in states]
+        if self.entry.array is None or self.entry.task is not None:
+            return [job_id] if chosen else []
+        return [record.job_id.partition("%")[0] + ("]" if "%" in record.job_id else "") for record in chosen]
 
 
 class _Open(NamedTuple):

@@ -16,6 +16,7 @@ from pathlib import Path
 import hpcjobs
 from hpcjobs.errors import SchedulerError, UnknownJobError
 from hpcjobs.files import state_dir
+from hpcjobs.job.array import task_ids
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import clean_env
 from hpcjobs.processes.start import start
@@ -130,7 +131,7 @@ class LocalScheduler:
         Raises:
             UnknownJobError: one of the ids belongs to no job; then none is cancelled.
         """
-        jobs = {job_id: self._known(job_id) for job_id in job_ids}
+        jobs = {job_id: self._known(job_id) for ids in job_ids for job_id in task_ids(ids)}
         unknown = [job_id for job_id, job in jobs.items() if job is None]
         if unknown:
             raise UnknownJobError(f"no local job {', '.join(unknown)} on {os.uname().nodename}")

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError, RequestError, UnknownJobError
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
-from hpcjobs.run.select import newest, select, select_unfinished
+from hpcjobs.run.listing import select_unfinished
+from hpcjobs.run.select import newest, select
 
 WRITER = """
 import sys

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commandline import ok, within
+from scripted_slurm import answer
 
 LOCAL = ("submit", "--site", "local", "--launcher", "spawn", "--wait", "--json")
 
@@ -165,3 +166,48 @@ def test_untracked_files_with_odd_names_neither_stop_a_submission_nor_reach_the_
     assert r"a\xff.py" in shown
     assert r"\x1b[31mred.py" in shown
     assert r"two\nlines.py" in shown
+
+
+def test_a_rerun_of_one_task_of_an_array_submits_that_task_alone(here: Path) -> None:
+    program = here / "task.sh"
+    program.write_text("#!/bin/bash\necho $SLURM_ARRAY_TASK_ID >>tasks\n")
+    program.chmod(0o755)
+    submit("--array", "0-3", "./task.sh")
+    (here / "tasks").unlink()
+    ok("rerun", "L1_3", "--wait")
+    ok("rerun", "L1_2", "--time", "10m", "--wait")
+    assert (here / "tasks").read_text().split() == ["3", "2"]
+
+
+@pytest.mark.parametrize("changes", [(), ("--time", "5m")])
+def test_the_rerun_of_a_held_job_is_not_held(
+    here: Path, monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...]
+) -> None:
+    folder = Path.home() / ".config" / "hpcjobs" / "site_configs"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "description: two nodes\npartitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}\n"
+    )
+    for command in ("squeue", "sacct", "scontrol"):
+        answer(here, command, ":")
+    answer(here, "sbatch", "echo 12")
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    ok("submit", "--site", "mine", "--no-check", "-o", "hold=1", "true")
+    again = ok("rerun", "12", *changes, "--dry-run")
+    assert "left out: hold" in again.err
+    assert "--hold" not in again.out
+
+
+def test_a_rerun_of_a_snapshot_with_changes_runs_the_code_of_then(here: Path) -> None:
+    project = here / "project"
+    project.mkdir()
+    (project / "say.sh").write_text("#!/bin/bash\necho first >>$SAID\n")
+    (project / "say.sh").chmod(0o755)
+    first = json.loads(
+        ok("submit", "--site", "local", "--launcher", "spawn", "--snapshot", "--env", f"SAID={here}/said", "--wait",
+           "--json", "--chdir", "project", "./say.sh").out
+    )  # fmt: skip
+    (project / "say.sh").unlink()
+    again = json.loads(ok("rerun", "L1", "--time", "10m", "--wait", "--json").out)
+    assert (here / "said").read_text().split() == ["first", "first"]
+    assert Path(again["run_dir"]).parent == Path(first["run_dir"]).parent

@@ -1,0 +1,104 @@
+"""Commands that change jobs in the queue give Slurm exactly the jobs and settings that they name."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from commandline import ok, within
+from scripted_slurm import answer
+from waiting import eventually
+
+from hpcjobs.job.array import task_ids
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.base import JobRecord, State
+
+NOW = time.time()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands of a Slurm with an empty queue."""
+    answers = tmp_path / "slurm"
+    answers.mkdir()
+    for command in ("squeue", "sacct", "scontrol", "scancel"):
+        answer(answers, command, ":")
+    monkeypatch.setenv("PATH", f"{answers}:/usr/bin:/bin")
+    return answers
+
+
+def job(here: Path, job_id: str, *, array: str | None = None, ended: float | None = None) -> Entry:
+    """A recorded job; with ``ended`` it completed then."""
+    folder = here / "runs" / f"job{job_id}"
+    folder.mkdir(parents=True)
+    entry = Entry(job_id, f"job{job_id}", "mine", "slurm", str(folder), NOW - 3600, array=array)
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    if ended is not None:
+        record = JobRecord(job_id=job_id, state=State.COMPLETED, source="sacct", ended=ended, exit_code=0)
+        (folder / "accounting.json").write_bytes(msgspec.json.encode([record]))
+    index.add(entry)
+    return entry
+
+
+def queue(slurm: Path, *tasks: tuple[str, str, Entry]) -> None:
+    """squeue answers with these tasks: id, state, and the job that they are of."""
+    rows = [
+        [job_id, entry.name, state, "None", "main", "n1", "1", str(int(NOW - 60)), str(int(NOW - 50)), "1:00",
+         "1:00:00", f"{entry.run_dir}/job.sh"]
+        for job_id, state, entry in tasks
+    ]  # fmt: skip
+    (slurm / "queue").write_text("".join("\x1f".join(row) + "\n" for row in rows))
+    answer(slurm, "squeue", f"cat {slurm}/queue")
+
+
+def given(slurm: Path, command: str) -> list[str]:
+    """The calls of ``command``."""
+    path = slurm / f"{command}.asked"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_cancel_of_a_state_ends_only_the_tasks_of_an_array_that_are_in_it(here: Path, slurm: Path) -> None:
+    entry = job(here, "1", array="0-9%2")
+    queue(slurm, ("1_0", "RUNNING", entry), ("1_1", "RUNNING", entry), ("1_[2-9%2]", "PENDING", entry))
+    assert ok("cancel", "--state", "PENDING", "1").out == "cancelled 1_[2-9]\n"
+    assert given(slurm, "scancel") == ["--quiet 1_[2-9]"]
+    assert ok("cancel", "--state", "RUNNING", "--all").out == "cancelled 1_0 1_1\n"
+    assert ok("cancel", "--signal", "USR1", "--state", "RUNNING", "1").out == "USR1 sent to 1_0 1_1\n"
+    assert given(slurm, "scancel")[1:] == ["--quiet 1_0 1_1", "--signal=USR1 1_0 1_1"]
+
+
+def test_cancel_of_a_state_ends_only_those_tasks_of_a_local_array() -> None:
+    ok("submit", "--site", "local", "--launcher", "spawn", "--array", "0-3%1", "--", "sleep", "60")
+
+    def states() -> dict[str, str]:
+        rows = ok("ps", "--json", "--site", "local").json
+        return {task: row["record"]["state"] for row in rows for task in task_ids(row["record"]["job_id"])}
+
+    eventually(lambda: states().get("L1_0") == "RUNNING")
+    ok("cancel", "--state", "PENDING", "L1")
+    assert states() == {"L1_0": "RUNNING"}
+    ok("cancel", "L1")
+
+
+def test_cancel_all_ends_a_requeued_job_that_was_accounted_for(here: Path, slurm: Path) -> None:
+    entry = job(here, "7", ended=NOW - 1200)
+    job(here, "8", ended=NOW - 600)
+    queue(slurm, ("7", "RUNNING", entry))
+    assert ok("cancel", "--all").out == "cancelled 7\n"
+    assert given(slurm, "scancel") == ["--quiet 7"]
+
+
+def test_cancel_all_ends_a_running_job_whose_run_folder_was_removed(here: Path, slurm: Path) -> None:
+    entry = job(here, "7")
+    queue(slurm, ("7", "RUNNING", entry))
+    Path(entry.run_dir, "submitted.json").unlink()
+    Path(entry.run_dir).rmdir()
+    assert ok("cancel", "--all").out == "cancelled 7\n"
+
+
+def test_cancel_all_finds_nothing_where_all_jobs_have_ended(here: Path, slurm: Path) -> None:
+    job(here, "8", ended=NOW - 600)
+    assert within("cancel", "--all").out == "nothing to cancel\n"
