@@ -48,17 +48,19 @@ def alloc(
 
     In the shell, `ranks PROGRAM` starts PROGRAM as the tasks of a job, with RANK, WORLD_SIZE and related variables.
     """
-    import hpcjobs
+    from hpcjobs.job.plan import plan_of, resolve_request, run_dir_of
     from hpcjobs.processes.programs import run_in_terminal
     from hpcjobs.run.interactive import allocate
 
     # Named bash or interactive, Lightning would not take it for a Slurm job.
     named = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
-    plan = hpcjobs.plan(named, site, spec=spec, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
+    job = resolve_request(named, site, spec=spec, settings_of="salloc")
+    plan = plan_of(job, run_dir_of(job), made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
     if dry_run:
         print(plan.script, end="")
         return
     arguments = plan.job.argv if request.program else ()
-    command = allocate(plan, arguments, terminal=sys.stdin.isatty())
-    note(f"run folder {plan.run_dir}")
-    raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))
+    with allocate(plan, arguments, terminal=sys.stdin.isatty()) as command:
+        note(f"run folder {plan.run_dir}, removed at the end if it is empty but for files of hpcjobs")
+        code = run_in_terminal(command.argv, cwd=command.cwd, env=command.env)
+    raise typer.Exit(code)

@@ -56,10 +56,10 @@ def plan(
     """
     if not isinstance(site, Site):
         site = load_site(site or default_site(), allow_untrusted=allow_untrusted)
-    job = resolve_request(request, site, spec=spec, **options)
+    job = resolve_request(request, site, spec=spec, settings_of="sbatch", **options)
     arguments = request.program if isinstance(request, JobSpec) else make_spec(request, {}).program
     made_by = made_by or shlex.join(["hpcjobs.plan:", *arguments])
-    return plan_of(job, Path(job.run_root) / run_name(job), made_by=made_by, allow_untrusted=allow_untrusted)
+    return plan_of(job, run_dir_of(job), made_by=made_by, allow_untrusted=allow_untrusted)
 
 
 def resolve_request(
@@ -67,9 +67,13 @@ def resolve_request(
     site: Site | str | None = None,
     *,
     spec: Layer | str | Path | None = None,
+    settings_of: str = "sbatch",
     **options: object,
 ) -> Job:
-    """The job that `plan` would render, from the same arguments; nothing is rendered."""
+    """The job that `plan` would render, from the same arguments; nothing is rendered.
+
+    ``settings_of`` is the command whose variables of the environment count.
+    """
     where = site if isinstance(site, Site) else load_site(site or default_site())
     layers = [] if spec is None else [_layer(spec)]
     if isinstance(request, JobSpec):
@@ -77,7 +81,7 @@ def resolve_request(
         request = ()
     layers.append(Layer("flag", make_spec(request, options)))
     slurm = where.scheduler == "slurm"
-    settings = user_settings(os.environ, rehearsal=where.rehearsal) if slurm else ()
+    settings = user_settings(os.environ, command=settings_of, rehearsal=where.rehearsal) if slurm else ()
     return resolve([*batch_layers(layers), *settings, *layers], where, avoid=avoided_on(where.name) if slurm else {})
 
 
@@ -105,9 +109,9 @@ def script_by_hand(plan: Plan) -> str:
     return render(plan.job, plan.run_dir, made_by=plan.made_by, by_hand=True, untrusted=[])
 
 
-def run_name(job: Job) -> str:
-    """Name of a new run folder: job name, local time, and eight random hex digits against collisions."""
-    return f"{file_name(job.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
+def run_dir_of(job: Job) -> Path:
+    """A new run folder: its name is of job name, local time, and eight random hex digits against collisions."""
+    return Path(job.run_root) / f"{file_name(job.name)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
 
 
 def _command(job: Job, run_dir: Path) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, launch
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
+from hpcjobs.job.settings import VARIABLES
 from hpcjobs.run import folder
 from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import require_reachable
@@ -28,6 +30,8 @@ from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 
 RC = "interactive.bash"
+_MPI_TYPE = "SLURM_MPI_TYPE"
+"""What ``srun --mpi=none``, which starts a shell, hands on to every srun in it, whose tasks need MPI."""
 _NOT_OF_SALLOC = ("requeue", "no-requeue", "open-mode", "export", "export-file", "batch", "propagate")
 
 
@@ -114,7 +118,7 @@ def _node_of(job: Job, nodes: list[str], node: str | None, rank: int | None) -> 
 def _shell(job: Job, task_dir: Path, job_id: str, run_dir: Path) -> tuple[str, ...]:
     """bash with the software and the environment of the job's tasks; of a batch script, a login shell."""
     if job.batch_script is not None:
-        return ("bash", "-il")
+        return ("env", "-u", _MPI_TYPE, "bash", "-il")
     return _interactive_bash(_write_rc(job, run_dir, task_dir=task_dir, job_id=job_id))
 
 
@@ -125,7 +129,9 @@ def _interactive_bash(rc: Path) -> tuple[str, ...]:
 def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) -> Path:
     """The file that a shell on a node reads first; without ``job_id`` that of the allocation it is in."""
     ranks = launch(replace(job, argv=(Raw('"$@"'),)))
+    mpi = os.environ.get(_MPI_TYPE)
     lines = [
+        f"unset {_MPI_TYPE}" if mpi is None else f"export {_MPI_TYPE}={shlex.quote(mpi)}",
         "[ ! -r ~/.bashrc ] || . ~/.bashrc",
         f"export HPCJOBS_SCHEDULER=slurm HPCJOBS_JOB_ID={job_id or '$SLURM_JOB_ID'}",
         f"export HPCJOBS_RUN_DIR={shlex.quote(str(task_dir))} _hj_shell={shlex.quote(str(run_dir / 'shell'))}",
@@ -141,10 +147,11 @@ def _write_rc(job: Job, run_dir: Path, *, task_dir: Path, job_id: str | None) ->
     return path
 
 
-def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Command:
+@contextmanager
+def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterator[Command]:
     """What asks for the nodes of ``plan`` and runs ``arguments`` (none: a shell) on the first, as a task would run.
 
-    It writes the run folder.
+    It writes the run folder, which is removed at the end unless the command has written a file there.
 
     Raises:
         RequestError: the site has no Slurm, or the request is for an array or a batch script.
@@ -162,4 +169,16 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Command
     argv += ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]
     argv += ["--pty"] if terminal else []
     within = ("bash", "-c", '. "$0" && exec "$@"', str(rc), *arguments) if arguments else _interactive_bash(rc)
-    return Command((*argv, *within), job.chdir, {"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {})
+    env = {name: value for name, value in os.environ.items() if name.startswith("SALLOC_")}
+    env = {name: value for name, value in env.items() if name.removeprefix("SALLOC_") not in VARIABLES}
+    made = _paths(plan.run_dir)
+    try:
+        yield Command((*argv, *within), job.chdir, env | ({"SLURM_CONF": job.slurm_conf} if job.slurm_conf else {}))
+    finally:
+        if _paths(plan.run_dir) <= made:
+            folder.remove(plan)
+
+
+def _paths(run_dir: Path) -> set[Path]:
+    """Everything in a run folder but what scripts of hpcjobs need on the node."""
+    return {path for path in run_dir.rglob("*") if path.parts[len(run_dir.parts)] != "shell"}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
-from hpcjobs.job.plan import plan_of, run_name
+from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.policy import check_policies
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.run_root import locate_run_root
@@ -112,7 +112,7 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
         notes.append(
             f"a run of {manifest.user}: its settings (account, mail) stay, the new run folder lies in {again.run_root}"
         )
-    return Rerun(plan_of(again, Path(again.run_root) / run_name(again), made_by=made_by), tuple(notes))
+    return Rerun(plan_of(again, run_dir_of(again), made_by=made_by), tuple(notes))
 
 
 def _policies_now(job: Job, entry: Entry) -> tuple[AppliedPolicy, ...]:

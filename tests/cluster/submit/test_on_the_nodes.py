@@ -73,8 +73,8 @@ def test_an_allocation_is_a_shell_in_which_ranks_can_be_started(cluster: Cluster
     ]
     assert lines == [[str(n), "of=4"] for n in range(4)], screen
     assert code == 3, screen
-    alone = cluster.hpcjobs(*arguments, "bash", "-c", "echo $HPCJOBS_NTASKS")
-    assert (alone.code, alone.out.split()) == (0, ["4"]), alone
+    alone = cluster.hpcjobs(*arguments, "bash", "-c", "echo $HPCJOBS_NTASKS ${SLURM_MPI_TYPE-unset}")
+    assert (alone.code, alone.out.split()) == (0, ["4", "unset"]), alone
 
 
 def test_jobs_in_the_queue_are_held_released_changed_signalled_and_requeued(cluster: Cluster) -> None:

@@ -102,6 +102,51 @@ def test_a_full_cache_folder_stops_no_submission(cluster: Path, tmp_path: Path) 
     assert (done.returncode, "#SBATCH --job-name=true" in done.stdout) == (0, True), done.stderr
 
 
+SALLOC = """
+env >"${0%/*}/salloc.env"
+while [ "$1" != bash ]; do shift; done
+SLURM_JOB_ID=42 SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=n1 SLURM_MPI_TYPE=none exec "$@"
+"""
+"""Gives the nodes at once, and starts what `srun --mpi=none` would start there."""
+
+
+def test_an_allocation_has_the_settings_of_salloc_and_not_those_of_sbatch(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(cluster, "salloc", SALLOC)
+    for variable, value in (("SALLOC_ACCOUNT", "mine"), ("SALLOC_QOS", "debug"), ("SBATCH_ACCOUNT", "other")):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("SALLOC_NO_BELL", "1")
+    assert hpcjobs("alloc", "--qos", "long", "true").code == 0
+    sent = (cluster / "salloc.asked").read_text()
+    assert ("--account=mine" in sent, "--qos=long" in sent, "other" in sent) == (True, True, False)
+    left = [line for line in (cluster / "salloc.env").read_text().splitlines() if line.startswith("SALLOC")]
+    assert left == ["SALLOC_NO_BELL=1"]
+
+
+@pytest.mark.parametrize("chosen", [None, "pmi2"])
+def test_an_srun_in_an_allocation_has_the_mpi_of_the_cluster_or_of_the_user(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    answer(cluster, "salloc", SALLOC)
+    monkeypatch.delenv("SLURM_MPI_TYPE", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("SLURM_MPI_TYPE", chosen)
+    printed = hpcjobs("alloc", "bash", "-c", "echo mpi=${SLURM_MPI_TYPE-unset}").out
+    assert printed.split() == [f"mpi={chosen or 'unset'}"]
+
+
+def test_an_allocation_leaves_its_run_folder_only_where_something_was_written_there(cluster: Path, here: Path) -> None:
+    answer(cluster, "salloc", "echo 'salloc: error: Job submit/allocate failed: Invalid qos' >&2; exit 1")
+    assert hpcjobs("alloc", "true").code == 1
+    answer(cluster, "salloc", SALLOC)
+    assert hpcjobs("alloc", "bash", "-c", "exit 3").code == 3
+    assert not list((here / "runs").glob("alloc-*"))
+    assert hpcjobs("alloc", "bash", "-c", 'echo 1 >"$HPCJOBS_RUN_DIR/metrics.jsonl"').code == 0
+    (run_dir,) = (here / "runs").glob("alloc-*")
+    assert (run_dir / "metrics.jsonl").read_text() == "1\n"
+
+
 def test_a_dry_run_prints_what_would_be_sent_and_touches_nothing(cluster: Path, here: Path, tmp_path: Path) -> None:
     """All but where the log goes and who makes the run folder, so that sbatch alone can have it."""
     before = tree(here), tree(Path.home() / ".local")

@@ -264,7 +264,7 @@ def test_memory_and_gpus_that_a_user_has_set_for_sbatch_are_requested(
 def test_the_page_lists_the_settings_of_sbatch_that_are_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "sbatch.md").read_text(encoding="utf-8")
     section = page.partition("## Settings in the environment\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"`(SBATCH_[A-Z_]+)`", section)) == set(VARIABLES)
+    assert set(re.findall(r"`SBATCH_([A-Z_]+)`", section)) == set(VARIABLES)
 
 
 def test_no_run_folder_is_made_where_a_link_leads_to_what_each_node_has_for_itself(here: Path) -> None:
