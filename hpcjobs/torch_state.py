@@ -55,6 +55,15 @@ class Buffers:
         return buffer.copy_(tensor, non_blocking=True)
 
 
+def find_nan(value: Any, keys: str = "") -> str | None:
+    """The keys that lead to the first tensor with NaN, in dicts, lists and tuples; None: there is none."""
+    if isinstance(value, torch.Tensor):
+        return (keys or "the tensor") if value.is_floating_point() and bool(value.isnan().any()) else None
+    items = value.items() if isinstance(value, dict) else enumerate(value) if type(value) in (list, tuple) else ()
+    paths = (find_nan(item, f"{keys}.{key}" if keys else f"{key}") for key, item in items)
+    return next((path for path in paths if path is not None), None)
+
+
 def write(path: Path, state: Any) -> None:
     """Write a state and sync it. Without torch's own checksums, which it writes and never reads: manifests have one.
 

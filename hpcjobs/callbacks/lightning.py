@@ -37,6 +37,7 @@ class RunCallback(Callback):
         self.run: Run = start(run_dir=run_dir, step=0, log_to=log_to)
         """Log numbers of your own by its `log`."""
         self._folder = self.run.run_dir / checkpoints.FOLDER
+        self._soundness = checkpoints.Soundness()
         self._step = 0
 
     def find_checkpoint(self) -> str | None:
@@ -97,6 +98,6 @@ class RunCallback(Callback):
         if self.run.rank == 0:
             files = [path for path in sorted(draft.path.rglob("*")) if path.is_file()]
             draft.complete({str(path.relative_to(draft.path)): measure(path) for path in files})
-            checkpoints.prune(self._folder, keep=self.keep, owner=draft.owner)
+            checkpoints.prune(self._folder, keep=self.keep, soundness=self._soundness, owner=draft.owner)
         self.run.record_saved_step(self._step)
         trainer.strategy.barrier("hpcjobs.renamed")

@@ -2,7 +2,8 @@
 
 Training stands still for the copy alone, and for the rest of the write before if saves come too fast.
 The time it stands still is measured. Storage that fails does not end the run: what was written before
-stays, the failure is reported, and later saves try again, ever less often.
+stays, the failure is reported, and later saves try again, ever less often. Whatever was tried, the state that
+was saved last is the one that is written at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import StorageFault
+from hpcjobs.runtime.exits import LossNotFinite, StorageFault
 from hpcjobs.runtime.streams import print_error
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
@@ -52,11 +53,15 @@ class BackgroundWriter(ABC):
         self._first, self.owner, self._agree = first, owner, agree
         self.stall_s: list[float] = []
         self.write_s: list[float] = []
+        self.soundness = checkpoints.Soundness()
         self.best_loss = checkpoints.recorded_loss(folder / checkpoints.BEST)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._newest: int | None = None  # step of the newest on disk
-        self._unwritten: tuple[CheckpointMeta, Any, str] | None = None  # what was tried since, and why it is not
+        self._unwritten: tuple[CheckpointMeta, Any, str] | None = None  # a copy saved since, and why it is not there
+        self._refused: LossNotFinite | None = None  # of the state that was saved last
+        self._stalled: dict[int, float] = {}  # by step, of what is saved and was not reported by `take_written`
+        self._written: list[int] = []
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
 
     @abstractmethod
@@ -68,15 +73,30 @@ class BackgroundWriter(ABC):
         """Write one checkpoint; its folder. OSError if the storage fails."""
 
     def save(self, meta: CheckpointMeta, state: Any, *, last: bool) -> None:
-        """Write `state`, now or soon; not at all while the storage is given time to recover, but for the last one."""
+        """Write `state`, now or soon. While the storage is given time to recover it is kept, for the next try.
+
+        `last`: there will be no later one, so it is tried in any case.
+        """
         began = time.perf_counter()
         self.wait()  # the copy before is still being written
-        if self._agree(last or time.monotonic() >= self._not_before):
-            if self.background:
-                self._writing = self._thread.submit(self._try, meta, self.copy_state(state))
+        due = self._agree(last or time.monotonic() >= self._not_before)
+        if due and not self.background:
+            self._try(meta, state)
+            if self._unwritten is not None:  # by the next try the state itself will be another one
+                self._unwritten = meta, self.copy_state(state), self._unwritten[2]
+        else:
+            copied = self.copy_state(state)
+            if due:
+                self._writing = self._thread.submit(self._try, meta, copied)
             else:
-                self._try(meta, state)
+                self._unwritten = meta, copied, "" if self._unwritten is None else self._unwritten[2]
         self.stall_s.append(time.perf_counter() - began)
+        self._stalled[meta.step] = self.stall_s[-1]
+
+    def take_written(self) -> list[tuple[int, float]]:
+        """Steps of the checkpoints that came to the disk since the last call, with the time each held up the run."""
+        written, self._written = self._written, []
+        return [(step, self._stalled.pop(step)) for step in written if step in self._stalled]
 
     def save_blocking(self, meta: CheckpointMeta, state: Any, *, within_s: float) -> None:
         """Have `state` on disk; StorageFault if that does not succeed in time."""
@@ -86,12 +106,20 @@ class BackgroundWriter(ABC):
             self.finish(within_s=within_s)
 
     def finish(self, *, within_s: float) -> None:
-        """Have what was saved last on disk; StorageFault if that does not succeed in time."""
+        """Have what was saved last on disk; StorageFault if that does not succeed in time.
+
+        Raises:
+            LossNotFinite: what was saved last has NaN, and is not written at all.
+        """
         self.wait()
+        if self._refused is not None:
+            raise self._refused
         give_up = time.monotonic() + within_s
         while self._unwritten is not None:
             meta, state, _ = self._unwritten
             self._try(meta, state)
+            if self._refused is not None:
+                raise self._refused
             if self._unwritten is not None and self._agree(time.monotonic() >= give_up):
                 raise StorageFault(
                     f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}",
@@ -111,39 +139,59 @@ class BackgroundWriter(ABC):
 
     def _try(self, meta: CheckpointMeta, state: Any) -> None:
         began = time.perf_counter()
+        self._refused = None
         try:
-            self._write(meta, state)
+            place = self.write_files(meta, state)
         except OSError as error:
             if error.errno in FULL and self._first:  # room for the next try: one good checkpoint is enough
-                checkpoints.prune(self.folder, keep=1, owner=self.owner)
+                self._prune(keep=1)
             self._note_failure(meta, state, error)
             return
+        except LossNotFinite as error:
+            self._refused, self._unwritten = error, None
+            if self._first:
+                print_error(f"warning: checkpoint of step {meta.step} not written: {error}; {self._describe_last()}")
+            return
         self.write_s.append(time.perf_counter() - began)
+        self._written.append(meta.step)
         if self._unwritten is not None and self._unwritten[2] and self._first:
             print(f"checkpoint of step {meta.step} is written: {self.folder} can be written again", flush=True)
         self._newest = meta.step
         self._unwritten, self._pause_s, self._not_before = None, FIRST_PAUSE_S, 0.0
+        if self._first:
+            try:
+                self._record(meta, place)
+            except OSError as error:  # the checkpoint itself is complete
+                print_error(f"warning: {place.name} is written, but not recorded: {error}")
 
-    def _write(self, meta: CheckpointMeta, state: Any) -> None:
-        place = self.write_files(meta, state)
-        if not self._first:
-            return
+    def _record(self, meta: CheckpointMeta, place: Path) -> None:
+        """Report a checkpoint that is on disk, and remove those that it replaces."""
         self.on_written(meta.step)
+        best = self.folder / checkpoints.BEST
+        if self.best_loss is not None and not self.soundness.is_sound(best.resolve()):
+            self.best_loss = None  # it is removed below
         loss = meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None  # no loss is less than NaN
         if loss is not None and (self.best_loss is None or loss < self.best_loss):
+            checkpoints.point(best, place)
             self.best_loss = loss
-            checkpoints.point(self.folder / checkpoints.BEST, place)
-        checkpoints.prune(self.folder, keep=self.keep, owner=self.owner)
+        self._prune(keep=self.keep)
+
+    def _prune(self, *, keep: int) -> None:
+        checkpoints.prune(self.folder, keep=keep, soundness=self.soundness, owner=self.owner)
+
+    def _describe_last(self) -> str:
+        for place, wrong in checkpoints.newest_valid(self.folder):
+            if wrong is None:
+                return f"the last good one is {place.name}"
+        return "none before it"
 
     def _note_failure(self, meta: CheckpointMeta, state: Any, error: OSError) -> None:
         why = error.strerror or str(error)
-        before = next(iter(checkpoints.steps(self.folder)), None)
         news = self._unwritten is None or self._unwritten[2] != why or self._unwritten[0].step != meta.step
         if news and self._first:
-            last = "none before it" if before is None else f"the last good one is {before.name}"
             print_error(
-                f"warning: checkpoint of step {meta.step} not written: {why}; {last}; the run goes on, "
-                f"saves are tried again after {self._pause_s:.0f} s"
+                f"warning: checkpoint of step {meta.step} not written: {why}; {self._describe_last()}; the run "
+                f"goes on, saves are tried again after {self._pause_s:.0f} s"
             )
         self._unwritten = meta, state, why
         self._not_before = time.monotonic() + self._pause_s

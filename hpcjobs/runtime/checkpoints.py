@@ -1,8 +1,12 @@
 """Checkpoints on disk: a folder per step that is there complete or not at all, and says if it was damaged.
 
 checkpoints/step-00000120/...              what the program writes there
-checkpoints/step-00000120/manifest.json    step, position, world, size and CRC-32 of every file
+checkpoints/step-00000120/manifest.json    number, job, step, position, world, size and CRC-32 of every file
 checkpoints/latest, checkpoints/best       links to step folders
+
+The newest checkpoint is the one with the highest number: each is given one more than all that are there when it is
+completed. Its step does not order them: a run that starts over, or resumes from an earlier checkpoint, saves earlier
+steps than it did before.
 """
 
 from __future__ import annotations
@@ -17,9 +21,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.summary import write_json
 
 FOLDER = "checkpoints"
+REPLACED = ".replaced"
+"""Ends the name of a checkpoint while another one of the same step takes its place."""
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 BLOCK_BYTES = 1 << 22
@@ -59,15 +66,27 @@ class Draft:
         self.path.mkdir()
 
     def complete(self, sums: Sums) -> Path:
-        """Account for every byte of the files, sync, and rename: from now on this is the newest checkpoint."""
-        write_json(self.path / MANIFEST, {**asdict(self.meta), "files": dict(sums)})
+        """Account for every byte of the files, sync, and rename: from now on this is the newest checkpoint.
+
+        One of the same step stays until this one is in its place.
+        """
+        number = 1 + max((_number_of(place) or 0 for place in steps(self.folder)), default=0)
+        own = {"number": number, "job": os.environ.get("HPCJOBS_JOB_ID")}
+        write_json(self.path / MANIFEST, {**own, **asdict(self.meta), "files": dict(sums)})
         for inner in {(self.path / name).parent for name in sums} - {self.path}:
             sync_folder(inner)
         sync_folder(self.path)
-        shutil.rmtree(self.place, ignore_errors=True)
+        replaced = self.place.with_name(self.place.name + REPLACED)
+        if self.place.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            self.place.rename(replaced)
         self.path.rename(self.place)
         sync_folder(self.folder)
-        point(self.folder / LATEST, self.place)
+        shutil.rmtree(replaced, ignore_errors=True)
+        try:
+            point(self.folder / LATEST, self.place)
+        except OSError as error:  # the checkpoint itself is complete
+            print_error(f"warning: {self.folder / LATEST} can't be turned to {self.place.name}: {error.strerror}")
         return self.place
 
     def discard(self) -> None:
@@ -99,12 +118,41 @@ def point(link: Path, place: Path) -> None:
     beside.replace(link)
 
 
-def prune(folder: Path, *, keep: int, owner: str | int | None = None) -> None:
-    """Remove all but the newest `keep` and the best, and what a killed writer left; not what `owner` is writing."""
+class Soundness:
+    """Judges the checkpoints of one folder. Each is read completely once; after that, sizes alone are compared."""
+
+    def __init__(self) -> None:
+        self._read: set[tuple[str, int]] = set()
+
+    def is_sound(self, place: Path) -> bool:
+        """Raises OSError where the storage does not let it be judged."""
+        try:
+            key = place.name, (place / MANIFEST).stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        if find_damage(place, contents=key not in self._read) is not None:
+            return False
+        self._read.add(key)
+        return True
+
+
+def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | None = None) -> None:
+    """Remove all but the newest `keep` sound checkpoints and the best, and what a killed writer left.
+
+    Not what `owner` is writing, and not what can't be judged now.
+    """
     best = (folder / BEST).resolve()
-    for place in steps(folder)[keep:]:
-        if place.resolve() != best:
-            shutil.rmtree(place, ignore_errors=True)
+    sound = 0
+    for place in steps(folder):
+        try:
+            if soundness.is_sound(place):
+                sound += 1
+                if sound <= keep or place.resolve() == best:
+                    continue
+        except OSError as error:
+            print_error(f"warning: {place} can't be read, and stays: {error}")
+            continue
+        shutil.rmtree(place, ignore_errors=True)
     for left in folder.glob(".step-*"):
         if not left.name.endswith(f".{os.getpid() if owner is None else owner}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -112,45 +160,83 @@ def prune(folder: Path, *, keep: int, owner: str | int | None = None) -> None:
 
 def recorded_loss(place: Path) -> float | None:
     """Held-out loss of a checkpoint; None where there is none to read, or it is not finite."""
-    try:
-        loss: float | None = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["loss"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return None if loss is None or not math.isfinite(loss) else loss
+    loss = (_read_manifest(place) or {}).get("loss")
+    return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
 def steps(folder: Path) -> list[Path]:
-    """Newest first."""
-    places = [place for place in folder.glob("step-*") if place.name.removeprefix("step-").isdecimal()]
-    return sorted(places, key=lambda place: int(place.name.removeprefix("step-")), reverse=True)
+    """Newest first. Those whose manifest can't be read come before all others: nobody knows how old they are."""
+    places = [place for place in folder.glob("step-*") if _step_of(place).isdecimal()]
+    return sorted(places, key=_order, reverse=True)
+
+
+def _step_of(place: Path) -> str:
+    return place.name.removeprefix("step-").removesuffix(REPLACED)
+
+
+def _order(place: Path) -> tuple[float, int]:
+    number = _number_of(place)
+    return math.inf if number is None else number, int(_step_of(place))
+
+
+def _number_of(place: Path) -> int | None:
+    """None: nobody knows. Checkpoints of earlier versions have none, and count as 0."""
+    number = (_read_manifest(place) or {"number": None}).get("number", 0)
+    return number if type(number) is int else None
+
+
+def _read_manifest(place: Path) -> dict[str, Any] | None:
+    """None: there is none, or it is none of a checkpoint."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def damage(place: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
+        return find_damage(place)
+    except OSError as error:
+        return f"{error}"
+
+
+def find_damage(place: Path, *, contents: bool = True) -> str | None:
+    """As `damage`. OSError where the storage, not the checkpoint, is at fault. `contents`: compare checksums too."""
+    try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         read_meta(manifest)
-        return find_changed_file(place, manifest["files"])
-    except OSError as error:
+        return find_changed_file(place, manifest["files"], contents=contents)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return f"{error}"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not the manifest of a checkpoint: {error!r}"
 
 
-def find_changed_file(place: Path, sums: Sums) -> str | None:
-    """The first file of a folder that is not as it was written, and how; None: all are. OSError if one is not there."""
+def find_changed_file(place: Path, sums: Sums, *, contents: bool = True) -> str | None:
+    """The first file of a folder that is not as it was written, and how; None: all are. OSError if one is not there.
+
+    `contents`: compare checksums too.
+    """
     for name, (expected_size, expected_crc) in sums.items():
-        size, crc = measure(place / name)
+        size = (place / name).stat().st_size
         if size != expected_size:
             return f"{name} has {size} bytes of {expected_size}"
+        crc = measure(place / name)[1] if contents else expected_crc
         if crc != expected_crc:
             return f"{name} has checksum {crc:08x} instead of {expected_crc:08x}"
     return None
 
 
-def newest_valid(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Each checkpoint looked at, newest first, with its damage; ends at the first sound one."""
+def newest_valid(folder: Path, *, job: str | None = None) -> Iterator[tuple[Path, str | None]]:
+    """Each checkpoint looked at, newest first, with its damage; ends at the first sound one.
+
+    `job`: only those that attempts of this job have written.
+    """
     for place in steps(folder):
+        if job is not None and (_read_manifest(place) or {}).get("job") != job:
+            continue
         wrong = damage(place)
         yield place, wrong
         if wrong is None:
@@ -160,8 +246,8 @@ def newest_valid(folder: Path) -> Iterator[tuple[Path, str | None]]:
 def find_meta(place: Path) -> CheckpointMeta | None:
     """What the manifest of a checkpoint says of the run; None: there is none, or it is damaged."""
     try:
-        return read_meta(json.loads((place / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_meta(_read_manifest(place) or {})
+    except KeyError:
         return None
 
 

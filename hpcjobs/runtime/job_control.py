@@ -23,7 +23,10 @@ class JobControl:
     def __init__(self, stop: signals.Stop | None, *, rank: int) -> None:
         self.stop = stop
         place = signals.control_dir() if stop is not None and rank == 0 else None
-        self._steps = None if place is None else os.open(place / signals.STEPS, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._steps: int | None = None
+        if place is not None:
+            with suppress(OSError):  # as below
+                self._steps = os.open(place / signals.STEPS, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def close(self) -> None:
         if self._steps is not None:
@@ -42,7 +45,8 @@ class JobControl:
     def record_saved_step(self, step: int) -> None:
         """So far it is on disk. Called by rank 0, from the thread that writes."""
         if self.stop is not None:
-            signals.record_progress(step)
+            with suppress(OSError):  # the checkpoint itself is on disk, and the next one is recorded again
+                signals.record_progress(step)
 
     def publish_times(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
         """How long before the time limit this run needs its signal, from its own times; on rank 0."""

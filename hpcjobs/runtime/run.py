@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from hpcjobs.runtime import signals
 from hpcjobs.runtime.agreement import StopAgreement, clear_board, name_attempt, open_board
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import ExitCode
+from hpcjobs.runtime.exits import ExitCode, StorageFault
 from hpcjobs.runtime.job_control import JobControl
 from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
 from hpcjobs.runtime.script_env import ScriptRank
@@ -117,6 +118,7 @@ class Run(ScriptRank):
         if self._heartbeat is not None:
             self._heartbeat.beat(step)
         if wrote:
+            self._log_checkpoints()
             self._control.record_step(step)
             if self._heartbeat is not None:
                 self._heartbeat.update_limit()
@@ -145,13 +147,15 @@ class Run(ScriptRank):
 
         Raises:
             SystemExit: always, unless
-            StorageFault: the last checkpoint cannot be written; exit code 20.
+            StorageFault: the last checkpoint, or what else the run leaves, cannot be written; exit code 20.
+            LossNotFinite: the last state has NaN; exit code 13.
         """
         self._finish_saving()
-        self._log.close()
-        if self.env.rank == 0:
-            self._control.record_step(self._newest_step)
-            signals.request_requeue(self._checkpoints.saved_step)
+        with self._needing_storage():
+            self._log.close()
+            if self.env.rank == 0:
+                self._control.record_step(self._newest_step)
+                signals.request_requeue(self._checkpoints.saved_step)
         why = self._agreement.why or "the program's own decision"
         again = "asks to be started again" if signals.control_dir() is not None else "start it again to go on"
         self.print(
@@ -164,16 +168,27 @@ class Run(ScriptRank):
 
     # --- checkpoints
 
-    def save(self, step: int, state: Any, *, sharded: bool = False, epoch: int = 0, loss: float | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        sharded: bool = False,
+        epoch: int = 0,
+        loss: float | None = None,
+        allow_nan: bool = False,
+    ) -> None:
         """Save `state` after finished `step`; on every rank. Rank 0 writes, or each rank its own with `sharded`.
 
         Returns once the state is copied; a thread writes it beside its place, syncs it, adds checksums and renames it.
-        A second call waits for the first. Storage that fails is a warning, and is tried again at later saves.
+        A second call waits for the first. Storage that fails is a warning, and is tried again at later saves; what was
+        saved last is what `finish()` and `leave()` have on disk.
 
         Args:
             state: any value that can be pickled; one of plain values becomes JSON, one with tensors torch's format.
             sharded: `state` is this rank's part, and `load()` gives each rank its own.
             loss: of held-out data; the checkpoint with the least is kept as ``checkpoints/best``.
+            allow_nan: write the state though a tensor of it has NaN; else that is a warning, and it is not written.
 
         Raises:
             TypeError, ValueError: the state cannot be written, or `step` is no number of finished steps.
@@ -185,9 +200,11 @@ class Run(ScriptRank):
         self._checkpoints.saved_step = step
         if self.env.rank == 0 or sharded:
             meta = CheckpointMeta(step, epoch, 0, self.env.world_size, self._log.tell(), loss)
-            self._checkpoints.save(meta, Part(state, sharded), last=self.stopping or step == self.total_steps)
+            self._checkpoints.save(
+                meta, Part(state, sharded, allow_nan), last=self.stopping or step == self.total_steps
+            )
         if self.env.rank == 0:
-            self._log.write("checkpoint", step=step, stall_s=self._checkpoints.stall_s[-1])
+            self._log_checkpoints()
             self._control.record_step(max(step, self._newest_step))
             self._control.publish_times(tuple(self._log.step_s), self._checkpoints.write_s)
 
@@ -245,6 +262,8 @@ class Run(ScriptRank):
 
         Raises:
             TypeError: a result is not of JSON's types; the message names the key.
+            StorageFault: the last checkpoint, or what else the run leaves, cannot be written; exit code 20.
+            LossNotFinite: the last state has NaN; exit code 13.
         """
         for key, value in results.items():
             results[key] = read_result(key, value)
@@ -253,8 +272,9 @@ class Run(ScriptRank):
         self._finish_saving()
         self._log.write("end", step=self._newest_step, elapsed_s=self._log.elapsed_s)
         self._control.record_step(self._newest_step)
-        self._write_summary(results)
-        self._close()
+        with self._needing_storage():
+            self._write_summary(results)
+            self._close()
 
     # --- a run that stands still
 
@@ -277,6 +297,24 @@ class Run(ScriptRank):
 
     def _finish_saving(self) -> None:
         self._checkpoints.finish(within_s=min(self._control.left_s, LAST_SAVE_S))
+        self._log_checkpoints()
+
+    def _log_checkpoints(self) -> None:
+        """A line for each checkpoint that came to the disk since the last call."""
+        if self.env.rank == 0:
+            for step, stall_s in self._checkpoints.take_written():
+                self._log.write("checkpoint", step=step, stall_s=stall_s)
+
+    @contextmanager
+    def _needing_storage(self) -> Iterator[None]:
+        """Inside, storage that fails is a StorageFault."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageFault(
+                f"{error.filename2 or error.filename or self.run_dir} can't be written: {error.strerror or error}",
+                hint="free space or quota there; the last checkpoint is complete, the next start finds it",
+            ) from error
 
     def _write_summary(self, results: dict[str, Any], *, code: int = ExitCode.OK, error: str | None = None) -> None:
         if self.env.rank == 0:

@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from hpcjobs.runtime.agreement import find_store
 from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
 from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure
 from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import BadCheckpoint, WorldMismatch
+from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, WorldMismatch
 from hpcjobs.runtime.state_file import RunState, Snapshots
 
 STATE, RANKS, SUMS = "state", "ranks", ".sums"
 SHARDS_WAIT_S = 600.0
 """Rank 0 waits so long for the files of the other ranks."""
 POLL_S = 0.02
+NAN = "nan"
+"""In the place of a file's sums: the tensor of the rank's part that has NaN."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Part:
 
     state: Any
     sharded: bool
+    allow_nan: bool = False
 
 
 class StateWriter(BackgroundWriter):
@@ -58,13 +61,16 @@ class StateWriter(BackgroundWriter):
         self._rank, self._snapshots = rank, Snapshots()
 
     def copy_state(self, state: Part) -> Part:
-        return Part(self._snapshots.take(state.state), state.sharded)
+        return replace(state, state=self._snapshots.take(state.state))
 
     def write_files(self, meta: CheckpointMeta, state: Part) -> Path:
         part = state if isinstance(state.state, RunState) else self.copy_state(state)
         draft = Draft(self.folder, meta, owner=self.owner)
+        tensor_with_nan = None if part.allow_nan else state_file.find_nan(part.state)
         if part.sharded:
-            return self._write_shard(draft, part.state)
+            return self._write_shard(draft, part.state, tensor_with_nan)
+        if tensor_with_nan is not None:
+            raise nan_error(tensor_with_nan)
         try:
             draft.begin()
             path = state_file.write(draft.path / STATE, part.state)
@@ -73,14 +79,19 @@ class StateWriter(BackgroundWriter):
             draft.discard()
             raise
 
-    def _write_shard(self, draft: Draft, snapshot: RunState) -> Path:
-        """Rank 0 completes the checkpoint once the sums of all ranks' files are there."""
+    def _write_shard(self, draft: Draft, snapshot: RunState, tensor_with_nan: str | None) -> Path:
+        """Rank 0 completes the checkpoint once the sums of all ranks' files are there, and none of them has NaN."""
         sums = draft.path / SUMS
         for folder in (draft.path / RANKS, sums):
             folder.mkdir(parents=True, exist_ok=True)
-        path = state_file.write(draft.path / RANKS / f"rank-{self._rank}", snapshot)
-        write_beside(sums / str(self._rank), json.dumps([path.name, *measure(path)]), mode=None)
+        answer: list[Any] = [NAN, tensor_with_nan, 0]
+        if tensor_with_nan is None:
+            path = state_file.write(draft.path / RANKS / f"rank-{self._rank}", snapshot)
+            answer = [path.name, *measure(path)]
+        write_beside(sums / str(self._rank), json.dumps(answer), mode=None)
         if self._rank != 0:
+            if tensor_with_nan is not None:
+                raise nan_error(tensor_with_nan)
             return draft.place
         give_up = time.monotonic() + SHARDS_WAIT_S
         while missing := [rank for rank in range(draft.meta.world_size) if not (sums / str(rank)).exists()]:
@@ -93,6 +104,10 @@ class StateWriter(BackgroundWriter):
                 )
             time.sleep(POLL_S)
         lines = [json.loads((sums / str(rank)).read_text()) for rank in range(draft.meta.world_size)]
+        for rank, (name, tensor, _) in enumerate(lines):
+            if name == NAN:
+                draft.discard()
+                raise nan_error(f"{tensor} of rank {rank}")
         shutil.rmtree(sums)
         return draft.complete({f"{RANKS}/{name}": (size, crc) for name, size, crc in lines})
 
@@ -101,6 +116,10 @@ class StateWriter(BackgroundWriter):
         drafts = (place.parents[1].name for place in self.folder.glob(f".step-*.{self.owner}/{SUMS}/{rank}"))
         numbers = [int(name.removeprefix(".step-").partition(".")[0]) for name in drafts]
         return max((number for number in numbers if number > step), default=None)
+
+
+def nan_error(tensor: str) -> LossNotFinite:
+    return LossNotFinite(f"{tensor} has NaN", hint="save(..., allow_nan=True) writes a state in which that is meant")
 
 
 def clear_drafts(folder: Path, *, attempt: str) -> None:
@@ -240,6 +259,10 @@ class ScriptCheckpoints:
 
     def close(self) -> None:
         self._writer.close()
+
+    def take_written(self) -> list[tuple[int, float]]:
+        """Steps that came to the disk since the last call, with the seconds for which each held up the program."""
+        return self._writer.take_written()
 
     @property
     def stall_s(self) -> Sequence[float]:

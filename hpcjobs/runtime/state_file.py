@@ -57,6 +57,15 @@ class Snapshots:
             raise TypeError(f"save(): the state can't be written: {error}") from error
 
 
+def find_nan(snapshot: RunState) -> str | None:
+    """The keys that lead to the first tensor with NaN; None: there is none. Plain numbers may be NaN."""
+    if snapshot.suffix != ".pt":
+        return None
+    from hpcjobs import torch_state
+
+    return torch_state.find_nan(snapshot.content)
+
+
 def write(path: Path, snapshot: RunState) -> Path:
     """Write a snapshot and sync it; the file, which is ``path`` with a suffix. Raises OSError."""
     file_path = path.with_suffix(snapshot.suffix)

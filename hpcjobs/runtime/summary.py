@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -208,18 +209,23 @@ class MetricsLog:
 
         A file that a crash cut short keeps its complete lines: to grow it would fill the hole with zero bytes.
         """
-        self._file = path.open("ab", buffering=0)
-        self._copy_to = copy_to
-        size = os.fstat(self._file.fileno()).st_size
-        if size < keep_bytes:
-            print_error(
-                f"warning: {path} has {size} bytes, and had {keep_bytes} bytes when the checkpoint was written: "
-                "the lines between are lost"
-            )
-            keep_bytes = path.read_bytes().rfind(b"\n") + 1
-        self._file.truncate(keep_bytes)
+        self._path, self._keep_bytes, self._copy_to = path, keep_bytes, copy_to
+        self._file: FileIO | None = None
         self._unwritten = b""
         self.failure: OSError | None = None
+        self.append("")
+
+    def _open(self) -> FileIO:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._keep_bytes:
+            print_error(
+                f"warning: {self._path} has {size} bytes, and had {self._keep_bytes} bytes when the checkpoint was "
+                "written: the lines between are lost"
+            )
+            self._keep_bytes = self._path.read_bytes().rfind(b"\n") + 1 if size else 0
+        if size:
+            os.truncate(self._path, self._keep_bytes)
+        return FileIO(self._path, "ab")
 
     def write(self, kind: str, **values: object) -> None:
         """Append a line."""
@@ -228,23 +234,26 @@ class MetricsLog:
     def append(self, lines: str) -> None:
         """Append lines. What the storage does not take is kept, and tried again with the next ones."""
         self._unwritten += lines.encode()
-        if self._copy_to is not None:
+        if self._copy_to is not None and lines:
             self._copy_to(lines)
         try:
+            self._file = self._file or self._open()
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
             self.failure = None
         except OSError as error:
             if self.failure is None:
-                print_error(f"warning: {self._file.name} can't be written: {error.strerror}")
+                print_error(f"warning: {self._path} can't be written: {error.strerror}")
             self.failure = error
 
     def tell(self) -> int:
         """Bytes of the file once everything is in it."""
-        return os.fstat(self._file.fileno()).st_size + len(self._unwritten)
+        size = self._keep_bytes if self._file is None else os.fstat(self._file.fileno()).st_size
+        return size + len(self._unwritten)
 
     def close(self) -> None:
         """Raises the OSError that keeps lines from the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._unwritten and self.failure is not None:
             raise self.failure

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import BadCheckpoint, MissingData
+from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, MissingData
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
@@ -31,6 +32,28 @@ def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
         "generators": generators,
         "parameter_names": stepper.parameter_names,
     }
+
+
+@torch.no_grad()
+def refuse_nan(stepper: Stepper, group: RankGroup, *, step: int) -> None:
+    """Raise LossNotFinite on all ranks where trained weights are not finite: such a state is not to be saved.
+
+    A collective call.
+    """
+    own = (local_part(parameter) for parameter in stepper.strategy.parameters(stepper.model) if parameter.requires_grad)
+    wrong = [(~tensor.isfinite()).any() for tensor in own]
+    count = torch.stack(wrong).any().float() if wrong else torch.zeros((), device=group.device)
+    if float(group.max(count)):
+        raise LossNotFinite(
+            f"weights are not finite after step {step}, which is not saved",
+            hint="a smaller --lr, --warmup-steps, --clip-norm 1.0, or --precision bf16 instead of fp16",
+        )
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
 
 
 def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
@@ -59,9 +82,10 @@ def set_own_generators(saved: dict[str, Any], group: RankGroup) -> None:
 
 
 def choose(resume: str, run_dir: Path, group: RankGroup) -> Path | None:
-    """The checkpoint to start from, agreed by all ranks. Damaged ones are passed over, and the log names them."""
-    if resume == "none":
-        return None
+    """The checkpoint to start from, agreed by all ranks. Damaged ones are passed over, and the log names them.
+
+    `resume` says where the first attempt of a job begins; later ones go on from what the job has saved.
+    """
     chosen = _choose_on_first(resume, run_dir, group) if group.rank == 0 else None
     answer = group.from_first(_as_text(chosen))
     if answer.startswith("!"):
@@ -82,20 +106,33 @@ def _as_text(chosen: Path | str | None) -> str:
 
 def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str | None:
     """A sound checkpoint, None where there is none yet, or words about why there is none."""
+    job = None
     if resume != "auto":
-        wrong = checkpoints.damage(Path(resume))
-        return Path(resume).resolve() if wrong is None else f"--resume {resume}: {wrong}"
-    looked: Sequence[tuple[Path, str | None]] = list(checkpoints.newest_valid(run_dir / checkpoints.FOLDER))
+        job = os.environ.get("HPCJOBS_JOB_ID") if is_later_attempt() else None
+        if job is None:
+            return _choose_first(resume)
+    looked: Sequence[tuple[Path, str | None]] = list(checkpoints.newest_valid(run_dir / checkpoints.FOLDER, job=job))
     for place, wrong in looked:
         if wrong is None:
             return place.resolve()
         group.log(f"passing over the damaged checkpoint {place.name}: {wrong}")
-    return f"none of {len(looked)} checkpoints in {run_dir} is sound" if looked else None
+    if looked:
+        return f"none of {len(looked)} checkpoints in {run_dir} is sound"
+    return None if job is None else _choose_first(resume)
 
 
-def position(meta: CheckpointMeta, plan: TrainingPlan) -> int:
-    """The step of this plan at which the run goes on; that of the checkpoint for the same global batch."""
-    return plan.resume_at(meta.epoch, meta.epoch_samples).first_step
+def _choose_first(resume: str) -> Path | str | None:
+    """Where `--resume none` or `--resume FOLDER` begins."""
+    if resume == "none":
+        return None
+    wrong = checkpoints.damage(Path(resume))
+    return Path(resume).resolve() if wrong is None else f"--resume {resume}: {wrong}"
+
+
+def is_later_attempt() -> bool:
+    """Whether the scheduler, or torch's agent, has started this job's ranks before."""
+    counts = (os.environ.get(name, "") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    return any(count.isdigit() and int(count) > 0 for count in counts)
 
 
 def changes(meta: CheckpointMeta, plan: TrainingPlan) -> str:

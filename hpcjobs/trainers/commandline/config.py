@@ -82,7 +82,10 @@ class Config:
     lora_targets: tuple[str, ...] = flag(
         (), "last parts of the names of layers to adapt [all linear ones of the blocks]", metavar="NAME"
     )
-    resume: str = flag("auto", "auto: from the run folder's newest sound checkpoint; none; or a folder")
+    resume: str = flag(
+        "auto",
+        "auto: from the run folder's newest sound checkpoint; none, or a folder: where the first attempt begins",
+    )
     probe_every: int = flag(
         250, "steps between two measurements of exposed communication", parse=positive(int), metavar="N"
     )

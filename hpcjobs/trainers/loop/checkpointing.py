@@ -26,17 +26,16 @@ LAST_SAVE_S = 120.0
 def resume_run(
     config: Config, stepper: Stepper, run_dir: Path, *, plan: TrainingPlan, group: RankGroup
 ) -> CheckpointMeta | None:
-    """Load the checkpoint that `--resume` names. Returns its metadata, with the step of this run; None without one."""
+    """Load the checkpoint that `--resume` names. Returns its metadata; None without one."""
     place = resume.choose(config.resume, run_dir, group)
     if place is None:
         return None
     strategy = stepper.strategy
     meta, state = checkpoint.read(place, lambda where: strategy.allocate_shard(stepper.model, stepper.optimizer, where))
     resume.restore(state, stepper, group)
-    step = resume.position(meta, plan)
-    group.log(f"resumed from {place} at step {step}{resume.changes(meta, plan)}")
+    group.log(f"resumed from {place} at step {meta.step}{resume.changes(meta, plan)}")
     elsewhere = place.parent.parent != run_dir.resolve()  # another run's metrics are not this one's
-    return replace(meta, step=step, metrics_bytes=0 if elsewhere else meta.metrics_bytes)
+    return replace(meta, metrics_bytes=0 if elsewhere else meta.metrics_bytes)
 
 
 def make_writer_group(group: RankGroup) -> WriterGroup:
@@ -59,8 +58,7 @@ class Checkpoints:
         group: RankGroup,
     ) -> None:
         self.every, self.plan, self.group = config.checkpoint_every, plan, group
-        epochs = config.save_every_epochs
-        self.every_epochs = None if epochs is None else epochs * plan.steps_per_epoch  # in steps
+        self.every_epochs = config.save_every_epochs
         self.stepper, self.recorder, self.fault_tolerance = stepper, recorder, fault_tolerance
         folder = run_dir / checkpoints.FOLDER
         in_parts = stepper.strategy.in_parts
@@ -85,8 +83,11 @@ class Checkpoints:
         return self._writer.stall_s
 
     def due(self, step: int) -> bool:
-        counts = [every for every in (self.every, self.every_epochs) if every is not None]
-        return bool(counts) and (step == self.plan.total_steps or any(step % every == 0 for every in counts))
+        if self.every is None and self.every_epochs is None:
+            return False
+        of_steps = self.every is not None and step % self.every == 0
+        of_epochs = self.every_epochs is not None and self.plan.ends_epoch(step, every=self.every_epochs)
+        return step == self.plan.total_steps or of_steps or of_epochs
 
     def save(self, step: int, epoch: int) -> None:
         """A collective call; rank 0 writes, or says why it can't and tries again at a later save.
@@ -94,11 +95,17 @@ class Checkpoints:
         Where ranks hold parts of the state, each writes its own.
         """
         with self.stepper.trained_weights():
+            resume.refuse_nan(self.stepper, self.group, step=step)
             state = resume.capture(self.stepper, self.group)
             if self._writes:
                 self._writer.save(self._meta(step, epoch), state, last=step == self.plan.total_steps)
-                self.recorder.record_checkpoint(step, self._writer.stall_s[-1])
                 self._publish_times()
+        self.record_written()
+
+    def record_written(self) -> None:
+        """A line of metrics for each checkpoint that came to the disk since the last call."""
+        for step, stall_s in self._writer.take_written():
+            self.recorder.record_checkpoint(step, stall_s)
 
     def save_blocking(self, step: int, epoch: int) -> None:
         """A collective call: the last save of this attempt, on disk before this returns.
@@ -106,6 +113,7 @@ class Checkpoints:
         Raises StorageFault on rank 0 if the storage does not take it in time.
         """
         with self.stepper.trained_weights():
+            resume.refuse_nan(self.stepper, self.group, step=step)
             state = resume.capture(self.stepper, self.group)
             if self._writes:
                 self._writer.save_blocking(
@@ -122,7 +130,7 @@ class Checkpoints:
         return CheckpointMeta(
             step=step,
             epoch=epoch,
-            epoch_samples=self.plan.first_sample(epoch, step - epoch * self.plan.steps_per_epoch),
+            epoch_samples=self.plan.samples_of_epoch(epoch, step),
             world_size=self.group.world_size,
             metrics_bytes=self.recorder.metrics_bytes_at(step),
             loss=None if evaluation is None else evaluation.loss,
@@ -132,3 +140,4 @@ class Checkpoints:
         """Wait until the last checkpoint is on disk."""
         if self._writes:
             self._writer.finish(within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S))
+        self.record_written()

@@ -29,10 +29,9 @@ class Evaluator:
         self, config: Config, workload: Workload, stepper: Stepper, *, plan: TrainingPlan, group: RankGroup
     ) -> None:
         self.workload, self.stepper, self.plan, self.group = workload, stepper, plan, group
-        self.every = plan.steps_per_epoch if config.eval_every is None else config.eval_every
         held_out = workload.held_out
-        if held_out is None or self.every == 0:
-            self.every = 0
+        self.on, self.every = held_out is not None and config.eval_every != 0, config.eval_every
+        if held_out is None or not self.on:
             return
         if len(held_out) == 0:
             raise UsageError(
@@ -45,8 +44,11 @@ class Evaluator:
         self._loader = Loader(held_out, device=group.device, workers=config.workers or 0)
 
     def due(self, step: int) -> bool:
-        """Whether to evaluate now: after every so many steps, and after the last one."""
-        return self.every > 0 and step > 0 and (step % self.every == 0 or step == self.plan.total_steps)
+        """Whether to evaluate now: after every so many steps, or each epoch, and after the last step."""
+        if not self.on or step == 0:
+            return False
+        regular = self.plan.ends_epoch(step) if self.every is None else step % self.every == 0
+        return regular or step == self.plan.total_steps
 
     def evaluate(self, boundary: Callable[[], None]) -> Evaluation:
         """Scores the model; a collective call. `boundary` is called after each pass, and may end it by an exception."""

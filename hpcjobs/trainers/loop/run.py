@@ -76,9 +76,10 @@ class TrainingRun:
         self.fault_tolerance.record_step(step)
         self.watchdog.beat(step, "data")
         saves, evaluates = self.checkpoints.due(step), self.evaluator.due(step)
-        ends = step % self.plan.steps_per_epoch == 0 or step == self.plan.total_steps
+        ends = self.plan.ends_epoch(step) or step == self.plan.total_steps
         if saves or evaluates or ends or step % self.config.log_every == 0:
             self.recorder.flush(step, epoch)
+            self.checkpoints.record_written()
             self.watchdog.update_limit()
         if evaluates:
             self.evaluate(step, epoch)
@@ -107,7 +108,7 @@ class TrainingRun:
         """
         step = self.first_step
         if self.resumed is not None and self.evaluator.due(step):
-            epoch = (step - 1) // self.plan.steps_per_epoch
+            epoch = self.plan.epoch_of(step)
             self.evaluate(step, epoch)
             if self.resumed.loss is None and self.checkpoints.due(step):
                 self.checkpoints.save(step, epoch)
@@ -173,7 +174,7 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
         warn_of_small_share(group, plan)
         resumed = resume_run(config, stepper, run_dir, plan=plan, group=group)
         if resumed is not None:
-            plan = plan.resume_at(resumed.epoch, resumed.epoch_samples)
+            plan = plan.resume_at(resumed.epoch, resumed.epoch_samples, done=resumed.step)
         evaluator = Evaluator(config, workload, stepper, plan=plan, group=group)
         with (
             Recorder(

@@ -25,15 +25,15 @@ def run_loop(run: TrainingRun, probe: Probe) -> None:
     plan, stepper, recorder = run.plan, run.stepper, run.recorder
     data = run.make_training_data()
     meter, step = recorder.meter, run.first_step
-    for epoch in range(step // plan.steps_per_epoch, plan.epochs):
-        batches = data.epoch(epoch, step - epoch * plan.steps_per_epoch)
-        for _ in range(min((epoch + 1) * plan.steps_per_epoch, plan.total_steps) - step):
+    for epoch in range(plan.locate(step)[0], plan.epochs):
+        batches = data.epoch(epoch, plan.locate(step)[1])
+        for _ in range(plan.last_step_of(epoch) - step):
             meter.begin()
             batch = next(batches, None)  # none: this rank has run out, a step before others
             meter.data_ready()
             run.watchdog.beat(step, "step")
             loss = None if batch is None else stepper.step(batch, step)
-            if loss is None or (not stepper.strategy.fills and step + 1 == (epoch + 1) * plan.steps_per_epoch):
+            if loss is None or (not stepper.strategy.fills and plan.ends_epoch(step + 1)):
                 loss = stepper.strategy.join(stepper.model, loss)
             meter.end()
             recorder.add(loss, stepper.take_metrics())

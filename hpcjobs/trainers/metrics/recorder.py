@@ -164,7 +164,7 @@ class Recorder:
             threads_per_rank=torch.get_num_threads(),
             torch_version=str(torch.__version__),
             python_version=platform.python_version(),
-            epochs=steps / self.plan.steps_per_epoch,
+            epochs=self.plan.epochs_after(steps),
             steps=steps,
             samples=self.plan.samples_before(steps),
             batch_size_per_rank=self.plan.batch_size,

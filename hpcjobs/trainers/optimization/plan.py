@@ -16,26 +16,38 @@ SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches wh
 
 @dataclass(frozen=True)
 class EpochPosition:
-    """A place in the data: the samples of an epoch that all ranks have taken, at a step of that epoch."""
+    """A place in the data: the samples of an epoch that all ranks have taken, at a step of that epoch.
+
+    `done` counts the steps of the run until there, in worlds of whatever size.
+    """
 
     epoch: int
     step: int
     samples: int
+    done: int
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
+    """Steps are counted from the first one of the run, whatever the world sizes of its attempts were.
+
+    So the number of finished steps only grows, and `--steps N` is N steps.
+    """
+
     world_size: int
     batch_size: int  # per rank and forward pass
     accumulate: int
     epochs: int
     steps_per_epoch: int
     total_steps: int
+    steps_limit: int | None
+    epochs_limit: int | None  # whichever limit is nearer ends the run
     lr: float  # after scaling with the world size
     warmup_steps: int
     epoch_samples: int  # of the training data; of a stream without a length, all that the run takes
     fill: bool  # ranks repeat samples, so that each has as many
     schedule: Schedule
+    has_length: bool = True  # of the training data; a stream without one is an epoch of as many samples as it takes
     resumed: EpochPosition | None = None
 
     def first_sample(self, epoch: int, step: int) -> int:
@@ -45,23 +57,73 @@ class TrainingPlan:
             return min(step * self.global_batch_size, self.epoch_samples)
         return min(start.samples + (step - start.step) * self.global_batch_size, self.epoch_samples)
 
-    def resume_at(self, epoch: int, samples: int) -> TrainingPlan:
-        """The plan of a run that goes on after `samples` samples of an epoch, which another world may have taken.
+    def samples_of_epoch(self, epoch: int, step: int) -> int:
+        """Samples of the epoch that all ranks have taken in `step` steps of the run."""
+        return self.first_sample(epoch, step - self._shift - epoch * self.steps_per_epoch)
 
-        The position counts as the step of this plan after which as many steps are left as the rest of the epoch needs.
+    def last_step_of(self, epoch: int) -> int:
+        """Finished steps of the run when the epoch ends, or the run within it."""
+        return min((epoch + 1) * self.steps_per_epoch + self._shift, self.total_steps)
+
+    def resume_at(self, epoch: int, samples: int, *, done: int) -> TrainingPlan:
+        """The plan of a run that goes on after `done` steps and `samples` samples of an epoch, of whichever worlds.
+
+        The position counts as the step of an epoch of this plan after which as many steps are left as its rest needs.
         """
-        if samples >= self.epoch_samples:
+        epoch_samples = self.epoch_samples
+        if not self.has_length:
+            assert self.steps_limit is not None
+            epoch_samples = samples + max(0, self.steps_limit - done) * self.global_batch_size
+        elif samples >= epoch_samples:
             epoch, samples = epoch + 1, 0
-        per_rank = math.ceil((self.epoch_samples - samples) / self.world_size)
+        per_rank = math.ceil((epoch_samples - samples) / self.world_size)
         left = math.ceil(per_rank / self.samples_per_step)
-        return replace(self, resumed=EpochPosition(epoch, self.steps_per_epoch - left, samples))
+        steps_per_epoch = self.steps_per_epoch if self.has_length else done + left
+        position = EpochPosition(epoch, steps_per_epoch - left, samples, done)
+        before = done - (epoch * steps_per_epoch + position.step)
+        steps = _count_steps(self.epochs_limit, self.steps_limit, steps_per_epoch, before=before)
+        return replace(
+            self,
+            epochs=max(math.ceil((steps - before) / steps_per_epoch), epoch),
+            steps_per_epoch=steps_per_epoch,
+            epoch_samples=epoch_samples,
+            total_steps=max(steps, done),
+            resumed=position,
+        )
+
+    @property
+    def ends_by_epochs(self) -> bool:
+        """Whether the number of epochs ends the run, and not that of steps."""
+        return self.epochs_limit is not None and self.total_steps == self.epochs_limit * self.steps_per_epoch + (
+            self._shift
+        )
 
     @property
     def first_step(self) -> int:
         """Finished steps when this run starts."""
-        if self.resumed is None:
-            return 0
-        return min(self.resumed.epoch * self.steps_per_epoch + self.resumed.step, self.total_steps)
+        return 0 if self.resumed is None else self.resumed.done
+
+    @property
+    def _shift(self) -> int:
+        """Finished steps beyond those that this world would have needed to where the run was resumed."""
+        at = self.resumed
+        return 0 if at is None else at.done - (at.epoch * self.steps_per_epoch + at.step)
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The epoch of the step after `step` finished ones, and the finished steps of that epoch."""
+        return divmod(step - self._shift, self.steps_per_epoch)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of the last of `step` finished steps."""
+        return self.locate(step - 1)[0]
+
+    def ends_epoch(self, step: int, *, every: int = 1) -> bool:
+        """Whether `step` finished steps end an epoch, or each `every`th."""
+        return (step - self._shift) % (every * self.steps_per_epoch) == 0
+
+    def epochs_after(self, step: int) -> float:
+        """Passes over the training data."""
+        return (step - self._shift) / self.steps_per_epoch
 
     @property
     def samples_per_step(self) -> int:
@@ -74,7 +136,7 @@ class TrainingPlan:
 
     def samples_before(self, step: int) -> int:
         """Samples that all ranks take in the first `step` steps; the last batches of an epoch may be smaller."""
-        epochs, steps = divmod(step, self.steps_per_epoch)
+        epochs, steps = self.locate(step)
         return epochs * self._in_epoch(self.steps_per_epoch) + self._in_epoch(steps)
 
     def _in_epoch(self, steps: int) -> int:
@@ -86,10 +148,17 @@ class TrainingPlan:
         return extra * min(most, share + 1) + (self.world_size - extra) * min(most, share)
 
     def lr_at(self, step: int) -> float:
-        """The rate of step 0, 1, …: a function of the number alone, so a resumed run needs no more."""
+        """The rate of step 0, 1, …: a function of the number alone, so a resumed run needs no more.
+
+        Of a run whose length is given in epochs, the number is that of the place in the data: there it goes on where
+        it was also in a world that needs more or fewer steps for an epoch.
+        """
+        total = self.total_steps
+        if self.ends_by_epochs:
+            step, total = step - self._shift, total - self._shift
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        return self.lr * self.schedule(step - self.warmup_steps, self.total_steps - self.warmup_steps)
+        return self.lr * self.schedule(step - self.warmup_steps, total - self.warmup_steps)
 
 
 def grow_synthetic(config: Config, workload: Workload, world_size: int) -> Workload:
@@ -121,7 +190,9 @@ def plan_training(config: Config, workload: Workload, world_size: int, *, fill: 
         length = config.steps * batch_size * config.accumulate * world_size
     per_rank = math.ceil(length / world_size)
     steps_per_epoch = math.ceil(per_rank / (batch_size * config.accumulate))
-    epochs, steps = _length(config, workload, steps_per_epoch)
+    limited = config.steps is not None and config.epochs is None
+    epochs_limit = None if limited else workload.epochs if config.epochs is None else config.epochs
+    steps = _count_steps(epochs_limit, config.steps, steps_per_epoch)
     lr = _scale_lr(workload.lr if config.lr is None else config.lr, config.lr_scaling, world_size)
     warmup_steps = config.warmup_steps
     if warmup_steps is None:
@@ -130,14 +201,17 @@ def plan_training(config: Config, workload: Workload, world_size: int, *, fill: 
         world_size=world_size,
         batch_size=batch_size,
         accumulate=config.accumulate,
-        epochs=epochs,
+        epochs=math.ceil(steps / steps_per_epoch),
         steps_per_epoch=steps_per_epoch,
         total_steps=steps,
+        steps_limit=config.steps,
+        epochs_limit=epochs_limit,
         lr=lr,
         warmup_steps=warmup_steps,
         epoch_samples=length,
         fill=fill,
         schedule=choose_schedule(config, workload),
+        has_length=workload.train_length is not None,
     )
 
 
@@ -145,13 +219,10 @@ def _batch_size(config: Config, workload: Workload) -> int:
     return workload.batch_size if config.batch_size is None else config.batch_size
 
 
-def _length(config: Config, workload: Workload, steps_per_epoch: int) -> tuple[int, int]:
-    """Epochs and steps; whichever limit was given ends the run, and the nearer one if both were."""
-    if config.steps is not None and config.epochs is None:
-        return math.ceil(config.steps / steps_per_epoch), config.steps
-    epochs = workload.epochs if config.epochs is None else config.epochs
-    steps = epochs * steps_per_epoch
-    return epochs, steps if config.steps is None else min(steps, config.steps)
+def _count_steps(epochs: int | None, steps: int | None, steps_per_epoch: int, *, before: int = 0) -> int:
+    """Steps of the run by the nearer limit; `before`: those done beyond what this world would have needed."""
+    limits = [] if epochs is None else [epochs * steps_per_epoch + before]
+    return min(limits if steps is None else [*limits, steps])
 
 
 def _scale_lr(lr: float, rule: str, world_size: int) -> float:

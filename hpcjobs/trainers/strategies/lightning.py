@@ -208,10 +208,10 @@ class TrainingCallback(Callback):
 
     @property
     def epoch(self) -> int:
-        return self.step // self.run.plan.steps_per_epoch
+        return self.run.plan.locate(self.step)[0]
 
     def batches(self) -> Batches:
-        return Batches(self.run, self._data, self.epoch, self.step % self.run.plan.steps_per_epoch)
+        return Batches(self.run, self._data, *self.run.plan.locate(self.step))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         set_learning_rate(self.run.stepper.optimizer, self.run.plan.lr_at(self.step))

@@ -107,6 +107,100 @@ def test_a_checkpoint_of_one_rank_goes_on_with_two_and_says_what_changed(world: 
     assert [line["step"] for line in ended.lines("step")] == list(range(1, 13))
 
 
+@pytest.mark.parametrize("later", [(2, "3"), (1, "12")])
+def test_a_run_whose_world_or_batch_changes_makes_the_steps_it_was_asked_for_and_keeps_the_newest_checkpoints(
+    world: World, later: tuple[int, str]
+) -> None:
+    env = {"PYTHONPATH": worlds_path()}
+    flags = ("ddp", "--workload", "worlds:noisy_points", "--log-every", "1", "--checkpoint-every", "3")
+    schedule = ("--checkpoint-keep", "2", "--lr-schedule", "linear", "--lr-final", "0", "--steps", "21")
+    first = world(1, *flags, *schedule, "--batch-size", "3", env=env, kill_at_step=12)
+    killed_at = max(int(place.name[5:]) for place in first.run_dir.glob("checkpoints/step-*"))
+    ended = world(later[0], *flags, *schedule, "--batch-size", later[1], env=env)
+    assert ended.codes == [0] * later[0], ended.err
+    lines = ended.lines("step")
+    assert [line["step"] for line in lines] == list(range(1, 22))
+    assert [line["lr"] for line in lines] == pytest.approx([0.01 * (1 - n / 20) for n in range(21)])
+    assert ended.summary.resumed_from_step == killed_at
+    folder = ended.run_dir / "checkpoints"
+    assert (folder / "latest").resolve().name == "step-00000021"
+    assert [place.name for place in checkpoints.steps(folder)][:2] == ["step-00000021", "step-00000018"]
+
+
+def test_a_run_of_so_many_epochs_takes_each_sample_as_often_and_goes_on_with_its_rate_in_a_larger_world(
+    world: World, tmp_path: Path
+) -> None:
+    env = {"PYTHONPATH": worlds_path(), "LISTED": str(tmp_path / "read.txt")}
+    flags = ("ddp", "--workload", "worlds:listed", "--log-every", "1", "--checkpoint-every", "1", "--batch-size", "4")
+    length = ("--epochs", "3", "--lr-schedule", "linear", "--lr-final", "0")
+    world(1, *flags, "--lr-schedule", "linear", "--steps", "20", env=env)  # an epoch and a quarter
+    ended = world(2, *flags, *length, env=env)
+    assert ended.codes == [0, 0], ended.err
+    numbers = [int(number) for number in (tmp_path / "read.txt").read_text().split()]
+    assert sorted(numbers) == sorted(3 * list(range(64)))
+    rates = [line["lr"] for line in ended.lines("step") if int(str(line["step"])) > 20]
+    assert rates == pytest.approx([0.1 * (1 - n / 23) for n in range(10, 24)]), "10 of 24 such steps are behind it"
+    assert ended.summary.epochs == 3
+
+
+@pytest.mark.parametrize("first", ["none", "folder"])
+def test_resume_says_where_the_first_attempt_of_a_job_begins_and_later_ones_go_on_from_what_it_saved(
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    flags = ("--resume", "none" if first == "none" else str(run_dir / "checkpoints" / "step-00000018"))
+    own = tmp_path_factory.mktemp("own") if first == "folder" else run_dir
+    monkeypatch.setenv("HPCJOBS_RUN_DIR", str(own))
+    monkeypatch.setenv("HPCJOBS_JOB_ID", "77")
+    begun = None if first == "none" else 18
+    assert again(*flags, "--steps", "25") == 0
+    assert RunSummary.read(own).resumed_from_step == begun
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert again(*flags, "--steps", "32") == 0
+    assert RunSummary.read(own).resumed_from_step == 25
+    monkeypatch.setenv("HPCJOBS_JOB_ID", "78")  # whose first attempt saved nothing
+    assert again(*flags, "--steps", "40") == 0
+    assert RunSummary.read(own).resumed_from_step == begun
+
+
+def test_weights_that_are_not_finite_are_not_saved_and_the_next_attempt_begins_before_them(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss of the last step is finite: its update is what is too large."""
+    assert again("--steps", "31", "--lr", "1e39", "--checkpoint-every", "1") == 13
+    assert "weights are not finite after step 31, which is not saved" in capsys.readouterr().err
+    assert again("--steps", "32") == 0
+    assert RunSummary.read(run_dir).resumed_from_step == 30
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_damaged_checkpoint_does_not_count_as_kept(run_dir: Path, damaged: int, keep: int) -> None:
+    folder = run_dir / "checkpoints"
+    for newest in checkpoints.steps(folder)[:damaged]:
+        (newest / "state.pt").write_bytes(b"")
+    resumed = (27, 18)[damaged - 1]
+    flags = ("--steps", str(resumed + 1), "--checkpoint-keep", str(keep), "--eval-every", "0")
+    assert again(*flags) == 0
+    assert RunSummary.read(run_dir).resumed_from_step == resumed
+    sound = [place.name for place in checkpoints.steps(folder) if checkpoints.damage(place) is None]
+    expected = [f"step-{step:08d}" for step in (resumed + 1, 27, 18) if step <= resumed + 1]
+    assert sound == expected[:keep]
+    assert [place.name for place in checkpoints.steps(folder)] == sound
+
+
+def test_a_run_that_starts_over_in_its_folder_keeps_what_it_saves(run_dir: Path) -> None:
+    assert again("--resume", "none", "--steps", "20") == 0
+    folder = run_dir / "checkpoints"
+    assert [place.name for place in checkpoints.steps(folder)][:3] == [
+        "step-00000020",
+        "step-00000018",
+        "step-00000009",
+    ]
+    assert (folder / "latest").resolve().name == "step-00000020"
+    assert again("--steps", "22") == 0
+    assert RunSummary.read(run_dir).resumed_from_step == 20
+
+
 @needs_fsdp
 def test_sharded_weights_are_saved_by_the_ranks_that_hold_them_and_every_file_is_checked(
     world: World, tmp_path: Path

@@ -69,8 +69,8 @@ def test_a_run_resumed_in_mid_epoch_at_other_world_sizes_takes_each_sample_once(
     seen: list[int] = []
     samples = 0
     for ranks, per_rank, steps in ((world, batch, 3), (*later, 2), (world, batch, 1000)):
-        plan = plan_training(Config(batch_size=per_rank), workload, ranks, fill=False).resume_at(0, samples)
-        first, taken = plan.first_step, []
+        plan = plan_training(Config(batch_size=per_rank), workload, ranks, fill=False).resume_at(0, samples, done=0)
+        first, taken = plan.locate(0)[1], []
         for rank in range(ranks):
             order = EpochOrder(
                 101, rank, ranks, per_rank, 0, 0, first_step=first, first_sample=plan.first_sample(0, first), fill=False

@@ -18,7 +18,6 @@ from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.summary import Quantiles, RunSummary
 from hpcjobs.runtime.watchdog import Watchdog
-from hpcjobs.trainers.checkpoint.state import position
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.loader import EpochOrder
@@ -113,10 +112,12 @@ def test_a_checkpoint_at_the_end_of_an_epoch_is_the_start_of_the_next_for_any_wo
     before = plan_training(Config(batch_size=10, epochs=3), workload, 3)
     ended = CheckpointMeta(before.steps_per_epoch, 0, before.steps_per_epoch * before.global_batch_size, 3, 0, None)
     plan = plan_training(Config(batch_size=batch_size, epochs=3), workload, world)
-    assert position(ended, plan) == plan.steps_per_epoch
+    assert plan.resume_at(0, ended.epoch_samples, done=ended.step).locate(ended.step) == (1, 0)
     earlier = replace(ended, step=ended.step - 1, epoch_samples=(ended.step - 1) * before.global_batch_size)
     left = math.ceil(math.ceil((count - earlier.epoch_samples) / world) / batch_size)
-    assert position(earlier, plan) == plan.steps_per_epoch - left < plan.steps_per_epoch
+    resumed = plan.resume_at(0, earlier.epoch_samples, done=earlier.step)
+    assert resumed.locate(earlier.step) == (0, plan.steps_per_epoch - left)
+    assert resumed.total_steps == earlier.step + left + 2 * plan.steps_per_epoch
 
 
 def test_synthetic_data_grows_with_the_world_so_that_every_batch_is_full() -> None:

@@ -244,17 +244,19 @@ def read(dataset: object, world_size: int, steps: range, *, workers: int = 0, pe
         stream = adapt_training_data(dataset, None, workload="numbers")
         length = per_epoch * 8 if not hasattr(dataset, "__len__") else len(dataset)
         plan = TrainingPlan(
-            world_size,
-            8 // world_size,
-            1,
-            9,
-            per_epoch,
-            9 * per_epoch,
-            0.1,
-            0,
-            length,
-            True,
-            make_schedule("constant", final=1),
+            world_size=world_size,
+            batch_size=8 // world_size,
+            accumulate=1,
+            epochs=9,
+            steps_per_epoch=per_epoch,
+            total_steps=9 * per_epoch,
+            steps_limit=None,
+            epochs_limit=9,
+            lr=0.1,
+            warmup_steps=0,
+            epoch_samples=length,
+            fill=True,
+            schedule=make_schedule("constant", final=1),
         )
         data = TrainingData(stream, Config(workers=workers), group, plan=plan)
         batches = data.epoch(steps.start // per_epoch, steps.start % per_epoch)

@@ -1,0 +1,232 @@
+"""Which checkpoints of a script stay, where some are damaged, hold NaN, or the disk is full at any of its writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_run import run_script
+
+from hpcjobs.runtime import checkpoints
+
+BEGIN = "import os, hpcjobs.runtime\nrun = hpcjobs.runtime.start(run_dir='folder', keep=int(os.environ['KEEP']))\n"
+SAVE = "run.save({step}, {{'step': {step}}})\nrun.log({step}, loss=1.0)\n"
+EACH_WRITE = """
+import errno, os, sys, traceback
+from pathlib import Path
+import hpcjobs.runtime
+from hpcjobs.runtime import checkpoint_writer, run as runs
+
+checkpoint_writer.INSISTING_PAUSE_S = 0.01
+checkpoint_writer.FIRST_PAUSE_S = float(os.environ["PAUSE_S"])
+left = 0
+
+def fail(event, arguments):
+    global left
+    writes = event in ("os.mkdir", "os.rename", "os.symlink") or (
+        event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    )
+    if writes and "/folder" in f"{arguments[0]}{arguments[1]}":
+        left -= 1
+        if left == 0 or (left < 0 and os.environ["STAYS"] == "yes"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
+
+def train():
+    runs.LAST_SAVE_S = 0.05 if os.environ["STAYS"] == "yes" else 60.0
+    run = hpcjobs.runtime.start(run_dir=str(Path("folder").absolute()), keep=1)
+    sys.addaudithook(fail)
+    for step in (1, 2, 3):
+        run.log(step, loss=1.0)
+        run.save(step, {"step": step})
+    run.finish()
+
+number = 0
+while True:
+    number += 1
+    place = Path(f"{number}")
+    (place / "folder").mkdir(parents=True)
+    os.chdir(place)
+    if (child := os.fork()) == 0:
+        left = number
+        code = 0
+        try:
+            train()
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException as error:
+            print("ends with", type(error).__name__, error, flush=True)
+            code = getattr(error, "code", 1)
+        Path("../left").write_text(str(left))
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.chdir("..")
+    Path(place, "code").write_text(str(code))
+    if int(Path("left").read_text()) > 0:  # it has so many writes no more
+        break
+"""
+
+
+def truncate(place: Path) -> None:
+    (place / "state.json").write_bytes(b"{")
+
+
+def change_a_byte(place: Path) -> None:
+    content = (place / "state.json").read_bytes()
+    (place / "state.json").write_bytes(content[:-1] + b" ")
+
+
+def remove_the_manifest(place: Path) -> None:
+    (place / checkpoints.MANIFEST).unlink()
+
+
+def remove_the_state(place: Path) -> None:
+    (place / "state.json").unlink()
+
+
+DAMAGES = (truncate, change_a_byte, remove_the_manifest, remove_the_state)
+
+
+def list_sound(folder: Path) -> list[str]:
+    return [place.name for place in checkpoints.steps(folder) if checkpoints.damage(place) is None]
+
+
+@pytest.fixture(scope="module")
+def four_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("four")
+    saves = "".join(SAVE.format(step=step) for step in range(1, 5))
+    done = run_script(folder, f"{BEGIN}{saves}run.finish()", KEEP="4")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_damaged_checkpoints_do_not_count_as_kept(
+    four_saved: Path, tmp_path: Path, damaged: int, damage: Callable[[Path], None]
+) -> None:
+    for keep in (1, 2, 3):
+        place = tmp_path / str(keep)
+        shutil.copytree(four_saved, place, symlinks=True)
+        folder = place / "folder" / "checkpoints"
+        for newest in checkpoints.steps(folder)[:damaged]:
+            damage(newest)
+        resumed = 4 - damaged
+        text = f"assert run.load() == {{'step': {resumed}}}\nrun.save({resumed}, {{'again': 1}})\nrun.finish()"
+        done = run_script(place, BEGIN + text, KEEP=str(keep))
+        assert done.returncode == 0, done.stderr
+        assert "passing over the damaged checkpoint" in done.stdout
+        sound = list_sound(folder)
+        assert sound == [f"step-{step:08d}" for step in range(resumed, 0, -1)][:keep]
+        assert [one.name for one in checkpoints.steps(folder)] == sound, "damaged ones are removed"
+        assert (folder / "latest").resolve().name == sound[0]
+
+
+def test_a_checkpoint_of_the_same_step_is_there_until_the_new_one_is_and_one_left_aside_by_a_kill_is_found(
+    tmp_path: Path,
+) -> None:
+    begun = run_script(tmp_path, BEGIN + SAVE.format(step=7) + "run.finish()", KEEP="1")
+    assert begun.returncode == 0, begun.stderr
+    folder = tmp_path / "folder" / "checkpoints"
+    (folder / "step-00000007").rename(folder / "step-00000007.replaced")  # killed between the two renames
+    again = run_script(tmp_path, f"{BEGIN}print('at', run.load())\n{SAVE.format(step=7)}run.finish()", KEEP="1")
+    assert again.returncode == 0, again.stderr
+    assert "at {'step': 7}" in again.stdout
+    assert sorted(place.name for place in folder.glob("step-*")) == ["step-00000007"]
+
+
+def test_a_program_that_goes_back_to_an_earlier_step_keeps_what_it_saves_then(tmp_path: Path) -> None:
+    saves = "".join(SAVE.format(step=step) for step in (10, 20))
+    first = run_script(tmp_path, f"{BEGIN}{saves}run.finish()", KEEP="2")
+    assert first.returncode == 0, first.stderr
+    back = BEGIN.replace("keep=", "step=0, keep=")
+    done = run_script(tmp_path, back + SAVE.format(step=5) + "run.finish()", KEEP="1")
+    assert done.returncode == 0, done.stderr
+    assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000005"]
+    assert "resumed at step 5" in run_script(tmp_path, BEGIN, KEEP="1").stdout
+
+
+@pytest.mark.parametrize(("stays", "pause_s"), [("no", "0"), ("no", "60"), ("yes", "60")])
+def test_a_disk_that_is_full_at_any_write_leaves_the_newest_state_or_ends_the_run_with_its_code(
+    tmp_path: Path, stays: str, pause_s: str
+) -> None:
+    done = run_script(tmp_path, EACH_WRITE, STAYS=stays, PAUSE_S=pause_s, KEEP="1")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    tries = sorted(tmp_path.glob("*/code"), key=lambda path: int(path.parent.name))
+    assert len(tries) > 15, "so many writes there are at least"
+    for path in tries:
+        code, folder = int(path.read_text()), path.parent / "folder" / "checkpoints"
+        sound = list_sound(folder)
+        lines = (path.parent / "folder" / "metrics.jsonl").read_text().splitlines() if stays == "no" else []
+        noted = [line["step"] for line in map(json.loads, lines) if line["kind"] == "checkpoint"]
+        if code == 0:
+            assert sound[0] == "step-00000003", f"write {path.parent.name}"
+            assert stays == "yes" or noted[-1] == 3
+        else:
+            assert code == 20, done.stdout
+        if stays == "no":
+            assert sound[0] == "step-00000003", f"write {path.parent.name}"
+            assert set(noted) <= {1, 2, 3}
+        elif int(path.parent.name) > 12:
+            assert sound, f"write {path.parent.name}: an earlier checkpoint was complete"
+
+
+def test_no_line_of_metrics_names_a_checkpoint_that_is_not_on_disk_and_the_last_state_is_written(
+    tmp_path: Path,
+) -> None:
+    """The folder of checkpoints can't be written from step 2 to step 4; later saves come in the pause after that."""
+    text = f"""
+{BEGIN}
+folder = run.run_dir / "checkpoints"
+run.log(1, loss=1.0)
+run.save(1, {{"step": 1}})
+run._checkpoints._writer.wait()
+folder.rename(folder.with_name("away"))
+folder.touch()
+for step in (2, 3, 4):
+    run.log(step, loss=1.0)
+    run.save(step, {{"step": step}})
+run._checkpoints._writer.wait()
+folder.unlink()
+folder.with_name("away").rename(folder)
+for step in (5, 6):
+    run.log(step, loss=1.0)
+    run.save(step, {{"step": step}})
+run.finish()
+"""
+    done = run_script(tmp_path, text, KEEP="2")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "folder"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "checkpoint"] == [1, 6]
+    assert "at {'step': 6}" in run_script(tmp_path, f"{BEGIN}print('at', run.load())", KEEP="2").stdout
+
+
+@pytest.mark.parametrize("what", ["metrics.jsonl", "summary.json"])
+def test_metrics_or_a_summary_that_cannot_be_written_are_one_line_and_code_20(tmp_path: Path, what: str) -> None:
+    text = f"{BEGIN}(run.run_dir / '{what}').mkdir(exist_ok=True)\nrun.log(1, loss=1.0)\nrun.finish()"
+    done = run_script(tmp_path, text, KEEP="2")
+    assert done.returncode == 20
+    assert "Traceback" not in done.stderr
+    assert f"{what} can't be written: Is a directory" in done.stderr.splitlines()[-1]
+
+
+def test_a_state_with_nan_is_not_written_and_ends_the_run_with_its_code_if_it_is_the_last(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    states = "import torch\ngood, bad = torch.ones(3), torch.tensor([1.0, float('nan')])\n"
+    good, bad = "run.save(1, {'model': {'w': good}, 'seen': float('nan')})\n", "run.save(2, {'model': {'w': bad}})\n"
+    done = run_script(tmp_path, f"{states}{BEGIN}{good}{bad}run.finish()", KEEP="1")
+    assert done.returncode == 13
+    assert "checkpoint of step 2 not written: model.w has NaN" in done.stderr
+    assert "the last good one is step-00000001" in done.stderr
+    assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000001"]
+    meant = f"{states}{BEGIN}{bad.replace('}})', '}}, allow_nan=True)')}run.finish()"
+    assert run_script(tmp_path, meant, KEEP="1").returncode == 0
+    parts = f"{states}{BEGIN}run.save(3, {{'w': [good, bad][run.rank]}}, sharded=True)\nrun.finish()"
+    sharded = run_script(tmp_path, parts, ranks=2, KEEP="1", MASTER_PORT="29613")
+    assert sharded.returncode == 13, sharded.stderr
+    assert "w of rank 1 has NaN" in sharded.stderr
+    assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000002"]
