@@ -10,13 +10,14 @@ demo: ## Train on two ranks of this machine and show the result; needs no root, 
 	@tools/venv demo
 	@tools/demo
 
-test: ## Lint, types and all tests; as root on Debian also those on a real Slurm, which it installs
+test: ## Lint, types and all tests; as root on Debian also those on a real Slurm; UNIT_PYTHON=3.12: unit tests with that one
 	@tools/venv torch
 	@containers/install_horovod.sh --optional --wheel & tools/venv dev; made=$$?; wait $$! && exit $$made
 	@tools/system-packages
 	@containers/install_horovod.sh --optional
 	@containers/install_apptainer.sh --optional
-	@tools/test
+	@test -z "$(UNIT_PYTHON)" || tools/unit_venv "$(UNIT_PYTHON)"
+	@UNIT_PYTHON="$(UNIT_PYTHON)" tools/test
 
 long: ## The tests that take many minutes: thousands of cells, hundreds of trainings (root, real Slurm)
 	@tools/venv dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -47,8 +48,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path) -> tuple[int, str]:
-    ended = subprocess.run(["tools/test"], cwd=checkout, capture_output=True, text=True, check=False, timeout=300)
+def run(checkout: Path, **variables: str) -> tuple[int, str]:
+    env = {name: value for name, value in os.environ.items() if name != "UNIT_PYTHON"} | variables
+    ended = subprocess.run(
+        ["tools/test"], env=env, cwd=checkout, capture_output=True, text=True, check=False, timeout=300
+    )
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -71,3 +75,23 @@ def test_what_fails_twice_or_skips_without_leave_fails_the_run(checkout: Path) -
     assert "the_rest failed (pytest's exit status: 1)" in output
     assert "pages failed (pytest's exit status: 8)" in output
     assert "pages: the tests that failed, once more" not in output
+
+
+def test_another_python_runs_the_unit_tests_and_a_failure_there_fails_the_run(checkout: Path) -> None:
+    for place in ("gpu", "fabric", "launchers", "runtime", "cloud", "jupyter", "job"):
+        (checkout / "tests" / "unit" / place).mkdir()
+    for name in ("gpu/test_gpu", "jupyter/test_notebooks", "job/test_foreign_modules"):
+        (checkout / "tests" / "unit" / f"{name}.py").write_text("def test_bound():\n    pass\n", encoding="utf-8")
+    shutil.copytree(checkout / ".venv", checkout / ".venv-3.99", symlinks=True)
+    (checkout / "tests" / "unit" / "test_unit.py").write_text(
+        "import os\n\ndef test_runner():\n    assert '.venv-3.99' in os.environ['RUNNER']\n",
+        encoding="utf-8",
+    )
+    other = checkout / ".venv-3.99" / "bin" / "pytest"
+    other.write_text(f'#!/usr/bin/env bash\nRUNNER=$0 exec "{sys.executable}" -m pytest "$@"\n', encoding="utf-8")
+    status, output = run(checkout, UNIT_PYTHON="3.99")
+    assert status == 0, output
+    broken = "def test_broken():\n    raise AssertionError('each time')\n"
+    (checkout / "tests" / "unit" / "test_unit.py").write_text(broken, encoding="utf-8")
+    status, output = run(checkout, UNIT_PYTHON="3.99")
+    assert (status, "other_python failed" in output) == (1, True), output
