@@ -67,10 +67,12 @@ def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:
 
 
 def _is_final(state: StateFile | None, record: JobRecord) -> bool:
-    if record.ended is None or (state is None and record.source == "scontrol"):  # slurmctld itself is never late
+    if record.ended is None:
         return True
     if state is not None and state.started is not None and state.started > record.ended + CLOCK_TOLERANCE_S:
         return False
+    if record.source == "scontrol":  # slurmctld itself is never late, and soon forgets the job
+        return True
     written_end = None if state is None else state.ended
     in_step = written_end is not None and abs(written_end - record.ended) <= CLOCK_TOLERANCE_S
     nodes = None if state is None else state.nodes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.accounting_file import are_final, drop_accounting, keep_accounting, may_be_requeued, read_accounting
 from hpcjobs.run.attempts import current_id
@@ -29,6 +29,7 @@ _PUT_BACK = (
     *(State.PREEMPTED, State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED, State.RECONFIG_FAIL),
     State.REQUEUED,
 )
+_NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
 Connect = Callable[[str, "str | None"], Scheduler]
 
@@ -84,13 +85,14 @@ def statuses(
     for (kind, conf), group in groupby(to_ask, key=_where):
         members = list(group)
         try:
-            answers = _ask(members, connect(kind, conf or None))
-        except SchedulerError as error:
-            if errors is not None:
-                errors.append(error)
-            elif any(member.accounted is None for member in members):
-                raise
+            answers, error = _ask(members, connect(kind, conf or None))
+        except SchedulerError as no_answer:
+            error = no_answer if errors is not None or any(member.accounted is None for member in members) else None
             answers = [member.accounted or _written(member.entry) for member in members]
+        if error is not None:
+            if errors is None:
+                raise error
+            errors.append(error)
         known |= {id(member.entry): records for member, records in zip(members, answers, strict=True)}
     return [Known(entry, known[id(entry)]) for entry in all_entries]
 
@@ -105,8 +107,12 @@ def _written(entry: Entry, *, reason: str | None = None) -> list[JobRecord]:
     return [msgspec.structs.replace(record, reason=reason) for record in records]
 
 
-def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
-    """One question about the jobs in the queue, one about those that have left it."""
+def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecord]], SchedulerError | None]:
+    """Ask once about the jobs in the queue, and once about those that have left it.
+
+    Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
+    queue are reported as they last wrote: that nobody knows them any more is not known.
+    """
     by_parent = _by_parent(scheduler.queue())
     queued = [_ours(member.entry, by_parent) for member in members]
     ended_ids = [
@@ -114,11 +120,17 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> list[list[JobRecord]]:
         for member, records in zip(members, queued, strict=True)
         if member.accounted is None and (all_ended(member.entry) or not records)
     ]
-    accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
+    error = None
+    try:
+        accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
+    except SchedulerDownError as no_answer:
+        accounted, error = {}, no_answer
     return [
         _resolve(member, records, [_correct_timeout(member.entry, r) for r in _ours(member.entry, accounted)])
+        if records or error is None or member.accounted is not None
+        else _written(member.entry, reason=_NOT_ACCOUNTED)
         for member, records in zip(members, queued, strict=True)
-    ]
+    ], error
 
 
 def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:

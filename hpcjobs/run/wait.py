@@ -25,6 +25,9 @@ QUEUE_S = 60.0
 OUTAGE_S = 10.0
 """Between questions about the end of jobs while the scheduler does not answer."""
 _ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+_LATE_DELAYS_S = (10.0,) * 12
+"""After these, as long as the accounting alone can tell how a job ended."""
+_RECENT_S = 300.0
 
 Progress = Callable[[list[JobRecord]], None]
 """Called at every look with what is known, by the jobs themselves or by the scheduler."""
@@ -50,6 +53,8 @@ class Watch:
         self._last_query = clock() - QUEUE_S  # the first look asks: a job may have ended that never wrote anything
         self.outage = Outage(report)
         self._stale: set[tuple[str, float | None]] = set()
+        self._was_alive: set[str] = set()
+        self._report = report
 
     def look(self) -> list[str]:
         """The ids that have not ended yet; empty when all have."""
@@ -70,7 +75,32 @@ class Watch:
 
     def final(self, *, pause: Callable[[float], None]) -> list[Known] | None:
         """The scheduler's records of all jobs, once every one of them has written its end; None: it does not answer."""
-        return _final(self._entries, self.outage, connect=self._connect, pause=pause)
+        is_reported = False
+        for delay in (*_ACCOUNTING_DELAYS_S, *_LATE_DELAYS_S, None):
+            now = _ask_or_read(self._entries, self.outage, connect=self._connect)
+            if now is None or self.outage.lasts:
+                return now
+            records = [record for _, job_records in now for record in job_records]
+            if delay is None or all(_over(record) and record.source not in ("job", "nobody") for record in records):
+                return now
+            if delay in _LATE_DELAYS_S:
+                if not (late := [record.job_id for record in records if self._is_uncertain(record)]):
+                    return now
+                if not is_reported:
+                    self._report(f"job {', '.join(late)} has left the queue; waiting for its end in the accounting")
+                    is_reported = True
+            pause(delay)
+        raise AssertionError("unreachable: the last delay is None")
+
+    def _is_uncertain(self, record: JobRecord) -> bool:
+        """The job has just ended, and the accounting alone can tell how.
+
+        A lost node lets no job write its end, and a job that is cancelled and one at its time limit write the same.
+        """
+        if record.source == "nobody":
+            return record.job_id in self._was_alive
+        is_recent = record.ended is not None and time.time() - record.ended < _RECENT_S
+        return record.source == "job" and record.state is State.CANCELLED and is_recent
 
     @staticmethod
     def is_over(known: Iterable[Known]) -> bool:
@@ -87,6 +117,7 @@ class Watch:
     def _note(self, records: list[JobRecord]) -> None:
         if self._progress is not None:
             self._progress(records)
+        self._was_alive |= {t for r in records if r.source != "job" and not _over(r) for t in task_ids(r.job_id)}
         over = {record.job_id for record in filter(_over, records)}
         tasks = {task for job_id in over for task in task_ids(job_id)}
         # An array that was cancelled before any task ran is one record, without a task's number.
@@ -147,28 +178,22 @@ def _over(record: JobRecord) -> bool:
     return record.state.ended or forgotten or is_never_met(record)
 
 
-def _final(
-    all_entries: list[Entry], outage: Outage, *, connect: Connect, pause: Callable[[float], None]
-) -> list[Known] | None:
-    """The scheduler's records, waited for briefly: accounting arrives a moment after the job's end.
+def _ask_or_read(all_entries: list[Entry], outage: Outage, *, connect: Connect) -> list[Known] | None:
+    """The scheduler's records; while it does not answer, what the jobs wrote, if each has written its end; else None.
 
-    While the scheduler does not answer, what the jobs wrote, if each of them has written its end; else None.
+    Raises:
+        SchedulerError: it has never answered, and a job has not written its end.
     """
-    for delay in (*_ACCOUNTING_DELAYS_S, None):
-        try:
-            now = outage.ask(lambda: statuses(all_entries, connect=connect))
-        except SchedulerError:
-            now = None
-            if not all(all_ended(entry) for entry in all_entries):
-                raise
-        if now is None:
-            ended = all(all_ended(entry) for entry in all_entries)
-            return [Known(entry, own_records(entry)) for entry in all_entries] if ended else None
-        records = [record for _, job_records in now for record in job_records]
-        if delay is None or all(_over(record) and record.source not in ("job", "nobody") for record in records):
-            return now
-        pause(delay)
-    raise AssertionError("unreachable: the last delay is None")
+    try:
+        now = outage.ask(lambda: statuses(all_entries, connect=connect))
+    except SchedulerError:
+        if not all(all_ended(entry) for entry in all_entries):
+            raise
+        return [Known(entry, own_records(entry)) for entry in all_entries]
+    if now is not None:
+        return now
+    ended = all(all_ended(entry) for entry in all_entries)
+    return [Known(entry, own_records(entry)) for entry in all_entries] if ended else None
 
 
 def exit_code(known: Iterable[Known]) -> int:

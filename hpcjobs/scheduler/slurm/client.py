@@ -26,7 +26,8 @@ from hpcjobs.scheduler.slurm.table import QUESTION
 _TRANSIENT = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|connection timed out"
     r"|zero bytes were transmitted|temporarily unable|resource temporarily unavailable|standby mode"
-    r"|connect failure|communication connection failure",
+    r"|connect failure|communication connection failure"
+    r"|problem talking to the database|unable to connect to database|persistent connection|no route to host",
     re.IGNORECASE,
 )
 # The question may have arrived and only the answer been lost.
@@ -35,6 +36,7 @@ _PAUSES_S = (1.0, 2.0, 4.0)
 _PATIENCE_S = 45.0
 """Nothing is tried again after this time: without a controller, a command itself tries for MessageTimeout twice. It is
 longer than the MessageTimeout of most sites, so that one answer that a busy controller owes is survived."""
+_DAEMONS = {"sacct": ("the accounting (slurmdbd)", "sacctmgr show cluster")}
 # Without --all a job in a hidden partition is no job.
 _SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
@@ -112,14 +114,21 @@ class SlurmScheduler:
         """Ended jobs as the accounting has them: one sacct; where there is none or it does not answer, scontrol.
 
         slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
+
+        Raises:
+            SchedulerDownError: the accounting does not answer, and slurmctld does not know one of the jobs any more.
         """
         ids = sorted(set(job_ids))
         if not ids:
             return []
         try:
             out = self._ask(ACCOUNTED.sacct("--allocations", f"--jobs={','.join(ids)}")).out
-        except SchedulerError:
-            return self._show_jobs({job_id.split("_")[0] for job_id in ids})
+        except SchedulerError as error:
+            parents = {job_id.split("_")[0] for job_id in ids}
+            shown = self._show_jobs(parents)
+            if isinstance(error, SchedulerDownError) and parents - {record.job_id.split("_")[0] for record in shown}:
+                raise
+            return shown
         return parse_sacct(out)
 
     def _show_jobs(self, ids: set[str]) -> list[JobRecord]:
@@ -193,11 +202,12 @@ class SlurmScheduler:
         message = "\n".join(line for line in (result.err or result.out).strip().splitlines() if line) or "(nothing)"
         conf = self._configuration() or "its default place"
         if _TRANSIENT.search(result.err):
+            daemon, ping = _DAEMONS.get(argv[0], ("the controller", "scontrol ping"))
             count = "1 try" if tries == 1 else f"{tries} tries"
             taken = "; it may have taken the job all the same: look with `hpcjobs ps`" if maybe_taken else ""
             return SchedulerDownError(
                 f"no answer from Slurm ({argv[0]}, {count}): {message.splitlines()[-1]}{taken}",
-                hint=f"is the controller up? `scontrol ping` asks it; configuration read from {conf}",
+                hint=f"is {daemon} up? `{ping}` asks it; configuration read from {conf}",
                 maybe_taken=maybe_taken,
             )
         if maybe_taken:

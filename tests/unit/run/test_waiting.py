@@ -31,6 +31,7 @@ class Cluster:
         self.codes: dict[str, int] = {}
         self.late: dict[str, float] = {}
         """When the accounting hears of a job, if later than its end."""
+        self.accounting_away_until = 0.0
         self.bare: dict[str, float] = {}
         """Until when the accounting has an array task under the array's id."""
         self._ends, self._folder, self._traps = ends, folder, traps
@@ -70,6 +71,8 @@ class Cluster:
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         self.account_asked.append(self.now)
+        if self.now < self.accounting_away_until:
+            raise SchedulerDownError("no answer from Slurm (sacct)")
         expected = set(job_ids)
         return [
             JobRecord(
@@ -226,3 +229,23 @@ def test_an_arrays_logs_are_followed_together_until_all_tasks_have_ended(tmp_pat
         "[1] 0: last words without an end\n",
     ]
     assert list(follow(entry, rank=1, connect=cluster.connect, pause=pause)) == ["[0] zwei drei\n"]
+
+
+def test_the_end_of_a_lost_node_is_waited_for_where_the_accounting_is_late(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
+    cluster.codes["1"], cluster.late["1"] = 3, 160.0
+    assert cluster.wait() == 3
+
+
+def test_a_job_that_nobody_knows_is_not_waited_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": -1.0}, traps=False)
+    cluster.late["1"] = 1e9
+    assert cluster.wait() == 1
+    assert cluster.now < 10
+
+
+def test_waiting_goes_on_while_the_accounting_is_away(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1": 70.0}, traps=False)
+    cluster.codes["1"], cluster.accounting_away_until = 3, 1000.0
+    assert cluster.wait() == 3
+    assert cluster.now >= 1000

@@ -214,7 +214,8 @@ def test_without_accounting_only_the_jobs_in_question_are_shown() -> None:
 
 
 def test_jobs_in_hidden_partitions_are_asked_for_too() -> None:
-    recorded = Recorded(squeue=[NOBODY], sacct=[REFUSED_CONNECTION], scontrol=[NOBODY])
+    no_accounting = Result(1, "", "Slurm accounting storage is disabled\n")
+    recorded = Recorded(squeue=[NOBODY], sacct=[no_accounting], scontrol=[NOBODY])
     recorded.slurm().queue()
     recorded.slurm().account(["9"])
     assert all("--all" in argv for argv in recorded.commands if argv[0] != "sacct")

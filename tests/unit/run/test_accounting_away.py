@@ -1,0 +1,78 @@
+"""What is said of jobs where the accounting is away for a while, and where there is none at all."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from commandline import ok, within
+from scripted_slurm import answer
+
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.slurm import client
+
+NOW = int(time.time())
+AWAY = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
+NONE = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    answers = tmp_path / "slurm"
+    answers.mkdir()
+    for command in ("squeue", "sacct", "scontrol"):
+        answer(answers, command, ":")
+    monkeypatch.setenv("PATH", f"{answers}:/usr/bin:/bin")
+    monkeypatch.setattr(client, "_PAUSES_S", (0.0,))
+    return answers
+
+
+def job(here: Path, job_id: str, state: str = "RUNNING") -> Entry:
+    folder = here / "runs" / f"job{job_id}"
+    folder.mkdir(parents=True)
+    entry = Entry(job_id, f"job{job_id}", "mine", "slurm", str(folder), NOW - 600.0)
+    content = {"job_id": job_id, "state": state, "exit_code": None, "started": NOW - 590, "ended": None, "nodes": "n1"}
+    (folder / "state.json").write_text(json.dumps(content))
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    index.add(entry)
+    return entry
+
+
+def records(*arguments: str) -> dict[str, Any]:
+    rows = msgspec.json.decode(within("ps", "--json", *arguments).out)
+    return {row["record"]["job_id"]: row["record"] for row in rows}
+
+
+def test_a_job_that_left_the_queue_is_not_unknown_while_the_accounting_is_away(here: Path, slurm: Path) -> None:
+    job(here, "1")
+    waiting = job(here, "2", state="FAILED")
+    row = ["2", "job2", "PENDING", "Resources", "main", "", "1", str(NOW - 600), "N/A", "0:00", "1:00:00"]
+    answer(slurm, "squeue", "printf '" + "\\037".join([*row, f"{waiting.run_dir}/job.sh"]) + "\\n'")
+    answer(slurm, "sacct", AWAY)
+    listed = within("ps", "--json")
+    assert listed.code == 8
+    assert "sacct" in listed.err
+    by_id = records()
+    assert (by_id["2"]["state"], by_id["2"]["source"]) == ("PENDING", "squeue")
+    assert by_id["1"]["reason"] == "it has left the queue, and the accounting does not answer"
+    waited = within("wait", "1")
+    assert (waited.code, "UNKNOWN" in waited.err) == (8, False)
+
+
+def test_a_job_out_of_memory_stays_so_when_slurmctld_has_forgotten_it(here: Path, slurm: Path) -> None:
+    entry = job(here, "1")
+    answer(slurm, "sacct", NONE)
+    shown = (
+        f"JobId=1 JobName=job1 JobState=OUT_OF_MEMORY Reason=OutOfMemory ExitCode=0:125 SubmitTime={NOW - 600}"
+        f" StartTime={NOW - 590} EndTime={NOW - 60} NodeList=n1 NumNodes=1 Command={entry.run_dir}/job.sh"
+    )
+    answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{shown}';; esac")
+    assert records()["1"]["state"] == "OUT_OF_MEMORY"
+    answer(slurm, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert records()["1"]["state"] == "OUT_OF_MEMORY"
+    assert ok("show", "1").code == 0
