@@ -32,6 +32,9 @@ def rerun(
     site: JobSite = None,
     request: JobSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Submit also what somebody else's run folder says; read --dry-run first.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code of the job.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print the log while the job runs, then end as --wait does.")
@@ -43,18 +46,20 @@ def rerun(
     from hpcjobs.cli.diff import describe_change
     from hpcjobs.cli.submit import print_notes, print_plan, report
     from hpcjobs.run.difference import job_changes
-    from hpcjobs.run.rerun import plan_rerun, read_manifest
+    from hpcjobs.run.rerun import plan_rerun, read_manifest, refusal_of_run
     from hpcjobs.run.select import select
 
     entry = select([job], site=site)[0]
-    again = plan_rerun(entry, request, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
+    again = plan_rerun(entry, request, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]), trusts=trust)
     for text in again.notes:
         note(text)
     for change in job_changes(read_manifest(Path(entry.run_dir)).job, again.plan.job):
         note(f"changed: {describe_change(change)}")
     print_notes(again.plan.job)
-    if dry_run:
+    if dry_run or again.plan.job.untrusted:
         print_plan(again.plan, as_json=as_json)
+        if not dry_run:
+            raise refusal_of_run(Path(entry.run_dir))
         return
     handle = hpcjobs.submit(again.plan)
     report(handle, again.plan, as_json=as_json)

@@ -15,6 +15,7 @@ from hpcjobs.job.models import Job, JobSpec
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest, resolve_again
+from hpcjobs.run.select import is_own
 from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.site.library import load_site
@@ -40,6 +41,8 @@ def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = 
 
     ``start_estimate`` is Slurm's, of the waiting job itself; a new job like it would stand behind it.
     """
+    if not is_own(entry):
+        return []  # its site file, Python and containers are somebody else's
     try:
         job = read_manifest(Path(entry.run_dir)).job
         site = load_site(job.site_file)

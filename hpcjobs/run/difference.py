@@ -23,7 +23,7 @@ from hpcjobs.runtime.numbers import restore
 
 # Of a resolved job: where it lies, and what its other fields say already.
 _LEFT_OUT = (
-    *("sources", "layers", "run_root", "rehearsal", "slurm_conf"),
+    *("sources", "layers", "run_root", "rehearsal", "slurm_conf", "untrusted"),
     "time_limit_s",  # resources has it as `time`
     *("nodes", "max_nodes", "ntasks_per_node"),
 )

@@ -23,6 +23,7 @@ from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
+from hpcjobs.run.select import require_own
 from hpcjobs.run.state_file import read_state
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.runtime.hostlist import hosts_of
@@ -57,13 +58,15 @@ def attach(
     A shell starts on one node, the first one unless ``node`` or ``rank`` names another; other commands on every node.
 
     Raises:
-        RequestError: the job does not run, is no Slurm job of this cluster, or has no such node or rank.
+        RequestError: the job does not run, is no Slurm job of this cluster or not this user's, or has no such node or
+            rank.
     """
     require_reachable([entry])
     if entry.scheduler != "slurm":
         raise RequestError(f"job {entry.job_id} runs on this machine itself", hint="run the command here")
     (known,) = statuses([entry], connect=connect)
     record = _running(entry, known.records)
+    require_own(entry, known.records)
     run_dir = Path(entry.run_dir)
     job = read_manifest(run_dir).job
     nodes = hosts_of(record.node_list or "")

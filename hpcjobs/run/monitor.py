@@ -27,6 +27,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.interactive import attach, overlapping_step
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.samples import NodeSample, newest_samples, open_samplers
+from hpcjobs.run.select import require_own
 from hpcjobs.run.state_file import own_ids
 from hpcjobs.run.status import Connect, statuses
 from hpcjobs.run.wait import Watch
@@ -185,6 +186,7 @@ class JobSampling:
     def _start(self) -> Popen[bytes]:
         """The sampler on each node of a running job; on Slurm it ends with the job, everywhere by SIGTERM."""
         entry = self._entry
+        require_own(entry, statuses([entry], connect=self._connect)[0].records)
         program = write_program(Path(entry.run_dir))
         arguments = [read_manifest(Path(entry.run_dir)).job.node_python, "-I", str(program), str(samples_dir(entry))]
         if entry.scheduler != "slurm":

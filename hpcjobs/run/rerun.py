@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, reason_of
+from hpcjobs.errors import ConfigError, RequestError, reason_of
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
@@ -19,11 +19,11 @@ from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
+from hpcjobs.run.select import is_own
 from hpcjobs.site.centre import find_clusters, policies_of_job
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Resources, Site
 from hpcjobs.site.policy import AppliedPolicy
-from hpcjobs.user import user_name
 
 _OWN_VERBS = {
     "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",
@@ -75,19 +75,29 @@ def read_manifest(run_dir: Path) -> Manifest:
         ) from error
 
 
-def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
+def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = False) -> Rerun:
     """The plan of ``entry``'s run again; without ``changes`` from the job as it was resolved then.
 
     With changes, the request of then is resolved anew by the site as it is now. Dependencies are left out: the jobs
     they name have ended. So is a hold, which was of the first run. A task of an array is an array of that task alone.
 
+    Args:
+        trusts: also plan a run that this user has not submitted. Without it the plan of such a run can be printed
+            alone: nothing is asked that its manifest names, such as a configuration of Slurm, a site file or a Python.
+
     Raises:
-        RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, or a
-            policy of the centre refuses it.
+        RequestError: the manifest cannot be used, the job is part of a sweep or session, does not fit the site, a
+            policy of the centre refuses it, or it is not this user's, not trusted, and to be changed.
     """
     run_dir = Path(entry.run_dir)
     manifest = read_manifest(run_dir)
     job = manifest.job
+    own = is_own(entry)
+    untrusted = not own and not trusts
+    if untrusted:
+        if changes != JobSpec():
+            raise refusal_of_run(run_dir)
+        job = replace(job, slurm_conf=None, untrusted=(f"{run_dir / MANIFEST}: of a run that you have not submitted",))
     if job.template in _OWN_VERBS:
         raise RequestError(f"job {entry.job_id} is made by template {job.template}", hint=_OWN_VERBS[job.template])
     folder = run_dir / "code" if job.snapshot else Path(job.chdir)
@@ -105,14 +115,22 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str) -> Rerun:
     if job.snapshot and changes.chdir is None:
         # The copy of the first run is what is copied, so that later edits do not matter.
         again = replace(again, chdir=str(run_dir / "code"))
-    elif (difference := _changed_code(manifest, run_dir)) is not None:
+    elif not untrusted and (difference := _changed_code(manifest, run_dir)) is not None:
         notes.append(difference)
-    if manifest.user not in ("unknown", user_name()):  # their folders are not ours to write into
-        again = replace(again, run_root=str(locate_run_root(_site_of(job), Path.cwd())))
+    if not own:  # their folders are not ours to write into
+        again = replace(again, run_root=str(locate_run_root(_site_of(job, untrusted=untrusted), Path.cwd())))
         notes.append(
             f"a run of {manifest.user}: its settings (account, mail) stay, the new run folder lies in {again.run_root}"
         )
     return Rerun(plan_of(again, run_dir_of(again), made_by=made_by), tuple(notes))
+
+
+def refusal_of_run(run_dir: Path) -> ConfigError:
+    """Why a run that somebody else has submitted is not submitted again."""
+    return ConfigError(
+        f"{run_dir} is the folder of a run that you have not submitted; its {MANIFEST} sets what would run as you",
+        hint="read what `hpcjobs rerun --dry-run` prints of it, then use --trust",
+    )
 
 
 def _policies_now(job: Job, entry: Entry) -> tuple[AppliedPolicy, ...]:
@@ -152,8 +170,10 @@ def _for_another_run(resources: Resources, entry: Entry) -> Resources:
     return again if entry.task is None else replace(again, array=str(entry.task))
 
 
-def _site_of(job: Job) -> Site:
-    """The site of a run as it is now."""
+def _site_of(job: Job, *, untrusted: bool = False) -> Site:
+    """The site of a run as it is now; of an ``untrusted`` run this user's own site of that name."""
+    if untrusted:
+        return load_site(Path(job.site).stem)
     return load_site(job.site_file if os.path.isfile(job.site_file) else job.site)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,9 +13,10 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
 from hpcjobs.run.folder import SUBMITTED
-from hpcjobs.run.identity import is_reachable
+from hpcjobs.run.identity import SCRIPT, is_reachable, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import read_json
+from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
 
@@ -120,11 +121,47 @@ def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry],
 
 def _by_folder(folder: Path) -> Entry:
     entry = read_json(folder / SUBMITTED, Entry)
+    known = index.entries()
     if entry is None:
-        entry = next((e for e in index.entries() if e.run_dir == str(folder.absolute())), None)
+        entry = next((e for e in known if e.run_dir == str(folder.absolute())), None)
+    else:  # what the user's own list says of the job counts before what the folder says
+        entry = next((e for e in known if (e.run_dir, e.job_id) == (entry.run_dir, entry.job_id)), entry)
     if entry is None:
         raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
     return without_unknown_configuration(entry)
+
+
+def is_own(entry: Entry) -> bool:
+    """Whether this user has submitted the job, and its run folder still belongs to this user.
+
+    Whatever a folder that was copied, unpacked or cloned says of itself, this user's list of jobs does not have it.
+    """
+    try:
+        if os.stat(entry.run_dir).st_uid != os.getuid():
+            return False
+    except OSError:
+        return False
+    return any((own.run_dir, own.job_id) == (entry.run_dir, entry.job_id) for own in index.entries())
+
+
+def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
+    """Refuse a job whose run folder would decide what runs as this user, unless that is what runs already.
+
+    Args:
+        records: the scheduler's own; a job of this user that runs the folder's script is this user's.
+
+    Raises:
+        RequestError: the job is in no list of this user, or its folder belongs to somebody else.
+    """
+    script = os.path.join(entry.run_dir, SCRIPT)
+    mine = (None, user_name())  # squeue is asked for this user's jobs alone
+    if is_own(entry) or any(record.command == script and record.user in mine for record in records):
+        return
+    raise RequestError(
+        f"{entry.run_dir} is the run folder of a job that you have not submitted, whose files would decide what runs "
+        "as you",
+        hint="`hpcjobs rerun FOLDER` prints what its job was, and submits it as yours where you add --trust",
+    )
 
 
 def without_unknown_configuration(entry: Entry) -> Entry:

@@ -137,7 +137,7 @@ def test_the_rerun_of_a_colleagues_run_lies_in_folders_of_mine(
     here: Path, tmp_path: Path, change: tuple[str, ...]
 ) -> None:
     theirs = give_to_eve(Path(submit("true")["run_dir"]), tmp_path / "eve")
-    answer = ok("rerun", str(theirs), *change, "--wait", "--json")
+    answer = ok("rerun", str(theirs), "--trust", *change, "--wait", "--json")
     assert Path(answer.json["run_dir"]).parent == here / "runs"
     assert f"a run of eve: its settings (account, mail) stay, the new run folder lies in {here / 'runs'}" in answer.err
     assert len(list((tmp_path / "eve").iterdir())) == 1

@@ -1,0 +1,132 @@
+"""A run folder that somebody else wrote is read, and nothing that it names is run or asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import ok, within
+from scripted_slurm import answer
+
+SITE = "{cluster: c, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
+
+
+_SQUEUE = """for argument; do
+  case $argument in
+    --format=*) echo "${argument#--format=}" | sed 's/%i/7/; s/%j/true/; s/%T/RUNNING/; s/%N/n1/; s/%[a-zA-Z]//g' ;;
+  esac
+done"""
+"""One running job, by the letters that it is asked for; which script it runs is not known."""
+
+
+class Hostile:
+    """A run folder as a cloned repository or a colleague's archive brings it, and what would run if it was obeyed."""
+
+    def __init__(self, folder: Path, commands: Path, trap: Path) -> None:
+        self.folder, self._commands, self._trap = folder, commands, trap
+
+    def edit(self, name: str, change: dict[str, Any], *, within: str | None = None) -> None:
+        path = self.folder / name
+        content = json.loads(path.read_text())
+        (content if within is None else content[within]).update(change)
+        path.write_text(json.dumps(content))
+
+    def obeyed(self) -> list[str]:
+        """What was run or asked that the folder names."""
+        calls = (self._commands / "asked").read_text().splitlines() if (self._commands / "asked").exists() else []
+        ran = (self._trap.parent / "ran").read_text().splitlines() if (self._trap.parent / "ran").exists() else []
+        return ran + [line for line in calls if str(self._trap.parent) in line]
+
+
+@pytest.fixture
+def hostile(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hostile:
+    """A run of this user, copied; each program that its files can name is a trap that notes its call."""
+    commands, eve = tmp_path / "slurm", tmp_path / "eve"
+    commands.mkdir()
+    eve.mkdir()
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text(SITE)
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    now = int(time.time())
+    fields = ["7", "true", "RUNNING", "None", "main", "n1", "1", now, now, "Unknown", "2", "0:0"]
+    row = "\\037".join(map(str, fields))
+    scripts = {
+        "sbatch": "echo 7", "sacct": f"printf '{row}\\n'", "scontrol": "echo ClusterName = c", "squeue": _SQUEUE,
+        "scancel": ":", "sinfo": ":", "srun": ":",
+    }  # fmt: skip
+    for name, script in scripts.items():
+        answer(commands, name, f'echo "{name} $SLURM_CONF $*" >>{commands}/asked\n{script}')
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    trap = eve / "trap"
+    trap.write_text(f'#!/bin/sh\necho "$0 $*" >>{eve}/ran\n')
+    trap.chmod(0o755)
+    (eve / "slurm.conf").write_text("Include /eve/slurm.conf\nPluginDir=/eve\n")
+    partitions = "{main: {nodes: 2, node: {cpus: 4, mem: 8G}}}"
+    site = f"{{slurm_conf: {eve}/slurm.conf, partitions: {partitions}, python: {trap}, setup: [{trap}]}}\n"
+    (eve / "site.yaml").write_text(site)
+    ok("submit", "true")
+    (mine,) = here.glob("runs/true-*")
+    folder = eve / mine.name
+    shutil.copytree(mine, folder)
+    shutil.rmtree(mine)
+    own = Hostile(folder, commands, trap)
+    named = {"slurm_conf": str(eve / "slurm.conf"), "site_file": str(eve / "site.yaml"), "python": str(trap),
+             "node_python": str(trap), "prologue": [str(trap)], "run_root": str(eve)}  # fmt: skip
+    own.edit("manifest.json", named, within="job")
+    own.edit("submitted.json", {"run_dir": str(folder), "slurm_conf": str(eve / "slurm.conf")})
+    (commands / "asked").unlink(missing_ok=True)
+    return own
+
+
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",), ("--time", "5m"), ("--time", "5m", "--dry-run")])
+def test_a_rerun_of_somebody_elses_run_is_printed_and_submitted_only_with_trust(
+    hostile: Hostile, here: Path, arguments: tuple[str, ...]
+) -> None:
+    refused = within("rerun", str(hostile.folder), *arguments)
+    assert hostile.obeyed() == []
+    assert not list(here.glob("runs/true-*"))
+    if "--time" in arguments:
+        assert (refused.code, refused.out) == (4, "")
+    else:
+        assert refused.code == (0 if arguments else 4)
+        assert refused.out.startswith("#!/bin/bash")
+        assert str(hostile.folder.parent / "trap") in refused.out, "what would run is there to be read"
+    if refused.code:
+        assert "you have not submitted" in refused.err
+        assert "--trust" in refused.err
+
+
+def test_with_trust_the_run_is_submitted_as_it_says(hostile: Hostile, here: Path) -> None:
+    ok("rerun", str(hostile.folder), "--trust")
+    (run_dir,) = here.glob("runs/true-*")
+    assert str(hostile.folder.parent / "trap") in (run_dir / "job.sh").read_text()
+    assert len(list(hostile.folder.parent.glob("true-*"))) == 1
+
+
+READING = ["show", "show --json", "logs", "why", "why --json", "diff", "monitor", "exec", "shell", "archive",
+           "hold", "release", "requeue", "wait --timeout 1", "cancel", "ps", "report jobs", "report scaling",
+           "update", "prune", "drill kill-rank"]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_no_verb_runs_or_asks_what_somebody_elses_run_folder_names(hostile: Hostile, verb: str) -> None:
+    folder = str(hostile.folder)
+    arguments = {
+        "diff": ("diff", folder, folder), "exec": ("exec", folder, "true"), "ps": ("ps",), "prune": ("prune",),
+        "update": ("update", folder, "time=1h"), "report jobs": ("report", "jobs"),
+    }.get(verb, (*verb.split(), folder))  # fmt: skip
+    answer = within(*arguments)
+    assert hostile.obeyed() == [], answer
+    assert answer.code != 70, answer
+
+
+def test_a_folder_that_names_a_job_of_mine_is_no_run_of_mine(hostile: Hostile) -> None:
+    hostile.edit("submitted.json", {"job_id": "7", "slurm_conf": None})
+    answer = within("rerun", str(hostile.folder))
+    assert answer.code == 4, answer
+    assert hostile.obeyed() == []
