@@ -22,13 +22,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpcjobs.site.resources import Resources
+from hpcjobs.sweeps.submitit_names import NAMES, rename
 
 log = logging.getLogger(__name__)
 
 _OF_THE_SWEEP = ("site", "name", "max_parallel", "pack", "pack_parallel")
 _OF_THE_JOB = ("launcher", "env", "chdir", "retries", "signal_before", "sbatch", "srun", "snapshot")
-_FIELDS = dict.fromkeys((*_OF_THE_SWEEP, *_OF_THE_JOB, *Resources.__struct_fields__))
-"""``hydra.launcher.NAME``: what `hpcjobs.sweep` takes, and the options of sbatch, with underscores."""
+_FIELDS = dict.fromkeys((*_OF_THE_SWEEP, *_OF_THE_JOB, *Resources.__struct_fields__, *NAMES))
+"""``hydra.launcher.NAME``: what `hpcjobs.sweep` takes, options of sbatch, with underscores, and submitit's names."""
 _TARGET = f"{__name__}.HpcjobsLauncher"
 HpcjobsLauncherConf = make_dataclass(
     "HpcjobsLauncherConf",
@@ -41,7 +42,9 @@ class HpcjobsLauncher(Launcher):
     """Submits the jobs of a multirun as one sweep, and waits for them."""
 
     def __init__(self, **options: Any) -> None:
-        self.options = {name: _plain(value) for name, value in options.items() if value is not None}
+        self.options = rename({name: _plain(value) for name, value in options.items() if value is not None})
+        if "array_parallelism" in self.options:
+            self.options["max_parallel"] = self.options.pop("array_parallelism")
         self.config: DictConfig | None = None
         self.task_function: TaskFunction | None = None
         self.hydra_context: HydraContext | None = None

@@ -16,7 +16,7 @@ _LARGE = ("checkpoints", "code")
 @app.command()
 def fetch(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="Id or name of a job.")],
+    job: Annotated[str | None, typer.Argument(help="Id or name of a job [newest].")] = None,
     files: Annotated[
         list[str] | None, typer.Argument(help="Files of its run folder [all but checkpoints and code].")
     ] = None,
@@ -42,7 +42,7 @@ def fetch(
         )
     laptop = Laptop(target, say=note)
     laptop.connect(with_code=False)
-    run_dir = str(SharedRemote(laptop).ask(["show", job, "--json"])["entry"]["run_dir"])
+    run_dir = str(SharedRemote(laptop).ask(["show", *([job] if job else []), "--json"])["entry"]["run_dir"])
     folder = to or Path("runs", PurePosixPath(run_dir).name)
     if not files:
         laptop.fetch(run_dir, folder, without=_LARGE)

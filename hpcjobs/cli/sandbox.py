@@ -62,6 +62,8 @@ def up(
     from hpcjobs import sandbox
 
     _end_cleanly_when_terminated()
+    if like is not None and ("/" in like or like.endswith((".yaml", ".yml", ".conf"))):
+        like = str(Path(like).expanduser().absolute())  # other verbs read it again, in other folders
     shape = sandbox.Shape(
         like=like, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node, proctrack=proctrack
     )

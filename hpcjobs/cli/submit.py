@@ -74,6 +74,7 @@ def submit(
     """
     import hpcjobs
     from hpcjobs.job.check import print_trainer_help
+    from hpcjobs.job.notes import refuse_options_after_program
 
     if print_trainer_help(request.program):
         return
@@ -85,6 +86,8 @@ def submit(
     parsable, wait = parsable or "parsable" in plan.job.sources, wait or "wait" in plan.job.sources
     if parsable and as_json:
         raise CommandLineError("--parsable and --json exclude each other")
+    if not (dry_run or explain):
+        refuse_options_after_program(plan.job)
     print_notes(plan.job)
     if explain and not (dry_run and as_json):  # the plan's own JSON tells the sources too
         _print_sources(plan, as_json=as_json)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcjobs.data import data_folder
+from hpcjobs.errors import RequestError
 from hpcjobs.job.check import options_of_submit
 from hpcjobs.job.models import Job
 from hpcjobs.job.program import misspelt_trainer
@@ -38,7 +39,8 @@ def notes(job: Job) -> Iterator[str]:
     for node, why in job.left_out.items():
         yield f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it"
     yield from _options_of_script(job)
-    yield from _options_after_program(job)
+    for arg, _ in _options_after_program(job):
+        yield f"warning: {arg} comes after the program, which gets it; options of submit come before the program"
     if (path := _shadowing_template(job.template)) is not None:
         yield f"template {path} is used in place of the one that comes with hpcjobs"
     if (trainer := misspelt_trainer(job.argv[0])) is not None:
@@ -62,8 +64,26 @@ def _options_of_script(job: Job) -> Iterator[str]:
             yield f"--{field} ({job.sources[field]}) is left out: `hpcjobs logs` prints the output, of the run folder"
 
 
-def _options_after_program(job: Job) -> Iterator[str]:
-    """Options of submit among the arguments of a program that does not seem to have them."""
+def refuse_options_after_program(job: Job) -> None:
+    """Refuse options of submit among the arguments of a file that has none of these names: the job would lack them.
+
+    Raises:
+        RequestError: there are some, and the request does not say ``no_check``.
+    """
+    if any(layer.spec.no_check for layer in job.layers):
+        return
+    if typed := [arg for arg, is_file in _options_after_program(job) if is_file]:
+        raise RequestError(
+            f"{' '.join(typed)} after the program: the program, which would get it, does not have it",
+            hint="options of hpcjobs come before the program; --no-check submits the command as it is",
+        )
+
+
+def _options_after_program(job: Job) -> Iterator[tuple[str, bool]]:
+    """Options of submit among the arguments of a program that does not seem to have them.
+
+    With each, whether the program is a file that was searched for the option.
+    """
     if job.argv[0] in _LAUNCHERS:
         return
     arguments = job.argv[1:]
@@ -77,7 +97,7 @@ def _options_after_program(job: Job) -> Iterator[str]:
         common = _OF_MANY if job.argv[0] == job.python and job.batch_script is None else _OF_MANY | {"-N", "-G"}
         unknown = name not in common if text is None else not _mentions(text, name)
         if unknown:
-            yield f"warning: {arg} comes after the program, which gets it; options of submit come before the program"
+            yield arg, text is not None
 
 
 def _source(job: Job) -> str | None:

@@ -27,6 +27,8 @@ KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o
 """A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s."""
 LOST = 255
 """Exit code of an ssh that did not reach the other side, or lost it."""
+_LINES, _LONGEST_LINE = 8, 200
+"""Of what a program printed, in a message."""
 _PERSIST = "10m"
 _LONGEST_SOCKET = 104
 """Bytes of the path of a socket on macOS; Linux has four more."""
@@ -110,7 +112,7 @@ class LoginConnection:
                 out, err = (data.decode("utf-8", "surrogateescape") for data in process.communicate())
         result = Result(process.returncode, out, err)
         if self.is_lost(result.code):
-            raise NoConnectionError(f"the connection to {self.destination} is lost: {result.err.strip()}")
+            raise NoConnectionError(f"the connection to {self.destination} is lost: {last_lines(result.err)}")
         return result
 
     def run_here(self, script: str) -> int:
@@ -145,7 +147,7 @@ class LoginConnection:
                 _, err = process.communicate()
         if process.returncode == 0:
             return
-        message = err.decode("utf-8", "backslashreplace").strip()
+        message = last_lines(err.decode("utf-8", "backslashreplace"))
         if self.is_lost(process.returncode):
             raise NoConnectionError(f"the connection to {self.destination} is lost: {message}")
         raise HpcJobsError(
@@ -157,6 +159,12 @@ class LoginConnection:
         """``path`` as rsync names it; its own shell there gets it quoted, as every version of rsync expects."""
         host = self.login.host if self.login.user is None else f"{self.login.user}@{self.login.host}"
         return f"{host}:{path}"
+
+
+def last_lines(text: str) -> str:
+    """The end of what a program printed, short enough for a message: banners of ssh and of hosts are long."""
+    lines = text.strip().splitlines()[-_LINES:]
+    return "\n".join(line if len(line) <= _LONGEST_LINE else f"…{line[-_LONGEST_LINE:]}" for line in lines)
 
 
 def _standard_input() -> int | None:
@@ -172,7 +180,7 @@ def _read_settings(destination: str) -> dict[str, str]:
     """
     answer = programs.run(["ssh", "-G", destination])
     if answer.code != 0:
-        raise HpcJobsError(f"ssh -G {destination}: {answer.err.strip()}", hint="is ~/.ssh/config right?")
+        raise HpcJobsError(f"ssh -G {destination}: {last_lines(answer.err)}", hint="is ~/.ssh/config right?")
     pairs = (line.partition(" ") for line in answer.out.splitlines())
     return {key: value for key, _, value in pairs}
 

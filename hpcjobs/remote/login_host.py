@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.remote.connection import LoginConnection
+from hpcjobs.remote.connection import LoginConnection, last_lines
 from hpcjobs.site.inheritance import read_chain
 from hpcjobs.site.search import site_files
 from hpcjobs.site.trust import list_untrusted, refusal
@@ -22,7 +22,6 @@ from hpcjobs.wheel import build_wheel, digest_package
 
 _MARK = "hpcjobs-laptop:"
 _NO_PYTHON, _OLD_PYTHON = 41, 42
-_LINES = 8
 
 # Nothing is printed but lines that begin with the mark: the shell's own files may print more.
 _PREPARE = """
@@ -107,7 +106,7 @@ class LoginHost:
         lines = [line.removeprefix(_MARK) for line in result.out.splitlines() if line.startswith(_MARK)]
         if result.code != 0 or len(lines) != len(RemoteFolders._fields):
             raise HpcJobsError(
-                f"{login.destination}: no folder for the code: {_last_lines(result.err)}",
+                f"{login.destination}: no folder for the code: {last_lines(result.err)}",
                 hint="login.code of the site file says where it is to be",
             )
         place = RemoteFolders(lines[0], lines[1], lines[2] == "yes", lines[3] == "yes")
@@ -140,7 +139,7 @@ class LoginHost:
         result = self._connection.run(script, given=self._sites.content)
         if result.code != 0:
             raise HpcJobsError(
-                f"{self._connection.destination}: the site files did not get there: {_last_lines(result.err)}"
+                f"{self._connection.destination}: the site files did not get there: {last_lines(result.err)}"
             )
 
     def _install(self) -> None:
@@ -159,7 +158,7 @@ class LoginHost:
         result = self._connection.run(f"check={shlex.quote(_CHECK)}\n{script}", given=wheel.content)
         if result.code == 0:
             return
-        shown = _last_lines(result.out.strip() or result.err)
+        shown = last_lines(result.out.strip() or result.err)
         hint = "login: {python: /path/to/python3} of the site file names one, login: {command: ...} an hpcjobs"
         if result.code == _NO_PYTHON:
             raise HpcJobsError(
@@ -175,10 +174,6 @@ class LoginHost:
             hint="can that host reach a package index (pip config)? Else install it there by hand, and name it: "
             "login: {command: /path/to/hpcjobs}",
         )
-
-
-def _last_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-_LINES:])
 
 
 @functools.cache

@@ -44,7 +44,7 @@ def default_site() -> str:
     where = f"the Slurm cluster {cluster}" if cluster else "a Slurm cluster"
     raise ConfigError(
         f"this machine belongs to {where}, and no site is named",
-        hint="do one of these; `hpcjobs sites` lists the sites\n"
+        hint="`hpcjobs sites init` writes a site file for this cluster. Where there is one, do one of these:\n"
         "  use --site NAME, or --site local for this machine itself\n"
         "  set HPCJOBS_SITE=NAME\n"
         f"  write `site: NAME` to {config_dir() / 'config.yaml'}\n"

@@ -21,6 +21,7 @@ from hpcjobs.job.plan import resolve_request
 from hpcjobs.job.script import setup_text
 from hpcjobs.run.folder import make_root
 from hpcjobs.site.models import Site
+from hpcjobs.sweeps.submitit_names import rename
 
 _SUBMITITS = frozenset(("array", "signal", "open_mode"))
 """Options that submitit sets itself."""
@@ -36,21 +37,26 @@ def executor(
     max_num_timeout: int = 3,
     signal_delay_s: int = 90,
     array_parallelism: int = 256,
-    **options: Any,
+    **parameters_of_job: Any,
 ) -> submitit.Executor:
     """A `submitit.SlurmExecutor` for a Slurm site, a `submitit.LocalExecutor` for a local one.
 
-    ``site`` and ``options`` are as for `hpcjobs.plan`; the rest is submitit's. Submitit talks to the cluster that
+    ``site`` and the parameters of the job are as for `hpcjobs.plan`, or as submitit names them (``timeout_min``,
+    ``mem_gb``, ``tasks_per_node``, ``slurm_partition``); the rest is submitit's. Submitit talks to the cluster that
     SLURM_CONF names: where the site names one, it is set for this process.
 
     Raises:
         ConfigError: a file is wrong. RequestError: the job does not fit the site, or this process talks to
             another cluster already.
     """
+    options = rename(parameters_of_job)
+    max_num_timeout = options.pop("max_num_timeout", max_num_timeout)
+    signal_delay_s = options.pop("signal_delay_s", signal_delay_s)
+    array_parallelism = options.pop("array_parallelism", array_parallelism)
     if options.setdefault("container", "none") != "none":
         raise RequestError("a function runs in the Python that pickled it, in no container", hint="submit a script")
     # Submitit writes its own #SBATCH lines, so no script is rendered.
-    job = resolve_request(("true",), site, name=name, **(options | {"retries": "off"}))
+    job = resolve_request(("true",), site, **({"name": name} | options | {"retries": "off"}))
     where = Path(folder).absolute() if folder is not None else Path(job.run_root) / f"{name}-submitit"
     make_root(where.parent)
     where.mkdir(mode=0o700, exist_ok=True)

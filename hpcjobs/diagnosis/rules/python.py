@@ -15,6 +15,7 @@ PYTHON: tuple[Rule, ...] = (
         r"|No module named (?P<module2>[\w.]+)$",
         "The Python module {module} is not installed where the job runs",
         "{python} -m pip install {package}  # in the environment of the job",
+        "or name one that has it: `environment` or `modules` of the site file",
     ),
     rule(
         "python-import-failed",

@@ -253,7 +253,8 @@ def test_on_a_login_node_without_a_site_nothing_is_trained(
     answer = within("submit", "true")
     assert answer.code == 4
     assert "this machine belongs to a Slurm cluster, and no site is named" in answer.err
-    assert "--site" in answer.err
+    hints = answer.err.partition("hint: ")[2]
+    assert hints.startswith("`hpcjobs sites init` writes a site file for this cluster"), answer
     assert not (here / "runs").exists()
     assert "no jobs" in ok("ps").out
     (here / "site_configs" / "mine.yaml").write_text(SITE)

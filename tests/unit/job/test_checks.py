@@ -124,6 +124,11 @@ def test_options_behind_a_program_that_does_not_have_them_are_named(
     (here / "train.py").write_text(text)
     answer = ok("submit", *HERE, "--dry-run", "train.py", *arguments.split())
     assert ("comes after the program" in answer.err) is noted, answer
+    if noted:
+        refused = within("submit", *HERE, "train.py", *arguments.split())
+        assert (refused.code, "options of hpcjobs come before the program" in refused.err) == (5, True), refused
+        assert not (here / "runs").exists()
+        assert within("submit", *HERE, "--no-check", "train.py", *arguments.split()).code == 0
 
 
 def test_a_command_of_another_language_gets_the_note_for_options_that_only_submit_has() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commandline import within
+from scripted_slurm import answer
 
 from hpcjobs.cli.from_laptop import find_target, words_there
 from hpcjobs.errors import ConfigError
@@ -144,3 +145,13 @@ def test_the_digest_of_the_package_is_that_of_its_files() -> None:
     assert digest_package() == digest_package()
     assert len(digest_package()) == 64
     assert build_wheel().sha256 == build_wheel().sha256
+
+
+def test_a_long_message_of_ssh_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    banner = "\n".join(f"line {number} " + "*" * 300 for number in range(40))
+    answer(tmp_path, "ssh", f"cat >&2 <<'end'\n{banner}\nssh: the reason\nend\nexit 255")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    failed = within("--remote", "login.example", "ps")
+    assert failed.code != 0
+    assert "ssh: the reason" in failed.err
+    assert (len(failed.err.splitlines()), len(failed.err)) <= (12, 2000), failed

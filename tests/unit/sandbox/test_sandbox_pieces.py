@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from commandline import within
 
 from hpcjobs import sandbox
 from hpcjobs.errors import HpcJobsError, RequestError
@@ -17,6 +18,7 @@ from hpcjobs.sandbox import packages
 from hpcjobs.sandbox.daemons import Daemon, alive, recorded_daemons, spawn, until
 from hpcjobs.sandbox.folder import Folder, check_usable, folder_at, lock
 from hpcjobs.sandbox.hosts_file import add_block, has_block, remove_block
+from hpcjobs.sandbox.models import Shape
 from hpcjobs.sandbox.teardown import processes, take_down
 
 
@@ -189,3 +191,17 @@ def test_no_sandbox_has_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sandbox.status().state == "down"
     with pytest.raises(RequestError, match="no sandbox is up"):
         sandbox.environment()
+
+
+@pytest.mark.parametrize("like", ["./mine.yaml", "cluster/slurm.conf", "mine.yaml"])
+def test_a_relative_path_of_like_is_recorded_in_full(here: Path, monkeypatch: pytest.MonkeyPatch, like: str) -> None:
+    """Other commands of the sandbox, in other folders, read the file again."""
+    shapes: list[Shape] = []
+
+    def up(shape: Shape, **_: object) -> None:
+        shapes.append(shape)
+        raise RequestError("enough")
+
+    monkeypatch.setattr(sandbox, "up", up)
+    assert "enough" in within("sandbox", "up", "--like", like).err
+    assert [shape.like for shape in shapes] == [str(here / like)]

@@ -13,6 +13,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 import hpcjobs
 from hpcjobs.data import data_folder
+from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.sweeps.executor import parameters
 
@@ -91,3 +92,33 @@ def test_a_local_site_gives_an_executor_that_runs_here(here: Path) -> None:
     job = executor.submit(world)
     assert job.results() == [("0", "2", "it's me"), ("1", "2", "it's me")]
     assert (here / "runs" / "submitit-submitit").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("by_submitit", "by_hpcjobs"),
+    [
+        (
+            {"timeout_min": 90, "mem_gb": 1.5, "tasks_per_node": 2, "slurm_partition": "main", "cpus_per_task": 2},
+            {"time": "90m", "mem": "1536M", "ntasks_per_node": 2, "partition": "main", "cpus_per_task": 2},
+        ),
+        (
+            {"slurm_time": 90, "slurm_additional_parameters": {"constraint": "ib"}, "slurm_qos": "debug"},
+            {"time": "90m", "constraint": "ib", "qos": "debug"},
+        ),
+    ],
+)
+def test_names_of_submitit_ask_for_what_the_names_of_sbatch_ask_for(
+    here: Path, by_submitit: dict[str, object], by_hpcjobs: dict[str, object]
+) -> None:
+    (here / "site.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 8, mem: 8G}, qos: [debug]}}\n")
+
+    def directives(options: dict[str, object]) -> dict[str, object]:
+        executor = hpcjobs.executor(site="./site.yaml", slurm_array_parallelism=3, **options)
+        return {name: executor.parameters.get(name) for name in ("time", "ntasks_per_node", "additional_parameters")}
+
+    assert directives(by_submitit) == directives(by_hpcjobs)
+
+
+def test_an_option_that_is_named_in_two_ways_is_refused(here: Path) -> None:
+    with pytest.raises(RequestError, match="time has been given by another name too"):
+        hpcjobs.executor(site="local", time="1h", timeout_min=5)

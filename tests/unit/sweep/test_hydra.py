@@ -28,7 +28,8 @@ def test_parameters_reach_a_program_as_overrides(here: Path) -> None:
 
 
 def multirun(*overrides: str) -> subprocess.CompletedProcess[str]:
-    arguments = ["-m", "hydra/launcher=hpcjobs", "hydra.launcher.site=local", "hydra.launcher.time=5m", *overrides]
+    launcher = ["hydra/launcher=hpcjobs", "hydra.launcher.site=local", "hydra.launcher.timeout_min=5"]
+    arguments = ["-m", *launcher, *overrides]
     return subprocess.run([sys.executable, "train.py", *arguments], capture_output=True, text=True, timeout=400)
 
 
