@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, EndCause
-from hpcjobs.diagnosis.fixes import add_derived, fill_fix, fill_text, values_of
-from hpcjobs.diagnosis.log import find_first_failure, find_host, select_last
-from hpcjobs.diagnosis.matches import Match, choose_match, find_matches
+from hpcjobs.diagnosis.fixes import add_derived, fill_fixes, fill_text, values_of
+from hpcjobs.diagnosis.log import find_end, find_first_failure, find_host, select_last
+from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_of_program
 from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
@@ -17,11 +17,12 @@ from hpcjobs.units import human_bytes, human_duration
 TAIL_LINES = 12
 _ENDED_BY_OTHERS = 15
 """SIGTERM: what others send; a cause in any rank's log says more."""
-_BY_SLURM = {"time-limit", "preempted", "node-failed", "out-of-memory"}
+_CRASHES = {4, 6, 7, 8, 9, 11}
+_BY_SLURM = {"time-limit", "step-time-limit", "preempted", "node-failed", "out-of-memory"}
 """Causes for which Slurm itself cancels a step or job."""
 
 
-_ALL_RANKS = {"time-limit", "cancelled", "preempted", "deadline"}
+_ALL_RANKS = {"time-limit", "step-time-limit", "cancelled", "preempted", "deadline"}
 """Causes for which Slurm ends all ranks: none failed first."""
 
 
@@ -41,6 +42,11 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
     first_rank = None if failure is None else failure.rank
     matches = list(find_matches(lines))
     best = choose_match(matches, first_rank, lines)
+    if best is not None and failure is not None and _ended_later(best, failure, facts):
+        rank = best.line.rank
+        assert rank is not None
+        failure = find_end(lines, rank) or Failure(f"{best.line.file}, line {best.line.number}", rank)
+        first_rank = rank
     if best is not None and best.rule.cause == "out-of-memory" and facts.failure is None:
         # Slurm kills all tasks of such a step: which of them srun reports first says nothing.
         best = next((match for match in matches if match.rule is best.rule and match.line.rank is not None), best)
@@ -69,10 +75,16 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
         signal=_signal(facts, failure),
         line=line,
         evidence=tuple(_evidence(facts, failure, best, line)),
-        fix=tuple(fill_fix(fix, values, by_hpcjobs=facts.by_hpcjobs) for fix in conclusion.end.fix),
+        fix=tuple(fill_fixes(conclusion.end.fix, values, by_hpcjobs=facts.by_hpcjobs)),
         tail=tail,
         logs=facts.logs,
     )
+
+
+def _ended_later(best: Match, failure: Failure, facts: JobFacts) -> bool:
+    """Whether the rank of ``best`` failed first and ended later: it may hang in its exit while others lose it."""
+    ranks = (best.line.rank, failure.rank)
+    return facts.tasks_are_ranks and None not in ranks and ranks[0] != ranks[1] and is_of_program(best)
 
 
 def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _Conclusion:
@@ -85,7 +97,8 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
         same_cause = best if best is not None and best.rule.cause == STATES[state].cause else None
         return _at_step(facts, STATES[state], same_cause)
     signal = _signal(facts, failure)
-    names_cause = best is not None and best.rule.kind is Kind.CAUSE
+    # What the program survived at first is no reason for a crash.
+    names_cause = best is not None and best.rule.kind is Kind.CAUSE and not (signal in _CRASHES and best.is_early)
     # Of memory the accounting knows the task; the log's lines are of any that Slurm killed with it.
     if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:
         return _at_step(facts, _by_rule(best).end, best)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from hpcjobs.diagnosis.values import JobFacts
 from hpcjobs.units import human_bytes, human_duration, slurm_time
@@ -52,6 +52,23 @@ def fill_text(text: str, values: Mapping[str, str]) -> str:
     """``text`` with its placeholders filled; one that is not known is left out, with the space before it."""
     filled = _PLACEHOLDER.sub(lambda match: values.get(match[1], ""), text)
     return re.sub(r"\s+", " ", filled).strip().rstrip(":").rstrip()
+
+
+def fill_fixes(fixes: Iterable[str], values: Mapping[str, str], *, by_hpcjobs: bool) -> Iterator[str]:
+    """The fixes that can be followed: of another job without commands and options that only hpcjobs' own have."""
+    for fix in fixes:
+        command, comment_mark, comment = fix.partition("  # ")
+        if not by_hpcjobs and " --container " in command:
+            yield comment.removeprefix("or ")
+            continue
+        parts = [part for part in command.split(" ; ") if by_hpcjobs or _can_be_run(part, values)]
+        if parts:
+            yield fill_fix(" ; ".join(parts) + comment_mark + comment, values, by_hpcjobs=by_hpcjobs)
+
+
+def _can_be_run(command: str, values: Mapping[str, str]) -> bool:
+    """Whether it needs no job or site of hpcjobs."""
+    return not (command.startswith("hpcjobs ") and _PLACEHOLDER.search(command)) or command == "hpcjobs logs {job}"
 
 
 def fill_fix(fix: str, values: Mapping[str, str], *, by_hpcjobs: bool) -> str:

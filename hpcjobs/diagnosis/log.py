@@ -24,7 +24,9 @@ _LABELS = (
 TRACEBACK = "Traceback (most recent call last)"
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_NCCL_HOST = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL ")
+_HOST = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] (?:\S+ )?NCCL |\[(?P<host2>[\w.-]+):\d+\] \*\*\* ")
+_GROUP_MARGIN = re.compile(r"(?:  )+[|+] (?! *[-+])")
+"""How Python draws the exceptions of an ExceptionGroup."""
 _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>\d+(?:[,-]\d+)*): (?P<how>Exited with exit code (?P<code>\d+)|"
     r"Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|Out Of Memory)"
@@ -39,11 +41,20 @@ _RUNTIME = re.compile(
     r"(?P<name>SIG(?:SEGV|BUS|ILL|FPE|ABRT))"
 )
 """What the runtimes of Python and Fortran print when a signal ends them."""
+_FORTRAN_CRASH = 174
+"""The exit code of Intel's Fortran where a signal ends the program."""
 _HPCJOBS = re.compile(r"hpcjobs: first failure: rank (?P<rank>\d+) on (?P<host>\S+), exit code (?P<code>\d+)")
 _MPIRUN = re.compile(
     r"mpirun noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on "
     r"signal (?P<signal>\d+)"
 )
+_DEEPSPEED = re.compile(r"sigkill_handler\].* exits with return code = (?P<code>-?\d+)")
+_MPI_PLACE = re.compile(r"=\s+(?:RANK (?P<rank>\d+) )?PID \d+ RUNNING AT (?P<host>\S+)")
+_MPI_END = re.compile(r"=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT CODE: (?P<code>\d+)|EXIT STATUS: (?P<code2>\d+))")
+_MPI_NAME = re.compile(r"\s+Process name: \[\S+,(?P<rank>\d+)\]")
+_MPI_CODE = re.compile(r"\s+Exit code: +(?P<code>\d+)")
+_MPI_LINES = 6
+"""The tables of mpirun have at most so many lines."""
 _TORCHRUN = re.compile(r"torch[./]distributed[./](?:elastic|run|launch)")
 _TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>[\w.-]+)")
 
@@ -94,8 +105,10 @@ def parse_line(line: str, file: str, number: int) -> LogLine:
         if match := label.match(text):
             rank, text = int(match["rank"]) if rank is None else rank, match["text"]
     text = text.rpartition("\r")[2]
-    host = _NCCL_HOST.match(text)
-    return LogLine(file, number, text, rank, host["host"] if host else None)
+    if margin := _GROUP_MARGIN.match(text):
+        text = text[margin.end() :]
+    host = _HOST.match(text)
+    return LogLine(file, number, text, rank, (host["host"] or host["host2"]) if host else None)
 
 
 def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True) -> Failure | None:
@@ -111,10 +124,50 @@ def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True
         if match := _SRUN.search(line.text):
             task = min(_tasks(match["tasks"])) if tasks_are_ranks else None
             code = int(match["code"]) if match["code"] else None
-            return Failure(_where(line), task, match["host"], code, _SIGNALS.get(match["how"]))
+            crash = _killed_at_the_end(all_lines) if code == _FORTRAN_CRASH else None
+            signal_number = crash.signal if crash else _SIGNALS.get(match["how"])
+            return Failure(_where(line), task, match["host"], code, signal_number)
         if match := _MPIRUN.search(line.text):
             return Failure(_where(line), int(match["rank"]), match["host"], None, int(match["signal"]))
-    return _killed_at_the_end(all_lines)
+    return _mpi_table(all_lines) or _killed_at_the_end(all_lines) or _deepspeed_end(all_lines)
+
+
+def _mpi_table(lines: Sequence[LogLine]) -> Failure | None:
+    """What mpirun of Intel MPI, MPICH and Open MPI prints of the first process that failed."""
+    for n, line in enumerate(lines):
+        place = _MPI_PLACE.match(line.text) or _MPI_NAME.match(line.text)
+        if place is None:
+            continue
+        values = place.groupdict()
+        near = [each.text for each in lines[n : n + _MPI_LINES]]
+        end = next(filter(None, (_MPI_END.match(text) or _MPI_CODE.match(text) for text in near)), None)
+        ends = end.groupdict() if end else {}
+        code = ends.get("code") or ends.get("code2")
+        return Failure(
+            _where(line),
+            int(values["rank"]) if values["rank"] else None,
+            values.get("host"),
+            int(code) if code else None,
+            int(ends["signal"]) if ends.get("signal") else None,
+        )
+    return None
+
+
+def _deepspeed_end(lines: Sequence[LogLine]) -> Failure | None:
+    for line in lines:
+        if match := _DEEPSPEED.search(line.text):
+            code = int(match["code"])
+            return Failure(_where(line), None, None, None if code < 0 else code, -code if code < 0 else None)
+    return None
+
+
+def find_end(lines: Iterable[LogLine], rank: int) -> Failure | None:
+    """How a rank ended, by srun's report."""
+    for line in lines:
+        if (match := _SRUN.search(line.text)) and rank in _tasks(match["tasks"]):
+            code = int(match["code"]) if match["code"] else None
+            return Failure(_where(line), rank, match["host"], code, _SIGNALS.get(match["how"]))
+    return None
 
 
 def _killed_at_the_end(lines: Sequence[LogLine]) -> Failure | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.log import TRACEBACK
@@ -15,11 +15,11 @@ from hpcjobs.diagnosis.values import Kind, LogLine
 _CHAINED = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _EXCEPTION = Rule(
     "python-error",
-    re.compile(r"(?P<error>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$"),
+    re.compile(r"(?!(?:[\w.]+\.)?(?:Base)?ExceptionGroup\b)(?P<error>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$"),
     "The program ended with {error}: {message}",
     kind=Kind.ERROR,
 )
-"""Any exception at the end of a traceback, whatever its name."""
+"""Any exception at the end of a traceback, whatever its name. What a group holds says more than the group."""
 _MESSAGE_LINES = 6
 """So many lines below an exception may still be of its message."""
 _COMMAND = re.compile(r"\++ ")
@@ -37,12 +37,28 @@ _QUOTES, _BRACKETS = re.compile(r"(?<!\w)[\"'`]|[\"'`](?!\w)"), re.compile(r"\[[
 _WARNING = re.compile(r"\bWarning: |\bWARN(?:ING)?\b|^\[W\b")
 _PLAIN, _FEW = re.compile(r"(?<!\S)[A-Za-z][a-z]+(?=\s)"), 2
 """Plain English: a line that begins with so much of it speaks about an error; it does not report one."""
-_LAST_LINES = 40
-"""What prints more lines behind an error than this may have survived it."""
+_FEW_LINES, _MANY_LINES = 2, 10
+"""So much ordinary output behind an error makes it doubtful; so much more shows that the program did without."""
+_AFTERWARDS = re.compile(r"wandb: |[\[=*-]|[IWEF]\d{3,4} |(?:real|user|sys)\s|Command exited|\s*$")
+"""What trackers, launchers and `time` print after the end of a program."""
+_EXCEPTION_NAME = re.compile(r"[\w.]*(?:Error|Exception): ")
+_PROGRESS = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|loss|info|debug|going on|skip\w*|continu\w+|retry\w*)\b")
+"""What may stand right below an exception and is no more of its message."""
+_SEVERAL = re.compile(
+    r"torch[./]distributed[./](?:elastic|run|launch)|: tasks \d|mpirun|mpiexec|NCCL|c10d|gloo|deepspeed"
+)
+"""Words of a log in which several ranks may write without a mark."""
+_STAMP = re.compile(
+    r"\[?(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[T ]|[IWEF](?P<date>\d{3,4}) )"
+    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d+)?)"
+)
+_VERDICTS = {"time-limit", "step-time-limit", "preempted", "node-failed"}
+"""Ends of a job or step that Slurm reports, with the reason."""
 RECENT_LINES = 500
 """So far before the last line that a rule explains is another one looked for."""
 _RANKS = 16
 """The last exceptions of so many ranks are compared with lines of none."""
+_BETWEEN_RANKS = {"nccl-error", "mpi-error", "mpi-abort", "network-unreachable", "loopback-address"}
 _WAITS = {"collective-timeout", "rendezvous-timeout"}
 """Causes that ranks report because another one does not come: why it failed says more."""
 
@@ -59,27 +75,49 @@ class Match(NamedTuple):
     """The text stands within other words: who printed it may speak of another error, or of one that was handled."""
     is_doubtful: bool = False
     """Something else in the log speaks against it."""
+    place: int = 0
+    """Its place among all lines."""
+    time: tuple[float, ...] | None = None
+    """Month, day, and the seconds of the day, where the line or the record above its traceback has them."""
+    after: int = 0
+    """How many ordinary lines its rank printed behind it."""
 
     @property
     def raised(self) -> bool:
         """Whether an exception says it that nobody handled, and that does not come from another rank's end."""
         return self.traceback is not None and self.rule.kind is not Kind.CONSEQUENCE
 
+    @property
+    def is_early(self) -> bool:
+        """Whether the program went on after it."""
+        return not self.raised and self.after > 0 and not _OUTSIDE.match(self.line.text)
+
 
 def find_matches(lines: Iterable[LogLine], rules: Sequence[Rule] = RULES) -> Iterator[Match]:
     """Each line that a rule explains, with the first such rule, in the order of the lines."""
     tracebacks = _Tracebacks()
-    for line in lines:
+    stamps: dict[int | None, tuple[float, ...] | None] = {}
+    for index, line in enumerate(lines):
         traceback, ends = tracebacks.place(line)
         if traceback is not None and not ends:
             continue  # the program's own text, which may quote anything
+        if traceback is None or _STAMP.match(line.text):
+            stamps[line.rank] = _time_of(line.text)
         if _COMMAND.match(line.text):
             continue
         match = _first_match(line, rules)
         if match is None and ends and (exception := _EXCEPTION.pattern.match(line.text)):
             match = Match(_EXCEPTION, line, _values(exception))
         if match is not None:
-            yield match._replace(traceback=traceback)
+            yield match._replace(traceback=traceback, place=index, time=stamps.get(line.rank))
+
+
+def _time_of(text: str) -> tuple[float, ...] | None:
+    if (stamp := _STAMP.match(text)) is None:
+        return None
+    date = stamp["date"] or stamp["month"] + stamp["day"]
+    seconds = int(stamp["hour"]) * 3600 + int(stamp["minute"]) * 60 + float(stamp["second"].replace(",", "."))
+    return float(date[:-2]), float(date[-2:]), seconds
 
 
 class _Tracebacks:
@@ -118,25 +156,118 @@ class _Tracebacks:
 
 
 def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequence[LogLine] = ()) -> Match | None:
-    """The match that shows the cause: of the rank that failed first before others, causes before consequences.
+    """The match that shows the cause.
 
-    An exception that nobody handled counts more than what was printed before it. Of equal ones the first in the log
-    counts: what comes later is often the same error, wrapped.
+    What Slurm reports as the end of the job counts more than what the program survived before, and an exception that
+    nobody handled more than what was printed before it; a program's own error more than what ranks say of each other.
+    Then the rank that failed first counts, and of equal ones the first in the log: what comes later is often the same
+    error, wrapped.
     """
+    output = _Output(lines)
+    every = output.count_after(list(matches))
+    recent = _without_refuted(_last_of_each_rank(_without_survived(every, output)), output)
+    recent = _without_explained(recent)
+    fatal = [match for match in recent if is_of_program(match) and match.after <= _FEW_LINES]
 
-    def importance(match: Match) -> tuple[bool, bool, int]:
+    def importance(match: Match) -> tuple[bool, bool, bool, int]:
         other = match.line.rank not in (None, first_rank) if first_rank is not None else False
-        return match.rule.kind is Kind.CONSEQUENCE, other, match.rule.kind.value
+        is_behind = bool(fatal) and match not in fatal and (_is_of_ranks(match) or match.after > _FEW_LINES)
+        return match.rule.kind is Kind.CONSEQUENCE, is_behind, other, match.rule.kind.value
 
-    recent = _without_explained(_without_refuted(_last_of_each_rank(list(matches))))
     best = min(recent, key=importance, default=None)
-    if best is None or best.raised or _OUTSIDE.match(best.line.text):
+    if best is None or _OUTSIDE.match(best.line.text):
         return best
+    if best in fatal:
+        first = min(fatal, key=lambda match: _order(match, fatal))
+        return best if first.line.rank == best.line.rank else first._replace(is_doubtful=True)
+    if best.raised:
+        return best._replace(is_doubtful=best.is_doubtful or best.after > _FEW_LINES)
     if any(_confirms(match, best) for match in recent):
         return best._replace(is_quoted=False)
     others = {match.rule.cause for match in recent if match.rule.kind is Kind.CAUSE and not match.is_quoted}
-    doubtful = best.is_doubtful or bool(others - {best.rule.cause}) or _count_after(best, lines) > _LAST_LINES
+    doubtful = best.is_doubtful or bool(others - {best.rule.cause}) or best.after > _FEW_LINES
     return best._replace(is_doubtful=doubtful)
+
+
+def _order(match: Match, others: Sequence[Match]) -> tuple[tuple[float, ...], int]:
+    """By time where all ranks print it, else by the log."""
+    return (match.time or () if all(other.time for other in others) else ()), match.place
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The ordinary output of a program: neither errors nor reports about it."""
+
+    lines: Sequence[LogLine]
+
+    def count_after(self, matches: Sequence[Match]) -> list[Match]:
+        """The matches, each with how much its rank printed behind it."""
+        counts: dict[int | None, int] = {}
+        ordinary = self._find_ordinary({match.place for match in matches})
+        counted: list[Match] = []
+        left = list(matches)
+        for index in range(len(self.lines) - 1, -1, -1):
+            while left and left[-1].place == index:
+                match = left.pop()
+                counted.append(match._replace(after=counts.get(match.line.rank, 0)))
+            if ordinary[index]:
+                rank = self.lines[index].rank
+                counts[rank] = counts.get(rank, 0) + 1
+        return counted[::-1]
+
+    def _find_ordinary(self, explained: set[int]) -> list[bool]:
+        tracebacks = _Tracebacks()
+        ordinary: list[bool] = []
+        for index, line in enumerate(self.lines):
+            traceback, ends = tracebacks.place(line)
+            is_output = traceback is None or (ends and _PROGRESS.search(line.text) is not None)
+            is_report = any(pattern.match(line.text) for pattern in (_OUTSIDE, _COMMAND, _AFTERWARDS))
+            ordinary.append(is_output and not is_report and index not in explained)
+        return ordinary
+
+    @property
+    def is_of_one_program(self) -> bool:
+        """Whether no rank is marked and nothing speaks of several."""
+        return not any(line.rank is not None or _SEVERAL.search(line.text) for line in self.lines)
+
+
+def _without_survived(matches: list[Match], output: _Output) -> list[Match]:
+    """Without what the end of the job that Slurm reports, or much output, shows to have been survived."""
+    left = [m for m in matches if m.raised or m.after < _many_lines(m) or _may_be_last(m)]
+    ends = [m for m in left if _OUTSIDE.match(m.line.text) and m.rule.cause in _VERDICTS]
+    if ends:
+        end = ends[-1]
+        before = [m for m in left if m.place < end.place and m.rule.cause not in _VERDICTS]
+        behind = [m for m in left if m.place > end.place]
+        program = [line for line in output.lines[end.place :] if not line.text.startswith((" ", "Traceback"))]
+        if any(m.raised for m in behind) and any(_PROGRESS.search(line.text) for line in program):
+            return left  # the job was started again: what it ended of then stands behind
+        fatal = [m._replace(is_doubtful=True) for m in before if is_of_program(m) and m.after == 0]
+        memory = [m for m in before if m.rule.cause == "out-of-memory" and _OUTSIDE.match(m.line.text)]
+        return fatal or memory or [end]
+    if any(m.rule.cause == "out-of-memory" and _OUTSIDE.match(m.line.text) for m in left):
+        left = [m for m in left if m.raised or _OUTSIDE.match(m.line.text) or m.rule.kind is not Kind.CAUSE]
+    return left
+
+
+def _many_lines(match: Match) -> int:
+    """How much output shows that the program did without: a handler prints an exception without a traceback."""
+    return _FEW_LINES + 1 if _EXCEPTION_NAME.match(match.line.text) else _MANY_LINES
+
+
+def _may_be_last(match: Match) -> bool:
+    """Whether it counts however much is printed behind it: reports of Slurm, and what ranks say of each other."""
+    return (
+        _OUTSIDE.match(match.line.text) is not None or match.line.host is not None
+        or match.rule.kind is not Kind.CAUSE or _LIBRARY.match(match.line.text) is not None
+    )  # fmt: skip
+
+
+def _is_of_ranks(match: Match) -> bool:
+    """Whether it reports of the talk between ranks, which fails after one of them has failed."""
+    if match.rule.kind is Kind.CAUSE:
+        return match.rule.cause in _BETWEEN_RANKS | _WAITS
+    return match.rule.cause in _BETWEEN_RANKS or _OF_RANKS.search(match.line.text) is not None
 
 
 def _confirms(later: Match, match: Match) -> bool:
@@ -144,23 +275,18 @@ def _confirms(later: Match, match: Match) -> bool:
     return later.raised and (later.rule.cause, later.line.rank) == (match.rule.cause, match.line.rank)
 
 
-def _count_after(match: Match, lines: Sequence[LogLine]) -> int:
-    """How much its rank, the program where ranks are not told apart, printed behind it."""
-    after = itertools.dropwhile(lambda line: line is not match.line, lines)
-    return sum(line.rank == match.line.rank and not _OUTSIDE.match(line.text) for line in after)
-
-
-def _without_refuted(matches: list[Match]) -> list[Match]:
+def _without_refuted(matches: list[Match], output: _Output) -> list[Match]:
     """Without what a later exception of the same rank, or of any for lines of none, shows to be no cause."""
     finals = {match.line.rank: n for n, match in enumerate(matches) if match.raised}
     some = list(finals.values())[:_RANKS]
-    program_failed = any(_is_of_program(match) for match in matches)
+    program_failed = any(is_of_program(match) for match in matches)
+    is_one = output.is_of_one_program
     doubtful: set[int] = set()
     left: list[int] = []
     for index, match in enumerate(matches):
         own = some if match.line.rank is None else [finals[match.line.rank]] if match.line.rank in finals else []
         later = [n for n in own if n > index and matches[n].traceback != match.traceback]
-        refuting = [n for n in later if _refutes(matches[n], match)]
+        refuting = [n for n in later if _refutes(matches[n], match, is_one=is_one)]
         if refuting:
             doubtful |= set(refuting) if match.rule.kind is Kind.CAUSE and not match.is_quoted else set()
         elif match.rule.cause not in _WAITS or not program_failed:
@@ -169,10 +295,11 @@ def _without_refuted(matches: list[Match]) -> list[Match]:
     return [matches[n]._replace(is_doubtful=n in doubtful) for n in left]
 
 
-def _refutes(later: Match, match: Match) -> bool:
+def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
     """Whether the program went on after what ``match`` reports, until it failed of something else."""
     if match.raised:
-        return match.line.rank is not None  # of several ranks whose lines look alike each may have raised one
+        # Of several ranks whose lines look alike each may have raised one, of several programs as well.
+        return match.line.rank is not None or (is_one and match.after > later.after)
     if _OUTSIDE.match(match.line.text):
         return _JOB_ENDED.search(match.line.text) is not None  # an attempt before this one
     if later.rule.cause in match.rule.more_precise_than:
@@ -184,12 +311,12 @@ def _contradicts(later: Match, match: Match) -> bool:
     """Whether ``later`` may be the cause as well."""
     if _OUTSIDE.match(match.line.text) or later.rule.cause == match.rule.cause:
         return False
-    return match.rule.kind is Kind.CAUSE and (_is_of_program(later) or later.rule.cause in match.rule.more_precise_than)
+    return match.rule.kind is Kind.CAUSE and (is_of_program(later) or later.rule.cause in match.rule.more_precise_than)
 
 
-def _is_of_program(match: Match) -> bool:
+def is_of_program(match: Match) -> bool:
     """Whether it is an exception about anything but the talk between ranks."""
-    return match.raised and match.rule.cause not in _WAITS and not _OF_RANKS.search(match.line.text)
+    return match.raised and not _is_of_ranks(match)
 
 
 def _without_explained(matches: list[Match]) -> list[Match]:

@@ -61,6 +61,8 @@ ERROR_SIGNS: tuple[str, ...] = (
         "fatal",
         "conda",
         "pyxis",
+        "certificate",
+        "licen",
     ),
 )
 """Parts of lines in small letters, one of which is in every line that a rule explains: others need not be tried."""

@@ -38,6 +38,14 @@ DISTRIBUTED: tuple[Rule, ...] = (
     ),
     rule(
         "mpi-error",
+        r"Abort\(\d+\) (?:on node \d+ )?\(rank (?P<rank>\d+) in comm \d+\): (?P<error>Fatal error in .*?)"
+        r"(?:, error stack:?)?$",
+        "An MPI call failed: {error}",
+        kind=Kind.ERROR,
+        certain=False,
+    ),
+    rule(
+        "mpi-error",
         r"\*\*\* (?P<error>MPI_ERR_\w+): (?P<message>.*)|(?P<error2>MPI_ERR_\w+): ",
         "An MPI call failed: {error}",
         kind=Kind.ERROR,
@@ -46,10 +54,11 @@ DISTRIBUTED: tuple[Rule, ...] = (
         "network-unreachable",
         r"(?i)(?:NCCL|UCX|gloo|socket|connect|orte|process or daemon).*(?:no route to host|network is unreachable"
         r"|destination is unreachable|unable to complete a TCP connection)|Failed to resolve UCX endpoint"
-        r"|A process or daemon was unable to complete a TCP connection|No route to host",
+        r"|A process or daemon was unable to complete a TCP connection",
         "Ranks could not reach each other over the network interface they chose",
         "{again} --env NCCL_SOCKET_IFNAME=INTERFACE --env GLOO_SOCKET_IFNAME=INTERFACE  # ip -br addr lists them",
         _CHECK_NODES,
+        certain=False,
     ),
     rule(
         "collective-timeout",

@@ -19,7 +19,8 @@ PYTHON: tuple[Rule, ...] = (
     ),
     rule(
         "python-import-failed",
-        r"ImportError: (?P<message>.+)",
+        r"ImportError: (?P<message>.+)|(?P<message2>numpy\.(?:dtype|ufunc|ndarray) size changed.*)"
+        r"|(?P<message3>A module that was compiled using NumPy 1.* cannot be run in NumPy 2.*)",
         "A Python module could not be imported: {message}",
         "{python} -c 'import MODULE'  # on the node",
     ),
@@ -52,6 +53,15 @@ PYTHON: tuple[Rule, ...] = (
         "ls -l {run_dir}/checkpoints",
     ),
     rule(
+        "extension-build-failed",
+        r"Error building extension '(?P<extension>[^']+)'|CUDAMismatchException|nvcc fatal +: (?P<message>.*)"
+        r"|Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
+        r"|Failed to find C compiler",
+        "An extension {extension} in C++ or CUDA could not be compiled on the node: {message}",
+        "command -v nvcc g++ ninja  # on the node; CUDA as torch.version.cuda; build it before, on the login node",
+        more_precise_than=("python-error",),
+    ),
+    rule(
         "variable-missing",
         r"KeyError: '(?P<variable>[A-Z][A-Z0-9_]{2,})'",
         "The environment variable {variable} is not set, or a key of this name is missing",
@@ -62,7 +72,8 @@ PYTHON: tuple[Rule, ...] = (
         "usage-error",
         r"error: (?:\w+: )?(?P<message>(?:unrecognized arguments|the following arguments are required"
         r"|(?:unknown )?argument \S+|invalid choice).*)"
-        r"|(?P<message2>No such option:? \S+)|Error: Got unexpected extra argument",
+        r"|(?P<message2>No such option:? \S+)|Error: Got unexpected extra argument"
+        r"|^(?P<message3>Could not override '[^']*')|^(?P<message4>Key '[^']*' is not in struct)",
         "The program does not accept its arguments: {message}",
         "PROGRAM --help",
     ),

@@ -8,6 +8,14 @@ from hpcjobs.diagnosis.values import Kind
 _MORE_MEMORY = "{again} --mem {more_memory}"
 _MISSING = ("python-module-missing", "python-import-failed", "command-missing", "shared-library-missing")
 """What follows where the software of a job is not set up."""
+OF_RANKS = (
+    r"(?i:NCCL|gloo|c10d|TCPStore|socket\.cpp|\bUCX|\borte|\bprte|\bPMI|\bMPI|horovod|remote=\[|rendezvous|rdzv"
+    r"|torch\.distributed)"
+)
+"""What a line about the talk between ranks names; others are about a service."""
+_SERVICE = rf"^(?!.*{OF_RANKS})"
+_ADDRESS = r"(?:host='(?P<host_name>[^']+)', port=|(?:connecting to|server at|connect to) \"?(?P<host_name2>[\w.-]+))"
+_LOGIN = "ssh HOST true  # by hand, once: as the job does it"
 _FREE_SPACE = "df -h {run_dir} ; quota -s  # see what is full, and remove or move files"
 
 SYSTEM: tuple[Rule, ...] = (
@@ -22,6 +30,14 @@ SYSTEM: tuple[Rule, ...] = (
         more_precise_than=("data-loader-worker", "python-error"),
     ),
     rule(
+        "out-of-memory",
+        r"killed due to the node running low on memory",  # Ray
+        "A task was ended because the node ran low on memory{requested_memory}",
+        _MORE_MEMORY,
+        certain=False,
+        more_precise_than=("python-error",),
+    ),
+    rule(
         "locked-memory-limit",
         r"ibv_(?:reg_mr|create_)\w*.*Cannot allocate memory|fi_mr_reg.*Cannot allocate memory",
         "The network card may lock no more memory: the limit of locked memory (ulimit -l) is too small",
@@ -30,8 +46,8 @@ SYSTEM: tuple[Rule, ...] = (
     rule(
         "out-of-memory",
         r"terminate called.*std::bad_alloc|std::bad_alloc"
-        r"|^(?:numpy\.[\w.]+|numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)\b.*"
-        r"|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|memory allocation of \d+ bytes failed",
+        r"|^(?:numpy[\w.]*\._?ArrayMemoryError|MemoryError)\b.*|DefaultCPUAllocator: can't allocate memory"
+        r"|^(?!.*(?:PMI|UCX|shmget|mlock|hugepage)).*Cannot allocate memory|memory allocation of \d+ bytes failed",
         "The program could not get more memory of the node{requested_memory}",
         _MORE_MEMORY,
     ),
@@ -44,6 +60,13 @@ SYSTEM: tuple[Rule, ...] = (
         more_precise_than=("data-loader-worker",),
     ),
     # Files and file systems.
+    rule(
+        "inotify-limit",
+        r"inotify (?:watch|instance) limit reached|inotify.*(?:No space left|Too many open files)"
+        r"|System limit for number of file watchers reached",
+        "The user watches as many files as the node allows; the disk is not full",
+        "sysctl fs.inotify  # on the node; watch fewer folders, or turn the watcher off",
+    ),
     rule(
         "quota-exceeded",
         r"Disk quota exceeded|\[Errno 122\]|EDQUOT",
@@ -84,9 +107,23 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "stale-file-handle",
-        r"Stale file handle|\[Errno 116\]|Transport endpoint is not connected|Remote I/O error|Input/output error",
-        "The file system failed on the node, or a file was replaced while it was open",
-        "{again} --exclude {host}",
+        r"Stale file handle|\[Errno 116\]",
+        "A file or folder was replaced or removed on the server while it was open",
+        "{again}",
+    ),
+    rule(
+        "filesystem-failed",
+        r"Transport endpoint is not connected|transport endpoint shutdown|Remote I/O error|Input/output error",
+        "A file system or device failed while it was read or written",
+        "{again} --exclude {host}  # where other nodes can read the same file",
+        certain=False,
+    ),
+    rule(
+        "file-locked",
+        r"unable to lock file, errno = 11|database is locked",
+        "Another process holds the lock of a file, or the file system has no locks",
+        "{again} --env HDF5_USE_FILE_LOCKING=FALSE  # for HDF5; never with several writers",
+        certain=False,
     ),
     # Programs that do not start.
     rule(
@@ -104,7 +141,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "interpreter-missing",
-        r"(?P<file>\S+): (?:/\S+: )?bad interpreter: No such file"
+        r"(?P<file>\S+): (?:/\S+: )?bad interpreter(?:\([^)]*\))?: No such file"
         r"|(?P<file2>\S+): cannot execute: required file not found",
         "The program named in the first line of the script does not exist on the node",
         "head -n 1 PROGRAM  # and correct the path after #!",
@@ -168,15 +205,43 @@ SYSTEM: tuple[Rule, ...] = (
         kind=Kind.ERROR,
     ),
     rule(
+        "container-failed",
+        r"^FATAL: {3}(?P<message>(?!\"[^\"]+\": executable file).*)",
+        "The container, or a program that prints messages like apptainer, failed: {message}",
+        "hpcjobs container check IMAGE",
+        kind=Kind.ERROR,
+        certain=False,
+    ),
+    rule(
+        "slurm-unavailable",
+        r"Munge (?:en|de)code failed|Unable to contact slurm controller|Socket timed out on send/recv operation"
+        r"|(?:Task launch for \S+ failed on node (?P<host>\S+):|Application launch failed:)",
+        "Slurm's own services did not answer",
+        "scontrol ping ; sinfo -R  # and tell the administrators, with this line",
+        kind=Kind.ERROR,
+        certain=False,
+        more_precise_than=("step-refused",),
+    ),
+    rule(
         "step-refused",
         r"^srun: (?:fatal: (?P<message>.+)|error: (?P<message2>Unable to (?:create step|confirm allocation).*))",
         "srun did not start the program: {message}",
         kind=Kind.ERROR,
     ),
     rule(
+        "compile-failed",
+        r"^\S+:\d+:\d+: fatal error: (?P<message>.*)|^compilation terminated\."
+        r"|undefined reference to [`'](?P<symbol>[^`']+)"
+        r"|^make: \*\*\* (?P<message2>.*Error \d+)|^collect2: error: (?P<message3>.*)",
+        "The program could not be compiled: {message} {symbol}",
+        "module list  # do the modules of the job provide the headers and libraries?",
+        more_precise_than=("command-missing",),
+    ),
+    rule(
         "command-missing",
         r"(?:: (?:line )?\d+|exec): (?P<program6>[^\s:]+): not found$"
         r"|(?:^|: )(?P<program>[^\s:]+): command not found|env: .?(?P<program2>[\w./+-]+).?: No such file"
+        r"|^FATAL: +\"(?P<program7>[^\"]+)\": executable file not found"
         r"|execve\(\): *(?P<program3>\S+): No such file|error: (?:couldn't|Could not) (?:find|exec) (?P<program4>\S+)"
         r"|^(?:\S+: line \d+: )?(?P<program5>/\S+|\./\S+): No such file or directory",
         "The program {program} does not exist on the node",
@@ -184,11 +249,41 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "not-executable",
-        r"(?P<program>\S+): Permission denied$|execve\(\): (?P<program2>\S+): Permission denied",
+        r"execve\(\): (?P<program>\S+): Permission denied"
+        r"|^(?:\S*sh|\S+: line \d+|\S+: \d+): (?:exec: )?(?P<program2>\./\S+|\S+/bin/\S+"
+        r"|\S+\.(?:sh|py|pl|exe)): Permission denied$",
         "{program} may not be executed, or a folder on the way to it may not be entered",
         "chmod +x {program}  # namei -l shows the rights of the folders; PATH may hold one that is somebody else's",
     ),
+    rule(
+        "ssh-denied",
+        r"Permission denied \((?:publickey|password|gssapi|hostbased|keyboard)[\w,-]*\)",
+        "ssh to another node was refused: it accepts none of the user's keys",
+        _LOGIN,
+        more_precise_than=("mpi-error",),
+    ),
+    rule(
+        "permission-denied",
+        r"^(?:\S+: ){1,3}(?:.* )?[`'\"]?(?P<file>[^\s'\":]+)[`'\"]?: Permission denied$",
+        "{file} may not be read, written or executed, or a folder on the way to it may not be entered",
+        "namei -l {file}  # on the node: the rights of the file and of the folders",
+    ),
     # Network.
+    rule(
+        "host-key",
+        r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
+        r"|No \S+ host key is known for (?P<host>\S+)",
+        "ssh does not trust the host key of another node: it is new, or has changed",
+        "ssh-keygen -R HOST  # if the node was installed anew; then log in once by hand",
+    ),
+    rule(
+        "licence-missing",
+        r"(?i)(?:licen[sc]e (?:checkout failed|server (?:is )?(?:down|not|un)|manager error)|any licen[sc]e server"
+        r"|unable to (?:checkout|obtain|check out).{0,20}licen[sc]e|licen[sc]e manager.*error|FlexNet Licensing error"
+        r"|(?:no|not enough) licen[sc]es? (?:available|found)|licensed number of users already reached)",
+        "The program got no licence: the server cannot be reached from the node, or all licences are in use",
+        "scontrol show licenses  # Slurm may count them: sbatch --licenses NAME; else lmutil lmstat -a on the node",
+    ),
     rule(
         "port-in-use",
         r"(?i)address already in use|EADDRINUSE|server socket has failed to (?:listen|bind)",
@@ -197,15 +292,31 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "loopback-address",
-        r"(?i)connect.{0,60}(?:127\.0\.0\.1|\[::1\]|localhost).*(?:refused|failed|timed? ?out)"
-        r"|(?:refused|failed|timed? ?out).{0,200}(?:remote=\[?127\.|127\.0\.0\.1|localhost\b)",
+        rf"^(?=.*{OF_RANKS}|.*client socket)"
+        r"(?i:.*connect.{0,60}(?:127\.0\.0\.1|\[::1\]|localhost).*(?:refused|failed|timed? ?out)"
+        r"|.*(?:refused|failed|timed? ?out).{0,200}(?:remote=\[?127\.|127\.0\.0\.1|localhost\b))",
         "A rank was to be reached by the loopback address, which leads to no other host",
         "{again} --env GLOO_SOCKET_IFNAME=INTERFACE --env NCCL_SOCKET_IFNAME=INTERFACE  # ip -br addr lists them",
     ),
     rule(
+        "service-unreachable",
+        _SERVICE + r".*(?i:connection refused|ECONNREFUSED|\[Errno 111\]|Error 111 connecting)",
+        "Nothing answers at the address of a service that the program needs (a database, tracker, proxy or download)",
+        "curl -v URL  # on the node: is the service up, does it listen to other hosts, does a proxy stand between?",
+        certain=False,
+    ),
+    rule(
+        "certificate-refused",
+        r"CERTIFICATE_VERIFY_FAILED|SSL certificate problem",
+        "The certificate of a server is not trusted on the node: often a proxy's, or certificates are out of date",
+        "{again} --env REQUESTS_CA_BUNDLE=FILE --env SSL_CERT_FILE=FILE  # the site's certificates",
+    ),
+    rule(
         "no-internet",
         r"(?i)urlopen error .*(?:name resolution|unreachable|timed out|not known|No route)|HTTPS?ConnectionPool\(host="
-        r"|couldn't connect to 'https?:|(?:curl|wget|pip).*Could not resolve host|Could not fetch URL https?:",
+        r"|couldn't connect to 'https?:|(?:curl|wget|pip).*Could not resolve host|Could not fetch URL https?:"
+        r"|HTTPS?Connection object at .*(?:No route to host|unreachable|resolution|not known|timed out)"
+        r"|(?:wget|curl|pip|git|conda|fatal: unable to access)\b.*(?:No route to host|unreachable|timed out)",
         "The program needs something from the internet, which nodes of a cluster often cannot reach",
         "{again} --env HF_HUB_OFFLINE=1  # after the download has been done on the login node",
         certain=False,
@@ -213,7 +324,7 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "host-unknown",
-        r"(?i)(?:gaierror.*|getaddrinfo.*|could not resolve host|hostname.*)(?:name or service not known"
+        r"(?i)(?:gaierror.*|getaddrinfo.*|could not resolve host|hostname.*|gai error.*)(?:name or service not known"
         r"|Temporary failure in name resolution|No address associated)|socket\.gaierror",
         "A host name has no address on the node",
         "getent hosts NAME  # on the node; address_suffix of the site file must fit /etc/hosts",
@@ -226,10 +337,17 @@ SYSTEM: tuple[Rule, ...] = (
         "{again} --exclude {host}",
     ),
     rule(
+        "step-time-limit",
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT",
+        "A step of the job reached its time limit: its own (srun --time), or that of the job",
+        "sacct -j {job} --format=JobID,State,Elapsed,Timelimit  # shows which of both",
+    ),
+    rule(
         "time-limit",
         r"CANCELLED AT \S+ DUE TO TIME LIMIT",
         "The job reached its time limit{time_limit}",
         "{again} --time {more_time}",
+        more_precise_than=("step-time-limit",),
     ),
     rule(
         "preempted",
