@@ -39,7 +39,14 @@ _LAUNCHERS = re.compile(
 )
 
 
-def check_env(env: Mapping[str, str], sources: Mapping[str, str]) -> None:
+_NOT_IN_IMAGE = {
+    "HOME": ("the container's runtime", "`home: true` of the site's containers section shows the real one"),
+    "PATH": ("the image", "it would hide the container's runtime; set it in the program: bash -c 'PATH=... exec ...'"),
+}
+"""Variables that a program in an image cannot get from the job: what sets them, and what to do."""
+
+
+def check_env(env: Mapping[str, str], sources: Mapping[str, str], *, in_image: bool = False) -> None:
     """Refuse names whose values would not reach the program unchanged.
 
     Raises:
@@ -49,6 +56,9 @@ def check_env(env: Mapping[str, str], sources: Mapping[str, str]) -> None:
         if owner := _owner(name):
             source = sources.get(f"env.{name}", "the site file")
             raise RequestError(f"env {name} ({source}): {owner} sets it", hint="give it another name")
+        if in_image and name in _NOT_IN_IMAGE and f"env.{name}" in sources:
+            setter, hint = _NOT_IN_IMAGE[name]
+            raise RequestError(f"env {name} ({sources[f'env.{name}']}): in a container {setter} sets it", hint=hint)
 
 
 def _owner(name: str) -> str | None:

@@ -130,7 +130,7 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         notify=notify_words(spec, site, name),
         layers=tuple(layer for layer in layers if layer.spec != JobSpec() or layer.batch_script is not None),
     )
-    check_env(job.env, job.sources)
+    check_env(job.env, job.sources, in_image=job.container is not None)
     check_srun(job)
     check_limits(job, site, partitions)
     check_policies(job, job.policies)

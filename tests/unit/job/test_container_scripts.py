@@ -333,3 +333,31 @@ def test_staging_copies_once_per_node_and_runs_the_copy(image: Path, here: Path,
     assert run(plan, tmp_path / "again").returncode == 0
     assert set(copy.parent.glob("*.sif")) == {copy, used_lately}, "a copy that no job has used for a week is removed"
     assert time.time() - copy.stat().st_mtime < 600
+
+
+def test_paths_of_the_node_stay_outside_and_those_of_env_arrive(
+    image: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "tell.py").write_text(
+        "import os\nfor n in ('PYTHONPATH', 'LD_LIBRARY_PATH'): print(n, os.environ.get(n))\n"
+    )
+    for env, expected in (
+        ({}, {"PYTHONPATH /opt/hpcjobs", "LD_LIBRARY_PATH None"}),
+        (
+            {"PYTHONPATH": "/own", "LD_LIBRARY_PATH": "/lib/own"},
+            {"PYTHONPATH /opt/hpcjobs:/own", "LD_LIBRARY_PATH /lib/own"},
+        ),
+    ):
+        for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        folder = tmp_path / f"with-{len(env)}"
+        folder.mkdir()
+        done = run(planned(site(clean_env=True), "srun", "tell.py", container=str(image), env=env), folder)
+        assert expected <= set(done.stdout.splitlines()), done
+
+
+@pytest.mark.parametrize("name", ["HOME", "PATH"])
+def test_a_variable_that_no_program_in_an_image_can_have_is_refused(name: str, image: Path) -> None:
+    with pytest.raises(RequestError, match=rf"env {name} \(flag\): in a container .* sets it"):
+        planned(site(), "srun", "hostname", container=str(image), env={name: "/x"})
+    assert planned(site(), "srun", "hostname", container="none", env={name: "/x"}).job.env[name] == "/x"
