@@ -46,7 +46,7 @@ def cancel(
             "JOBS and --all exclude each other" if jobs else "name a job, or use --all; hpcjobs ps lists your jobs"
         )
         raise CommandLineError(problem)
-    entries = select_unfinished(site=site) if everything else select(jobs or [], site=site)
+    entries = select_unfinished(site=site) if everything else select(jobs or [], site=site, foreign=True)
     if signal is not None:
         from hpcjobs.run.control import signal as send_signal
 

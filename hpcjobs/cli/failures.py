@@ -11,8 +11,9 @@ from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsWarning, reason_of
 from hpcjobs.run.attempts import read_attempts
 from hpcjobs.run.dependency import is_never_met
-from hpcjobs.run.folder import log_path, task_dir
+from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
+from hpcjobs.run.logs import path_of
 from hpcjobs.run.state_file import FirstFailure, read_state
 from hpcjobs.run.status import Known
 from hpcjobs.scheduler.base import JobRecord, State
@@ -40,7 +41,7 @@ def print_failures(jobs: Iterable[Known]) -> None:
         past = read_attempts(task_dir(Path(entry.run_dir), record.job_id))
         if past and past[-1].decision.startswith("ended"):
             note(f"job {record.job_id} after {format_count(len(past), 'attempt')} {past[-1].decision}")
-        log = log_path(Path(entry.run_dir), entry.name, record.job_id)
+        log = path_of(entry, record.job_id)
         if number == 0 and record.state is not State.CANCELLED:
             _print_last_lines(log, first.rank if first is not None else None)
         note(f"log {log}")

@@ -15,7 +15,7 @@ def hold(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
     from hpcjobs.run.control import control
     from hpcjobs.run.select import select
 
-    ids = control("hold", select(jobs, site=site))
+    ids = control("hold", select(jobs, site=site, foreign=True))
     if as_json:
         print_output("hold", {"held": ids})
     else:

@@ -70,7 +70,7 @@ def logs(
 
     _check(stderr=stderr, timestamps=timestamps, follow=follow)
     selection = _selection(count=count, since=since, rank=rank, node=node, grep=grep, merge=merge)
-    entry = select([job], site=site)[0] if job is not None else newest(site=site)
+    entry = select([job], site=site, foreign=True)[0] if job is not None else newest(site=site)
     if monitor:
         _print_samples(entry, follow=follow, chooses_lines=selection != job_logs.ALL or timestamps, as_json=as_json)
         return

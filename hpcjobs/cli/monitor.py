@@ -89,7 +89,7 @@ def _idle_limit(limit_s: float | None, interval_s: float, count_nodes: Callable[
 
 def _slurm_site(site: str | None) -> Site | None:
     """The site whose Slurm may know a job that was submitted by other means."""
-    from hpcjobs.run.listing import site_asked
+    from hpcjobs.run.foreign import site_asked
 
     where = site_asked(site)
     return where if where is not None and where.scheduler == "slurm" else None

@@ -15,7 +15,7 @@ def release(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
     from hpcjobs.run.control import control
     from hpcjobs.run.select import select
 
-    ids = control("release", select(jobs, site=site))
+    ids = control("release", select(jobs, site=site, foreign=True))
     if as_json:
         print_output("release", {"released": ids})
     else:

@@ -25,10 +25,11 @@ def show(
     """Show one job: its state, its settings with the source of each, its results."""
     from hpcjobs.run.alarms import find_alarms
     from hpcjobs.run.describe import describe
+    from hpcjobs.run.logs import paths
     from hpcjobs.run.select import newest, select
     from hpcjobs.units import human_bytes, human_duration
 
-    status = describe(select([job], site=site)[0] if job is not None else newest(site=site))
+    status = describe(select([job], site=site, foreign=True)[0] if job is not None else newest(site=site))
     if as_json:
         print_output("show", status)
         return
@@ -53,7 +54,8 @@ def show(
     if status.first_failure is not None:
         first = status.first_failure
         print(f"  first failure: rank {first.rank} on {first.host}, exit code {first.exit_code}")
-    print(f"program: {status.program}")
+    if status.program:
+        print(f"program: {status.program}")
     for key, (value, source) in status.settings.items():
         print(f"  {key} = {value}  ({source})")
     if status.code:
@@ -70,4 +72,8 @@ def show(
         print("results:")
     for key, result in status.results.items():
         print(f"  {key}: {result:.4g}" if isinstance(result, float) else f"  {key}: {result}")
-    print(f"run folder {Path(entry.run_dir)}")
+    if entry.is_foreign:
+        for path in paths(entry):
+            print(f"log {path}")
+    else:
+        print(f"run folder {Path(entry.run_dir)}")

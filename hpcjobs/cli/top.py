@@ -39,7 +39,7 @@ def top(
         raise RequestError(
             "hpcjobs top needs a terminal", hint="hpcjobs ps prints the jobs; hpcjobs ps --watch repeats it"
         )
-    from hpcjobs.run.listing import scheduler_of, site_asked
+    from hpcjobs.run.foreign import scheduler_of, site_asked
     from hpcjobs.top.actions import RealActions
     from hpcjobs.top.look import Looker, select_watched
     from hpcjobs.top.screen import TopScreen

@@ -28,7 +28,7 @@ def update(
     from hpcjobs.run.control import update
     from hpcjobs.run.select import select
 
-    (entry,) = select([job], site=site)
+    (entry,) = select([job], site=site, foreign=True)
     arguments = update(entry, settings)
     if as_json:
         print_output("update", {"job_id": entry.job_id, "changed": arguments})

@@ -44,7 +44,7 @@ def wait(
     from hpcjobs.run.select import newest, select
 
     timeout_s = None if timeout is None else _seconds(timeout)
-    entries = select(jobs, site=site) if jobs else [newest(site=site)]
+    entries = select(jobs, site=site, foreign=True) if jobs else [newest(site=site)]
     raise typer.Exit(wait_for(entries, timeout_s=timeout_s, as_json=as_json))
 
 

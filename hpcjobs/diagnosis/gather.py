@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,8 @@ from hpcjobs.run.state_file import read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.scheduler.slurm.output_files import output_file
 
 _NODE_FAILURES = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
 _ONE_TASK_PER_NODE = ("torchrun", "mpirun", "horovodrun")
@@ -85,7 +86,7 @@ def gather_foreign(
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
     facts = _with_bad_nodes(facts, account, _env(slurm_conf), runner)
-    subject = _subject(record, facts, [log] if log is not None else _foreign_logs(job_id, account))
+    subject = _subject(record, facts, [log] if log is not None else _foreign_logs(job_id, account, slurm_conf, runner))
     return subject._replace(slurm_conf=slurm_conf)
 
 
@@ -170,12 +171,14 @@ def _nodes(text: str | None) -> tuple[str, ...]:
     return tuple(hosts_of(text)) if text else ()
 
 
-def _foreign_logs(job_id: str, account: Account) -> list[Path]:
-    """What scontrol names, or the file that sbatch writes by default."""
-    if account.log is not None:
-        return [Path(account.log)] if os.path.exists(account.log) else []
-    default = Path(account.work_dir or ".", f"slurm-{job_id}.out")
-    return [default] if default.exists() else []
+def _foreign_logs(job_id: str, account: Account, slurm_conf: str | None, runner: Runner) -> list[Path]:
+    """What scontrol names, or the file that its sbatch command leads to."""
+    if account.log is None:
+        output = output_file(SlurmScheduler(slurm_conf, runner=runner), job_id)
+        path = Path(account.work_dir or ".", f"slurm-{job_id}.out") if output is None else output
+    else:
+        path = Path(account.log)
+    return [path] if path.exists() else []
 
 
 def _lines_of(path: Path) -> list[LogLine] | None:

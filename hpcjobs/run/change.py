@@ -36,7 +36,7 @@ def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler)
         RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
     """
     policies = policies_of_job(entry.site, filter(None, (entry.cluster, own_cluster("slurm", entry.slurm_conf))))
-    if not policies:
+    if not policies or entry.is_foreign:  # what a job without a manifest asked for was never ours to check
         return
     job = changed = read_manifest(Path(entry.run_dir)).job
     limited = limited_options(policies)

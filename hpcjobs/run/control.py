@@ -86,7 +86,7 @@ def signal(
     ids: list[str] = []
     for slurm, known in _by_cluster(entries, "signal", connect, only=only):
         for job in known:
-            is_script = os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
+            is_script = job.entry.is_foreign or os.path.exists(os.path.join(job.entry.run_dir, BATCH_SCRIPT))
             chosen = job.ids(only)
             slurm.signal(chosen, name, batch_script=is_script)
             ids += chosen

@@ -16,6 +16,7 @@ from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.numbers import restore
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.units import slurm_time
 
 
 class Description(NamedTuple):
@@ -53,17 +54,25 @@ def describe(entry: Entry) -> Description:
         records=records,
         attempts=read_attempts(task_dir(Path(entry.run_dir), first_id)),
         first_failure=state.first_failure if state and not cancelled else None,
-        program=shlex.join(job.get("argv", [])),
-        settings={
-            key: (str(value), job["sources"].get(key, "default"))
-            for key, value in job.get("resources", {}).items()
-            if value is not None
-        },
+        program=shlex.join(job.get("argv", [])) or next((r.command for r in records if r.command), ""),
+        settings=_settings(job) if not entry.is_foreign else _scheduled_settings(records[0]),
         code=_code(manifest.get("code")),
         results=dict(flat({key: value for key, value in summary.items() if key != "config"})),
         step=newest_step(folder) if running else None,
         monitor=current_samples(newest_samples(folder), records[0]) if running else [],
     )
+
+
+def _settings(job: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    resources, sources = job.get("resources", {}), job.get("sources", {})
+    return {key: (str(value), sources.get(key, "default")) for key, value in resources.items() if value is not None}
+
+
+def _scheduled_settings(record: JobRecord) -> dict[str, tuple[str, str]]:
+    """What the scheduler says of a job that was submitted by other means."""
+    time = None if record.time_limit_s is None else slurm_time(round(record.time_limit_s))
+    values = {"partition": record.partition, "nodes": record.nnodes, "time": time}
+    return {key: (str(value), record.source) for key, value in values.items() if value is not None}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float]]:

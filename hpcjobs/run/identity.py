@@ -83,13 +83,15 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     The script decides where the record has it: its path holds the run folder. Else name, user and submit time must
     fit. A requeue moves the submit time: a later one is accepted when our job's own start or end agrees with it.
     """
-    if record.command is not None and os.path.basename(record.command) == SCRIPT:
+    if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == SCRIPT:
         return record.command == os.path.join(entry.run_dir, SCRIPT)
     if record.name is not None and record.name != entry.name:
         return False
     if None not in (record.user, entry.user) and record.user != entry.user:
         return False
     submitted = continuation(entry).submitted
+    if entry.is_foreign:  # read from the scheduler by this very command; a requeue since then has moved the time
+        return record.submitted is None or record.submitted >= submitted
     if record.submitted is None or not submitted or abs(record.submitted - submitted) <= CLOCK_TOLERANCE_S:
         return True
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)

@@ -20,6 +20,8 @@ from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import append_lines, state_dir
 
 T = TypeVar("T")
+NO_FOLDER = "/dev/null"
+"""Above the run folders of jobs that were submitted by other means: nothing can be below it."""
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,6 +43,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Only this task of the array is meant; never set in the index itself."""
     user: str | None = None
     """Who submitted it; None: not known."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the job was submitted by other means, and has no run folder."""
+        return self.run_dir.startswith(f"{NO_FOLDER}/")
 
 
 class _Closed(msgspec.Struct, frozen=True):
@@ -69,6 +76,8 @@ class Index(NamedTuple):
     entries: list[Entry]
     """Oldest first."""
     closed: frozenset[tuple[str, str]]
+    removed: list[Entry]
+    """Jobs that are listed no more."""
 
     def is_open(self, entry: Entry) -> bool:
         """Not marked as closed."""
@@ -127,9 +136,8 @@ def read() -> Index:
                 jobs[entry.run_dir, entry.job_id] = entry
     for entry in _import_single_files():
         jobs.setdefault((entry.run_dir, entry.job_id), entry)
-    for key in removed:
-        jobs.pop(key, None)
-    return Index(sorted(jobs.values(), key=lambda entry: entry.submitted), frozenset(closed))
+    no_more_listed = [jobs.pop(key) for key in removed & jobs.keys()]
+    return Index(sorted(jobs.values(), key=lambda entry: entry.submitted), frozenset(closed), no_more_listed)
 
 
 def _append(lines: list[bytes]) -> None:

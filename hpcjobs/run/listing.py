@@ -7,17 +7,15 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.run import index
 from hpcjobs.run.accounting_file import is_closed
-from hpcjobs.run.attempts import current_id
-from hpcjobs.run.identity import is_ours, is_reachable
+from hpcjobs.run.foreign import find_ended, make_entries, scheduler_of, site_asked, without_known
+from hpcjobs.run.identity import is_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.status import Connect, Known, statuses
+from hpcjobs.run.status import Connect, Known, parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.library import find_default_site, load_site
-from hpcjobs.site.models import Site
 
 RECENT_S = 86_400.0
 """Jobs submitted within this time are listed even if they have ended."""
@@ -96,29 +94,32 @@ def survey(*, since: float, site: str | None = None, connect: Connect = connect)
     )
     index.close(job.entry for job in known if job.entry.submitted < since and _is_over(job))
     listed = [Known(job.entry, records) for job in known if (records := _select_records(job))]
-    return Survey(listed, _others(queue, mine), list(dict.fromkeys(errors)))
+    return Survey(listed, without_known(queue, mine), list(dict.fromkeys(errors)))
 
 
 def select_unfinished(*, site: str | None = None, connect: Connect = connect) -> list[Entry]:
-    """My jobs that have not ended, oldest first: also those that were requeued, or whose run folder was removed."""
-    known = survey(since=time.time() - RECENT_S, site=site, connect=connect).known
-    return [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]
+    """My jobs that have not ended, oldest first: also those that were requeued, whose run folder was removed, or that
+    were submitted by other means.
 
-
-def site_asked(site: str | None) -> Site | None:
-    """The site whose queue is read for jobs submitted by other means; None: there is no default site."""
-    name = site or find_default_site()
-    return load_site(name) if name is not None else None
-
-
-def scheduler_of(site: Site | None) -> tuple[str, str | None]:
-    """Kind and slurm.conf of its scheduler; without a site, the Slurm that this login node belongs to."""
-    return ("slurm", None) if site is None else (site.scheduler, site.slurm_conf)
+    Raises:
+        SchedulerError: none is known, and the scheduler does not answer.
+    """
+    known, others, errors = survey(since=time.time() - RECENT_S, site=site, connect=connect)
+    if not known and errors and not isinstance(errors[0], CommandMissingError):
+        raise errors[0]
+    own = [job.entry for job in known if is_reachable(job.entry) and not all(r.state.ended for r in job.records)]
+    return own + make_entries(others, site_asked(site))
 
 
 def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
-    """The rows of a `survey`."""
+    """The rows of a `survey`, and the jobs submitted by other means that have ended since ``since``."""
     known, others, errors = survey(since=since, site=site, connect=connect)
+    if not errors:
+        jobs = index.read()
+        try:
+            others = find_ended([*jobs.entries, *jobs.removed], since=since, site=site) + others
+        except SchedulerError as error:
+            errors.append(error)
     rows = [
         ListedJob(record, job.entry.name, job.entry.site, job.entry.run_dir) for job in known for record in job.records
     ]
@@ -135,7 +136,7 @@ def _select_records(job: Known) -> list[JobRecord]:
 
 def _open_or_recent(jobs: index.Index, queue: Iterable[JobRecord], since: float) -> list[Entry]:
     """Jobs to list, and closed ones that may be in the queue again, requeued by hand."""
-    queued = {_parent(record) for record in queue}
+    queued = {parent_id(record.job_id) for record in queue}
     return [
         entry for entry in jobs.entries if entry.submitted >= since or jobs.is_open(entry) or entry.job_id in queued
     ]
@@ -145,15 +146,3 @@ def _is_over(job: Known) -> bool:
     """There is nothing more to come of it."""
     unknown = all(record.state is State.UNKNOWN for record in job.records)
     return is_closed(job.entry) or (unknown and time.time() - job.entry.submitted > FORGOTTEN_S)
-
-
-def _others(queue: Iterable[JobRecord], mine: Iterable[Entry]) -> list[JobRecord]:
-    """Jobs of the queue that are not in ``mine``."""
-    by_id: dict[str, list[Entry]] = {}
-    for entry in filter(is_reachable, mine):
-        by_id.setdefault(current_id(entry), []).append(entry)
-    return [r for r in queue if not any(is_ours(entry, r) for entry in by_id.get(_parent(r), []))]
-
-
-def _parent(record: JobRecord) -> str:
-    return record.job_id.split("_")[0]

@@ -14,6 +14,7 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.run.folder import MANIFEST, log_path
+from hpcjobs.run.foreign import log_files
 from hpcjobs.run.index import Entry
 from hpcjobs.run.log_file import Tail, find_start
 from hpcjobs.run.merged_lines import RANK_LABEL, merge_ranks
@@ -91,7 +92,14 @@ class _Log(NamedTuple):
 
 def paths(entry: Entry) -> list[Path]:
     """The job's log files: one, or one per array task; they may not be there yet."""
+    if entry.is_foreign:
+        return log_files(entry)
     return [log_path(Path(entry.run_dir), entry.name, job_id) for job_id in own_ids(entry)]
+
+
+def path_of(entry: Entry, job_id: str) -> Path:
+    """The log file of the job, or of the array task ``job_id``."""
+    return dict(zip(own_ids(entry), paths(entry), strict=True)).get(job_id) or paths(entry)[0]
 
 
 def lines(entry: Entry, *, rank: int | None = None, selection: Selection = ALL) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import RequestError, UnknownJobError, nearest
+from hpcjobs.errors import RequestError, SchedulerError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
 from hpcjobs.run.folder import SUBMITTED
@@ -21,14 +21,16 @@ from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
 
 _ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
+_MOST_OF_RANGE = 1_000_000
 _RANGE = re.compile(r"(L?)(\d+)-L?(\d+)\Z")
 
 
-def select(names: Sequence[str], *, site: str | None = None) -> list[Entry]:
+def select(names: Sequence[str], *, site: str | None = None, foreign: bool = False) -> list[Entry]:
     """The jobs that ``names`` name, in that order, each once.
 
     ``123`` an id · ``123_4`` a task of an array · ``123-130`` those of the range that exist · a run
     folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
+    With ``foreign``, an id may also be that of a job that was submitted by other means: the scheduler is asked.
 
     Raises:
         UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
@@ -36,6 +38,8 @@ def select(names: Sequence[str], *, site: str | None = None) -> list[Entry]:
     """
     known = entries_of(site)
     of_site = f" of site {site}" if site is not None else ""
+    if foreign and (unknown := _unknown_ids(names, known)):
+        known = _with_foreign(unknown, known, site)
     selected = [entry for name in names for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
@@ -51,6 +55,29 @@ def newest(*, site: str | None = None) -> Entry:
         of_site = f" of site {site}" if site is not None else ""
         raise UnknownJobError(f"no job{of_site} recorded in {index.index_dir()}", hint="hpcjobs submit starts one")
     return _here_first(known)[-1]
+
+
+def _unknown_ids(names: Sequence[str], known: list[Entry]) -> set[str]:
+    """Ids of Slurm among ``names`` that no reachable job of ``known`` has."""
+    ids = {match[2] for name in names if (match := _ID.match(name)) and not match[1]}
+    for match in filter(None, map(_RANGE.match, names)):
+        if not match[1] and int(match[3]) - int(match[2]) < _MOST_OF_RANGE:
+            ids |= {str(number) for number in range(int(match[2]), int(match[3]) + 1)}
+    return ids - {entry.job_id for entry in known if entry.job_id in ids and is_reachable(entry)}
+
+
+def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> list[Entry]:
+    """``known`` and those of ``job_ids`` that the scheduler has for this user."""
+    from hpcjobs.run.foreign import find_foreign
+
+    try:
+        return [*known, *find_foreign(job_ids, site=site)]
+    except SchedulerError as error:
+        raise UnknownJobError(
+            f"job {', '.join(sorted(job_ids, key=int))} was not submitted with hpcjobs, and Slurm cannot be asked about"
+            f" it: {error.message}",
+            hint=error.hint,
+        ) from error
 
 
 def entries_of(site: str | None) -> list[Entry]:
@@ -92,7 +119,7 @@ def _by_id(job_id: str, task: str | None, known: list[Entry], of_site: str) -> E
     if not matches:
         raise UnknownJobError(
             f"no job {job_id}{of_site} was submitted with hpcjobs (looked in {index.index_dir()})",
-            hint="`hpcjobs ps -a` lists them",
+            hint="`hpcjobs ps -a` lists your jobs; of one submitted with sbatch, what needs a run folder is not there",
         )
     if len(sites := dict.fromkeys(entry.site for entry in matches)) > 1:
         raise RequestError(f"job {job_id} exists on several sites: {', '.join(sites)}", hint="use --site")
@@ -112,7 +139,7 @@ def _task_of(entry: Entry, task: int) -> Entry:
 
 
 def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry], of_site: str) -> list[Entry]:
-    ids = {f"{prefix}{number}" for number in range(first, last + 1)} if last - first < 1_000_000 else set()
+    ids = {f"{prefix}{number}" for number in range(first, last + 1)} if last - first < _MOST_OF_RANGE else set()
     matches = [entry for entry in known if entry.job_id in ids]
     if not matches:
         raise UnknownJobError(f"no job in the range {name}{of_site}", hint="`hpcjobs ps -a` lists them")

@@ -8,6 +8,7 @@ surely about the entry's job (`identity`), and for an entry of another host, clu
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
 from typing import NamedTuple
@@ -31,6 +32,7 @@ _PUT_BACK = (
 )
 _NOT_ACCOUNTED = "it has left the queue, and the accounting does not answer"
 _LOST = "its scheduler no longer knows it, and it wrote no end"
+_PARENT = re.compile(r"[_+]")
 Connect = Callable[[str, "str | None"], Scheduler]
 
 
@@ -118,13 +120,19 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
     ended_ids = [
         current_id(member.entry)
         for member, records in zip(members, queued, strict=True)
-        if member.accounted is None and (all_ended(member.entry) or not records)
+        if member.accounted is None and (all_ended(member.entry) or not records or _leaves_in_parts(member.entry))
     ]
     error = None
     try:
         accounted = _by_parent(scheduler.account(ended_ids) if ended_ids else [])
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
+    ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
+    asked = [entry for entry, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
+    if late := [current_id(entry) for entry in asked if not _is_complete(entry, _of(entry, ended))]:
+        for job_id, records in _by_parent(_ask_slurmctld(scheduler, late)).items():
+            there = {record.job_id for record in ended.get(job_id, [])}
+            accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
         _resolve(member, records, [_correct_timeout(member.entry, r) for r in _ours(member.entry, accounted)])
         if records or error is None or member.accounted is not None
@@ -133,10 +141,29 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
     ], error
 
 
+def _ask_slurmctld(scheduler: Scheduler, job_ids: list[str]) -> list[JobRecord]:
+    """What slurmctld still knows of jobs that write no end themselves: the accounting comes later."""
+    from hpcjobs.scheduler.slurm.client import SlurmScheduler
+
+    if not isinstance(scheduler, SlurmScheduler):
+        return []
+    return [record for record in scheduler.show_jobs(job_ids) if record.state.ended]
+
+
+def _leaves_in_parts(entry: Entry) -> bool:
+    """Whether tasks may have left the queue that nothing but the accounting can tell of."""
+    return entry.is_foreign and entry.array is not None
+
+
+def parent_id(job_id: str) -> str:
+    """The id of the job that a task of an array, or a component of a heterogeneous job, belongs to."""
+    return _PARENT.split(job_id, maxsplit=1)[0]
+
+
 def _by_parent(records: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     by_parent: dict[str, list[JobRecord]] = {}
     for record in records:
-        by_parent.setdefault(record.job_id.split("_")[0], []).append(record)
+        by_parent.setdefault(parent_id(record.job_id), []).append(record)
     return by_parent
 
 
@@ -154,6 +181,7 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     records = by_parent.get(current := current_id(entry), [])
     if entry.array is not None:
         records = [r for r in records if r.job_id != entry.job_id or r.state is State.CANCELLED]
+    records = [msgspec.structs.replace(r, job_id=current) if "+" in r.job_id else r for r in records]
     if current != entry.job_id:
         return [msgspec.structs.replace(record, job_id=entry.job_id) for record in records]
     if entry.task is None:

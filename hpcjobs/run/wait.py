@@ -22,6 +22,8 @@ POLL_S = 0.5
 PER_FILE_S = 0.005  # at most 200 files are looked at in a second: the file system is shared with everybody
 QUEUE_S = 60.0
 """Between looks at the queue, for ends that no trap can write (a node's power, SIGKILL)."""
+FOREIGN_S = 15.0
+"""The same, where a job writes no state file because it was submitted by other means."""
 OUTAGE_S = 10.0
 """Between questions about the end of jobs while the scheduler does not answer."""
 _ACCOUNTING_DELAYS_S = (0.5, 1.0, 2.0, 4.0)
@@ -109,10 +111,14 @@ class Watch:
 
     def _due(self) -> list[Entry]:
         """Whom to ask about at this look: local jobs always (a few file reads), the others once a minute."""
-        due = self._clock() - self._last_query >= QUEUE_S
+        due = self._clock() - self._last_query >= (FOREIGN_S if self._is_foreign() else QUEUE_S)
         self._last_query = self._clock() if due else self._last_query
         waiting = {id(entry) for entry in self._waiting.values()}
         return [e for e in self._entries if id(e) in waiting and (due or e.scheduler == "local")]
+
+    def _is_foreign(self) -> bool:
+        """Whether the scheduler alone tells of the end of one that is waited for."""
+        return any(entry.is_foreign for entry in self._waiting.values())
 
     def _note(self, records: list[JobRecord]) -> None:
         if self._progress is not None:

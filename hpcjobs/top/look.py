@@ -14,13 +14,14 @@ import msgspec
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, SchedulerError, UnknownJobError
 from hpcjobs.run.alarms import find_alarms
 from hpcjobs.run.folder import SUBMITTED, output_dir
+from hpcjobs.run.foreign import scheduler_of, site_asked
 from hpcjobs.run.index import Entry
-from hpcjobs.run.listing import Survey, scheduler_of, site_asked, survey
+from hpcjobs.run.listing import Survey, survey
 from hpcjobs.run.progress import Progress, RunLines, read_progress
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
 from hpcjobs.run.select import select
-from hpcjobs.run.status import Connect, statuses
+from hpcjobs.run.status import Connect, parent_id, statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.top.snapshot import Group, Snapshot, Task
@@ -51,7 +52,7 @@ def select_watched(names: Sequence[str], *, site: str | None = None) -> list[Ent
                 )
             entries += [entry for path in inside for entry in select([str(path.absolute())])]
         else:
-            entries += select([name], site=site)
+            entries += select([name], site=site, foreign=True)
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in entries}.values())
 
 
@@ -99,7 +100,7 @@ class Looker:
                 for record in job.records
             ]
             for record in self._others.values():
-                parent = record.job_id.split("_")[0]
+                parent = parent_id(record.job_id)
                 tasks.append(Task(Group(f"other {parent}", parent, record.name or "-", None), record, None))
             read = self._with_files(tasks, unfolded)
         errors = dict.fromkeys([*map(str, failures), *(str(warning.message) for warning in noted)])
@@ -124,9 +125,9 @@ class Looker:
 
     def _find_ends(self, queue: Iterable[JobRecord]) -> dict[str, JobRecord]:
         """Jobs submitted by other means that have left the queue since the first look, with the end that is known."""
-        queued = {record.job_id.split("_")[0] for record in queue}
-        left = {job_id: r for job_id, r in self._others.items() if job_id.split("_")[0] not in queued}
-        open_ones = {job_id.split("_")[0] for job_id, record in left.items() if not record.state.ended}
+        queued = {parent_id(record.job_id) for record in queue}
+        left = {job_id: r for job_id, r in self._others.items() if parent_id(job_id) not in queued}
+        open_ones = {parent_id(job_id) for job_id, record in left.items() if not record.state.ended}
         if open_ones:
             try:
                 ends = {
@@ -228,6 +229,6 @@ class _RarelyAccounting:
         due = [job_id for job_id in ids if now - self._answers.get(job_id, (0.0, []))[0] >= ACCOUNT_S]
         records = self._scheduler.account(due) if due else []
         for job_id in due:
-            own = [record for record in records if record.job_id.split("_")[0] == job_id.split("_")[0]]
+            own = [record for record in records if parent_id(record.job_id) == parent_id(job_id)]
             self._answers[job_id] = (now, own)
         return list(dict.fromkeys(record for job_id in ids for record in self._answers[job_id][1]))

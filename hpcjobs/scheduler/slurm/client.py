@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from hpcjobs.errors import SchedulerDownError, SchedulerError
+from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.scheduler.base import JobRecord, Submitted
@@ -125,13 +126,34 @@ class SlurmScheduler:
             out = self._ask(ACCOUNTED.sacct("--allocations", f"--jobs={','.join(ids)}")).out
         except SchedulerError as error:
             parents = {job_id.split("_")[0] for job_id in ids}
-            shown = self._show_jobs(parents)
+            shown = self.show_jobs(parents)
             if isinstance(error, SchedulerDownError) and parents - {record.job_id.split("_")[0] for record in shown}:
                 raise
             return shown
         return parse_sacct(out)
 
-    def _show_jobs(self, ids: set[str]) -> list[JobRecord]:
+    def history(
+        self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
+    ) -> list[JobRecord]:
+        """The jobs of ``user`` with these ids, or that ended after ``since`` (seconds since 1970): one sacct.
+
+        Without an accounting those that slurmctld still remembers.
+        """
+        if job_ids is not None and not job_ids:
+            return []
+        options = [f"--jobs={','.join(job_ids)}"] if job_ids is not None else [f"--starttime={_sacct_time(since or 0)}"]
+        try:
+            return parse_sacct(self._ask(ACCOUNTED.sacct("--allocations", f"--user={user}", *options)).out)
+        except SchedulerError as error:
+            if not isinstance(error, CommandMissingError) and "disabled" not in error.message:
+                warnings.warn(
+                    f"{error.message}; asking slurmctld, which remembers minutes", HpcJobsWarning, stacklevel=2
+                )
+        ids = None if job_ids is None else {job_id.split("_")[0] for job_id in job_ids}
+        remembered = parse_squeue(self._ask(QUEUED.squeue("--me", "--states=all")).out)
+        return [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
+
+    def show_jobs(self, ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
         if len(ids) > _SHOWN_ONE_BY_ONE:
             records = parse_scontrol(self._ask(_SHOW_JOB).out)
@@ -223,3 +245,8 @@ class SlurmScheduler:
 def _maybe_taken(result: Result) -> bool:
     """Whether an sbatch that gave no usable answer may have submitted: no refusal, or its answer was lost."""
     return result.code == 0 or parse_submitted(result.out) is not None or bool(_ANSWER_LOST.search(result.err))
+
+
+def _sacct_time(moment: float) -> str:
+    """Seconds since 1970 as sacct reads times: local, and none before it had any job."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(moment, 86_400.0)))

@@ -1,0 +1,108 @@
+"""Jobs of a user who submits with sbatch itself: every verb that needs no run folder serves them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from commandline import hpcjobs, ok, within
+from login_node import SITE
+from scripted_slurm import answer
+from waiting import eventually
+
+from hpcjobs.sandbox import Sandbox
+
+HEAD = "#!/bin/bash\n#SBATCH --time=5\n"
+SCRIPTS = {
+    "job.sh": HEAD + "echo named as a script of hpcjobs\n",
+    "array.sh": HEAD
+    + "#SBATCH --array=0-2\n#SBATCH -o %x-%A-%a.txt\n"
+    + "echo task $SLURM_ARRAY_TASK_ID\nexit $((SLURM_ARRAY_TASK_ID == 1))\n",
+    "blank name.sh": HEAD + "#SBATCH -J 'two words'\necho blank\n",
+    "elsewhere.sh": HEAD + "#SBATCH --output out/deep-%j.log\n#SBATCH --error err-%j.log\necho elsewhere\n",
+    "het.sh": HEAD + "#SBATCH -n 1\n#SBATCH hetjob\n#SBATCH -n 1\necho heterogeneous\n",
+    "python.py": "#!/usr/bin/env python3\n#SBATCH --time=5\nprint('from Python')\nraise SystemExit(3)\n",
+    "no directive.sh": "#!/bin/sh\necho bare\n",
+    "killed.sh": HEAD + "echo before\nkill -9 $$\n",
+    "long.sh": HEAD + "echo started\nexec sleep 600\n",
+    "held.sh": HEAD + "#SBATCH --hold\necho never\n",
+}
+"""What a user of sbatch may have: ten scripts, each odd in another way."""
+PRINTED = {
+    "job.sh": "named as a script of hpcjobs\n",
+    "array.sh": "task 0\ntask 1\ntask 2\n",
+    "blank name.sh": "blank\n",
+    "elsewhere.sh": "elsewhere\n",
+    "het.sh": "heterogeneous\n",
+    "python.py": "from Python\n",
+    "no directive.sh": "bare\n",
+    "killed.sh": "before\n",
+}
+CODES = {"array.sh": 1, "python.py": 3, "killed.sh": 137}
+"""What `wait` ends with where that is not 0."""
+
+
+@pytest.fixture
+def ids(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The scripts, submitted with sbatch; the id of each."""
+    monkeypatch.setenv("SLURM_CONF", sandbox.slurm_conf)
+    (workdir / "out").mkdir()
+    ids = {}
+    for name, text in SCRIPTS.items():
+        (workdir / name).write_text(text, encoding="utf-8")
+        done = subprocess.run(["sbatch", "--parsable", name], capture_output=True, text=True, check=True)
+        ids[name] = done.stdout.strip()
+    return ids
+
+
+def states(*arguments: str) -> dict[str, set[str]]:
+    """The states that ``ps`` lists, by job."""
+    listed: dict[str, set[str]] = {}
+    for row in ok("ps", *arguments, "--json").json:
+        listed.setdefault(row["record"]["job_id"].split("_")[0].split("+")[0], set()).add(row["record"]["state"])
+    return listed
+
+
+def test_ten_odd_scripts_of_sbatch_are_served_by_every_verb_that_needs_no_run_folder(ids: dict[str, str]) -> None:
+    for name in PRINTED:
+        waited = within("wait", ids[name], "--timeout", "120")
+        assert waited.code == CODES.get(name, 0), (name, waited)
+    assert states("-a").keys() >= set(ids.values())
+    assert states("-a")[ids["array.sh"]] == {"COMPLETED", "FAILED"}
+    for name, printed in PRINTED.items():
+        assert ok("logs", ids[name]).out == printed, name
+        assert f"job {ids[name]}" in ok("show", ids[name]).out
+    assert "exit code 3" in ok("why", ids["python.py"]).out
+    assert "exit code 1" in ok("why", f"{ids['array.sh']}_1").out
+    eventually(lambda: states()[ids["long.sh"]] == {"RUNNING"}, what="the long job's start")
+    eventually(lambda: ok("logs", ids["long.sh"]).out == "started\n", what="the long job's first line")
+    assert "PENDING" in ok("why", ids["held.sh"]).out
+    assert ok("update", ids["long.sh"], "time=4m").out == f"job {ids['long.sh']}: TimeLimit=00:04:00\n"
+    ok("release", ids["held.sh"])
+    ok("hold", ids["held.sh"])
+    refused = within("rerun", ids["long.sh"])
+    assert refused.code == 6
+    assert "what needs a run folder is not there" in refused.err
+
+
+def test_cancel_ends_jobs_of_sbatch_beside_those_of_hpcjobs(ids: dict[str, str]) -> None:
+    own = ok("submit", "--site", SITE, "--parsable", "sleep", "600").out.strip()
+    cancelled = ok("cancel", own, ids["long.sh"], ids["job.sh"]).out
+    assert {own, ids["long.sh"]} <= set(cancelled.split())
+    assert ids["held.sh"] in ok("cancel", "--all").out
+    eventually(lambda: not ok("ps", "--state", "PENDING,RUNNING", "--json").json, what="the end of all jobs")
+
+
+def test_the_log_of_a_job_that_slurmctld_has_forgotten_is_found(ids: dict[str, str]) -> None:
+    """As when MinJobAge has passed: scontrol knows no job any more."""
+    names = ("elsewhere.sh", "array.sh", "job.sh")
+    for name in names:
+        within("wait", ids[name], "--timeout", "120")
+    forgetful = Path("forgetful").absolute()
+    forgetful.mkdir()
+    answer(forgetful, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    path = f"{forgetful}:{os.environ['PATH']}"
+    for name in names:
+        assert hpcjobs("logs", ids[name], env={"PATH": path}).out == PRINTED[name], name
