@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hpcjobs.discovery.facts import Association, ClusterFacts, PartitionInfo, Qos
-from hpcjobs.discovery.partitions import Identity, describe_partitions, is_name
+from hpcjobs.discovery.partitions import Identity, describe_partitions, is_slurm_name
 from hpcjobs.discovery.proposal import Answers, Omission, PartitionEntry, ProposedEntry, ProposedSite
 from hpcjobs.discovery.questions import list_questions
 from hpcjobs.discovery.software import TOPICS, modules_of
@@ -140,7 +140,7 @@ def _account_entries(cluster: ClusterFacts, identity: Identity, answers: Answers
         origin.append("qos: --qos")
     entries = [ProposedEntry("defaults", defaults, "; ".join(origin))]
     qos = _own_qos(cluster, identity)
-    if qos and all(is_name(one.name) for one in qos):
+    if qos and all(is_slurm_name(one.name) for one in qos):
         limits = {one.name: one.max_wall or "" for one in qos}
         entries.append(ProposedEntry("qos", limits, "sacctmgr show associations, show qos: MaxWall"))
         if identity.default_qos in limits and answers.qos is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from hpcjobs.discovery.facts import Association, ClusterFacts, NodeFacts, PartitionInfo
 from hpcjobs.discovery.proposal import Omission, PartitionEntry
-from hpcjobs.site.checks import check_name
+from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
 
 _MOST_GROUPS = 12
@@ -32,12 +32,18 @@ class Identity(NamedTuple):
         names = dict.fromkeys(association.account for association in self.associations)
         return tuple(sorted(names, key=lambda name: name != self.account))
 
-    def qos_of(self, account: str | None) -> tuple[str, ...] | None:
-        """Every QOS of jobs that are charged to ``account``, the default one first."""
-        if self.associations is None or account is None:
+    def associations_in(self, partition: str) -> tuple[Association, ...] | None:
+        """Those that jobs of ``partition`` are charged by, the usual account first: one that names the partition comes
+        before the account's others."""
+        if self.associations is None:
             return None
-        names = (qos for a in self.associations if a.account == account for qos in a.qos)
-        return tuple(sorted(dict.fromkeys(names), key=lambda name: name != self.default_qos))
+        named = {a.account for a in self.associations if a.partition == partition}
+        valid = [a for a in self.associations if a.partition == (partition if a.account in named else None)]
+        return tuple(sorted(valid, key=lambda a: a.account != self.account))
+
+    def default_qos_of(self, association: Association) -> str | None:
+        """The QOS of jobs that are charged by ``association`` and name none."""
+        return self.default_qos if association.account == self.account else association.default_qos
 
 
 def describe_partitions(
@@ -65,18 +71,10 @@ def _describe(
     nodes = [node for node in cluster.nodes if partition.name in node.partitions]
     if (reason := unusable_reason(partition, nodes, cluster.user_groups)) is not None:
         return Omission(partition.name, reason)
-    account, reason = _choose(identity.accounts, partition.allow_accounts, partition.deny_accounts, "account")
-    if reason is not None:
-        return Omission(partition.name, reason)
-    charged = account if account is not None else identity.account
-    qos, reason = _choose(identity.qos_of(charged), partition.allow_qos, partition.deny_qos, "QOS")
-    if reason is not None:
-        return Omission(partition.name, reason)
-    defaults: dict[str, object] = {}
-    if account is not None and account != identity.account:
-        defaults["account"] = account
-    if qos is not None and qos != identity.default_qos:
-        defaults["qos"] = qos
+    choice = _choose_account(partition, identity)
+    if isinstance(choice, Omission):
+        return choice
+    defaults: dict[str, object] = dict(choice)
     if (least := _seconds(partition.max_time)) is not None and least < (time_limit_s(time) or least + 1):
         defaults["time"] = partition.max_time
     if partition.min_nodes is not None and partition.min_nodes > 1:
@@ -105,7 +103,7 @@ def _describe(
 
 def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], groups: frozenset[str]) -> str | None:
     """Why no job of this user can run there."""
-    if not is_name(partition.name):
+    if not is_slurm_name(partition.name):
         return "a site file cannot hold its name"
     if partition.root_only:
         return "RootOnly=YES"
@@ -122,23 +120,49 @@ def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], groups
     return None
 
 
-def _choose(
-    mine: tuple[str, ...] | None, allowed: tuple[str, ...] | None, denied: tuple[str, ...], what: str
-) -> tuple[str | None, str | None]:
-    """The first of ``mine`` that the partition takes, or the reason why it takes none; both None: not known."""
-    if mine is None or not mine or (allowed is None and not denied):
-        return None, None
-    usable = [name for name in mine if name not in denied and (allowed is None or name in allowed)]
-    if usable:
-        return usable[0], None
-    rule = f"takes {', '.join(allowed)}" if allowed is not None else f"refuses {', '.join(denied)}"
-    return None, f"{what}: it {rule}; you have {', '.join(mine)}"
+def _choose_account(partition: PartitionInfo, identity: Identity) -> Omission | list[tuple[str, object]]:
+    """The account and QOS that jobs need to name there, or the reason why no account of the user's will do."""
+    mine = identity.associations_in(partition.name)
+    if mine is None:
+        return []
+    if not mine:
+        valid = ", ".join(f"{a.account} in {a.partition}" for a in identity.associations or ())
+        return Omission(partition.name, f"account: no account of yours is valid there; you have {valid}")
+    accounts = list(dict.fromkeys(a.account for a in mine))
+    charged = _select_accepted(accounts, partition.allow_accounts, partition.deny_accounts)
+    if not charged:
+        rule = _rule(partition.allow_accounts, partition.deny_accounts)
+        return Omission(partition.name, f"account: it {rule}; you have {', '.join(accounts)}")
+    usable = [a for a in mine if a.account in charged]
+    for association in usable:
+        default = identity.default_qos_of(association)
+        names = sorted(association.qos, key=lambda name: name != default)
+        qos = _select_accepted(names, partition.allow_qos, partition.deny_qos)
+        if not qos and names:
+            continue
+        needed: list[tuple[str, object]] = []
+        if association.account != identity.account:
+            needed.append(("account", association.account))
+        if qos and qos[0] != default and (partition.allow_qos is not None or partition.deny_qos):
+            needed.append(("qos", qos[0]))
+        return needed
+    have = dict.fromkeys(name for association in usable for name in association.qos)
+    rule = _rule(partition.allow_qos, partition.deny_qos)
+    return Omission(partition.name, f"QOS: it {rule}; you have {', '.join(have)}")
+
+
+def _select_accepted(names: Sequence[str], allowed: tuple[str, ...] | None, denied: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name not in denied and (allowed is None or name in allowed)]
+
+
+def _rule(allowed: tuple[str, ...] | None, denied: tuple[str, ...]) -> str:
+    return f"takes {', '.join(allowed)}" if allowed is not None else f"refuses {', '.join(denied)}"
 
 
 def _nodes(nodes: Sequence[NodeFacts]) -> tuple[tuple[tuple[str, object], ...], tuple[str, ...]]:
     """The keys ``nodes`` and ``node``, and what to know of them."""
     notes: tuple[str, ...] = ()
-    names_fit = all(is_name(feature) for node in nodes for feature in node.features)
+    names_fit = all(is_slurm_name(feature) for node in nodes for feature in node.features)
     groups = Counter(_shape(node, features=names_fit) for node in nodes)
     if not names_fit:
         notes = ("features are left out: a site file cannot hold the name of one of them",)
@@ -211,9 +235,18 @@ def _preemption(partition: PartitionInfo, cluster: ClusterFacts) -> list[tuple[s
 
 
 def is_name(value: str) -> bool:
-    """Whether a site file can hold ``value`` as the name of a partition, QOS, model or feature."""
+    """Whether a site, or a model of GPUs, can have the name ``value`` in a site file."""
+    return _is_select_accepted(value, check_name)
+
+
+def is_slurm_name(value: str) -> bool:
+    """The same of a partition, a QOS or a feature."""
+    return _is_select_accepted(value, check_slurm_name)
+
+
+def _is_select_accepted(value: str, check: Callable[[str, str], None]) -> bool:
     try:
-        check_name(value, "name")
+        check(value, "name")
     except ValueError:
         return False
     return True

@@ -10,7 +10,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.site.models import NodeGroup, Partition
 from hpcjobs.units import format_count, human_bytes, memory_bytes, time_limit_s
 
-_SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(?:[&|,][\w.-]+)*\Z", re.ASCII)
+_SIMPLE_CONSTRAINT = re.compile(r"[\w.:+@/=~-]+(?:[&|,][\w.:+@/=~-]+)*\Z", re.ASCII)
 
 
 class _Need(NamedTuple):

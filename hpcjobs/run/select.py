@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import RequestError, SchedulerError, UnknownJobError, nearest
+from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
 from hpcjobs.run.folder import SUBMITTED
@@ -72,10 +72,12 @@ def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> li
 
     try:
         return [*known, *find_foreign(job_ids, site=site)]
+    except CommandMissingError:  # a workstation
+        return known
     except SchedulerError as error:
         raise UnknownJobError(
-            f"job {', '.join(sorted(job_ids, key=int))} was not submitted with hpcjobs, and Slurm cannot be asked about"
-            f" it: {error.message}",
+            f"no job {', '.join(sorted(job_ids, key=int))} was submitted with hpcjobs, and Slurm cannot be asked about"
+            f" others: {error.message}",
             hint=error.hint,
         ) from error
 

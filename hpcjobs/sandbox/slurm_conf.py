@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcjobs.errors import ConfigError, reason_of
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.site.checks import check_name
+from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Site
 from hpcjobs.site.partition import count_gpus
 from hpcjobs.units import LEAST_BARE_MEMORY
@@ -129,7 +129,7 @@ def _node(fields: Fields, where: str) -> NodeShape:
         gpus=sum(gpus.values()),
         gpu_model=models[0] if typed and len(models) == 1 else None,
         gpu_models=tuple(f"{model}:{gpus[model]}" for model in models) if typed and len(models) > 1 else (),
-        features=names if all(map(_is_name, names)) else None,
+        features=names if all(_is_name(one, check_slurm_name) for one in names) else None,
     )
 
 
@@ -140,9 +140,9 @@ def _memory(megabytes: int | None) -> int | str | None:
     return megabytes if megabytes >= LEAST_BARE_MEMORY else f"{megabytes}M"
 
 
-def _is_name(text: str) -> bool:
+def _is_name(text: str, check: Callable[[str, str], None] = check_name) -> bool:
     try:
-        check_name(text, "name")
+        check(text, "name")
     except ValueError:
         return False
     return True
@@ -161,7 +161,7 @@ def _members(fields: Fields, nodes: Mapping[str, NodeShape], sets: list[Fields],
 
 def _partition(fields: Fields, shapes: list[NodeShape], where: str) -> Partition:
     name = fields["partitionname"]
-    if not _is_name(name):
+    if not _is_name(name, check_slurm_name):
         raise ConfigError(f"{where}: a site file cannot hold the name of partition {name}")
     longest = fields.get("maxtime", "")
     least = _count(fields, "minnodes", where) or 1

@@ -14,6 +14,7 @@ MOST = 10_000_000
 _LONGEST_NAME = 180
 """A file name has 255 characters, and more than the job's name stands in those of a run."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*\Z", re.ASCII)
+_SLURM_NAME = re.compile(r"\w[\w.:+@/=~-]*\Z", re.ASCII)
 
 
 def check_name(value: str, what: str) -> None:
@@ -29,6 +30,15 @@ def check_job_name(value: str) -> None:
     check_line(value, "job name")
     if len(value) > _LONGEST_NAME:
         raise ValueError(f"job name {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
+
+
+def check_slurm_name(value: str, what: str) -> None:
+    """Refuse a ``what`` that no partition, QOS or feature of Slurm can be called, or that a job script would need to
+    quote."""
+    if not _SLURM_NAME.match(value):
+        raise ValueError(f"{what} {value!r}: use letters, digits and _.:+@/=~-, and start with a letter, a digit or _")
+    if len(value) > _LONGEST_NAME:
+        raise ValueError(f"{what} {value[:20]}...: {len(value)} characters, at most {_LONGEST_NAME} are allowed")
 
 
 def check_count(value: int, what: str, *, least: int = 1) -> None:

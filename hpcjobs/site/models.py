@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hpcjobs.errors import nearest
 from hpcjobs.site.affinity import Affinity
-from hpcjobs.site.checks import check_amount, check_count, check_duration, check_line
+from hpcjobs.site.checks import check_amount, check_count, check_duration, check_line, check_slurm_name
 from hpcjobs.site.checks import check_name as check_name
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.frozen import Frozen as Frozen
@@ -199,7 +199,7 @@ class Site(Frozen, frozen=True):
         if sum(p.default for p in self.partitions.values()) > 1:
             raise ValueError("only one partition can have default: true")
         for name in self.partitions:
-            check_name(name, "partition")
+            check_slurm_name(name, "partition")
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise ValueError(f"env {name!r} is no name of an environment variable")
@@ -222,7 +222,7 @@ class Site(Frozen, frozen=True):
 
     def _check_qos(self) -> None:
         for name, limit in self.qos.items():
-            check_name(name, "qos")
+            check_slurm_name(name, "qos")
             if limit:
                 try:
                     time_limit(limit)

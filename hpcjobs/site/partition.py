@@ -7,7 +7,14 @@ from typing import Literal
 
 from msgspec.structs import force_setattr
 
-from hpcjobs.site.checks import check_count, check_duration, check_memory, check_name, check_time_limit
+from hpcjobs.site.checks import (
+    check_count,
+    check_duration,
+    check_memory,
+    check_name,
+    check_slurm_name,
+    check_time_limit,
+)
 from hpcjobs.site.frozen import Frozen
 from hpcjobs.site.resources import Resources, check_fields, gpus_and_model
 from hpcjobs.units import memory_bytes
@@ -55,7 +62,7 @@ class NodeShape(Frozen, frozen=True):
         for name in filter(None, (self.gpu_model,)):
             check_name(name, "gpu_model")
         for name in self.features or ():
-            check_name(name, "features")
+            check_slurm_name(name, "features")
 
     def _count_models(self) -> None:
         """Set ``gpus`` to the GPUs of all types."""

@@ -218,7 +218,7 @@ def test_specialized_memory_is_not_offered_and_a_feature_no_file_can_hold_is_lef
     memory = ("RealMemory=65536", "RealMemory=65536 MemSpecLimit=1536")
     put_on_path(commands, "bare", changes={NODES: memory})
     assert [group["mem"] for group in site_of()["partitions"]["gpu"]["nodes"]] == [64000, 131072]
-    put_on_path(commands, "bare", changes={NODES: ("AvailableFeatures=a100", "AvailableFeatures=ib:edr")})
+    put_on_path(commands, "bare", changes={NODES: ("AvailableFeatures=a100", 'AvailableFeatures=ib"edr')})
     text = ok("sites", "init", "mine", "--dry-run").out
     assert "features are left out" in text
     assert all("features" not in group for group in yaml.safe_load(text)["partitions"]["gpu"]["nodes"])
@@ -297,3 +297,36 @@ def test_a_partition_where_no_job_starts_now_is_not_the_default_one(commands: Pa
     put_on_path(commands, "cpu", changes={PARTITIONS: (text, text.replace("UP", "DOWN"))})
     assert "compute" in site_of()["partitions"]
     assert [name for name, one in site_of()["partitions"].items() if "default" in one] == ["scavenger"]
+
+
+def test_a_partition_with_a_colon_in_its_name_is_written_and_takes_jobs(commands: Path, here: Path) -> None:
+    put_on_path(
+        commands, "cpu", changes={PARTITIONS: ("=compute ", "=standard96:test "), NODES: ("compute", "standard96:test")}
+    )
+    ok("sites", "init", "mine", "--run-root", "/shared/runs")
+    assert "standard96:test" in load_site("mine").partitions
+    script = ok("submit", "--site", "mine", "-p", "standard96:test", "--dry-run", "hostname").out
+    assert "#SBATCH --partition=standard96:test\n" in script
+    assert ok("sites", "show", "mine", "--json").json["partitions"]["standard96:test"]["nodes"]
+
+
+def test_a_partition_names_the_account_whose_association_is_valid_in_it(commands: Path) -> None:
+    own = "tu_hpc|sandbox||long,normal|normal|\\ntu_hpc|admin||normal||\\n"
+    valid = (
+        "tu_hpc|sandbox|compute|long,normal|normal|\\ntu_hpc|project|short|normal|normal|\\n"
+        "tu_hpc|theory|long|long|long|\\n"
+    )
+    put_on_path(commands, "cpu", changes={ASSOCIATIONS: (own.replace("\\n", "\n"), valid.replace("\\n", "\n"))})
+    proposed = ok("sites", "init", "mine", "--dry-run", "--json").json
+    partitions = proposed["site"]["partitions"]
+    assert "account" not in partitions["compute"].get("defaults", {})
+    assert partitions["short"]["defaults"]["account"] == "project"
+    assert partitions["long"]["defaults"] == {"account": "theory"}
+    text = ok("sites", "init", "mine", "--dry-run").out
+    assert "no account of yours is valid there" in text
+
+
+def test_the_qos_of_every_account_of_the_user_opens_a_partition(commands: Path) -> None:
+    own, more = "|sandbox||long,normal|normal|", "|sandbox||normal|normal|\ntu_hpc|theory||long|long|"
+    put_on_path(commands, "cpu", changes={ASSOCIATIONS: (own, more)})
+    assert site_of()["partitions"]["long"]["defaults"] == {"account": "theory"}
