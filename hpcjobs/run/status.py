@@ -128,8 +128,8 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
     except SchedulerDownError as no_answer:
         accounted, error = {}, no_answer
     ended = {job_id: [r for r in records if r.state.ended] for job_id, records in accounted.items()}
-    asked = [entry for entry, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
-    if late := [current_id(entry) for entry in asked if not _is_complete(entry, _of(entry, ended))]:
+    candidates = [entry for entry, _ in members if entry.is_foreign and current_id(entry) in ended_ids]
+    if late := [current_id(entry) for entry in candidates if not _is_complete(entry, _of(entry, ended))]:
         for job_id, records in _by_parent(_ask_slurmctld(scheduler, late)).items():
             there = {record.job_id for record in ended.get(job_id, [])}
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
