@@ -36,7 +36,7 @@ def prune(
 ) -> None:
     """List old run folders and records of jobs; with --remove, remove them.
 
-    A job that waits, runs, or has no record of its end yet is never removed. Sweeps keep what their results need.
+    A job that waits or runs, or whose end is not known, is never removed. Sweeps keep what their results need.
     """
     from hpcjobs.cli.ps import parse_states
     from hpcjobs.errors import RequestError
@@ -75,4 +75,4 @@ def prune(
     print(f"{len(chosen)} job{'' if len(chosen) == 1 else 's'}, {human_bytes(total)} {done}")
     if choice.left:
         jobs = "job" if choice.left == 1 else "jobs"
-        note(f"not listed: {choice.left} {jobs} of that age, still waiting, running, or not accounted for")
+        note(f"not listed: {choice.left} {jobs} of that age, still waiting, running, in use, or without a known end")

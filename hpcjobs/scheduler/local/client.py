@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -138,6 +139,20 @@ class LocalScheduler:
         for job in jobs.values():
             if job is not None:
                 queue.cancel(job)
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """Remove the files of jobs that have ended.
+
+        The newest job's stay, because ids are counted on from it, and so do those that a waiting job depends on.
+        """
+        with self._view() as view:
+            needed = {job_id.split("_")[0] for entry in view.entries for _, job_id in entry.request.dependency}
+            needed |= {entry.job.submitted_job.job_id for entry in view.entries}
+            folder = os.path.join(self._root, "jobs")
+            numbers = [job_number(name) or 0 for name in os.listdir(folder)] if os.path.isdir(folder) else []
+            needed.add(f"L{max(numbers, default=0)}")
+            for job in (LocalJob(self._root, job_id) for job_id in {*job_ids} - needed):
+                shutil.rmtree(job.folder, ignore_errors=True)  # what is left is of no use, and harms nobody
 
 
 def _start_supervisor(job: LocalJob, alive: int) -> None:

@@ -49,13 +49,28 @@ def pruned(*arguments: str) -> list[str]:
     return [row["job_id"] for row in ok("prune", "--json", *arguments).json["jobs"]]
 
 
-def test_old_jobs_are_listed_and_removed_only_when_asked(here_with_slurm: Path) -> None:
+def write_state(folder: Path, state: str, **more: object) -> None:
+    """What the job itself wrote."""
+    content = {"job_id": folder.name.removeprefix("job"), "state": state, "exit_code": None, "started": 1, "nodes": "n"}
+    (folder / "state.json").write_text(json.dumps({**content, "ended": None, **more}))
+
+
+def queued(folder: Path) -> str:
+    """squeue's answer: the job of the run folder runs."""
+    job_id = folder.name.removeprefix("job")
+    row = [job_id, folder.name, "RUNNING", "None", "main", "n1", "1", "%s", "%s", "1:00", "1:00:00", f"{folder}/job.sh"]
+    return "printf '" + "\\037".join(row) + "\\n' $(date +%s) $(date +%s)"
+
+
+def test_old_jobs_are_listed_and_removed_only_when_asked(here_with_slurm: Path, tmp_path: Path) -> None:
     old, recent = job(here_with_slurm, "1", days=40), job(here_with_slurm, "2", days=3)
-    unaccounted = job(here_with_slurm, "3", days=50, state=None)
+    unaccounted = job(here_with_slurm, "3", days=35, state=None)
+    write_state(unaccounted, "RUNNING")
+    answer(tmp_path / "slurm", "squeue", queued(unaccounted))
     assert "1 job, " in ok("prune").out
     assert old.exists()
     answered = ok("prune", "--remove")
-    assert "not listed: 1 job of that age, still waiting, running, or not accounted for" in answered.err
+    assert "not listed: 1 job of that age, still waiting, running, in use, or without a known end" in answered.err
     assert (old.exists(), recent.exists(), unaccounted.exists()) == (False, True, True)
     assert [entry.job_id for entry in index.entries()] == ["3", "2"]
 
@@ -101,10 +116,64 @@ def test_what_is_no_run_folder_of_the_job_is_left_alone(here_with_slurm: Path) -
 
 def test_a_job_that_was_requeued_since_is_no_old_job(here_with_slurm: Path, tmp_path: Path) -> None:
     folder = job(here_with_slurm, "1", days=0.5)
-    row = ["1", "job1", "RUNNING", "None", "main", "n1", "1", "%s", "%s", "1:00", "1:00:00", str(folder / "job.sh")]
-    answer(tmp_path / "slurm", "squeue", "printf '" + "\\037".join(row) + "\\n' $(date +%s) $(date +%s)")
+    answer(tmp_path / "slurm", "squeue", queued(folder))
     assert pruned("--older-than", "1h", "--remove") == []
     assert folder.exists()
+
+
+def test_a_job_that_runs_without_its_folder_stays_listed(here_with_slurm: Path, tmp_path: Path) -> None:
+    folder = job(here_with_slurm, "1", days=40, state=None)
+    answer(tmp_path / "slurm", "squeue", queued(folder))
+    subprocess.run(["rm", "-r", folder], check=True)
+    assert pruned("--remove") == []
+    assert [entry.job_id for entry in index.entries()] == ["1"]
+
+
+def test_without_accounting_a_job_that_wrote_its_end_or_that_nobody_knows_is_old(
+    here_with_slurm: Path, tmp_path: Path
+) -> None:
+    answer(tmp_path / "slurm", "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    job(here_with_slurm, "1", days=40, state=None)
+    ended = job(here_with_slurm, "2", days=20, state=None)
+    write_state(ended, "COMPLETED", exit_code=0, ended=time.time() - 20 * DAY)
+    job(here_with_slurm, "3", days=20, state=None)
+    assert pruned("--older-than", "10d", "--remove") == ["1", "2"]
+
+
+def test_the_folder_that_a_waiting_rerun_begins_in_is_kept(here_with_slurm: Path, tmp_path: Path) -> None:
+    first = job(here_with_slurm, "1", days=40)
+    (first / "code").mkdir()
+    again = job(here_with_slurm, "2", days=1, state=None)
+    (again / "manifest.json").write_text(json.dumps({"job": {"chdir": str(first / "code")}}))
+    answer(tmp_path / "slurm", "squeue", queued(again))
+    assert pruned("--remove") == []
+    answer(tmp_path / "slurm", "squeue", ":")
+    write_state(again, "COMPLETED", exit_code=0, ended=time.time() - 600)
+    assert pruned("--remove") == ["1"]
+    assert not first.exists()
+
+
+def test_a_folder_that_cannot_be_removed_stays_complete(here_with_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = job(here_with_slurm, "1", days=40)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    answered = ok("prune", "--remove")
+    assert f"run folder {folder} cannot be removed: Permission denied" in answered.err
+    assert (folder / "logs" / "out").exists()
+    assert [entry.job_id for entry in index.entries()] == ["1"]
+
+
+def test_pruned_local_jobs_leave_nothing_in_the_queue_of_the_machine_and_no_id_returns() -> None:
+    for _ in range(3):
+        ok("submit", "--site", "local", "--launcher", "spawn", "--wait", "true")
+    assert pruned("--older-than", "0s", "--remove") == ["L1", "L2", "L3"]
+    (jobs,) = Path.home().glob(".local/state/hpcjobs/local/*/jobs")
+    assert [path.name for path in jobs.iterdir()] == ["L3"]
+    ok("submit", "--site", "local", "--launcher", "spawn", "--wait", "true")
+    assert [entry.job_id for entry in index.entries()] == ["L4"]
 
 
 def test_a_file_system_that_is_away_loses_no_record(here_with_slurm: Path) -> None:
