@@ -16,6 +16,7 @@ from hpcjobs.accounting.parse import frames
 from hpcjobs.accounting.stream import Streamer, stream
 from hpcjobs.errors import SchedulerError
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.table import QUESTION, Table, new_separator
 
 
@@ -70,7 +71,8 @@ class Sacct:
     def of_jobs(self, job_ids: Sequence[str], doubts: Doubts) -> Iterator[pl.DataFrame]:
         """Every attempt of these jobs, whenever they ran and whoever's they are."""
         columns = self._columns()
-        yield self._rows([f"--jobs={','.join(job_ids)}", "--starttime=1970-01-02", "--allusers"], columns, doubts)
+        for portion in list(split_ids(job_ids)) or [[]]:
+            yield self._rows([f"--jobs={','.join(portion)}", "--starttime=1970-01-02", "--allusers"], columns, doubts)
 
     def _columns(self) -> tuple[str, ...]:
         answer = self._runner(["sacct", "--helpformat"], env=self._env)

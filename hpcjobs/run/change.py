@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.job.policy import check_change, limited_options
-from hpcjobs.run.control import KEYS
+from hpcjobs.run.control import FURTHER, KEYS
 from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
@@ -21,12 +21,6 @@ from hpcjobs.scheduler.slurm.fields import read_clock_s
 from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.resources import Resources, gpus_in_gres, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s
-
-_FURTHER = {
-    "endtime": "time", "mincpusnode": "ntasks", "numcpus": "ntasks", "numtasks": "ntasks", "reqnodes": "nodes",
-    "reqprocs": "ntasks", "tasks": "ntasks", "tres": "gpus",
-}  # fmt: skip
-"""Further settings of scontrol, by how they begin, and the option that they change under another name."""
 
 
 def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler) -> None:
@@ -42,16 +36,14 @@ def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler)
     limited = limited_options(policies)
     for setting in settings:
         name, _, value = setting.partition("=")
-        sign = name[-1:] if name[-1:] in ("+", "-") else ""  # TimeLimit+=30
-        name = name.rstrip("+-").lower()
-        option = next((option for begin, option in _FURTHER.items() if name.startswith(begin)), None)
+        option = FURTHER.get(name)
         if option in limited:
             raise RequestError(
                 f"update {setting}: a policy of the centre limits {option}, which this would change",
                 hint=f"name the option itself: {', '.join(KEYS)}",
             )
-        for field in (field for field, key in KEYS.items() if name and key.lower().startswith(name)):
-            changed = _change(changed, field, _limit_now(sign + value, entry, slurm) if field == "time" else value)
+        for field in (field for field, key in KEYS.items() if key == name):
+            changed = _change(changed, field, _limit_now(value, entry, slurm) if field == "time" else value)
     check_change(job, changed, policies)
 
 

@@ -27,6 +27,14 @@ KEYS = {
     "wckey": "WCKey",
 }  # fmt: skip
 """Options of a job that Slurm can change, and scontrol's names of them."""
+FURTHER: dict[str, str | None] = {
+    "ArrayTaskThrottle": None, "BurstBuffer": None, "ClusterFeatures": None, "Contiguous": None, "CoreSpec": None,
+    "DelayBoot": None, "EndTime": "time", "MinCPUsNode": "ntasks", "MinMemoryCPU": None, "MinMemoryNode": None,
+    "MinTmpDiskNode": None, "NumCPUs": "ntasks", "NumTasks": "ntasks", "OverSubscribe": "exclusive", "Prefer": None,
+    "ResetAccrueTime": None, "Switches": None, "ThreadSpec": None,
+}  # fmt: skip
+"""Further names of scontrol that are passed on, and the option that they change under another name. Not among them are
+those that name other jobs (JobId), and the job's name, by which its record in the accounting is recognised."""
 
 
 def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect) -> list[str]:
@@ -40,7 +48,7 @@ def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect)
     ids: list[str] = []
     for slurm, known in _by_cluster(entries, verb, connect):
         chosen = [job_id for job in known for job_id in job.ids()]
-        slurm.control([verb, ",".join(chosen)])
+        slurm.control(verb, chosen)
         ids += chosen
     return ids
 
@@ -56,7 +64,7 @@ _INSTEAD = {
 def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect) -> list[str]:
     """Change ``name=value`` settings of a job; scontrol's words for them.
 
-    A name is that of the job's option (``time``), or scontrol's own (``TimeLimit``), which is passed on as it is.
+    A name is that of the job's option (``time``), or scontrol's own or its beginning (``TimeLimit``, ``timel``).
 
     Raises:
         RequestError: no setting that Slurm can change, not its value, or a policy of the centre refuses it; else as
@@ -67,7 +75,7 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
     arguments = [_setting(setting) for setting in settings]
     for slurm, known in _by_cluster([entry], "update", connect):
         check_settings(arguments, known[0].entry, slurm)
-        slurm.control(["update", f"JobId={known[0].ids()[0]}", *arguments])
+        slurm.update(known[0].ids()[0], arguments)
     return arguments
 
 
@@ -124,18 +132,34 @@ def _describe_end(job: Known) -> str:
     return f"job {job.entry.job_id} has ended: {job.records[0].state.value}"
 
 
+_TIMES = (KEYS["time"], KEYS["time_min"])
+
+
 def _setting(text: str) -> str:
     name, equals, value = text.partition("=")
     if not equals or any(char.isspace() and char != " " for char in text):
         raise RequestError(f"update {text!r}: no setting", hint="NAME=VALUE, such as time=2h")
-    if name[:1].isupper():
-        return text
-    field = name.removeprefix("--").replace("-", "_")
-    if field not in KEYS:
-        raise RequestError(f"update {text}: Slurm cannot change that", hint=nearest(field, KEYS))
-    if field in ("time", "time_min"):
-        value = _time(field, value)
-    return f"{KEYS[field]}={value}"
+    sign = name[-1:] if name.endswith(("+", "-")) else ""  # TimeLimit+=30
+    name = name.removeprefix("--").rstrip("+-")
+    key = KEYS.get(name.replace("-", "_")) or _find_key(name, text)
+    if key in _TIMES:
+        return f"{key}={_time(name, sign + value)}"
+    if sign:
+        raise RequestError(f"update {text}: only TimeLimit and TimeMin can be changed by an amount")
+    return f"{key}={value}"
+
+
+def _find_key(name: str, text: str) -> str:
+    """scontrol's name that ``name`` is, or is the only beginning of, as scontrol reads it: in any case of letters."""
+    keys = sorted({*KEYS.values(), *FURTHER})
+    matches = [key for key in keys if name and key.lower().startswith(name.lower())]
+    if exact := [key for key in matches if key.lower() == name.lower()]:
+        return exact[0]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RequestError(f"update {text}: {name!r} may be {' or '.join(matches)}", hint="write more of the name")
+    raise RequestError(f"update {text}: not changed by hpcjobs", hint=nearest(name, [*KEYS, *keys]))
 
 
 def _time(field: str, value: str) -> str:

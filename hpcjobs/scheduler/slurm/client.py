@@ -20,6 +20,7 @@ from hpcjobs.scheduler.slurm.parse import (
     parse_squeue,
     parse_submitted,
 )
+from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.refusals import hint_for
 from hpcjobs.scheduler.slurm.table import QUESTION
 
@@ -112,7 +113,7 @@ class SlurmScheduler:
         return parse_squeue(self._ask(QUEUED.squeue("--me")).out)
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        """Ended jobs as the accounting has them: one sacct; where there is none or it does not answer, scontrol.
+        """Ended jobs as the accounting has them, by sacct; where there is none or it does not answer, by scontrol.
 
         slurmctld forgets a job some minutes after its end (MinJobAge), so scontrol may know less.
 
@@ -123,14 +124,14 @@ class SlurmScheduler:
         if not ids:
             return []
         try:
-            out = self._ask(ACCOUNTED.sacct("--allocations", f"--jobs={','.join(ids)}")).out
+            commands = (ACCOUNTED.sacct("--allocations", f"--jobs={','.join(portion)}") for portion in split_ids(ids))
+            return [record for command in commands for record in parse_sacct(self._ask(command).out)]
         except SchedulerError as error:
             parents = {job_id.split("_")[0] for job_id in ids}
             shown = self.show_jobs(parents)
             if isinstance(error, SchedulerDownError) and parents - {record.job_id.split("_")[0] for record in shown}:
                 raise
             return shown
-        return parse_sacct(out)
 
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
@@ -171,17 +172,22 @@ class SlurmScheduler:
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel; a job that has ended already is no error."""
-        ids = sorted(set(job_ids))
-        if ids:
-            self._ask(["scancel", "--quiet", *ids])
+        for portion in split_ids(sorted(set(job_ids))):
+            self._ask(["scancel", "--quiet", *portion])
 
-    def control(self, arguments: Sequence[str]) -> None:
-        """Run a command of scontrol that changes jobs: ``hold 12``."""
-        self._ask(["scontrol", *arguments])
+    def control(self, verb: str, job_ids: Iterable[str]) -> None:
+        """Hold, release or requeue jobs."""
+        for portion in split_ids(job_ids):
+            self._ask(["scontrol", verb, ",".join(portion)])
+
+    def update(self, job_id: str, settings: Sequence[str]) -> None:
+        """Change ``Name=value`` settings of a job, by scontrol's names."""
+        self._ask(["scontrol", "update", f"JobId={job_id}", *settings])
 
     def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
         """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""
-        self._ask(["scancel", f"--signal={name}", *(["--full"] if batch_script else []), *sorted(set(job_ids))])
+        for portion in split_ids(sorted(set(job_ids))):
+            self._ask(["scancel", f"--signal={name}", *(["--full"] if batch_script else []), *portion])
 
     def query(self, argv: Sequence[str]) -> str:
         """What a Slurm command prints that only reads.

@@ -15,6 +15,7 @@ from hpcjobs.job.array import task_ids
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.slurm.client import SlurmScheduler
 
 NOW = time.time()
 
@@ -102,3 +103,46 @@ def test_cancel_all_ends_a_running_job_whose_run_folder_was_removed(here: Path, 
 def test_cancel_all_finds_nothing_where_all_jobs_have_ended(here: Path, slurm: Path) -> None:
     job(here, "8", ended=NOW - 600)
     assert within("cancel", "--all").out == "nothing to cancel\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "changed"),
+    [
+        ("time=2h", "TimeLimit=02:00:00"),
+        ("TimeLimit=+45", "TimeLimit=+00:45:00"),
+        ("timel+=45", "TimeLimit=+00:45:00"),
+        ("Qos=long", "QOS=long"),
+        ("arraytask=4", "ArrayTaskThrottle=4"),
+        ("comment=JobId=12 TimeLimit=3", "Comment=JobId=12 TimeLimit=3"),
+    ],
+)
+def test_update_gives_slurm_the_setting_by_its_full_name(here: Path, slurm: Path, setting: str, changed: str) -> None:
+    queue(slurm, ("11", "PENDING", job(here, "11")))
+    assert ok("update", "11", setting).out == f"job 11: {changed}\n"
+    assert f"update JobId=11 {changed}" in given(slurm, "scontrol")
+
+
+@pytest.mark.parametrize(
+    "setting", ["JobId=12", "jobid=12", "Job=12", "JobName=x", "Name=x", "Time=3", "UserID=0", "=3"]
+)
+def test_update_refuses_settings_that_are_not_of_the_list(here: Path, slurm: Path, setting: str) -> None:
+    queue(slurm, ("11", "PENDING", job(here, "11")))
+    refused = within("update", "11", setting, "TimeLimit=+45")
+    assert refused.code == 5
+    assert f"update {setting}: " in refused.err
+    assert not [call for call in given(slurm, "scontrol") if call.startswith("update")]
+
+
+def test_20_000_jobs_are_asked_about_and_changed_in_portions(slurm: Path) -> None:
+    """One argument of a program holds 128 KiB."""
+    ids = [str(1_000_000 + number) for number in range(20_000)]
+    scheduler = SlurmScheduler()
+    assert scheduler.account(ids) == []
+    scheduler.control("hold", ids)
+    scheduler.cancel(ids)
+    queried = [call.partition("--jobs=")[2].split(",") for call in given(slurm, "sacct")]
+    held = [call.removeprefix("hold ").split(",") for call in given(slurm, "scontrol")]
+    cancelled = [call.removeprefix("--quiet ").split() for call in given(slurm, "scancel")]
+    for calls in (queried, held, cancelled):
+        assert [job_id for call in calls for job_id in call] == ids
+        assert len(calls) == 2
