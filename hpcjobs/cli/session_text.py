@@ -78,10 +78,6 @@ def print_session(session: Session, *, as_json: bool) -> None:
     print(f"then open:       {fields['url']}" if fields["tunnel"] else f"open:            {fields['url']}", flush=True)
     if session.connection.kind == "code":
         print(f"password:        {session.connection.token}", flush=True)
-    if session.connection.fingerprint is not None:
-        print(f"certificate:     SHA-256 {session.connection.fingerprint}", flush=True)
-    elif session.settings.bind == "address":
-        note("from the login node to the worker this is plain HTTP; jupyter.tls: true in the site file encrypts it")
 
 
 def cells(session: Session) -> list[str]:

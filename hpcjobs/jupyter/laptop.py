@@ -6,7 +6,6 @@ import http.client
 import os
 import shlex
 import signal
-import ssl
 import time
 import urllib.error
 import urllib.request
@@ -171,7 +170,7 @@ class _Link:
         way = Tunnel(**answer["way"])
         tunnel = self._remote.start_tunnel(way, self._port)
         try:
-            if not self._await_page(tunnel, "http" if connection.fingerprint is None else "https"):
+            if not self._await_page(tunnel):
                 return False
             self._show(connection, folder)
             tunnel.wait()
@@ -194,14 +193,14 @@ class _Link:
         self._port_taken = False
         return True
 
-    def _await_page(self, tunnel: Popen[bytes], scheme: str) -> bool:
+    def _await_page(self, tunnel: Popen[bytes]) -> bool:
         """Whether something answers at the other end.
 
         Raises:
             HpcJobsError: nothing does, and nothing ever did: the way is wrong, and not the link.
         """
         end = time.monotonic() + _ANSWER_S
-        while not answers(self._port, scheme):
+        while not answers(self._port):
             if tunnel.poll() is not None:
                 problem = f"ssh ended with exit code {tunnel.returncode}: {shlex.join(map(str, tunnel.args))}"  # type: ignore[arg-type]
             elif time.monotonic() > end:
@@ -226,18 +225,14 @@ class _Link:
         self._say(f"open: {address}")
         if connection.kind == "code":
             self._say(f"password: {connection.token}")
-        if connection.fingerprint is not None:
-            self._say(f"its certificate, SHA-256: {connection.fingerprint}")
         show(address, folder)
 
 
-def answers(port: int, scheme: str = "http") -> bool:
+def answers(port: int) -> bool:
     """Whether something at this ``port`` of this machine speaks HTTP; proxies are not used."""
-    # The certificate is the session's own: its fingerprint is printed, and compared by whoever opens the page.
-    secure = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        direct.open(f"{scheme}://127.0.0.1:{port}/", timeout=5).close()
+        direct.open(f"http://127.0.0.1:{port}/", timeout=5).close()
     except urllib.error.HTTPError:
         return True  # a refusal is an answer
     except (OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""Checks whether a session's Python has Jupyter, where that can be known before anything is queued."""
+"""Checks whether a session can run and be reached, as far as that is known before anything is queued."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from subprocess import TimeoutExpired
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
+from hpcjobs.node.session.files import Settings
 from hpcjobs.node.session.servers import LEAST, PACKAGES
+from hpcjobs.node.session.tunnel import relay_socket
 from hpcjobs.processes.modules import LEAVE_FOLDER
 from hpcjobs.processes.start import run
 
@@ -32,6 +34,9 @@ for word in sys.argv[1:]:
 print(" and ".join(problems))
 """
 _PATIENCE_S = 20.0
+_LONGEST_SOCKET = 107
+"""Bytes of a socket's path that Linux takes."""
+_LONGEST_ID = "4294967295"
 
 
 def check(job: Job, kind: str) -> None:
@@ -60,4 +65,23 @@ def check(job: Job, kind: str) -> None:
     raise RequestError(
         f"{python}, which site {job.site} ({job.site_file}) would run the session with, has {lacking}",
         hint=f"{python} -m pip install {requirements}, or name another in the site file (jupyter.python)",
+    )
+
+
+def check_relay(settings: Settings) -> None:
+    """Refuse a session whose relay could not listen on the login host.
+
+    Raises:
+        RequestError: the path of its socket would be too long.
+    """
+    if settings.srun is None or settings.ssh_to_nodes:
+        return
+    path = relay_socket(settings.relay_folder, _LONGEST_ID)
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return
+    raise RequestError(
+        f"the session is reached through a socket in {settings.relay_folder}, and the path of a socket has at most "
+        f"{_LONGEST_SOCKET} bytes, here {len(os.fsencode(path))}",
+        hint="set XDG_STATE_HOME to a folder of yours with a shorter name; where users may ssh to the nodes of their "
+        "jobs, write jupyter.ssh_to_nodes: true in the site file",
     )

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
 from hpcjobs.errors import RequestError, reason_of
+from hpcjobs.files import state_dir
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session.files import PRIVATE, Kernel, Settings
@@ -95,9 +96,6 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
     return Settings(
         kind=kind,
         folder=job.chdir,
-        bind=site.jupyter.bind if slurm else "loopback",
-        tls=site.jupyter.tls and slurm and site.jupyter.bind != "socket",
-        address_suffix=site.address_suffix,
         ssh_to_nodes=site.jupyter.ssh_to_nodes,
         login=_login(site, user),
         user=user,
@@ -115,7 +113,25 @@ def _settings(site: Site, job: Job, *, kind: Kind, idle: str | None, token: str 
             "names": [*sorted(LEAKING_NAMES), *(f"HPCJOBS_{name}" for name in _OF_THE_SCRIPT)],
             "exceptions": [*sorted(NOT_LEAKING), *_ALLOCATION],
         },
+        relay_folder=_relay_folder(),
     )
+
+
+def _relay_folder() -> str:
+    """Where a relay listens on the login host: its name cannot be taken by another user, on any host of the cluster.
+
+    So no folder below one that others may write to, as /tmp: what a tunnel leads to there could be somebody else's.
+    """
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    if runtime.is_dir() and all(_is_closed(folder) for folder in (runtime, *runtime.parents)):
+        return str(runtime / "hpcjobs")
+    return str(state_dir() / "relay")
+
+
+def _is_closed(folder: Path) -> bool:
+    """Whether only root and this user can make something in it."""
+    status = folder.stat()
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
 
 
 def _kernels(site: Site, job: Job) -> list[Kernel]:
@@ -170,4 +186,11 @@ def _login(site: Site, user: str) -> str | None:
         return (login if named else replace(login, user=user)).destination
     if site.scheduler == "local" and "SSH_CONNECTION" not in os.environ:
         return None
-    return f"{user}@{socket.getfqdn()}"
+    # A host whose own name is an alias of 127.0.0.1 in /etc/hosts has localhost for its full name.
+    names = (name for name in (socket.getfqdn(), socket.gethostname()) if name.partition(".")[0] != "localhost")
+    if (name := next(names, None)) is None:
+        raise RequestError(
+            f"this machine calls itself localhost, and site {site.name} ({site.path}) has no login host for a laptop",
+            hint="name it in the site file: login: user@host",
+        )
+    return f"{user}@{name}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hpcjobs.errors import HpcJobsError, UnknownJobError
 from hpcjobs.job.models import Plan
 from hpcjobs.jupyter.bundle import fill
-from hpcjobs.jupyter.precheck import check
+from hpcjobs.jupyter.precheck import check, check_relay
 from hpcjobs.jupyter.request import SessionRequest
 from hpcjobs.node.session import files
 from hpcjobs.node.session.files import Connection, Settings
@@ -66,9 +66,11 @@ def start(request: SessionRequest) -> Entry:
     """Submit the session.
 
     Raises:
-        RequestError: its Python has no Jupyter, as far as that can be known here. SchedulerError: refused.
+        RequestError: its Python has no Jupyter, as far as that can be known here, or no laptop could reach it.
+        SchedulerError: refused.
     """
     check(request.plan.job, request.settings.kind)
+    check_relay(request.settings)
 
     def prepare(plan: Plan) -> None:
         fill(plan.run_dir, request.settings)
@@ -139,8 +141,7 @@ def sessions(*, site: str | None = None, connect: Connect = connect) -> list[Ses
     """My sessions that have not ended, oldest first."""
     entries = [entry for entry in entries_of(site) if _is_session(entry)]
     known = statuses(entries, connect=connect)
-    running = [_session(job.entry, job.records[0]) for job in known]
-    return [session for session in running if not _over(session.record.state)]
+    return [_session(job.entry, job.records[0]) for job in known if not _over(job.records[0].state)]
 
 
 def find(job: str | None, *, site: str | None = None) -> Entry:

@@ -1,8 +1,6 @@
-"""The ``jupyter:`` section of a site: where a session's server listens, and how one gets there."""
+"""The ``jupyter:`` section of a site: what a session runs, and how one gets there."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from hpcjobs.site.checks import check_duration
 from hpcjobs.site.frozen import Frozen
@@ -11,14 +9,15 @@ from hpcjobs.site.frozen import Frozen
 class Jupyter(Frozen, frozen=True):
     """Sessions on this site (``hpcjobs jupyter``)."""
 
-    bind: Literal["loopback", "address", "socket"] = "loopback"
-    """``address``: the one that the node's name leads to, which the login node and every other node reach;
-    ``socket``: a file on the node that only its owner opens."""
-    tls: bool = False
-    """Where a port is bound, the server speaks HTTPS by a certificate made for the session (by openssl, on the node);
-    otherwise what goes from the login node to the worker is plain HTTP."""
+    REMOVED = dict.fromkeys(
+        ("bind", "tls"),
+        "delete it: a session listens at a socket that only you can open, and no longer at a port of the node "
+        "(docs/jupyter.md, How to connect)",
+    )
+    """Keys of earlier versions, and what to do about each."""
     ssh_to_nodes: bool = False
-    """Users may ssh to a node that runs their job; otherwise a step of the job carries the connection."""
+    """Users may ssh to a node that runs their job, and see the job's /tmp there; otherwise a step of the job carries
+    the connection."""
     python: str | None = None
     """Python that has Jupyter, on the node; ``None``: the site's."""
     kernels: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def locate_error(
         owner = _struct_at(kind, steps)
         steps = [*steps, unknown[1]]
         message = "unknown key"
-        hint = nearest(unknown[1], set(owner.__struct_fields__) - _OF_THE_LOADER) if owner else None
+        hint = _hint_of_unknown(owner, unknown[1]) if owner else None
     elif steps and str(steps[-1]).startswith(("time", "max_time")):
         hint = "a time limit is quoted text with a unit: '2h', '90m', '1-12:00:00' (bare 12:30:00 is 45000 to YAML)"
     elif steps and "Expected `str" in message and str(steps[-1]) in _MEMORY:
@@ -151,6 +151,11 @@ def locate_error(
     line = line_of(file.text, steps)
     key = ".".join(str(step) for step in steps) or "the file"
     return ConfigError(f"{file.path}:{line}: {key}: {_cut(in_plain_words(message))}", hint=hint)
+
+
+def _hint_of_unknown(owner: type[msgspec.Struct], key: str) -> str | None:
+    removed: Mapping[str, str] = getattr(owner, "REMOVED", {})
+    return removed.get(key) or nearest(key, set(owner.__struct_fields__) - _OF_THE_LOADER)
 
 
 def _cut(message: str) -> str:

@@ -54,6 +54,11 @@ class Laptop:
         arguments = [*self._inside, "curl", "--silent", "--output", into, "--write-out", "%{http_code}", url]
         return subprocess.run(arguments, env=self._env, capture_output=True, text=True).stdout
 
+    def post(self, url: str) -> str:
+        """What the server answers to an empty POST."""
+        arguments = [*self._inside, "curl", "--silent", "--show-error", "--fail", "--request", "POST", url]
+        return subprocess.run(arguments, env=self._env, capture_output=True, text=True, check=True).stdout
+
     @contextmanager
     def tunnel(self, command: str) -> Iterator[subprocess.Popen[str]]:
         """The printed ``command`` while it is used."""
@@ -122,10 +127,14 @@ def laptop(folder: Path, *, login_environment: Mapping[str, str] | None = None) 
 @contextmanager
 def sshd_on(folder: Path, host: Host, *, environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """An sshd on a node that lets its users in; it sees the node's own /tmp."""
-    (daemon,) = [d for d in recorded_daemons(folder_at(None)) if d.name == f"slurmd-{host.name}"]
-    arguments = ["nsenter", f"--target={daemon.pid}", "--mount", "--net", "--uts", "--"]
-    with _sshd(folder, host.name, host.address, arguments, environment or {}):
+    with _sshd(folder, host.name, host.address, on_node(host.name), environment or {}):
         yield
+
+
+def on_node(name: str) -> list[str]:
+    """The words in front of a command that runs on a node, where it sees the node's own /tmp."""
+    (daemon,) = [d for d in recorded_daemons(folder_at(None)) if d.name == f"slurmd-{name}"]
+    return ["nsenter", f"--target={daemon.pid}", "--mount", "--net", "--uts", "--"]
 
 
 @contextmanager

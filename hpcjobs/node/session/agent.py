@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import signal
 import socket
-import ssl
 import sys
 import tempfile
 import time
@@ -20,17 +18,18 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 
 from hpcjobs.files import write_beside
-from hpcjobs.node.session import files, servers, tunnel
+from hpcjobs.node.session import files, loopback, servers, tunnel
 from hpcjobs.node.session.files import Connection, Settings
-from hpcjobs.node.session.servers import ServerAddress
-from hpcjobs.processes.start import run, start
+from hpcjobs.processes.start import start
 
 MISSING = 20
 """Exit code: the node lacks something the session needs."""
 _ANSWER_S = 300.0
 _LOOK_S, _LOOK_AGAIN_S = 0.2, 15.0
 _STOP_S = 15.0
-_LONG = 50
+_LONGEST_PARENT = 40
+"""Bytes of the folder that the private one is in: a socket's path has at most 107, and that of a kernel's socket has 67
+more: ``/hpcjobs-12345678/kernel-`` and the kernel's id, ``-ipc-1``."""
 _LAST_WARNING_S = 60.0
 _HEARD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD}
 
@@ -43,92 +42,29 @@ def serve(run_dir: Path) -> int:
         return MISSING
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     token = settings.token or secrets.token_urlsafe(32)
-    try:
-        with _private_folder() as private, _place(settings, private) as place:
-            return _Session(settings, run_dir, private, place, token).run()
-    except _NoPlace as error:
-        print(f"hpcjobs: {error}", file=sys.stderr, flush=True)
-        return MISSING
-
-
-class _NoPlace(Exception):
-    """The node has no such address."""
+    with _private_folder() as private:
+        return _Session(settings, run_dir, private, token).run()
 
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder of the node's own, for sockets: short, since a socket's path has at most 107 bytes."""
+    """A folder of the node's own, for sockets."""
     parent = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="hpcjobs-", dir=parent if len(parent) < _LONG else "/tmp")
+    fits = len(os.fsencode(parent)) <= _LONGEST_PARENT
+    folder = tempfile.mkdtemp(prefix="hpcjobs-", dir=parent if fits else "/tmp")
     try:
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _place(settings: Settings, private: Path) -> Iterator[ServerAddress]:
-    """An address to listen at that no other process gets.
-
-    The port is kept bound, but not listened at, until the server has ended: the kernel gives a bound port to no one who
-    asks for a free one, and lets the server, which names it, in.
-    """
-    if settings.bind == "socket":
-        yield ServerAddress(None, None, str(private / "session.socket"))
-        return
-    address = "127.0.0.1" if settings.bind == "loopback" else _own_address(settings.address_suffix)
-    certificate = _make_certificate(private, address) if settings.tls else None
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((address, 0))
-        yield ServerAddress(address, held.getsockname()[1], None, certificate)
-
-
-def _make_certificate(private: Path, address: str) -> servers.Certificate:
-    """A self-signed certificate for this session: the user compares its fingerprint in the browser."""
-    path, key = private / "certificate.pem", private / "key.pem"
-    names = f"subjectAltName=DNS:localhost,DNS:{socket.gethostname()},IP:{address},IP:127.0.0.1"
-    arguments = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "30",
-        "-subj",
-        "/CN=hpcjobs session",
-    ]
-    arguments += ["-addext", names, "-keyout", str(key), "-out", str(path)]
-    try:
-        result = run(arguments)
-    except FileNotFoundError as error:
-        raise _NoPlace("jupyter.tls of the site file needs openssl on the node, and there is none") from error
-    if result.code != 0:
-        raise _NoPlace(f"openssl made no certificate: {result.err.strip()[-300:]}")
-    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(path.read_text(encoding="ascii"))).hexdigest().upper()
-    return servers.Certificate(str(path), str(key), ":".join(digest[i : i + 2] for i in range(0, len(digest), 2)))
-
-
-def _own_address(suffix: str) -> str:
-    """The address that this node's name leads to, for the login node."""
-    name = socket.gethostname() + suffix
-    try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
-        raise _NoPlace(f"{name}: {error}; jupyter.bind of the site file can say loopback") from error
-    if address.startswith("127."):
-        raise _NoPlace(f"{name} is {address} on this node, which no other host reaches; set jupyter.bind: loopback")
-    return address
-
-
 class _Session:
     """A server, its files, and the clock."""
 
-    def __init__(self, settings: Settings, run_dir: Path, private: Path, place: ServerAddress, token: str) -> None:
-        self._settings, self._run_dir, self._private, self._place = settings, run_dir, private, place
-        self._token = token
+    def __init__(self, settings: Settings, run_dir: Path, private: Path, token: str) -> None:
+        self._settings, self._run_dir, self._token = settings, run_dir, token
+        self._request = servers.ServerRequest(settings, token, run_dir, private)
+        self._socket = self._request.socket
         self._started = time.time()
         self._ends = _ends(settings, self._started)
         warnings = {settings.warn_s, min(settings.warn_s, _LAST_WARNING_S)}
@@ -139,8 +75,7 @@ class _Session:
         home = self._run_dir / files.FOLDER
         home.mkdir(mode=0o700, exist_ok=True)
         self._clear(home)  # of an attempt that lost its node
-        request = servers.ServerRequest(self._settings, self._place, self._token, self._run_dir, self._private)
-        server = servers.build(request)
+        server = servers.build(self._request)
         process = start(
             server.command,
             cwd=self._settings.folder,
@@ -189,22 +124,26 @@ class _Session:
         return max(_LOOK_S, min(due))
 
     def _announce(self, path: str) -> None:
-        """Once the server answers: say where."""
-        self._answering = servers.answers(self._settings.kind, self._place, self._token)
+        """Once the server answers: say where.
+
+        Its socket gets a new name then. Any user reads the first one in /proc/net/unix, and could listen at it after
+        the session's end, where a laptop's tunnel may still lead; the second one is known to its owner alone.
+        """
+        self._answering = servers.answers(self._settings.kind, self._socket, self._token)
         if not self._answering:
             return
+        first, self._socket = self._socket, f"{os.path.dirname(self._socket)}/{secrets.token_hex(16)}"
+        os.rename(first, self._socket)
         connection = Connection(
-            schema=1,
+            schema=files.SCHEMA,
             job_id=os.environ["HPCJOBS_JOB_ID"],
             kind=self._settings.kind,
             host=socket.gethostname(),
-            address=self._place.address,
-            port=self._place.port,
-            socket=self._place.socket,
+            socket=self._socket,
+            port=loopback.listen(self._socket) if self._settings.srun is None else None,
             token=self._token,
             path=path,
             python="python3" if self._settings.in_image else sys.executable,
-            fingerprint=self._place.certificate.fingerprint if self._place.certificate else None,
             started=self._started,
             ends=self._ends,
         )
@@ -213,7 +152,7 @@ class _Session:
             arguments = way.command(tunnel.local_port(connection))
             write_beside(self._run_dir / files.COMMAND, shlex.join(arguments) + "\n")
         write_beside(self._run_dir / files.CONNECTION, json.dumps(connection._asdict(), indent=2))
-        _say(f"{self._settings.kind} answers on {connection.host}, {connection.socket or connection.port}")
+        _say(f"{self._settings.kind} answers on {connection.host}")
 
     def _warn_when_due(self) -> None:
         while self._ends is not None and self._warnings and time.time() >= self._ends - self._warnings[0]:
@@ -225,7 +164,7 @@ class _Session:
         idle = self._settings.idle_s
         if idle is None:
             return False
-        active = servers.last_activity(self._settings.kind, self._place, self._token)
+        active = servers.last_activity(self._settings.kind, self._socket, self._token)
         if active is None or time.time() - max(active, self._started) < idle:
             return False
         _say(f"idle for {idle / 60:g} min: the session ends")

@@ -24,6 +24,8 @@ SETTINGS, BUNDLE, CONNECTION, COMMAND, FOLDER = (
 )
 
 
+SCHEMA = 2
+"""Of ``connection.json``; in the first one a server listened at a port."""
 PRIVATE = "{private}"
 """In the words of a kernel: the node's folder in which it meets the server."""
 
@@ -42,11 +44,6 @@ class Settings(NamedTuple):
     """``lab``, ``notebook`` or ``code``."""
     folder: str
     """Where the server's files begin."""
-    bind: str
-    """``loopback``, ``address`` (the one that the node's name leads to) or ``socket`` (a file on the node)."""
-    tls: bool
-    """The server speaks HTTPS, by a certificate made for the session."""
-    address_suffix: str
     ssh_to_nodes: bool
     login: str | None
     """``user@host``; None: the session is on the machine that the user sits at."""
@@ -66,6 +63,8 @@ class Settings(NamedTuple):
     """The server runs in a container, whose Python is not that of the node."""
     hidden: dict[str, list[str]]
     """What notebooks do not see of the job's environment: ``prefixes`` and ``names``, without the ``exceptions``."""
+    relay_folder: str = ""
+    """Where the relay listens on the login host: a folder that no other user can make in its place."""
 
 
 class Connection(NamedTuple):
@@ -75,26 +74,25 @@ class Connection(NamedTuple):
     job_id: str
     kind: str
     host: str
-    address: str | None
+    socket: str
+    """Where the server listens: a file that only its owner can open."""
     port: int | None
-    socket: str | None
-    """In place of address and port."""
+    """A port of loopback that leads to the socket, for a session on this machine; None: there is none."""
     token: str
     path: str
     """Of the page, with a leading slash."""
     python: str
     """One that runs ``session.pyz`` on that host."""
-    fingerprint: str | None
-    """SHA-256 of the session's certificate, as browsers show it; None: plain HTTP."""
     started: float
     ends: float | None
     """The time limit; None: there is none."""
 
 
 def read_settings(run_dir: Path) -> Settings:
-    """The request of this run folder's session."""
+    """The request of this run folder's session; what an earlier version asked for beside it is left out."""
     values: dict[str, Any] = json.loads((run_dir / SETTINGS).read_text(encoding="utf-8"))
-    return Settings(**{**values, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
+    known = {name: value for name, value in values.items() if name in Settings._fields}
+    return Settings(**{**known, "kernels": [Kernel(*kernel) for kernel in values["kernels"]]})
 
 
 def forget_token(run_dir: Path) -> None:
@@ -108,8 +106,9 @@ def forget_token(run_dir: Path) -> None:
 
 
 def read_connection(run_dir: Path) -> Connection | None:
-    """Where the session answers; None: not yet, or no longer."""
+    """Where the session answers; None: not yet, no longer, or not in a way that this version knows."""
     try:
-        return Connection(**json.loads((run_dir / CONNECTION).read_text(encoding="utf-8")))
+        values: dict[str, Any] = json.loads((run_dir / CONNECTION).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    return Connection(**values) if values["schema"] == SCHEMA else None

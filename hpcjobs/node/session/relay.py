@@ -160,9 +160,7 @@ def carry(run_dir: Path) -> int:
         return 1
 
     async def open_connection() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if connection.socket is not None:
-            return await asyncio.open_unix_connection(connection.socket)
-        return await asyncio.open_connection(connection.address, connection.port)
+        return await asyncio.open_unix_connection(connection.socket)
 
     async def main() -> None:
         reader, writer = await _pipes(sys.stdin.fileno(), sys.stdout.fileno())
@@ -183,7 +181,7 @@ async def _relay(run_dir: Path) -> int:
     if connection is None or settings.srun is None:
         print(f"hpcjobs: no session answers in {run_dir}", file=sys.stderr, flush=True)
         return 1
-    where = Path(relay_socket(settings.user, connection.job_id))
+    where = Path(relay_socket(settings.relay_folder, connection.job_id))
     _own_folder(where.parent)
     environment = os.environ | ({"SLURM_CONF": settings.slurm_conf} if settings.slurm_conf else {})
     options = [f"--jobid={connection.job_id}", "--overlap", "--quiet", "--nodes=1", "--ntasks=1"]
@@ -205,7 +203,7 @@ async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
         print("hpcjobs: no step of the job could be started to carry the connection", file=sys.stderr, flush=True)
         return 1
     mux = Mux(step.stdout, step.stdin, None)
-    beside = where.with_name(f"{where.name}.{os.getpid()}")
+    beside = where.with_name(str(os.getpid()))  # no longer than the name itself
     server = await asyncio.start_unix_server(mux.connect, str(beside))
     os.chmod(beside, 0o600)
     mine = beside.stat().st_ino
@@ -222,11 +220,14 @@ async def _listen(step: asyncio.subprocess.Process, where: Path) -> int:
 
 
 def _own_folder(folder: Path) -> None:
-    """A folder for sockets that is ours alone, whoever else writes to /tmp."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """A folder for sockets that is ours alone."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"hpcjobs: no folder for the session's socket on this host: {error}") from error
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
-        raise SystemExit(f"hpcjobs: {folder} is not a folder of yours alone: remove it, or ask who made it")
+        raise SystemExit(f"hpcjobs: {folder} is not a folder of yours alone: chmod 700 it, or remove it")
 
 
 def _watch_peer() -> asyncio.Future[None]:

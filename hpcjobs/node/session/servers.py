@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import ssl
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,37 +22,24 @@ from hpcjobs.processes.start import run
 CONFIG = "config"
 """Folder of the configuration that holds the token, in the session's own."""
 _EXTENSION = "hpcjobs_session"
+_NO_PORT = 8888
+"""Jupyter's default: with any other one it refuses to listen at a socket."""
 _ASK_S = 5.0
-
-
-class Certificate(NamedTuple):
-    """A certificate made for one session, and its key: files of the node's private folder."""
-
-    path: str
-    key: str
-    fingerprint: str
-    """SHA-256, as browsers show it."""
-
-
-class ServerAddress(NamedTuple):
-    """Where a server listens: an address and a port, or a socket's path."""
-
-    address: str | None
-    port: int | None
-    socket: str | None
-    certificate: Certificate | None = None
-    """None: plain HTTP."""
 
 
 class ServerRequest(NamedTuple):
     """What a server is made from."""
 
     settings: Settings
-    place: ServerAddress
     token: str
     run_dir: Path
     private: Path
     """A folder of the node that no other user can enter."""
+
+    @property
+    def socket(self) -> str:
+        """Where the server is to listen."""
+        return str(self.private / "server.socket")
 
 
 class Server(NamedTuple):
@@ -110,26 +96,23 @@ def jupyter(request: ServerRequest) -> Server:
     which a user may set the same thing. Kernels talk over sockets in a private folder: what they print over loopback,
     any user of the node could read.
     """
-    settings, place = request.settings, request.place
+    settings = request.settings
     home = request.run_dir / FOLDER
     values: dict[str, dict[str, object]] = {
         "IdentityProvider": {"token": request.token},
         "KernelManager": {"transport": "ipc"},
         "ServerApp": {
-            "allow_remote_access": True,  # whoever has the token may come by any name of the node
+            "allow_remote_access": True,  # whoever has the token may come by any name
             "allow_root": os.geteuid() == 0,
             "base_url": "/",
-            "certfile": place.certificate.path if place.certificate else "",
-            "keyfile": place.certificate.key if place.certificate else "",
+            "certfile": "",
+            "keyfile": "",
             "jpserver_extensions": {_EXTENSION: True},
             "open_browser": False,
-            "port_retries": 0,  # the port is held for it
+            "port": _NO_PORT,
             "root_dir": settings.folder,
-            **(
-                {"sock": place.socket, "sock_mode": "0600"}
-                if place.socket
-                else {"ip": place.address, "port": place.port, "sock": ""}
-            ),
+            "sock": request.socket,
+            "sock_mode": "0600",
         },
         "LabServerApp": {"extra_labextensions_path": [str(home / "labextensions")]},
     }
@@ -158,18 +141,10 @@ def _before(variable: str, folder: Path) -> str:
 
 def code_server(request: ServerRequest) -> Server:
     """code-server, with the token for its password."""
-    place = request.place
     config = request.run_dir / FOLDER / "code.yaml"
-    listen = (
-        {"socket": place.socket, "socket-mode": "600"}
-        if place.socket
-        else {"bind-addr": f"{place.address}:{place.port}"}
-    )
-    secure = (
-        {"cert": place.certificate.path, "cert-key": place.certificate.key} if place.certificate else {"cert": False}
-    )
-    config_values = {**listen, "auth": "password", "password": request.token, **secure, "disable-telemetry": True}
-    lines = (f"{name}: {json.dumps(value)}\n" for name, value in config_values.items())  # YAML reads JSON
+    values = {"socket": request.socket, "socket-mode": "600", "cert": False, "disable-telemetry": True}
+    values |= {"auth": "password", "password": request.token}
+    lines = (f"{name}: {json.dumps(value)}\n" for name, value in values.items())  # YAML reads JSON
     write_beside(config, "".join(lines))
     return Server(["code-server", "--config", str(config), "--disable-update-check", request.settings.folder], {}, "/")
 
@@ -219,17 +194,9 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def ask(place: ServerAddress, path: str, token: str) -> dict[str, object] | None:
-    """What the server says at ``path``, as JSON; None: it does not answer, or does not know the token."""
-    connection: http.client.HTTPConnection
-    if place.socket:
-        connection = _SocketConnection(place.socket)
-    elif place.certificate:
-        trust = ssl.create_default_context(cafile=place.certificate.path)
-        trust.check_hostname = False  # it is this very certificate or none
-        connection = http.client.HTTPSConnection(place.address or "", place.port, timeout=_ASK_S, context=trust)
-    else:
-        connection = http.client.HTTPConnection(place.address or "", place.port, timeout=_ASK_S)
+def ask(where: str, path: str, token: str) -> dict[str, object] | None:
+    """What the server at the socket ``where`` says at ``path``, as JSON; None: no answer, or it refuses the token."""
+    connection = _SocketConnection(where)
     try:
         connection.request("GET", path, headers={"Authorization": f"token {token}"})
         answer = connection.getresponse()
@@ -244,17 +211,17 @@ def ask(place: ServerAddress, path: str, token: str) -> dict[str, object] | None
     return answer if isinstance(answer, dict) else None
 
 
-def last_activity(kind: str, place: ServerAddress, token: str) -> float | None:
+def last_activity(kind: str, where: str, token: str) -> float | None:
     """When somebody or a kernel last did something, in seconds since 1970; None: no answer."""
     if kind == "code":
-        answer = ask(place, "/healthz", token)
+        answer = ask(where, "/healthz", token)
         beat = (answer or {}).get("lastHeartbeat")
         return None if answer is None else float(beat) / 1000 if isinstance(beat, (int, float)) and beat else 0.0
-    answer = ask(place, "/hpcjobs/session", token)
+    answer = ask(where, "/hpcjobs/session", token)
     moment = (answer or {}).get("last_activity")
     return float(moment) if isinstance(moment, (int, float)) else None
 
 
-def answers(kind: str, place: ServerAddress, token: str) -> bool:
-    """Whether the server is ready, and ours."""
-    return last_activity(kind, place, token) is not None
+def answers(kind: str, where: str, token: str) -> bool:
+    """Whether the server at the socket ``where`` is ready."""
+    return last_activity(kind, where, token) is not None

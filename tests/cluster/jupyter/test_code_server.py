@@ -35,7 +35,7 @@ def test_a_terminal_of_code_server_is_on_the_worker_node(
     """Two at once, as one user with one home; a wrong password is refused, and nothing is left."""
     project = workdir / "project"
     project.mkdir()
-    path = site(bind="address", idle="1h")
+    path = site(idle="1h")
     details, beside = (start(path, "--code", "--dir", str(project)) for _ in range(2))
     ARTEFACTS.mkdir(exist_ok=True)
     for session, name in ((details, "first"), (beside, "second")):

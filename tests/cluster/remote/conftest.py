@@ -139,7 +139,7 @@ def desk(far: Path, network: Path, sandbox: Sandbox, tmp_path: Path) -> Iterator
         "defaults": {"time": "10m", "mem": "500M"},
         "slurm_conf": sandbox.slurm_conf,
         "node_local": ["/tmp"],
-        "jupyter": {"bind": "address", "python": sys.executable},
+        "jupyter": {"python": sys.executable},
     }
     user.write_site("far", **fields, login={"host": LOGIN, "python": sys.executable})
     user.write_site("full", **fields, login={"host": LOGIN, "command": f"{sys.executable} -m hpcjobs"})

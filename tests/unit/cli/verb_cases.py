@@ -107,9 +107,9 @@ def session(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     from hpcjobs.scheduler.base import JobRecord, State
 
     entry = next(entry for entry in entries() if entry.job_id == "44")
-    settings = Settings("lab", "/home/anna", "address", True, "", True, "anna@login", "anna", ["python3"], None, None,
+    settings = Settings("lab", "/home/anna", True, "anna@login", "anna", ["python3"], "srun", None,
                         None, 7200.0, 300.0, None, [], False, {})  # fmt: skip
-    connection = Connection(1, "44", "lab", "n6", "10.0.0.6", 8888, None, "secret", "/lab", "python3", "aa", NOW - 1200,
+    connection = Connection(2, "44", "lab", "n6", "/tmp/hpcjobs-ab/cd", None, "secret", "/lab", "python3", NOW - 1200,
                             NOW + 6000)  # fmt: skip
     running = Session(entry, JobRecord("44", State.RUNNING, "squeue", node_list="n6"), settings, connection)
     patch.setattr("hpcjobs.jupyter.session.start", lambda _: entry)

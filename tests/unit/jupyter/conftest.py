@@ -12,14 +12,16 @@ from commandline import within
 
 CODE_SERVER = """#!{python}
 # As code-server is started and asked: it listens where its configuration says, and tells when it last heard of anybody.
-import http.server, json, sys, time
+import http.server, json, socketserver, sys, time
 
 config = dict(line.rstrip().split(": ", 1) for line in open(sys.argv[sys.argv.index("--config") + 1]))
-host, port = json.loads(config["bind-addr"]).split(":")
 heard = time.time()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    def address_string(self):
+        return "a client"  # a client of a socket that is a file has no address
+
     def do_GET(self):
         global heard
         if self.path != "/healthz":
@@ -31,7 +33,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+Server(json.loads(config["socket"]), Handler).serve_forever()
 """
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import ok, within
@@ -112,12 +116,61 @@ def test_a_python_that_is_too_old_is_refused_before_anything_is_queued(here: Pat
     assert f"{old} is older than Python 3.9" in refused("jupyter", "--site", "./old.yaml")
 
 
-def test_a_site_says_where_its_sessions_listen(here: Path) -> None:
-    fields = {"scheduler": "local", "jupyter": {"bind": "everywhere"}}
-    (here / "wrong.yaml").write_text(json.dumps(fields))
-    answer = within("jupyter", "--site", "./wrong.yaml", "--dry-run")
+@pytest.mark.parametrize("key", ["bind: address", "tls: true"])
+def test_a_key_of_earlier_versions_is_refused_with_what_to_do(here: Path, key: str) -> None:
+    (here / "old.yaml").write_text(f"scheduler: local\njupyter:\n  {key}\n")
+    answer = within("jupyter", "--site", "./old.yaml", "--dry-run")
     assert answer.code == 4
-    assert "everywhere" in answer.err
+    assert f"old.yaml:3: jupyter.{key.partition(':')[0]}: unknown key" in answer.err
+    assert "delete it: a session listens at a socket that only you can open" in answer.err
+
+
+CLUSTER = {"partitions": {"cpu": {"nodes": 2, "node": {"cpus": 4}}}, "defaults": {"time": "1h"}}
+
+
+def session_of(here: Path, **fields: object) -> Any:
+    """The settings of a session on a cluster with these keys of its site file."""
+    (here / "cluster.yaml").write_text(json.dumps(CLUSTER | fields))
+    return ok("jupyter", "--site", "./cluster.yaml", "--dry-run", "--json").json["session"]
+
+
+def test_without_a_login_host_in_the_site_file_a_laptop_is_told_this_hosts_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose full name is localhost where /etc/hosts has it as an alias of 127.0.0.1."""
+    monkeypatch.setattr(socket, "getfqdn", lambda: "localhost.localdomain")
+    monkeypatch.setattr(socket, "gethostname", lambda: "front1")
+    assert session_of(here)["login"].endswith("@front1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    output = refused("jupyter", "--site", "./cluster.yaml")
+    assert "this machine calls itself localhost" in output
+    assert "login: user@host" in output
+    assert session_of(here, login="front.example")["login"].endswith("@front.example")
+
+
+def test_a_relay_listens_in_a_folder_that_no_other_user_can_make(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_RUNTIME_DIR where nobody else may write above it, else the user's own state folder; never below /tmp."""
+    own = Path.home() / ".local/state/hpcjobs/relay"
+    assert session_of(here)["relay_folder"] == str(own)
+    with tempfile.TemporaryDirectory(dir="/tmp") as taken:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", taken)
+        assert session_of(here)["relay_folder"] == str(own)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/nobody-is-logged-in")
+    assert session_of(here)["relay_folder"] == str(own)
+    if os.access("/run", os.W_OK):
+        with tempfile.TemporaryDirectory(dir="/run") as runtime:
+            monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+            assert session_of(here)["relay_folder"] == f"{runtime}/hpcjobs"
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_before_anything_is_queued(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "cluster.yaml").write_text(json.dumps(CLUSTER | {"login": "front.example", "python": sys.executable}))
+    monkeypatch.setenv("XDG_STATE_HOME", f"/home/{'x' * 80}")
+    output = refused("jupyter", "--site", "./cluster.yaml")
+    assert f"a socket in /home/{'x' * 80}/hpcjobs/relay, and the path of a socket has at most 107 bytes" in output
+    assert "set XDG_STATE_HOME to a folder of yours with a shorter name" in output
 
 
 def test_a_session_ends_by_itself_as_the_site_says_unless_told_otherwise() -> None:

@@ -111,7 +111,7 @@ def test_a_link_that_is_lost_is_made_anew_and_the_session_runs_on(desk: Path, mo
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     process = start(*CONNECT)
     before = read_until(process, "password:")
-    assert "open: http://localhost:" in before
+    assert "open: http://127.0.0.1:" in before
     eventually((desk / "opened").exists, what="the browser")
     (details,) = ok("jupyter", "list", "--json").json
     (desk / "cut").touch()
@@ -183,7 +183,7 @@ def test_a_closed_terminal_whose_signal_comes_twice_ends_the_session(desk: Path)
 
 def test_a_program_that_takes_the_port_while_the_link_is_down_is_not_taken_for_the_session(desk: Path) -> None:
     process = start(*CONNECT)
-    address = re.search("localhost:([0-9]+)", read_until(process, "password:"))
+    address = re.search(r"127\.0\.0\.1:([0-9]+)", read_until(process, "password:"))
     assert address is not None
     (desk / "cut").touch()
     read_until(process, "is lost")

@@ -23,6 +23,49 @@ from commandline import moment, ok, start, within
 from imagefile import write_image
 from waiting import eventually
 
+STRANGER = """
+import os, socket, sys, threading
+os.setgid(65534)
+os.setuid(65534)
+taken = {}
+
+
+def take():
+    for port in set(range(40000, 40032)) - taken.keys():
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                continue
+            except OSError:  # somebody else holds it
+                pass
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+            server.listen()
+            taken[port] = server
+        except OSError:
+            server.close()
+
+
+def repeat():
+    while True:
+        take()
+
+
+take()
+print("tried", flush=True)
+threading.Thread(target=repeat, daemon=True).start()
+sys.stdin.read()
+for port, server in taken.items():
+    server.settimeout(1)
+    try:
+        print("port", port, server.accept()[0].recv(1000), flush=True)
+    except OSError:
+        pass
+os._exit(0)
+"""
+"""Listens, as nobody, at each port that somebody holds by bind alone; prints what came there."""
 CODE = ("jupyter", "--site", "local", "--code")
 
 
@@ -47,7 +90,7 @@ def test_jupyterlab_answers_to_its_token_alone_and_stop_leaves_nothing(here: Pat
     folder.mkdir()
     details = ok("jupyter", "--site", "local", "-t", "1h", "--detach", "--json", "--dir", str(folder)).json
     token, run_dir = details["connection"]["token"], Path(details["run_dir"])
-    url = f"http://localhost:{details['connection']['port']}"
+    url = f"http://127.0.0.1:{details['connection']['port']}"
     assert details["url"] == f"{url}/lab?token={token}"
     assert details["tunnel"] is None
     assert abs(moment(details["ends"]) - time.time() - 3600) < 120
@@ -108,7 +151,7 @@ def test_kernels_are_the_sites_environments_and_images_that_have_ipykernel(
     site = site_with_image(here, kernels=kernels)
     details = ok("jupyter", "--site", site, "--notebook", "--idle", "6s", "--detach", "--json").json
     headers = {"Authorization": f"token {details['connection']['token']}"}
-    url = f"http://localhost:{details['connection']['port']}/api/"
+    url = f"http://127.0.0.1:{details['connection']['port']}/api/"
     with urllib.request.urlopen(urllib.request.Request(f"{url}kernelspecs", headers=headers)) as answer:
         specs = json.load(answer)["kernelspecs"]
     names = {spec["spec"]["display_name"]: name for name, spec in specs.items()}
@@ -142,7 +185,7 @@ def test_twenty_jupyterlabs_at_once_have_a_port_each(code_server: None) -> None:
     sessions = start_together(20, "jupyter", "--site", "local")
     assert len({details["connection"]["port"] for details in sessions}) == 20
     for details in sessions:
-        url = f"http://localhost:{details['connection']['port']}/api/contents"
+        url = f"http://127.0.0.1:{details['connection']['port']}/api/contents"
         codes = [status(url, other["connection"]["token"]) for other in sessions]
         assert codes == [200 if other is details else 403 for other in sessions], "each answers to its own token alone"
 
@@ -232,7 +275,7 @@ def test_a_password_of_ones_own_configuration_works_and_what_a_session_needs_sta
     )
     (settings / "jupyter_lab_config.py").write_text("c.ServerApp.port = 1\nc.ServerApp.base_url = '/elsewhere'\n")
     details = ok("jupyter", "--site", "local", "--detach", "--json").json
-    url = f"http://localhost:{details['connection']['port']}"
+    url = f"http://127.0.0.1:{details['connection']['port']}"
     assert status(f"{url}/api/contents", details["connection"]["token"]) == 200
     cookies = http.cookiejar.CookieJar()
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
@@ -257,3 +300,70 @@ def test_a_token_that_was_given_is_in_no_file_after_the_end(here: Path, code_ser
     holding = [p for p in Path(details["run_dir"]).rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
     assert holding == []
     assert ok("jupyter", "stop", details["job_id"]).out == f"had ended already: {details['job_id']}\n"
+
+
+def test_long_names_of_folders_leave_room_for_the_sockets_of_kernels(
+    here: Path, sessions_end: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel's socket has 67 bytes more than the folder for temporary files, of 107 that a path may have."""
+    folder = Path("/tmp", "x" * 40)
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    try:
+        details = ok("jupyter", "--site", "local", "--detach", "--json").json
+        assert details["connection"]["socket"].startswith("/tmp/hpcjobs-")
+        headers = {"Authorization": f"token {details['connection']['token']}"}
+        url = f"http://127.0.0.1:{details['connection']['port']}/api/kernels"
+        with urllib.request.urlopen(urllib.request.Request(url, b"", headers)) as answer:
+            kernel = json.load(answer)["id"]
+        eventually(lambda: f"/kernel-{kernel}-ipc-1\n" in Path("/proc/net/unix").read_text())
+        ok("jupyter", "stop")
+    finally:
+        folder.rmdir()
+
+
+def test_a_session_of_an_earlier_version_is_listed_and_stopped(code_server: None) -> None:
+    details = ok(*CODE, "--detach", "--json").json
+    for name, changes in {"session.json": {"bind": "address", "tls": False}, "connection.json": {"schema": 1}}.items():
+        file = Path(details["run_dir"], name)
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    (listed,) = ok("jupyter", "list", "--json").json
+    assert (listed["job_id"], listed["state"]) == (details["job_id"], "RUNNING")
+    assert ok("jupyter", "stop", "--all").out == f"stopped {details['job_id']}\n"
+    assert ok("jupyter", "list", "--json").json == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a second user to try it as")
+def test_another_user_of_the_machine_gets_neither_the_port_nor_the_token(
+    here: Path, code_server: None, tmp_path: Path
+) -> None:
+    """In a network of few ports, where that user listens at each port that somebody else holds."""
+    program = tmp_path / "bin" / "code-server"
+    mark = here / "begun"
+    begun = f"import os\nopen({str(mark)!r}, 'w')\nwhile os.path.exists({str(mark)!r}): time.sleep(0.05)\n"
+    program.write_text(program.read_text().replace("heard = ", f"{begun}heard = ", 1))
+    inside = 'ip link set lo up; echo 40000 40031 >/proc/sys/net/ipv4/ip_local_port_range; exec "$@"'
+    arguments = [sys.executable, "-m", "hpcjobs", *CODE, "--json"]
+    session = subprocess.Popen(
+        ["unshare", "--net", "sh", "-ec", inside, "sh", *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    enter = ["nsenter", f"--target={session.pid}", "--net", "--"]
+    eventually(lambda: session.poll() is not None or mark.exists(), what="the start of the server")
+    assert session.poll() is None, session.communicate()
+    stranger = subprocess.Popen(
+        [*enter, sys.executable, "-c", STRANGER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert stranger.stdout is not None
+    assert stranger.stdout.readline() == "tried\n"
+    mark.unlink()
+    assert session.stdout is not None
+    eventually(lambda: any(one.get("node") for one in ok("jupyter", "list", "--json").json), what="an answer")
+    details = ok("jupyter", "open", "--json").json
+    curl = [*enter, "curl", "--silent", "--max-time", "20", "--header", "Authorization: token of-its-user"]
+    answer = subprocess.run([*curl, details["url"]], capture_output=True, text=True)
+    assert '"alive"' in answer.stdout
+    assert stranger.communicate(timeout=60)[0] == "", "what came to the stranger"
+    session.send_signal(signal.SIGINT)
+    session.communicate(timeout=240)
