@@ -111,6 +111,7 @@ def up(
     folder: Folder = None,
     nodes: Nodes = None,
     yes: Yes = False,
+    force: Annotated[bool, typer.Option("--force", help="Take nodes away even if jobs are in the queue.")] = False,
     first: Annotated[
         str | None,
         typer.Option("--run", metavar="COMMAND", help="Run `hpcjobs COMMAND` there when it is ready: 'submit ddp'."),
@@ -124,7 +125,7 @@ def up(
     from hpcjobs.cloud.render import wheel_of
 
     cluster = _cluster(site)
-    built = lifecycle.up(cluster, folder, nodes=nodes, confirmed=yes)
+    built = lifecycle.up(cluster, folder, nodes=nodes, confirmed=yes, force=force)
     head = HeadNode(built.ssh, built.folder)
     if (wheel := wheel_of(cluster)) is not None:
         head.deliver(wheel, note)
@@ -144,5 +145,8 @@ def down(
 ) -> None:
     """Take the cluster down with its shared filesystem. Refused while jobs are in its queue."""
     from hpcjobs.cloud import lifecycle
+    from hpcjobs.cloud.render import default_folder
+    from hpcjobs.site.library import default_site
 
-    lifecycle.down(_cluster(site), folder, confirmed=yes, force=force)
+    out = folder or default_folder(Path(site or default_site()).stem)
+    lifecycle.down(out, confirmed=yes, force=force)

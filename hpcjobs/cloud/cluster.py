@@ -19,7 +19,12 @@ from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.site.yaml_text import line_of
 from hpcjobs.units import memory_bytes
 
-_FILESTORE_LEAST_GIB = {"BASIC_HDD": 1024, "BASIC_SSD": 2560, "ZONAL": 1024, "REGIONAL": 1024, "ENTERPRISE": 1024}
+_BANDS = ((1024, 9984, 256), (10240, 102400, 2560))
+_FILESTORE_GIB = {
+    "BASIC_HDD": ((1024, 65433, 1),), "BASIC_SSD": ((2560, 65433, 1),),
+    "ZONAL": _BANDS, "REGIONAL": _BANDS, "ENTERPRISE": ((1024, 10240, 256),),
+}  # fmt: skip
+"""Tier -> the sizes that Google sells: from, to, in steps of."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _RESERVED_ADDRESSES = 16
 """Of a subnet: the provider's own few, the head, the filesystem."""
@@ -99,6 +104,10 @@ def _contradictions(site: Site, cloud: Cloud) -> Iterator[_Problem]:
     """What is wrong, the root of a chain of mistakes first: later checks may rely on earlier ones."""
     if not _NAME.match(site.name):
         yield _Problem("cloud", f"the file's name {site.name!r} names the machines: small letters, digits and '-' only")
+    if cloud.provider == "gcp" and (account := f"{site.name}-nodes"[:30]).endswith("-"):
+        yield _Problem(
+            "cloud", f"the file's name {site.name!r} gives the service account {account!r}, which GCP refuses"
+        )
     if site.scheduler != "slurm":
         yield _Problem("scheduler", f"a cloud cluster runs slurm, not {site.scheduler}")
     for key, name in (("cloud.machine", cloud.machine), ("cloud.head.machine", cloud.head.machine)):
@@ -160,11 +169,12 @@ def _wrong_storage(site: Site, cloud: Cloud) -> Iterator[_Problem]:
         yield _Problem("run_root", f"{site.run_root} is not on the shared filesystem, {shared.mount}")
     if shared.kind == "filestore":
         tier = shared.tier or DEFAULT_FILESTORE_TIER
-        if tier not in _FILESTORE_LEAST_GIB:
-            yield _Problem("cloud.shared.tier", f"no tier {tier!r}", nearest(tier, _FILESTORE_LEAST_GIB))
-        least = _FILESTORE_LEAST_GIB[tier]
-        if memory_bytes(shared.size) < least << 30:
-            yield _Problem("cloud.shared.size", f"a {tier} filestore has at least {least}G, not {shared.size}")
+        if tier not in _FILESTORE_GIB:
+            yield _Problem("cloud.shared.tier", f"no tier {tier!r}", nearest(tier, _FILESTORE_GIB))
+        bands, size = _FILESTORE_GIB[tier], memory_bytes(shared.size) / (1 << 30)
+        if not any(least <= size <= most and (size - least) % step == 0 for least, most, step in bands):
+            sizes = " or ".join(f"{least}G to {most}G in steps of {step}G" for least, most, step in bands)
+            yield _Problem("cloud.shared.size", f"a {tier} filestore has {sizes}, not {shared.size}")
         if tier.startswith("BASIC_") and cloud.disk.encryption_key is not None:
             yield _Problem(
                 "cloud.disk.encryption_key",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from hpcjobs.cloud import terraform
 from hpcjobs.cloud.check import Report, check
@@ -18,6 +21,21 @@ from hpcjobs.files import config_dir, write_beside
 from hpcjobs.units import format_count
 
 _TOP_LEVEL_LOGIN = re.compile(r"(?m)^login:.*$")
+
+
+_IDENTITY = "cluster.json"
+_APPLIED = "applied.tfvars.json"
+"""The values that the cluster was built with, for the command that takes it down."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a folder's state belongs to."""
+
+    provider: str
+    region: str
+    project: str | None
+    site_files: tuple[str, ...]
+    """The file that it was built from, and the user's own copy of that."""
 
 
 class BuiltCluster(NamedTuple):
@@ -45,8 +63,42 @@ def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]
         wrong = "\n".join(f"  {f.about}: {f.text}" for f in report.findings if f.level == "error")
         raise ConfigError(f"{cluster.site.path}: cluster {cluster.name} cannot be built as it is:\n{wrong}")
     out = folder or default_folder(cluster.name)
-    write(files, out, wheel_of(cluster))
+    identity = _identify(cluster)
+    _refuse_other_cluster(identity, out, by_site_file=folder is None)
+    write(files | {_IDENTITY: msgspec.json.encode(identity).decode()}, out, wheel_of(cluster))
     return out, report
+
+
+def _identify(cluster: Cluster) -> Identity:
+    own = _own_copy(cluster)
+    files = dict.fromkeys(str(path.resolve()) for path in (Path(cluster.site.path), own))
+    return Identity(cluster.cloud.provider, cluster.cloud.region, cluster.cloud.project, tuple(files))
+
+
+def _refuse_other_cluster(identity: Identity, out: Path, *, by_site_file: bool) -> None:
+    """Refuse a folder whose state is that of another cluster, which Terraform would change into this one.
+
+    Raises:
+        RequestError: names what differs.
+    """
+    if not is_built(out) or not (out / _IDENTITY).is_file():
+        return
+    built = msgspec.json.decode((out / _IDENTITY).read_bytes(), type=Identity)
+    pairs = [(key, getattr(built, key), getattr(identity, key)) for key in ("provider", "project", "region")]
+    differences = [f"{key} {before}, not {now}" for key, before, now in pairs if before != now]
+    if by_site_file and identity.site_files[0] not in built.site_files:
+        differences.append(f"site file {built.site_files[0]}, not {identity.site_files[0]}")
+    if differences:
+        raise RequestError(
+            f"{out} has the state of another cluster of this name: {'; '.join(differences)}",
+            hint="--dir names a folder for this one; hpcjobs cloud down takes the other one down",
+        )
+
+
+def is_built(folder: Path) -> bool:
+    """Whether the state in ``folder`` has anything."""
+    state = folder / "terraform.tfstate"
+    return state.is_file() and bool(json.loads(state.read_bytes() or b"{}").get("resources"))
 
 
 def plan(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None) -> Path:
@@ -58,7 +110,12 @@ def plan(cluster: Cluster, folder: Path | None = None, *, nodes: int | None = No
 
 
 def up(
-    cluster: Cluster, folder: Path | None = None, *, nodes: int | None = None, confirmed: bool = False
+    cluster: Cluster,
+    folder: Path | None = None,
+    *,
+    nodes: int | None = None,
+    confirmed: bool = False,
+    force: bool = False,
 ) -> BuiltCluster:
     """Build the cluster, or change it to what the site says now; Terraform asks before it does unless ``confirmed``.
 
@@ -66,10 +123,15 @@ def up(
 
     Raises:
         ConfigError: the check found errors, or the site leaves open what is needed.
+        RequestError: nodes are taken away while jobs are in the queue, unless ``force``; or the folder has the state of
+            another cluster.
         HpcJobsError: Terraform failed or its question was answered with no, or the head cannot be reached.
     """
     out, _ = prepare(cluster, folder)
     _init(out)
+    built = terraform.outputs(out) if is_built(out) else {}
+    if not force and nodes is not None and nodes < len(built.get("nodes", ())):
+        refuse_while_jobs_run(HeadNode(built["ssh"], out))
     answers = ["-auto-approve", "-input=false"] if confirmed else []
     try:
         terraform.stream(out, "apply", *variables(cluster, out, nodes), *answers)
@@ -90,24 +152,30 @@ def variables(cluster: Cluster, folder: Path, nodes: int | None) -> list[str]:
     return arguments
 
 
-def down(cluster: Cluster, folder: Path | None = None, *, confirmed: bool = False, force: bool = False) -> None:
-    """Take everything down, the shared filesystem included; Terraform asks before it does unless ``confirmed``.
+def down(folder: Path, *, confirmed: bool = False, force: bool = False) -> None:
+    """Take down everything of the state in ``folder``, the shared filesystem included.
+
+    The values that it was built with are read from the state: a site file that changed since, or is gone, makes no
+    difference. Terraform asks before it does it unless ``confirmed``.
 
     Raises:
         RequestError: jobs run or wait there, or that is not known (``force`` continues all the same).
         HpcJobsError: nothing is built, Terraform failed, or its question was answered with no.
     """
-    out = folder or default_folder(cluster.name)
-    if not (out / "terraform.tfstate").is_file():
-        raise HpcJobsError(f"nothing of {cluster.name} is built: no state in {out}", hint="--dir says another folder")
-    if not force and (ssh := terraform.outputs(out).get("ssh")) is not None:
-        refuse_while_jobs_run(HeadNode(ssh, out))
+    if not (folder / "terraform.tfstate").is_file():
+        raise HpcJobsError(f"nothing is built in {folder}: it has no state", hint="--dir says another folder")
+    built = terraform.outputs(folder)
+    if not force and (ssh := built.get("ssh")) is not None:
+        refuse_while_jobs_run(HeadNode(ssh, folder))
+    arguments = [] if "variables" in built else ["-var", f"nodes={len(built.get('nodes', ()))}"]
+    if "variables" in built:
+        values = {name: value for name, value in built["variables"].items() if value is not None}
+        write_beside(folder / _APPLIED, json.dumps(values))
+        arguments = [f"-var-file={_APPLIED}"]
     try:
-        terraform.stream(
-            out, "destroy", *variables(cluster, out, None), *(["-auto-approve", "-input=false"] if confirmed else [])
-        )
+        terraform.stream(folder, "destroy", *arguments, *(["-auto-approve", "-input=false"] if confirmed else []))
     finally:
-        terraform.secure_state(out)
+        terraform.secure_state(folder)
 
 
 def refuse_while_jobs_run(head: HeadNode) -> None:
@@ -120,13 +188,13 @@ def refuse_while_jobs_run(head: HeadNode) -> None:
     if result.code:
         raise RequestError(
             f"the queue cannot be read, so jobs may run: {head.ssh}: {result.err.strip() or result.code}",
-            hint="--force takes the cluster down all the same",
+            hint="--force does it all the same",
         )
-    if jobs := result.out.split():
+    if jobs := result.out.splitlines():
         listed = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise RequestError(
             f"{format_count(len(jobs), 'job')} in the queue: {listed}",
-            hint="wait for them or cancel them; --force takes the cluster down all the same",
+            hint="wait for them or cancel them; --force does it all the same",
         )
 
 
@@ -135,15 +203,19 @@ def remember_login(cluster: Cluster, login: str) -> Path:
 
     Where the site in use is neither the user's nor shipped (``./site_configs``), it is that file which is changed.
     """
-    used = Path(cluster.site.path)
-    folder = used.parent if used.parent == Path.cwd() / "site_configs" else config_dir() / "site_configs"
-    own = folder / used.name
+    used, own = Path(cluster.site.path), _own_copy(cluster)
     text = (own if own.is_file() else used).read_text(encoding="utf-8")
     line = f"login: {login}"
     changed, count = _TOP_LEVEL_LOGIN.subn(lambda _: line, text, count=1)
-    folder.mkdir(parents=True, exist_ok=True)
+    own.parent.mkdir(parents=True, exist_ok=True)
     write_beside(own, changed if count else f"{text.rstrip()}\n{line}\n", mode=0o644)
     return own
+
+
+def _own_copy(cluster: Cluster) -> Path:
+    used = Path(cluster.site.path)
+    folder = used.parent if used.parent == Path.cwd() / "site_configs" else config_dir() / "site_configs"
+    return folder / used.name
 
 
 def print_next_steps(built: BuiltCluster, say: Callable[[str], None]) -> None:

@@ -7,9 +7,11 @@ provider sells is checked by `hpcjobs.cloud.cluster.resolve_cluster`.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from typing import Literal
 
+from hpcjobs.site.checks import check_amount
 from hpcjobs.site.models import Frozen
 from hpcjobs.units import memory_bytes
 
@@ -19,6 +21,14 @@ DEFAULT_FILESTORE_TIER = "ZONAL"
 PUBLIC_KEY = r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d+|sk-ssh-ed25519@openssh\.com) [A-Za-z0-9+/]+=* ?[\w@.: +-]*"
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
+_SYSTEM_FOLDERS = frozenset(
+    ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var")
+)
+_SYSTEM_USERS = frozenset(
+    ("root", "ubuntu", "slurm", "munge", "daemon", "nobody", "sshd", "syslog", "www-data", "mail")
+)
+"""Users of Ubuntu's image, and of the packages of Slurm."""
+_PRIVATE = tuple(map(ipaddress.IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
 
 
@@ -83,6 +93,9 @@ class HeadSection(Frozen, frozen=True, kw_only=True):
     hour: float | None = None
     """Its price in the currency of ``prices``, for the estimate."""
 
+    def __post_init__(self) -> None:
+        check_amount(self.hour, "hour")
+
 
 class Shared(Frozen, frozen=True, kw_only=True):
     """The filesystem all nodes see: homes, run folders, checkpoints."""
@@ -98,6 +111,10 @@ class Shared(Frozen, frozen=True, kw_only=True):
         _check_size("size", self.size)
         if not re.fullmatch(r"(/[A-Za-z0-9_][\w.-]*)+", self.mount, re.ASCII):
             raise ValueError(f"mount {self.mount!r}: an absolute path of letters, digits, '_', '.', '-'")
+        if self.mount.split("/")[1] in _SYSTEM_FOLDERS:
+            raise ValueError(
+                f"mount {self.mount!r} would hide a folder of the system; use /shared, /mnt/NAME or the like"
+            )
         if self.tier is not None and self.kind != "filestore":
             raise ValueError(f"tier belongs to filestore, not to {self.kind}")
 
@@ -117,6 +134,10 @@ class Network(Frozen, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_network("cidr", self.cidr)
+        own = ipaddress.ip_network(self.cidr)
+        if own.version != 4 or not any(own.subnet_of(private) for private in _PRIVATE):
+            allowed = ", ".join(map(str, _PRIVATE))
+            raise ValueError(f"cidr {self.cidr}: the cluster's own network is a part of {allowed}")
         for network in self.ssh_from:
             _check_network("ssh_from", network)
         if self.is_open and not self.open_to_world:
@@ -149,8 +170,12 @@ class Ssh(Frozen, frozen=True, kw_only=True):
     """Public keys, or files that hold one; none: given when it is built."""
 
     def __post_init__(self) -> None:
-        if not _USER.match(self.user) or self.user == "root":
-            raise ValueError(f"user {self.user!r}: a user name of small letters and digits, other than root")
+        if not _USER.match(self.user):
+            raise ValueError(f"user {self.user!r}: a user name of small letters and digits")
+        if self.user in _SYSTEM_USERS:
+            raise ValueError(
+                f"user {self.user!r}: the machines have a user of this name already; take another, such as hpc"
+            )
         for key in self.keys:
             if "PRIVATE KEY" in key:
                 raise ValueError("keys holds a private key: remove it here, replace it everywhere, give its .pub")
@@ -166,8 +191,8 @@ class Budget(Frozen, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("amount", "hours"):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"{field} must be positive, not {getattr(self, field)}")
+            if not (math.isfinite(getattr(self, field)) and getattr(self, field) > 0):
+                raise ValueError(f"{field} must be a positive number, not {getattr(self, field)}")
 
 
 class Quota(Frozen, frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ def test_every_variable_is_described_and_every_value_has_one(provider: str) -> N
     variables = dict(re.findall(r'(?ms)^variable "(\w+)" \{\n(.*?)^\}', text))
     assert [name for name, body in variables.items() if "description" not in body or "type" not in body] == []
     assert set(re.findall(r"(?m)^(\w+) +=", files["terraform.tfvars"])) <= set(variables)
+    assert set(re.findall(r"= var\.(\w+)$", files["applied.tf"], re.MULTILINE)) == set(variables)
     outputs = re.findall(r'(?ms)^output "\w+" \{\n(.*?)^\}', files["outputs.tf"])
     assert all("description" in body for body in outputs)
     assert 'version = "' in files["versions.tf"]

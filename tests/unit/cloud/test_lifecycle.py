@@ -47,8 +47,11 @@ class Person:
         path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
         path.chmod(0o755)
 
-    def types(self, *arguments: str, code: int = 0, answer: str = "", path: str | None = None) -> str:
+    def types(
+        self, *arguments: str, code: int = 0, answer: str = "", path: str | None = None, project: str | None = None
+    ) -> str:
         env = self._env | ({"PATH": path} if path is not None else {})
+        env |= {"TF_VAR_project": project} if project is not None else {}
         done = subprocess.run(
             [sys.executable, "-m", "hpcjobs", "cloud", *arguments],
             env=env,
@@ -91,7 +94,7 @@ def test_a_cluster_is_built_remembered_and_taken_down(person: Person, here: Path
     assert "1 job in the queue: 7_RUNNING_you_ddp" in answer
     assert login in Path("asked").read_text(encoding="utf-8")
     person.has("ssh", "echo unreachable >&2; exit 255")
-    assert "--force takes the cluster down all the same" in person.types("down", "--site", "rented", "-y", code=5)
+    assert "--force does it all the same" in person.types("down", "--site", "rented", "-y", code=5)
     person.has("ssh", "exit 0")
     assert "Destroy complete!" in person.types("down", "--site", "rented", "--yes")
     assert json.loads((folder / "terraform.tfstate").read_text(encoding="utf-8"))["resources"] == []
@@ -107,8 +110,56 @@ def test_nothing_is_built_by_somebody_who_says_no(person: Person) -> None:
 
 
 @needs_terraform
+def test_nodes_are_not_taken_away_while_jobs_are_in_the_queue(person: Person) -> None:
+    person.has("scp", "exit 0")
+    person.has("ssh", "exit 0")
+    person.types("up", "--site", "rented", "--yes", "--nodes", "2")
+    person.has("ssh", "echo '7_RUNNING_you_my nice train'")
+    answer = person.types("up", "--site", "rented", "--yes", "--nodes", "1", code=5)
+    assert "1 job in the queue: 7_RUNNING_you_my nice train" in answer
+    person.has("ssh", "exit 0")
+    assert "1 node: rented-1" in person.types("up", "--site", "rented", "--yes", "--nodes", "1")
+
+
+@needs_terraform
+def test_what_was_given_when_it_was_built_is_known_when_it_is_taken_down(person: Person, here: Path) -> None:
+    """Whatever became of the site file, and of the values that a later plan left in the folder."""
+    site = sized("gcp", nodes=2)
+    del site["cloud"]["project"]
+    path = Path(saved(site).path)
+    for program in ("scp", "ssh"):
+        person.has(program, "exit 0")
+    assert "Apply complete!" in person.types("up", "--site", "rented", "--yes", project="given-project")
+    folder = here.parent / "home" / ".local" / "state" / "hpcjobs" / "cloud" / "rented"
+    values = folder / "terraform.tfvars"
+    values.write_text(values.read_text(encoding="utf-8").replace("us-central1-a", "mars-1"), encoding="utf-8")
+    path.unlink()
+    assert "Destroy complete!" in person.types("down", "--site", "rented", "--yes")
+    assert json.loads((folder / "applied.tfvars.json").read_text(encoding="utf-8"))["project"] == "given-project"
+
+
+@needs_terraform
+def test_another_cluster_of_the_same_name_has_a_state_of_its_own_or_none(person: Person, here: Path) -> None:
+    for program in ("scp", "ssh"):
+        person.has(program, "exit 0")
+    person.types("up", "--site", "rented", "--yes")
+    values = here.parent / "home" / ".local" / "state" / "hpcjobs" / "cloud" / "rented" / "terraform.tfvars"
+    before = values.read_bytes()
+    other = sized("gcp", nodes=2)
+    other["cloud"]["project"] = "other-project"
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere" / "rented.yaml").write_text(json.dumps(other), encoding="utf-8")
+    for verb in (("plan",), ("up", "--yes")):
+        answer = person.types(*verb, "--site", "./elsewhere/rented.yaml", code=5)
+        assert "project my-project, not other-project; site file" in answer
+        assert "--dir names a folder for this one" in answer
+    assert values.read_bytes() == before
+    assert "Plan: " in person.types("plan", "--site", "./elsewhere/rented.yaml", "--dir", "mine")
+
+
+@needs_terraform
 def test_what_is_not_built_is_not_taken_down(person: Person) -> None:
-    assert "nothing of rented is built" in person.types("down", "--site", "rented", "--yes", code=3)
+    assert "nothing is built in" in person.types("down", "--site", "rented", "--yes", code=3)
 
 
 def test_without_terraform_the_message_says_where_it_is_had(person: Person) -> None:

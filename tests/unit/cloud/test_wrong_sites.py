@@ -54,6 +54,30 @@ WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
     ("no such partition", "gcp", cloud(partition="t5"), ["no partition 't5'", "known: t4"]),
     ("max below min", "gcp", inside("nodes", min=3), ["max 2 is below min 3"]),
     ("spot and reserved", "gcp", cloud(spot=True, reservation="r"), ["reservation and spot exclude each other"]),
+    ("price below zero", "gcp", inside("head", hour=-50), ["hour must be a number, finite and not negative"]),
+    ("budget of nan", "gcp", cloud(budget={"amount": float("nan"), "hours": 1}), ["amount must be a positive number"]),
+    ("budget of inf", "gcp", cloud(budget={"amount": 1, "hours": float("inf")}), ["hours must be a positive number"]),
+    ("user of the image", "gcp", inside("ssh", user="ubuntu"), ["have a user of this name already"]),
+    ("user of Slurm", "nebius", inside("ssh", user="slurm"), ["have a user of this name already"]),
+    ("mount over the system", "gcp", inside("shared", mount="/etc"), ["would hide a folder of the system"]),
+    (
+        "network of IPv6",
+        "gcp",
+        inside("network", cidr="fd00::/64"),
+        ["the cluster's own network is a part of 10.0.0.0/8"],
+    ),
+    (
+        "network of all",
+        "gcp",
+        inside("network", cidr="0.0.0.0/0"),
+        ["the cluster's own network is a part of 10.0.0.0/8"],
+    ),
+    (
+        "size between the steps",
+        "gcp",
+        inside("shared", kind="filestore", size="1100G", tier="ZONAL"),
+        ["1024G to 9984G in steps of 256G or 10240G to 102400G in steps of 2560G, not 1100G"],
+    ),
     ("the whole world", "gcp", inside("network", ssh_from=["0.0.0.0/0"]), ["lets a large part of the world try"]),
     (
         "the whole world in halves",
@@ -66,7 +90,7 @@ WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
     ("small network", "gcp", inside("network", cidr="10.0.0.0/28"), ["has room for 0 nodes, not 2", "10.0.0.0/27"]),
     ("filestore at nebius", "nebius", inside("shared", kind="filestore"), ["filestore is GCP's"]),
     ("virtiofs at gcp", "gcp", inside("shared", kind="virtiofs"), ["virtiofs is Nebius'"]),
-    ("small filestore", "gcp", inside("shared", kind="filestore"), ["a ZONAL filestore has at least 1024G"]),
+    ("small filestore", "gcp", inside("shared", kind="filestore"), ["a ZONAL filestore has 1024G to 9984G"]),
     (
         "a key for a tier without keys",
         "gcp",
@@ -82,10 +106,10 @@ WRONG: list[tuple[str, str, Callable[[Site], None], list[str]]] = [
     ("label", "gcp", cloud(labels={"Team": "NLP"}), ["labels Team=NLP"]),
     ("private key", "gcp", inside("ssh", keys=["-----BEGIN OPENSSH PRIVATE KEY-----"]), ["holds a private key"]),
     ("key file that is not there", "gcp", inside("ssh", keys=["gone.pub"]), ["gone.pub cannot be read"]),
-    ("root", "gcp", inside("ssh", user="root"), ["other than root"]),
+    ("root", "gcp", inside("ssh", user="root"), ["have a user of this name already"]),
     ("an encryption key itself", "gcp", inside("disk", encryption_key="c2VjcmV0"), ["never a key"]),
     ("fabric without infiniband", "nebius", cloud(machine="gpu-h100-sxm/1gpu-16vcpu-200gb"), ["cloud.gpu.count"]),
-    ("budget", "gcp", cloud(budget={"amount": 0, "hours": 1}), ["amount must be positive"]),
+    ("budget", "gcp", cloud(budget={"amount": 0, "hours": 1}), ["amount must be a positive number"]),
     ("local", "gcp", lambda site: site.update(scheduler="local"), ["a cloud cluster runs slurm, not local"]),
 ]
 
@@ -145,3 +169,9 @@ def test_a_public_key_may_be_in_a_file_beside_the_site() -> None:
     (user_folder() / "mine.pub").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="does not hold one public key"):
         resolve_cluster(loaded)
+
+
+def test_a_name_whose_service_account_would_end_with_a_hyphen_is_refused() -> None:
+    with pytest.raises(ConfigError, match="which GCP refuses"):
+        resolve_cluster(saved(sized("gcp", nodes=2), name="a" * 29))
+    assert resolve_cluster(saved(sized("gcp", nodes=2), name="a" * 28)).name == "a" * 28
