@@ -29,7 +29,7 @@ def fetch(
     from hpcjobs.cli.from_laptop import find_target
     from hpcjobs.errors import RequestError
     from hpcjobs.jupyter.remote import SharedRemote
-    from hpcjobs.remote.laptop import Laptop
+    from hpcjobs.remote.laptop import Laptop, choose_place
 
     for name in files or ():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -43,9 +43,9 @@ def fetch(
     laptop = Laptop(target, say=note)
     laptop.connect(with_code=False)
     run_dir = str(SharedRemote(laptop).ask(["show", *([job] if job else []), "--json"])["entry"]["run_dir"])
-    folder = to or Path("runs", PurePosixPath(run_dir).name)
+    folder = to or choose_place(Path("runs"), PurePosixPath(run_dir).name)
     if not files:
         laptop.fetch(run_dir, folder, without=_LARGE)
     for name in files or ():
-        laptop.fetch(f"{run_dir}/{name}", folder / name)
+        laptop.fetch(f"{run_dir}/{name}", choose_place(folder, name))
     print(folder)

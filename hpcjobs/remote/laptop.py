@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, TypeVar
 
 from hpcjobs.errors import HpcJobsError
@@ -20,6 +20,8 @@ from hpcjobs.run.submission import VARIABLE
 from hpcjobs.site.login import Login
 
 OFF = "HPCJOBS_REMOTE"
+RESULTS = Path("results")
+"""The folder below the current one that gets what a command wrote on the login host."""
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Say = Callable[[str], None]
 Answer = TypeVar("Answer")
@@ -33,6 +35,23 @@ class Target(NamedTuple):
     """The site to use there where a command names none."""
     site_file: Path | None
     """The site's file, where it was named by its path."""
+
+
+def choose_place(root: Path, name: str | PurePosixPath) -> Path:
+    """The place below ``root`` for a file or folder that a login host calls ``name``: never outside, by no link.
+
+    Raises:
+        HpcJobsError: the name leads elsewhere, or to a folder of git.
+    """
+    parts = PurePosixPath(name).parts
+    if not parts or any(part in ("/", "..") or part.lower() == ".git" for part in parts):
+        raise HpcJobsError(f"the login host names a file {str(name)!r}, which is no place below {root}: not fetched")
+    place = root
+    for part in parts:
+        place /= part
+        if place.is_symlink():
+            raise HpcJobsError(f"{place} is a link, and what a login host sends follows none: not fetched")
+    return place
 
 
 class Laptop:
@@ -144,14 +163,14 @@ class Laptop:
     def _fetch_outputs(self, record: str) -> None:
         quoted = shlex.quote(record)
         answer = self.connection.run(f"[ ! -e {quoted} ] || {{ cat -- {quoted}; rm -f -- {quoted}; }}")
-        here = str(Path(self._place.code, self._code.below))
-        for path in answer.out.splitlines():
-            local = os.path.relpath(path, here) if Path(path).is_relative_to(self._place.code) else Path(path).name
-            self.fetch(path, Path(local))
+        here = PurePosixPath(self._place.code, self._code.below)
+        for path in map(PurePosixPath, answer.out.splitlines()):
+            local = choose_place(RESULTS, path.relative_to(here) if path.is_relative_to(here) else path.name)
+            self.fetch(str(path), local)
             self._say(f"fetched {local}")
 
     def fetch(self, path: str, local: Path, *, without: Iterable[str] = ()) -> None:
-        """Copy a file or folder of the login host to ``local``.
+        """Copy a file or folder of the login host to ``local``, without links and execute bits.
 
         Raises:
             HpcJobsError: it cannot be read there, or written here.
@@ -159,5 +178,8 @@ class Laptop:
         local.parent.mkdir(parents=True, exist_ok=True)
         test = self.connection.run(f"[ -d {shlex.quote(path)} ]")
         end = "/" if test.code == 0 else ""
-        excluded = (f"--exclude=/{name}" for name in without)
-        self.connection.copy(["-rlptz", *excluded, "-s", self.connection.path_there(f"{path}{end}"), f"{local}{end}"])
+        excluded = ("--exclude=.git", *(f"--exclude=/{name}" for name in without))
+        modes = "--chmod=D700,F600"  # by the rsync of this side, whatever the other one sends
+        self.connection.copy(
+            ["-rptz", "--no-links", modes, *excluded, "-s", self.connection.path_there(f"{path}{end}"), f"{local}{end}"]
+        )

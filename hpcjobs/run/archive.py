@@ -71,7 +71,8 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
         "run_dir": str(run_dir),
     }  # fmt: skip
     try:
-        with partial.open("xb") as file:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # as private as the run folder
+        with os.fdopen(descriptor, "wb") as file:
             count = _write(file, run_dir, msgspec.json.format(msgspec.json.encode(about), indent=2), _mode(target))
         os.replace(partial, target)
     except OSError as error:

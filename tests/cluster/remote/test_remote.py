@@ -97,8 +97,8 @@ def test_a_page_of_a_report_comes_to_the_laptop(desk: Desk) -> None:
     assert answer.code == 0, answer
     page = desk.hpcjobs("--remote", "full", "report", "sweep", "tried")
     assert page.code == 0, page
-    assert "fetched tried-report" in page.err
-    assert "<html" in (desk.code / "tried-report" / "index.html").read_text()
+    assert "fetched results/tried-report" in page.err
+    assert "<html" in (desk.code / "results" / "tried-report" / "index.html").read_text()
 
 
 @pytest.fixture

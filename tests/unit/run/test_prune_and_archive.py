@@ -212,3 +212,13 @@ def test_an_archive_is_whole_or_not_there(here_with_slurm: Path) -> None:
     assert "exists already" in within("archive", "1", "--output", "x.tar.gz").err
     assert sorted(path.name for path in here_with_slurm.iterdir()) == ["runs", "x.tar.gz"]
     assert running.exists()
+
+
+def test_an_archive_is_as_private_as_the_run_folder(here_with_slurm: Path) -> None:
+    job(here_with_slurm, "1", days=2)
+    before = os.umask(0o022)
+    try:
+        ok("archive", "1", "--output", "x.tar")
+    finally:
+        os.umask(before)
+    assert Path("x.tar").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,89 @@
+"""A login host that lies about paths writes below one folder of results, and nothing that can be run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from commandline import within
+from scripted_slurm import answer
+
+RUN_DIR = "/home/you/runs/train-1"
+
+
+@pytest.fixture
+def host(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ssh whose other side is a folder of scripts here; gives the folder that is its file system."""
+    commands, disk = tmp_path / "commands", tmp_path / "disk"
+    commands.mkdir()
+    disk.mkdir()
+    (here / ".git" / "hooks").mkdir(parents=True)
+    answer(commands, "ssh", f"""
+case "$*" in
+*-G*) echo 'controlpath none'; exit ;;
+*'-O check'*|*'-O exit'*) exit ;;
+*rsync*--server*) while [ "$1" != rsync ]; do shift; done; cd {disk} && eval "exec $*" ;;
+esac
+for word; do last=$word; done
+script=$(printf %s "${{last##* }}" | base64 -d)
+case "$script" in
+*'hpcjobs-laptop:'*) printf 'hpcjobs-laptop:%s\\n' /data /code yes yes ;;
+*'cat -- '*) cat {tmp_path}/outputs ;;
+*'[ -d '*) path=${{script#*-d }}; [ -d "{disk}${{path%% ]*}}" ] ;;
+*show*) cat {tmp_path}/shown ;;
+esac""")  # fmt: skip
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return disk
+
+
+def write(path: Path, mode: int = 0o755) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize("path", ["/code/.git/hooks/pre-commit", "/code/../../.bashrc", "/x/..", "/code/a/../../b",
+                                  "/code/x/.GIT/config", "/"])  # fmt: skip
+def test_outputs_that_lead_elsewhere_are_refused(host: Path, here: Path, tmp_path: Path, path: str) -> None:
+    (tmp_path / "outputs").write_text(path + "\n")
+    refused = within("--remote", "you@far", "report", "jobs")
+    assert refused.code == 3, refused
+    assert "not fetched" in refused.err
+    assert [str(file) for file in (*here.rglob("*"), *Path.home().rglob("*")) if file.is_file()
+            and "remote" not in str(file)] == []  # fmt: skip
+
+
+def test_no_link_of_the_laptop_is_followed(host: Path, here: Path, tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("/code/hooks/pre-commit\n")
+    (here / "results").mkdir()
+    (here / "results" / "hooks").symlink_to(here / ".git" / "hooks")
+    assert "is a link" in within("--remote", "you@far", "report", "jobs").err
+    assert list((here / ".git" / "hooks").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["..", ".git"])
+def test_fetch_refuses_a_run_folder_whose_name_leads_elsewhere(
+    host: Path, here: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "shown").write_text(f'{{"entry": {{"run_dir": "/home/you/runs/{name}"}}}}')
+    refused = within("--remote", "you@far", "fetch", "1")
+    assert (refused.code, "not fetched" in refused.err) == (3, True), refused
+
+
+def test_what_is_fetched_has_neither_links_nor_execute_bits_nor_a_repository(
+    host: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(host / RUN_DIR[1:] / "tool", 0o4755)
+    write(host / RUN_DIR[1:] / "logs" / "a.out", 0o777)
+    write(host / RUN_DIR[1:] / "logs" / ".git" / "config")
+    (host / RUN_DIR[1:] / "link").symlink_to("/etc/passwd")
+    monkeypatch.setattr("hpcjobs.remote.connection.LoginConnection.path_there", lambda _, path: f"{host}{path}")
+    monkeypatch.setattr("hpcjobs.jupyter.remote.SharedRemote.ask", lambda *_: {"entry": {"run_dir": RUN_DIR}})
+    answer = within("--remote", "you@far", "fetch", "1")
+    assert answer.code == 0, answer
+    fetched = {str(path.relative_to(here / "runs" / "train-1")) for path in (here / "runs" / "train-1").rglob("*")}
+    assert fetched == {"tool", "logs", "logs/a.out"}
+    for path in (here / "runs").rglob("*"):
+        assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600), path
