@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.option_values import check_values, refuse_options_as_values
+from hpcjobs.cli.terminal import printable_streams, raw
 
 # verb -> (module of this package, one line of help); in the order of the help page.
 VERBS = {
@@ -192,11 +193,17 @@ def _collect_rarely() -> None:
 
 
 def main() -> None:
-    """Run the command line; the one place where an error becomes a message and an exit code."""
+    """Run the command line; what it prints of others' text is printable."""
     _collect_rarely()
+    _use_utf8()
+    with printable_streams():
+        _main()
+
+
+def _main() -> None:
+    """The one place where an error becomes a message and an exit code."""
     from hpcjobs.errors import UNFORESEEN, HpcJobsError, HpcJobsWarning
 
-    _use_utf8()
     if "HPCJOBS_OUTPUTS" in os.environ:
         from hpcjobs.remote.outputs import end_with_connection
 
@@ -242,7 +249,7 @@ def main() -> None:
 
 def _drop_output() -> None:
     """Forget what could not be written: the interpreter would try again at its end, and print errors of its own."""
-    if isinstance(sys.stdout, TextIOWrapper):
+    if isinstance(raw(sys.stdout), TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

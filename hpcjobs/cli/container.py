@@ -15,6 +15,7 @@ import typer
 from hpcjobs.cli.completion import complete_images, complete_recipes
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, clock, note, opt, print_output, print_table
+from hpcjobs.cli.terminal import write_document
 
 if TYPE_CHECKING:
     from hpcjobs.containers.images import ImageFacts, ImageManifest
@@ -193,7 +194,7 @@ def _in_a_job(site: str | None, recipe: str, option: list[str], *, dry_run: bool
         **options,
     )
     if dry_run:
-        sys.stdout.write(plan.script)
+        write_document(plan.script)
         return 0
     handle = hpcjobs.submit(plan)
     note(f"job {handle.id} on site {plan.job.site}; run folder {plan.run_dir}")

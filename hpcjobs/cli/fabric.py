@@ -10,6 +10,7 @@ import typer
 
 from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, opt, print_output
+from hpcjobs.cli.terminal import write_document
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
@@ -94,7 +95,7 @@ def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     from hpcjobs.run import fabric as checks
 
     if dry_run:
-        sys.stdout.write(plan.script)
+        write_document(plan.script)
         return 0
     handle = hpcjobs.submit(plan)
     with explaining_interrupts([handle.entry]):

@@ -14,6 +14,7 @@ from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, SbatchGroup
 from hpcjobs.cli.output import CommandLineError, JobSite, Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.session_text import LiveLine, as_dict, cells, print_session
+from hpcjobs.cli.terminal import write_document
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _print_request(request: SessionRequest, *, as_json: bool) -> None:
         )
         return
     note(f"dry run, nothing written; would create {plan.run_dir} and run: {shlex.join(plan.command)}")
-    sys.stdout.write(plan.script)
+    write_document(plan.script)
 
 
 def _tell_submitted(entry: Entry, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, Json, note, print_output, shows_colours
+from hpcjobs.cli.terminal import write_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -159,7 +160,9 @@ def _print_lines(source: Iterable[str], *, flush: bool) -> int:
     count = 0
     try:
         for count, line in enumerate(source, 1):  # noqa: B007 # the last one is the number of them
-            print(line, end="", flush=flush)
+            write_document(line)
+            if flush:
+                sys.stdout.flush()
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return count

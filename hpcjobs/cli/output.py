@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from hpcjobs.cli.completion import complete_jobs, complete_sites
+from hpcjobs.cli.terminal import escape_json, printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
@@ -82,7 +83,7 @@ def print_output(verb: str, value: object) -> None:
 
 def print_json(value: object) -> None:
     """``value`` as indented JSON."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.write(escape_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n")
 
 
 _UNLIMITED = 1_000_000
@@ -103,11 +104,6 @@ def table_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
 
 
-def printable(line: str) -> str:
-    """``line`` without what a terminal would obey."""
-    return "".join(char if char.isprintable() or char == "\t" else "?" for char in line)
-
-
 def print_table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, styles: Sequence[Mapping[int, str]] | None = None
 ) -> None:
@@ -122,7 +118,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    lines = [list(row) for row in rows]
+    lines = [["\n".join(map(printable, text.split("\n"))) for text in row] for row in rows]
     width = table_width()
     widths = [max(cell_len(line) for text in column for line in (text.splitlines() or [""]))
               for column in zip(headers, *lines, strict=True)]  # fmt: skip
@@ -173,4 +169,5 @@ def clock(seconds: float | None) -> str:
 
 def note(text: str) -> None:
     """A line for people, on standard error, so that standard output has only the result."""
+    text = "\n".join(map(printable, text.split("\n")))  # rich prints it where bars are drawn
     print(f"hpcjobs: {text}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcjobs.cli.output import note
+from hpcjobs.cli.terminal import raw
 from hpcjobs.units import human_duration
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class ProgressBars:
                 BarColumn(bar_width=_BAR_COLUMNS),
                 TextColumn("{task.fields[text]}", markup=False, table_column=rest),
                 TextColumn("{task.fields[left]}", markup=False, table_column=Column(no_wrap=True)),
-                console=Console(file=self._stream, highlight=False),
+                console=Console(file=raw(self._stream), highlight=False),
                 expand=True,
                 redirect_stdout=False,
                 refresh_per_second=2,

@@ -10,6 +10,7 @@ import typer
 
 from hpcjobs.cli.completion import complete_states
 from hpcjobs.cli.output import JobSite, Json, note, print_output
+from hpcjobs.cli.terminal import raw
 
 if TYPE_CHECKING:
     from hpcjobs.run.listing import Listing
@@ -70,7 +71,7 @@ def ps(
 
     while watch:
         jobs = look()
-        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="")
+        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", file=raw(sys.stdout))
         print(time.strftime("%F %T"))
         show(jobs)
         sys.stdout.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.jobs_table import print_jobs, print_totals
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
 from hpcjobs.cli.report_packages import require_packages
+from hpcjobs.cli.terminal import write_document
 from hpcjobs.remote.outputs import record_output
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _print_doubts(table: AccountingTable) -> None:
 def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
     if csv is not None:
         if str(csv) == "-":
-            sys.stdout.write(frame.write_csv())
+            write_document(frame.write_csv())
         else:
             csv.write_text(frame.write_csv(), encoding="utf-8")
             record_output(csv)

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hpcjobs.cli.output import clock, note, print_output
+from hpcjobs.cli.terminal import printable, raw
 
 if TYPE_CHECKING:
     from hpcjobs.jupyter.session import Session
@@ -32,7 +33,7 @@ class LiveLine:
         where = f" on {record.node_list}, the server is starting" if record.node_list else ""
         text = f"job {record.job_id} {record.state.value}{reason}{where}{start}"
         if sys.stderr.isatty():
-            print(f"\r\033[Khpcjobs: {text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[Khpcjobs: {printable(text)}", end="", file=raw(sys.stderr), flush=True)
         elif text != self._printed:
             note(text)
         self._printed = text

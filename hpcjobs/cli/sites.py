@@ -10,7 +10,8 @@ import typer
 from hpcjobs.cli import sites_check, sites_init, sites_trust
 from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, print_output, print_table, printable
+from hpcjobs.cli.output import Json, print_output, print_table
+from hpcjobs.cli.terminal import write_document
 
 if TYPE_CHECKING:
     from hpcjobs.site.search import SiteEntry
@@ -74,7 +75,7 @@ def _print_rows(rows: list[dict[str, object]], title: str) -> None:
 
     print_table(
         [title, "DESCRIPTION", "LAYER", "FILE"],
-        [(str(row["name"]), printable(str(row["description"]).strip()), str(row["layer"]), file(row)) for row in rows],
+        [(str(row["name"]), str(row["description"]).strip(), str(row["layer"]), file(row)) for row in rows],
     )
 
 
@@ -91,7 +92,7 @@ def show(
     if as_json:
         print_output("sites show", site)
         return
-    sys.stdout.writelines(f"{line}\n" for line in write_site(site))
+    write_document("".join(f"{line}\n" for line in write_site(site)))
 
 
 @app.command()

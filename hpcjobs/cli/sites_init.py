@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcjobs.cli.output import Json, note, print_output
+from hpcjobs.cli.terminal import write_document
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def init(
         _print_draft(draft, path, text, written=not dry_run)
         return
     if dry_run:
-        sys.stdout.write(text)
+        write_document(text)
         return
     partitions = format_count(len(draft.partitions), "partition")
     questions = format_count(len(draft.questions), "open question")

@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 import typer
 
 from hpcjobs.cli.completion import complete_sites
-from hpcjobs.cli.output import printable
 
 
 class _File(NamedTuple):
@@ -45,7 +44,7 @@ def trust(
     for untrusted in files.values():
         trust_file(untrusted.path, untrusted.content)
         print(f"trusted as it is now: {untrusted.path}; it sets")
-        print("".join(f"  {printable(line)}\n" for line in untrusted.acting.splitlines()), end="")
+        print("".join(f"  {line}\n" for line in untrusted.acting.splitlines()), end="")
     if not files:
         print(f"nothing to trust in {', '.join(map(str, paths)) or Path.cwd()}")
 

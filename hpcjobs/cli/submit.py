@@ -177,6 +177,7 @@ def _print_sources(plan: "Plan", *, as_json: bool) -> None:
 
 def print_plan(plan: "Plan", *, as_json: bool) -> None:
     """Print what a submission would write and run."""
+    from hpcjobs.cli.terminal import write_document
     from hpcjobs.job.plan import script_by_hand
 
     script = script_by_hand(plan)
@@ -184,7 +185,10 @@ def print_plan(plan: "Plan", *, as_json: bool) -> None:
         print_output("submit --dry-run", plan._replace(script=script))
         return
     note(f"dry run, nothing written; would create {plan.run_dir} and run: {shlex.join(plan.command)}")
-    sys.stdout.write(script)
+    if plan.job.untrusted:
+        sys.stdout.write(script)
+    else:
+        write_document(script)
 
 
 def report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:

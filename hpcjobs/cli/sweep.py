@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, cell, note, opt, print_output, print_table
+from hpcjobs.cli.terminal import write_document
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
@@ -237,7 +239,9 @@ def results(
 
 def _write_csv(table: Results, path: Path) -> None:
     if str(path) == "-":
-        table.write_csv(sys.stdout)
+        text = io.StringIO()
+        table.write_csv(text)
+        write_document(text.getvalue())
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         table.write_csv(file)
