@@ -12,6 +12,7 @@ from hpcjobs.diagnosis.cost import Cost
 from hpcjobs.diagnosis.placement import Placement, place
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.models import Job, JobSpec
+from hpcjobs.job.policy import with_policies
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest, resolve_again
@@ -54,7 +55,7 @@ def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = 
     rows = []
     for changes in list(_alternatives(job, list(site.partitions)))[:_LARGEST_SEARCH]:
         try:
-            other = resolve_again(job, entry, changes)
+            other = with_policies(resolve_again(job, entry, changes))
         except RequestError:
             continue  # it does not fit that partition
         rows.append(place(other, site, runner=runner))

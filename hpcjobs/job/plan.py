@@ -16,6 +16,7 @@ from hpcjobs.files import file_name
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.batch import batch_layers
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
+from hpcjobs.job.policy import with_policies
 from hpcjobs.job.request import checked_spec, make_spec
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
@@ -92,7 +93,12 @@ def _layer(spec: Layer | str | Path) -> Layer:
 
 
 def plan_of(job: Job, run_dir: Path, *, made_by: str, allow_untrusted: bool = False) -> Plan:
-    """What submitting ``job`` with this run folder would write and run; ``allow_untrusted`` as in `plan`."""
+    """What submitting ``job`` with this run folder would write and run; ``allow_untrusted`` as in `plan`.
+
+    Raises:
+        RequestError: a policy of the centre refuses it.
+    """
+    job = with_policies(job)
     untrusted: list[Path] = []
     script = render(job, run_dir, made_by=made_by, untrusted=untrusted if allow_untrusted else None)
     for path in (templates := dict.fromkeys(untrusted)):

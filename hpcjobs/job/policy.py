@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.avoid import named_nodes
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import Job
+from hpcjobs.site.centre import find_clusters, policies_of_job
 from hpcjobs.site.models import Site
 from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import GPU_FIELDS, Resources, gpus_and_model
-from hpcjobs.site.sbatch import OPTIONS, option_of
+from hpcjobs.site.search import list_centre_files
 from hpcjobs.units import format_count, time_limit_s
 
-_GPU_OPTIONS = (
-    *("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task", "exclusive"),
-    "ntasks-per-gpu",
-)
-_PARTS_OF_GPUS = re.compile(r"(?:^|,)\s*(?:gres[:/])?(?:mps|shard)(?![\w.-])", re.IGNORECASE)
-_COUNTS = re.compile(r"\*\s*(\d{1,8})", re.ASCII)
-"""Nodes of a feature, in a constraint: ``[rack1*2&rack2*4]``."""
 _SHARED = (None, False, "user", "mcs")
 """Values of ``exclusive`` with which a job does not get all GPUs of its nodes."""
 
@@ -44,57 +38,30 @@ def mandatory_options(job: Job) -> dict[str, object]:
     return {field: value for applied in job.policies for field, value in _mandatory(applied.policy).items()}
 
 
-def check_policies(job: Job, policies: Sequence[AppliedPolicy]) -> None:
-    """Compare ``job`` with ``policies``.
+def with_policies(job: Job) -> Job:
+    """``job`` with the policies of today, with which it is compared: every plan of a job goes through here.
+
+    They are those of its cluster and its site file, and of the files whose policy it came under before.
 
     Raises:
         RequestError: one line per rule that is broken, each with what was requested, where that was said, and the file
             and line of the rule.
     """
+    clusters = find_clusters(job.sbatch, job.slurm_conf) if job.scheduler == "slurm" and list_centre_files() else ()
+    policies = policies_of_job(job.site, clusters, paths={applied.path for applied in job.policies})
     _refuse("the job", [(applied, problem) for applied in policies for problem in _problems(job, applied)])
+    return replace(job, policies=policies)
 
 
 def check_change(job: Job, changed: Job, policies: Sequence[AppliedPolicy]) -> None:
     """Compare ``changed``, which ``job`` is to become, with ``policies``; what was the same before is not its fault.
 
     Raises:
-        RequestError: as `check_policies`.
+        RequestError: as `with_policies`.
     """
     before = {text for applied in policies for text, _ in _problems(job, applied)}
     after = [(applied, problem) for applied in policies for problem in _problems(changed, applied)]
     _refuse("the change", [(applied, problem) for applied, problem in after if problem[0] not in before])
-
-
-def check_template(job: Job, added: Sequence[tuple[str, str]], left_out: Sequence[str]) -> None:
-    """Compare the lines of options that the template of ``job`` has ``added`` or ``left_out`` with its policies.
-
-    Args:
-        added: each line, and an option that stands in it.
-
-    Raises:
-        RequestError: as `check_policies`.
-    """
-    _refuse(
-        "the job",
-        [(applied, problem) for applied in job.policies for problem in _line_problems(job, applied, added, left_out)],
-    )
-
-
-def _line_problems(
-    job: Job, applied: AppliedPolicy, added: Sequence[tuple[str, str]], left_out: Sequence[str]
-) -> Iterator[Problem]:
-    limited = _limited_options(applied.policy)
-    for line, option in added:
-        if (keys := _find_limit(option, limited)) is not None:
-            yield f"template {job.template}: {line}: is an option that the policy limits", keys
-    for line in left_out:
-        if (keys := _find_limit(option_of(line)[0], limited)) is not None:
-            yield f"template {job.template}: leaves out --{line}, an option that the policy limits", keys
-
-
-def limited_options(policies: Sequence[AppliedPolicy]) -> frozenset[str]:
-    """The long options of sbatch that one of ``policies`` limits."""
-    return frozenset(option for applied in policies for option in _limited_options(applied.policy))
 
 
 def _refuse(what: str, problems: Sequence[tuple[AppliedPolicy, Problem]]) -> None:
@@ -122,7 +89,6 @@ def _problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     for field, value in _mandatory(policy).items():
         if getattr(job.resources, field) != value:
             yield f"{job.describe_option(field)}: must be {value}", ("mandatory", field)
-    yield from _bypass_problems(job, applied)
 
 
 def _partition_problems(job: Job, policy: Policy) -> Iterator[Problem]:
@@ -144,20 +110,8 @@ def _size_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     nodelist = resources.nodelist if isinstance(resources.nodelist, str) and job.scheduler == "slurm" else None
     if len(named := named_nodes(nodelist)) > nodes:  # a batch script's job has all of them
         nodes, name = len(named), "nodelist"
-    if (
-        isinstance(resources.constraint, str)
-        and (counted := sum(map(int, _COUNTS.findall(resources.constraint)))) > nodes
-    ):
-        nodes, name = counted, "constraint"
     if policy.max_nodes is not None and nodes > policy.max_nodes:
         yield f"{job.describe_option(name)}: at most {format_count(policy.max_nodes, 'node')}", ("max_nodes",)
-    for field in ("nodelist", "nodefile"):  # of a batch script, which sbatch reads itself
-        file = getattr(resources, field)
-        if policy.max_nodes is not None and isinstance(file, str) and (field == "nodefile" or "/" in file):
-            yield (
-                f"{job.describe_option(field)}: names a file; list the nodes, to be counted",
-                ("max_nodes",),
-            )
     if policy.max_gpus is not None:
         for text, count in _gpu_counts(job, applied, nodes):
             if count > policy.max_gpus:
@@ -180,8 +134,6 @@ def _gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[
     names = (resources.partition or "").split(",") if isinstance(resources.partition, str) else [""]
     if resources.exclusive not in _SHARED:
         whole_nodes = f"{job.describe_option('exclusive')}: a job has all GPUs of its nodes"
-    elif isinstance(resources.gres, str) and _PARTS_OF_GPUS.search(resources.gres):
-        whole_nodes = f"{job.describe_option('gres')}: parts of GPUs count as all GPUs of the nodes"
     elif {*names} & {*applied.exclusive}:
         whole_nodes = f"{job.describe_option('partition')}: a job has all GPUs of its nodes"
     else:
@@ -203,50 +155,6 @@ def _account_problems(job: Job, policy: Policy) -> Iterator[Problem]:
         yield "no account is named: use --account NAME", ("account_required",)
     if policy.accounts is not None and account and account not in policy.accounts:
         yield f"{job.describe_option('account')}: allowed are {', '.join(policy.accounts)}", ("accounts",)
-
-
-def _bypass_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
-    """Replaced or unread options of other files that concern what the policy limits."""
-    limited = _limited_options(applied.policy)
-    for name, template in job.directives.items():
-        if name in applied.directives and applied.directives[name] == template:
-            continue
-        for option in (name, option_of(template or "")[0]):
-            if (keys := _find_limit(option, limited)) is not None:
-                yield f"directives.{name}: replaces an option that the policy limits", keys
-                break
-    for text in job.sbatch:
-        if (keys := _find_limit(option_of(text)[0], limited)) is not None and text not in applied.sbatch:
-            yield f"sbatch {text!r}: is an option that the policy limits", keys
-
-
-def _find_limit(option: str, limited: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The key of the policy that limits ``option``, which may be an abbreviation or unknown to hpcjobs.
-
-    An unknown option counts where it begins like a limited one: newer versions of Slurm have more of these.
-    """
-    if option in OPTIONS or not option:
-        return limited.get(option)
-    family = option.partition("-")[0]
-    return next(
-        (keys for name, keys in limited.items() if name.startswith(option) or name.split("-")[0] == family), None
-    )
-
-
-def _limited_options(policy: Policy) -> dict[str, tuple[str, ...]]:
-    """The options of sbatch that a policy limits, each with the key that does."""
-    limited: dict[str, tuple[str, ...]] = {}
-    if policy.partitions is not None:
-        limited["partition"] = ("partitions",)
-    if policy.max_nodes is not None:
-        limited |= dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), ("max_nodes",))
-    if policy.max_gpus is not None:
-        limited |= dict.fromkeys(_GPU_OPTIONS, ("max_gpus",))
-    if policy.max_time is not None:
-        limited["time"] = ("max_time",)
-    if policy.accounts is not None or policy.account_required:
-        limited["account"] = ("account_required" if policy.account_required else "accounts",)
-    return limited | {field.replace("_", "-"): ("mandatory", field) for field in _mandatory(policy)}
 
 
 def _mandatory(policy: Policy) -> dict[str, object]:

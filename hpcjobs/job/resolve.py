@@ -23,7 +23,7 @@ from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.notify import complete_address, mail_options, notify_words
 from hpcjobs.job.passed_through import PASSED_THROUGH, check_passed_through, check_srun
-from hpcjobs.job.policy import add_mandatory, check_policies
+from hpcjobs.job.policy import add_mandatory
 from hpcjobs.job.preflight import preflight_words
 from hpcjobs.job.program import default_name, program_argv, trainers
 from hpcjobs.job.prologue import prologue
@@ -133,7 +133,6 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
     check_env(job.env, job.sources, in_image=job.container is not None)
     check_srun(job)
     check_limits(job, site, partitions)
-    check_policies(job, job.policies)
     return job
 
 

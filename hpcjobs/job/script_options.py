@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from hpcjobs.errors import RequestError
 from hpcjobs.job.batch_script import MARKS, MARKS_OF_OTHERS, parse_line
 from hpcjobs.job.models import Job
-from hpcjobs.job.policy import check_template
 from hpcjobs.site.sbatch import OPTIONS
 
 
@@ -15,8 +14,7 @@ def check_script(script: str, options: Sequence[str], job: Job) -> None:
     """Compare what sbatch reads in ``script`` with the job's ``options``, each as an ``#SBATCH`` line has it.
 
     Raises:
-        RequestError: a line names another cluster, is one of another scheduler, or adds or leaves out an option that a
-            policy of the centre limits.
+        RequestError: a line names another cluster, or is one of another scheduler.
     """
     if job.scheduler == "local":
         return
@@ -27,18 +25,16 @@ def check_script(script: str, options: Sequence[str], job: Job) -> None:
                 hint="it stands in the template, or in a value of several lines: change it there",
             )
     own = {f"#SBATCH --{option}" for option in options}
-    marked = list(_marked_lines(script))
     where = f"template {job.template}"
     added = [
         (line, directive.option.name)
-        for line in marked
+        for line in _marked_lines(script)
         if line not in own
         for directive in parse_line(line.removeprefix(MARKS[0]).removeprefix(MARKS[1]), where)
     ]
     for line, option in added:
         if option == "clusters":
             raise RequestError(f"{where}: {line}: --clusters is refused", hint=OPTIONS["clusters"].reason)
-    check_template(job, added, [option for option in options if f"#SBATCH --{option}" not in marked])
 
 
 def _marked_lines(script: str) -> Iterator[str]:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
-from hpcjobs.job.policy import check_change, limited_options
-from hpcjobs.run.control import FURTHER, KEYS
+from hpcjobs.job.policy import check_change
+from hpcjobs.run.control import KEYS
 from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
@@ -33,15 +33,8 @@ def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler)
     if not policies or entry.is_foreign:  # what a job without a manifest asked for was never ours to check
         return
     job = changed = read_manifest(Path(entry.run_dir)).job
-    limited = limited_options(policies)
     for setting in settings:
         name, _, value = setting.partition("=")
-        option = FURTHER.get(name)
-        if option in limited:
-            raise RequestError(
-                f"update {setting}: a policy of the centre limits {option}, which this would change",
-                hint=f"name the option itself: {', '.join(KEYS)}",
-            )
         for field in (field for field, key in KEYS.items() if key == name):
             changed = _change(changed, field, _limit_now(value, entry, slurm) if field == "time" else value)
     check_change(job, changed, policies)

@@ -27,14 +27,22 @@ KEYS = {
     "wckey": "WCKey",
 }  # fmt: skip
 """Options of a job that Slurm can change, and scontrol's names of them."""
-FURTHER: dict[str, str | None] = {
-    "ArrayTaskThrottle": None, "BurstBuffer": None, "ClusterFeatures": None, "Contiguous": None, "CoreSpec": None,
-    "DelayBoot": None, "EndTime": "time", "MinCPUsNode": "ntasks", "MinMemoryCPU": None, "MinMemoryNode": None,
-    "MinTmpDiskNode": None, "NumCPUs": "ntasks", "NumTasks": "ntasks", "OverSubscribe": "exclusive", "Prefer": None,
-    "ResetAccrueTime": None, "Switches": None, "ThreadSpec": None,
-}  # fmt: skip
-"""Further names of scontrol that are passed on, and the option that they change under another name. Not among them are
-those that name other jobs (JobId), and the job's name, by which its record in the accounting is recognised."""
+FURTHER = (
+    *("ArrayTaskThrottle", "BurstBuffer", "ClusterFeatures", "Contiguous", "CoreSpec", "DelayBoot", "EndTime"),
+    *(
+        "MinCPUsNode",
+        "MinMemoryCPU",
+        "MinMemoryNode",
+        "MinTmpDiskNode",
+        "NumCPUs",
+        "NumTasks",
+        "OverSubscribe",
+        "Prefer",
+    ),
+    *("ResetAccrueTime", "Switches", "ThreadSpec"),
+)
+"""Further names of scontrol that are passed on. Not among them are those that name other jobs (JobId), and the job's
+name, by which its record in the accounting is recognised."""
 
 
 def control(verb: Verb, entries: Iterable[Entry], *, connect: Connect = connect) -> list[str]:

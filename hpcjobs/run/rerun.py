@@ -13,17 +13,14 @@ from hpcjobs.errors import ConfigError, RequestError, reason_of
 from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
-from hpcjobs.job.policy import check_policies
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.run_root import locate_run_root
 from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
 from hpcjobs.run.select import is_own
-from hpcjobs.site.centre import find_clusters, policies_of_job
 from hpcjobs.site.library import load_site
 from hpcjobs.site.models import Resources, Site
-from hpcjobs.site.policy import AppliedPolicy
 
 _OWN_VERBS = {
     "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",
@@ -108,8 +105,6 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
     notes += [f"left out: {name}{'' if value is True else f'={value}'}" for name, value in first_only.items()]
     if changes == JobSpec():
         again = replace(job, resources=_for_another_run(job.resources, entry))
-        again = replace(again, policies=_policies_now(job, entry))
-        check_policies(again, again.policies)
     else:
         again = resolve_again(job, entry, changes)
     if job.snapshot and changes.chdir is None:
@@ -131,14 +126,6 @@ def refusal_of_run(run_dir: Path) -> ConfigError:
         f"{run_dir} is the folder of a run that you have not submitted; its {MANIFEST} sets what would run as you",
         hint="read what `hpcjobs rerun --dry-run` prints of it, then use --trust",
     )
-
-
-def _policies_now(job: Job, entry: Entry) -> tuple[AppliedPolicy, ...]:
-    if job.scheduler != "slurm":
-        return policies_of_job(job.site, ())
-    stated = {applied.path for applied in job.policies}
-    clusters = {*find_clusters(job.sbatch, job.slurm_conf), *filter(None, (entry.cluster,))}
-    return policies_of_job(job.site, clusters, paths=stated)
 
 
 def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:

@@ -24,8 +24,6 @@ class _Section(Frozen, frozen=True):
     policy: Policy
     cluster: str | None = None
     partitions: dict[str, Partition] = {}
-    directives: dict[str, str | None] = {}
-    sbatch: tuple[str, ...] = ()
 
 
 def find_policies(site: Site, files: Sequence[YamlFile]) -> tuple[AppliedPolicy, ...]:
@@ -107,8 +105,6 @@ def _policies(path: Path) -> Iterator[tuple[str, AppliedPolicy]]:
     applied = AppliedPolicy(
         path=str(path),
         policy=section.policy,
-        directives=section.directives,
-        sbatch=section.sbatch,
         gpus_of_nodes={
             name: max(group.gpus for group in partition.groups) for name, partition in section.partitions.items()
         },

@@ -42,10 +42,6 @@ class AppliedPolicy(Frozen, frozen=True):
 
     path: str
     policy: Policy
-    directives: dict[str, str | None] = {}
-    """The centre's own replacements of options; those of other files must not concern what the policy limits."""
-    sbatch: tuple[str, ...] = ()
-    """The centre's own options of sbatch."""
     gpus_of_nodes: dict[str, int] = {}
     """Partition -> GPUs of a node that has most of them, as the centre's file describes it."""
     exclusive: tuple[str, ...] = ()

@@ -133,3 +133,22 @@ def test_cells_whose_submitting_job_was_cancelled_are_missing_and_resume_submits
     for job in stub.queue():
         stub.end(job)
     assert within("sweep", "resume", "s", "--json").json["cells"] > 0
+
+
+def test_a_sweep_is_resumed_only_as_the_policy_of_today_allows(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "xdg"))
+    stub = install(monkeypatch, here / "stubs", limit=100)
+    stub.refuse()
+    sweep(4)
+    (here / "stubs" / "refuse").unlink()
+    centre = tmp_path / "xdg" / "hpcjobs" / "site_configs"
+    centre.mkdir(parents=True)
+    (centre / "stub.yaml").write_text(json.dumps({**SITE, "cluster": "big", "policy": {"max_time": "5m"}}))
+    resumed = within("sweep", "resume", "s")
+    assert (resumed.code, stub.queue()) == (5, {})
+    assert "a policy of the centre refuses the job:" in resumed.err
+    (centre / "stub.yaml").write_text(json.dumps({**SITE, "cluster": "big", "policy": {"max_time": "20m"}}))
+    assert within("sweep", "resume", "s").code == 0
+    assert sum(stub.queue().values()) == 4
