@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from hpcjobs.errors import CommandMissingError, RequestError
 from hpcjobs.files import state_dir, write_beside
-from hpcjobs.processes.programs import run
 from hpcjobs.remote.connection import LoginConnection
+from hpcjobs.run.git import ask_git
 from hpcjobs.run.snapshot import LARGEST, code_files
 from hpcjobs.units import human_bytes
 
@@ -36,7 +36,7 @@ def find_code() -> CodeFolder:
     """The folder of code that the current folder belongs to."""
     here = Path.cwd()
     try:
-        answer = run(["git", "-C", str(here), "rev-parse", "--show-toplevel"])
+        answer = ask_git(here, "rev-parse", "--show-toplevel")
     except CommandMissingError:
         return CodeFolder(here, Path())
     root = Path(answer.out.rstrip("\n")) if answer.code == 0 else here

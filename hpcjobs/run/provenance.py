@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.run.git import ask_git, read_difference
 
 _LARGEST_PATCH = 20 << 20
 
@@ -29,7 +30,7 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     One git process for a clean tree, two for a changed one.
     """
     try:
-        status = runner(["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-z"])
+        status = ask_git(folder, "status", "--porcelain=v2", "--branch", "-z", runner=runner)
     except CommandMissingError:
         return None
     if status.code != 0:
@@ -39,7 +40,7 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     untracked = [_printable(entry[2:]) for entry in entries if entry.startswith("? ")]
     dirty = any(entry[:2] in ("1 ", "2 ", "u ") for entry in entries)
     known = None if commit == "(initial)" else commit
-    patch = runner(["git", "-C", str(folder), "diff", "HEAD", "--binary"]).out if dirty and known else ""
+    patch = read_difference(folder, runner=runner) if dirty and known else ""
     return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "")
 
 

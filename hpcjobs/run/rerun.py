@@ -180,7 +180,7 @@ def _changed_code(manifest: Manifest, run_dir: Path) -> str | None:
 def read_patch(run_dir: Path) -> str:
     """``code.patch`` of a run folder; empty where the code was as committed."""
     try:
-        return (run_dir / "code.patch").read_text(encoding="utf-8", errors="surrogateescape")
+        return (run_dir / "code.patch").read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcjobs.errors import CommandMissingError, RequestError
-from hpcjobs.processes.programs import run
+from hpcjobs.run.git import ask_git
 from hpcjobs.units import human_bytes
 
 LARGEST = 512 << 20
@@ -48,7 +48,7 @@ def code_files(source: Path) -> list[Path]:
     """Files below ``source``, relative to it: what git tracks or would track, in submodules and nested repositories
     too; outside git all but the usual caches, and folders that ignore themselves, as run folders do."""
     try:
-        listed = run(["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        listed = ask_git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     except CommandMissingError:
         return list(_walk(source))
     if listed.code != 0:

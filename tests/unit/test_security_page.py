@@ -1,0 +1,19 @@
+"""The page about security names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_each_row_of_the_page_names_a_test_that_exists() -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| who ")]
+    assert len(rows) >= 6
+    for row in rows:
+        names = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        assert names, row
+        for name in names:
+            assert "def test_" in (REPOSITORY / name).read_text(encoding="utf-8"), name
