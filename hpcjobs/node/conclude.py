@@ -52,6 +52,7 @@ class CurrentAttempt:
         state_fields: Dict[str, object] = {
             "schema": 1,
             "job_id": self.job_id,
+            "array_job_id": self.scheduler.array_job_id,
             "state": state,
             "exit_code": code,
             "started": self.started,

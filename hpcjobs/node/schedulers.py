@@ -26,6 +26,8 @@ class NodeSideScheduler(ABC):
 
     job_id = ""
     """As the scheduler's commands want it; a task of an array by its array and index."""
+    array_job_id = None  # type: Optional[str]
+    """Of a task of an array of Slurm, whose raw id does not tell it."""
     restarts = 0
     """How often the scheduler has started this job again."""
 

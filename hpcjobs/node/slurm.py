@@ -47,6 +47,7 @@ class Slurm(NodeSideScheduler):
     ) -> None:
         array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         self.in_array = bool(array and task)
+        self.array_job_id = array if self.in_array else None
         # The raw id of a task may be the array's own, and then it means all of its tasks.
         self.job_id = f"{array}_{task}" if self.in_array else environ.get("SLURM_JOB_ID", "")
         self.restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))

@@ -105,11 +105,15 @@ def start(
 def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
     """Run ``argv`` to its end; ``env`` is added to the clean environment.
 
+    A command of Slurm's is out of reach of the terminal's Ctrl-C, which would end an sbatch before its answer: this
+    process alone is interrupted, and decides what becomes of the command.
+
     Raises:
         CommandMissingError: the program is not on PATH.
     """
+    own_session = os.path.basename(argv[0]) in _SLURM_COMMANDS
     try:
-        return starting.run(argv, cwd=cwd, env=command_env(argv[0]) | dict(env or {}))
+        return starting.run(argv, cwd=cwd, env=command_env(argv[0]) | dict(env or {}), new_session=own_session)
     except (FileNotFoundError, PermissionError) as error:
         raise _missing(argv[0], cwd, error) from error
 

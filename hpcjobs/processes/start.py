@@ -67,6 +67,7 @@ def run(
     show_errors: bool = False,
     timeout_s: Optional[float] = None,
     errors: str = "surrogateescape",
+    new_session: bool = False,
 ) -> Result:
     """Run ``argv`` to its end, and return what it printed.
 
@@ -80,7 +81,8 @@ def run(
         OSError: it cannot be started. subprocess.TimeoutExpired: it was killed after ``timeout_s``.
     """
     pipe_errors = None if show_errors else PIPE
-    process = start(argv, env=env, cwd=cwd, stdin=DEVNULL if given is None else PIPE, stdout=PIPE, stderr=pipe_errors)
+    process = start(argv, env=env, cwd=cwd, stdin=DEVNULL if given is None else PIPE, stdout=PIPE, stderr=pipe_errors,
+                    new_session=new_session)  # fmt: skip
     with process:
         try:
             out, err = process.communicate(None if given is None else _encode(given), timeout=timeout_s)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.run.folder import MANIFEST, STATE, SUBMITTED
+from hpcjobs.run import index, record
+from hpcjobs.run.folder import MANIFEST, SUBMITTED
+from hpcjobs.run.identity import is_cluster_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import StateFile, read_json
-from hpcjobs.run.submit import remember
-from hpcjobs.scheduler.base import Scheduler, Submitted
+from hpcjobs.run.state_file import read_json
+from hpcjobs.scheduler.base import Scheduler
+from hpcjobs.scheduler.connect import connect
+
+UNDECIDED_S = 600.0
+"""How long a submission that was cut short, or that another host began, may still lead to a job: an sbatch outlives
+the process that started it."""
 
 
 class _FoundManifest(msgspec.Struct):
@@ -28,38 +37,38 @@ def plan_in(run_dir: Path) -> Plan:
     return Plan(manifest.job, (run_dir / "job.sh").read_text(), run_dir, manifest.command, manifest.command_line)
 
 
-def queued_as(plan: Plan, scheduler: Scheduler) -> str | None:
-    """The id of the job in the queue that runs this very script."""
-    script = str(plan.run_dir / "job.sh")
-    return next((r.job_id.split("_")[0] for r in scheduler.queue() if r.command == script), None)
-
-
 def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:
     """The job that was given this folder's script, recorded now if it was not; None: there is none.
 
-    In order: what the submitter wrote, what the job wrote when it started, then the queue.
+    Raises:
+        SchedulerError: it does not answer, so there may be one.
     """
     if (entry := read_json(run_dir / SUBMITTED, Entry)) is not None:
+        if all((known.run_dir, known.job_id) != (entry.run_dir, entry.job_id) for known in index.entries()):
+            with suppress(OSError):  # the next command tries again
+                index.add(entry)
+        record.forget(run_dir)
         return entry
-    if not (run_dir / MANIFEST).exists():
+    if not (run_dir / "job.sh").exists():  # it is written last: nothing was submitted yet
         return None
-    plan = plan_in(run_dir)
-    taken = _started_as(plan)
-    if taken is None and (job_id := queued_as(plan, scheduler)) is not None:
-        taken = Submitted(job_id=job_id)
-    return None if taken is None else remember(plan, taken).entry
+    taken = scheduler.find_submitted(plan := plan_in(run_dir))
+    return record.remember(plan, taken[0]) if taken else None
 
 
-def _started_as(plan: Plan) -> Submitted | None:
-    """The job as it named itself when it started: ``123``, or ``123_4`` in an array task's folder.
+def read_index() -> index.Index:
+    """The index, once it has the jobs whose submitters were killed before they recorded them."""
+    begun = [each for each in record.read_begun() if not each.is_under_way]
+    for each in begun:
+        with suppress(SchedulerError, RequestError):  # it is not known yet: the next command asks again
+            _adopt(each)
+    return index.read()
 
-    A bare number in a task's folder is the task's own id in Slurm's books and not the array's.
-    """
-    for path in (path for place in ("", "*/") for path in plan.run_dir.glob(f"{place}{STATE}")):
-        state = read_json(path, StateFile)
-        if state is None:
-            continue
-        parent, _, task = state.job_id.partition("_")
-        if task or not plan.job.resources.array:
-            return Submitted(job_id=parent, cluster=state.cluster or None)
-    return None
+
+def _adopt(begun: record.Begun) -> None:
+    """Record the job of a submission that was cut short; forget one that surely led to no job."""
+    run_dir = Path(begun.run_dir)
+    if not run_dir.parent.is_dir() or not is_cluster_reachable(begun.scheduler, begun.slurm_conf, begun.cluster):
+        return
+    entry = adopt_job(run_dir, connect(begun.scheduler, begun.slurm_conf)) if run_dir.is_dir() else None
+    if entry is None and time.time() - begun.when > UNDECIDED_S:
+        record.forget(run_dir)

@@ -48,12 +48,17 @@ def owner_elsewhere(entry: Entry) -> str | None:
     """``host b``, ``cluster b`` or ``user eve``: the only place that knows the job; None: here."""
     if entry.user is not None and entry.user != user_name():
         return f"user {entry.user}"
-    if entry.cluster is None:
-        return None
-    names = reachable_clusters(entry.scheduler, entry.slurm_conf)
-    if not names or entry.cluster.lower() in {name.lower() for name in names}:
+    if is_cluster_reachable(entry.scheduler, entry.slurm_conf, entry.cluster):
         return None
     return f"{'host' if entry.scheduler == 'local' else 'cluster'} {entry.cluster}"
+
+
+def is_cluster_reachable(scheduler: str, slurm_conf: str | None, cluster: str | None) -> bool:
+    """Whether the cluster or host of that name can be asked from here; one whose name is not known may be."""
+    if cluster is None:
+        return True
+    names = reachable_clusters(scheduler, slurm_conf)
+    return not names or cluster.lower() in {name.lower() for name in names}
 
 
 def require_reachable(entries: Iterable[Entry]) -> None:

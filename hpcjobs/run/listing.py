@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.run import index
 from hpcjobs.run.accounting_file import is_closed
+from hpcjobs.run.adopt import read_index
 from hpcjobs.run.foreign import find_ended, make_entries, scheduler_of, site_asked, without_known
 from hpcjobs.run.identity import is_reachable
 from hpcjobs.run.index import Entry
@@ -54,6 +55,7 @@ class _AskedOnce:
         self._scheduler = scheduler
         self._queue: list[JobRecord] | SchedulerError | None = None
         self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
+        self.find_submitted = scheduler.find_submitted
 
     def queue(self) -> list[JobRecord]:
         if self._queue is None:
@@ -87,7 +89,7 @@ def survey(*, since: float, site: str | None = None, connect: Connect = connect)
         queue = once(kind, conf).queue()
     except SchedulerError as error:
         queue, errors = [], [error]
-    jobs = index.read()
+    jobs = read_index()
     mine = _open_or_recent(jobs, queue, since)
     known = statuses(
         [e for e in mine if site is None or where is None or e.site == where.name], connect=once, errors=errors

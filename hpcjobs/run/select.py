@@ -12,6 +12,7 @@ import msgspec
 from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
 from hpcjobs.run import index
+from hpcjobs.run.adopt import read_index
 from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.identity import SCRIPT, is_reachable, user_name
 from hpcjobs.run.index import Entry
@@ -88,7 +89,7 @@ def entries_of(site: str | None) -> list[Entry]:
     Raises:
         ConfigError: no job is of this site, and there is no such site.
     """
-    known = index.entries()
+    known = read_index().entries
     if site is None:
         return known
     if of_site := [entry for entry in known if entry.site == site]:

@@ -38,6 +38,8 @@ class StateFile(msgspec.Struct, frozen=True):
     first_failure: FirstFailure | None = None
     cluster: str | None = None
     """SLURM_CLUSTER_NAME of the job."""
+    array_job_id: str | None = None
+    """Of a task of an array, whose ``job_id`` is the task's own in Slurm's books."""
 
 
 def read_json(path: Path, type: type[T]) -> T | None:

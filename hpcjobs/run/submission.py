@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,27 +19,20 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, SchedulerDownError
 from hpcjobs.files import state_dir, write_beside
-from hpcjobs.processes.tree import start_ticks
-from hpcjobs.run.adopt import adopt_job
+from hpcjobs.run.adopt import UNDECIDED_S, adopt_job
 from hpcjobs.run.index import Entry
+from hpcjobs.run.record import Submitter, this_process
 from hpcjobs.scheduler.base import Scheduler
 
 VARIABLE = "HPCJOBS_SUBMISSION"
-_ELSEWHERE_S = 600.0
-"""How long a submission that another host began is taken to be still under way."""
 _REMEMBERED_S = 30 * 24 * 3600.0
 _LOOK_S = 0.2
 
 
-class _Claim(msgspec.Struct, frozen=True):
+class _Claim(Submitter, frozen=True, kw_only=True):
     """Who submits with a token, or did."""
 
     run_dir: str
-    host: str
-    pid: int
-    started: int | None
-    """Ticks from boot to the process's start."""
-    when: float
     finished: bool = False
     """Of a sweep: everything of it was handed over."""
 
@@ -79,7 +71,7 @@ class Submission:
 
     def _await_claim(self) -> _Claim | None:
         """What is on record, once no process of this host submits with this token."""
-        while (claim := self._read()) is not None and _is_under_way(claim):
+        while (claim := self._read()) is not None and not claim.finished and claim.is_under_way:
             text = f"process {claim.pid} of this host is submitting this already: waiting for it"
             warnings.warn(text, HpcJobsWarning, stacklevel=3)  # printed once
             time.sleep(_LOOK_S)
@@ -94,9 +86,7 @@ class Submission:
         self._write(run_dir, finished=True)
 
     def _write(self, run_dir: Path, *, finished: bool) -> None:
-        pid = os.getpid()
-        started = None if finished else start_ticks(pid)
-        claim = _Claim(str(run_dir), socket.gethostname(), pid, started, time.time(), finished)
+        claim = _Claim(run_dir=str(run_dir), finished=finished, **msgspec.structs.asdict(this_process()))
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self._path.parent.glob("*.json"):
             if path.stat().st_mtime < time.time() - _REMEMBERED_S:
@@ -116,18 +106,12 @@ class Submission:
 
 def _refuse_if_elsewhere(claim: _Claim) -> None:
     age_s = time.time() - claim.when
-    if claim.host != socket.gethostname() and age_s < _ELSEWHERE_S:
+    if not claim.is_here and age_s < UNDECIDED_S:
         raise SchedulerDownError(
             f"login host {claim.host} began to submit this {age_s:.0f} s ago, and has not recorded a job",
-            hint=f"try again: in {_ELSEWHERE_S - age_s:.0f} s it is submitted from here",
+            hint=f"try again: in {UNDECIDED_S - age_s:.0f} s it is submitted from here",
             maybe_taken=True,
         )
-
-
-def _is_under_way(claim: _Claim) -> bool:
-    """Whether the process that submits still runs on this host."""
-    here = claim.host == socket.gethostname() and claim.started is not None
-    return here and start_ticks(claim.pid) == claim.started
 
 
 _numbers = itertools.count()

@@ -8,16 +8,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, SchedulerDownError
-from hpcjobs.files import write_beside
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.run import folder, index
+from hpcjobs.processes.deferred import defer_signals
+from hpcjobs.run import folder, record
 from hpcjobs.run.handle import JobHandle
-from hpcjobs.run.identity import own_cluster, user_name
 from hpcjobs.run.provenance import code_state
-from hpcjobs.scheduler.base import Scheduler, Submitted
+from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.site.sbatch import option_of
 from hpcjobs.site.trust import refusal_of_plan
@@ -89,53 +86,30 @@ def _submit(plan: Plan, scheduler: Scheduler, prepare: Callable[[Plan], None] | 
     try:
         if prepare is not None:
             prepare(plan)
-        accepted = scheduler.submit(plan)
-    except (HpcJobsError, OSError) as error:
-        if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
-            folder.remove(plan)
+    except BaseException:
+        folder.remove(plan)
         raise
-    return remember(plan, accepted)
+    return hand_over(plan, scheduler, refused=folder.remove)
 
 
-def hand_over(plan: Plan, scheduler: Scheduler) -> JobHandle:
-    """Submit the script that lies in the plan's run folder already, and remember the job."""
-    return remember(plan, scheduler.submit(plan))
+def hand_over(plan: Plan, scheduler: Scheduler, *, refused: Callable[[Plan], None] | None = None) -> JobHandle:
+    """Submit the script that lies in the plan's run folder already, and record the job.
 
-
-def remember(plan: Plan, taken: Submitted) -> JobHandle:
-    """Record that the scheduler has accepted the job: in its run folder, then in the index.
-
-    The job runs whether that can be written or not: what cannot is a warning, and either record is enough. What the
-    scheduler printed for the user is a warning too.
+    A signal that would end this process comes after that: a job that the scheduler has accepted is always recorded.
+    ``refused`` is called where no job was accepted.
     """
-    job = plan.job
-    for message in taken.messages:
-        warnings.warn(message, HpcJobsWarning, stacklevel=2)
-    entry = index.Entry(
-        job_id=taken.job_id,
-        name=job.name,
-        site=job.site,
-        scheduler=job.scheduler,
-        run_dir=str(plan.run_dir),
-        submitted=time.time(),
-        cluster=taken.cluster or own_cluster(job.scheduler, job.slurm_conf),
-        slurm_conf=job.slurm_conf,
-        array=job.resources.array or None,
-        user=user_name(),
-    )
-    try:
-        write_beside(plan.run_dir / folder.SUBMITTED, msgspec.json.encode(entry))
-    except OSError as error:
-        _warn(entry, f"in its run folder {plan.run_dir}", error)
-    try:
-        index.add(entry)
-    except OSError as error:
-        _warn(entry, f"in the list of jobs {index.index_dir()}; name it by its run folder {plan.run_dir}", error)
-    return JobHandle(entry)
-
-
-def _warn(entry: index.Entry, where: str, error: OSError) -> None:
-    reason = error.strerror or str(error)
-    warnings.warn(
-        f"job {entry.job_id} was accepted, but could not be recorded {where}: {reason}", HpcJobsWarning, stacklevel=3
-    )
+    with defer_signals() as deferred:
+        record.begin(plan)
+        try:
+            accepted = scheduler.submit(plan)
+        except (HpcJobsError, OSError) as error:
+            if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
+                if refused is not None:
+                    refused(plan)
+                record.forget(plan.run_dir)
+            raise
+        handle = JobHandle(record.remember(plan, accepted))
+        if deferred:
+            text = f"interrupted, and job {handle.id} was submitted before: hpcjobs cancel {handle.id} ends it"
+            warnings.warn(text, HpcJobsWarning, stacklevel=2)
+    return handle

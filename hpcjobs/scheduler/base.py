@@ -154,6 +154,14 @@ class Scheduler(Protocol):
         """The records of these jobs, ended or not; array jobs give one per task. Unknown ids give none."""
         ...
 
+    def find_submitted(self, plan: Plan) -> list[Submitted]:
+        """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
+
+        Raises:
+            SchedulerError: it does not answer, so there may be one.
+        """
+        ...
+
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End these jobs."""
         ...

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.adopt import plan_in, queued_as
+from hpcjobs.run.adopt import adopt_job, plan_in
 from hpcjobs.run.index import Entry
+from hpcjobs.run.record import remember
 from hpcjobs.run.state_file import StateFile
 from hpcjobs.run.status import statuses
-from hpcjobs.run.submit import remember
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.folder import NOBODY, Chunk, SweepFolder
@@ -52,6 +52,7 @@ class CachedQueue:
         self._scheduler = scheduler
         self._queue: list[JobRecord] | None = None
         self.submit, self.account, self.cancel = scheduler.submit, scheduler.account, scheduler.cancel
+        self.find_submitted = scheduler.find_submitted
 
     def queue(self) -> list[JobRecord]:
         if self._queue is None:
@@ -128,9 +129,9 @@ def adopt_chunk(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler) -> Entr
     owner = folder.owner(chunk)
     if owner == NOBODY or folder.foreign:
         return None
-    plan = plan_in(folder.chunk_dir(chunk.number))
-    job_id = owner or queued_as(plan, scheduler)
-    return None if job_id is None else remember(plan, Submitted(job_id=job_id)).entry
+    if owner is None:
+        return adopt_job(folder.chunk_dir(chunk.number), scheduler)
+    return remember(plan_in(folder.chunk_dir(chunk.number)), Submitted(job_id=owner))
 
 
 def _own_state(state: StateFile | None, attempt: _Attempt | None) -> StateFile | None:

@@ -9,7 +9,7 @@
       chunks/0001/         one array: a run folder like any other, and
         cells.sh           line N gives the batch script its cell N
         chunk.json         the ids of those lines; written last: a chunk without it was never complete
-        owner              the array whose tasks may run this chunk: whoever creates the file first (O_EXCL) has it
+        owner              a link whose text is the array that may run this chunk: whoever makes it first has the chunk
         7/                 task 7 of the array: its state; `cell` links to its cell's folder
 
 A chunk is prepared, then submitted, then recorded (submitted.json), so a crash at any point leaves either
@@ -212,18 +212,20 @@ class SweepFolder:
         return without_unknown_configuration(entry) if self.foreign else entry
 
     def owner(self, chunk: Chunk) -> str | None:
-        """The array that runs the chunk, as one of its tasks wrote it; `NOBODY`: given up; None: no task has started,
-        or one is about to write it."""
+        """The array that runs the chunk, as one of its tasks noted it; `NOBODY`: given up; None: no task has started.
+
+        Older versions wrote a file. One that stays empty (they were killed, or the disk was full) lets no task run.
+        """
+        path = self.chunk_dir(chunk.number) / "owner"
         try:
-            return (self.chunk_dir(chunk.number) / "owner").read_text().strip() or None
+            return os.readlink(path)
         except FileNotFoundError:
             return None
+        except OSError:
+            return path.read_text().strip() or NOBODY
 
     def give_up(self, chunk: Chunk) -> str | None:
         """Let no array run the chunk, unless one does already; the owner."""
-        try:
-            with (self.chunk_dir(chunk.number) / "owner").open("x") as file:
-                file.write(NOBODY + "\n")
-        except FileExistsError:
-            return self.owner(chunk)
-        return NOBODY
+        with suppress(FileExistsError):
+            os.symlink(NOBODY, self.chunk_dir(chunk.number) / "owner")  # in one step, which no crash leaves half-done
+        return self.owner(chunk)

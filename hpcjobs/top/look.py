@@ -222,6 +222,7 @@ class _RarelyAccounting:
         self._scheduler, self._clock = scheduler, clock
         self._answers: dict[str, tuple[float, list[JobRecord]]] = {}
         self.submit, self.queue, self.cancel = scheduler.submit, scheduler.queue, scheduler.cancel
+        self.find_submitted = scheduler.find_submitted
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
         """The records of these jobs, some of them as old as `ACCOUNT_S`."""

@@ -13,6 +13,8 @@ else
     _hj_nodes=${_hj_nodes:-$_hj_cluster}
 fi
 _hj_state_id=$HPCJOBS_JOB_ID # of the state file; a cell of a sweep has one of its own
+_hj_array=null # which the raw id of a task does not tell
+[ -z "${SLURM_ARRAY_JOB_ID:-}" ] || _hj_array="\"$SLURM_ARRAY_JOB_ID\""
 _hj_caught='' _hj_early='' _hj_step='' _hj_recorder=''
 _hj_marker='' # file that shows that a cell of a sweep is completed
 _hj_helpers=() # processes that end with the job
@@ -21,8 +23,8 @@ declare -a _hj_notify # of job.sh, with --notify
 _hj_write_state() { # STATE EXIT_CODE FIRST_FAILURE
     local ended=null # no `date`: a signal to all processes of the job would end it
     [ "$1" = RUNNING ] || printf -v ended '%(%s)T' -1
-    printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s"}\n' \
-        "$_hj_state_id" "$1" "$2" "$_hj_started" "$ended" "$_hj_nodes" "${SLURM_RESTART_COUNT:-0}" "$3" "$_hj_cluster" \
+    printf '{"schema":1,"job_id":"%s","state":"%s","exit_code":%s,"started":%s,"ended":%s,"nodes":"%s","restarts":%s,"first_failure":%s,"cluster":"%s","array_job_id":%s}\n' \
+        "$_hj_state_id" "$1" "$2" "$_hj_started" "$ended" "$_hj_nodes" "${SLURM_RESTART_COUNT:-0}" "$3" "$_hj_cluster" "$_hj_array" \
         >"$HPCJOBS_RUN_DIR/.state.json" && mv -f -- "$HPCJOBS_RUN_DIR/.state.json" "$HPCJOBS_RUN_DIR/state.json"
 }
 

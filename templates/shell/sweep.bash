@@ -2,16 +2,11 @@
 # Read by the job.sh of a sweep, which is an array: each task runs some lines of the chunk's cells.sh, one cell each.
 # A line has the variables and the words of a cell. job.sh defines _hj_launch_cell, which starts the words it is given.
 
-_hj_own_chunk() { # CHUNK: the first array to create `owner` (O_EXCL) has the chunk; a lost or second one leaves
-    local owner tries
-    (
-        set -o noclobber
-        printf '%s\n' "$SLURM_ARRAY_JOB_ID" >"$1/owner"
-    ) 2>/dev/null
-    for ((tries = 0; tries < 30; tries++)); do # another task may have created it and not written it yet
-        if read -r owner <"$1/owner"; then break; else sleep 1; fi
-    done 2>/dev/null
-    [ -n "${owner:-}" ] || die "$1/owner cannot be written or is empty (quota, permissions): no cell was run"
+_hj_own_chunk() { # CHUNK: the first array to create the link `owner` has the chunk; a lost or second one leaves
+    local owner
+    ln -sT -- "$SLURM_ARRAY_JOB_ID" "$1/owner" 2>/dev/null # one step: a link is never there without its text
+    owner=$(readlink -- "$1/owner" || cat -- "$1/owner") # a file: of an older hpcjobs
+    [ -n "$owner" ] || die "$1/owner cannot be made or is empty (quota, permissions): no cell was run"
     if [ "$owner" != "$SLURM_ARRAY_JOB_ID" ]; then
         echo "hpcjobs: these cells belong to $owner, not to array $SLURM_ARRAY_JOB_ID" >&2
         exit 0

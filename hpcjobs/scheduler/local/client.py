@@ -69,6 +69,20 @@ class LocalScheduler:
             os.close(alive)
         return Submitted(job_id=job.job_id)
 
+    def find_submitted(self, plan: Plan) -> list[Submitted]:
+        """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
+
+        One whose submission was killed before the job counted (`job_folder.activate`) never runs, and is none.
+        """
+        try:
+            names = os.listdir(os.path.join(self._root, "jobs"))
+        except FileNotFoundError:
+            return []
+        script = os.path.join(plan.run_dir, "job.sh")
+        jobs = sorted((LocalJob(self._root, name) for name in names if job_number(name)), key=lambda job: job.number)
+        requests = [(job, job.read_request()) for job in jobs if os.path.exists(job.marker) or job.read_ended()]
+        return [Submitted(job.job_id) for job, request in requests if request and request.script == script]
+
     def _new_job(self) -> LocalJob:
         """A folder of its own: making it is the act that no two submissions can both succeed in."""
         for name in ("active", "jobs"):

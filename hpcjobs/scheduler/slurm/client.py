@@ -15,6 +15,7 @@ from hpcjobs.scheduler.base import JobRecord, Submitted
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
     QUEUED,
+    SUBMISSIONS,
     parse_sacct,
     parse_scontrol,
     parse_squeue,
@@ -23,6 +24,8 @@ from hpcjobs.scheduler.slurm.parse import (
 from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.refusals import hint_for
 from hpcjobs.scheduler.slurm.table import QUESTION
+from hpcjobs.scheduler.slurm.written import written_jobs
+from hpcjobs.user import user_name
 
 # The controller is restarting or overloaded: asking again may help. Anything else Slurm says is final.
 _TRANSIENT = re.compile(
@@ -33,12 +36,17 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 # The question may have arrived and only the answer been lost.
-_ANSWER_LOST = re.compile(r"timed out|zero bytes were transmitted", re.IGNORECASE)
+_ANSWER_LOST = re.compile(
+    r"timed out|zero bytes were transmitted|receive failure|shutdown failure|reset by peer|unexpected message",
+    re.IGNORECASE,
+)
 _PAUSES_S = (1.0, 2.0, 4.0)
 _PATIENCE_S = 45.0
 """Nothing is tried again after this time: without a controller, a command itself tries for MessageTimeout twice. It is
 longer than the MessageTimeout of most sites, so that one answer that a busy controller owes is survived."""
 _DAEMONS = {"sacct": ("the accounting (slurmdbd)", "sacctmgr show cluster")}
+_CLOCKS_DIFFER_S = 3600.0
+"""By how much the clocks of a file server and of the controller may differ."""
 # Without --all a job in a hidden partition is no job.
 _SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
@@ -65,9 +73,9 @@ class SlurmScheduler:
         """Run the plan's sbatch from the job's working folder.
 
         An sbatch whose answer was lost (a timeout, a wrapper that swallows the id) may have submitted all the
-        same: before another try, and before giving up, the queue is searched for a job that runs this very
-        script; a second one is cancelled. A busy controller may take a request up after it has answered later
-        ones, so the queue is read again for some seconds while it has fewer jobs than requests were sent.
+        same: before another try, and before giving up, a job that was given this very script is looked for; a
+        second one is cancelled. A busy controller may take a request up after it has answered later ones, so the
+        queue is read again for some seconds while it has fewer jobs than requests were sent.
 
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
@@ -80,33 +88,60 @@ class SlurmScheduler:
             if result.code == 0 and printed is not None:
                 messages = tuple(line for line in map(str.strip, result.err.splitlines()) if line)
                 taken = Submitted(job_id=printed[0], cluster=printed[1], messages=messages)
-                return (self._only_one(plan.command[-1], sent=maybe_taken + 1) if maybe_taken else None) or taken
+                return (self._only_one(plan, sent=maybe_taken + 1) if maybe_taken else None) or taken
             maybe_taken += _maybe_taken(result)
             again = self._worth_another_try(result, pause, begun)
             if again:
                 self._pause(pause or 0)
-            if maybe_taken and (submitted := self._only_one(plan.command[-1], sent=maybe_taken)):
+            if maybe_taken and (submitted := self._only_one(plan, sent=maybe_taken)):
                 return submitted
             if not again:
                 raise self._error(plan.command, result, tries=tries, maybe_taken=maybe_taken > 0)
         raise AssertionError("unreachable: the last pause is None")
 
-    def _only_one(self, script: str, *, sent: int) -> Submitted | None:
-        """My first job that runs ``script``, if one of the ``sent`` requests was taken; later jobs are cancelled."""
-        ids: set[str] = set()
-        for pause in (*_PAUSES_S, None):
-            try:
-                ids = {record.job_id.split("_")[0] for record in self.queue() if record.command == script}
-            except SchedulerError as error:
-                raise SchedulerDownError(error.message, hint=error.hint, maybe_taken=True) from error
-            if len(ids) >= sent or pause is None:
-                break
-            self._pause(pause)
-        if not ids:
+    def _only_one(self, plan: Plan, *, sent: int) -> Submitted | None:
+        """The first job with the plan's script, if one of the ``sent`` requests was taken; later jobs are cancelled."""
+        taken: list[Submitted] = []
+        try:
+            for pause in (*_PAUSES_S, None):
+                taken = self._find_in_queue(plan)
+                if len(taken) >= sent or pause is None:
+                    break
+                self._pause(pause)
+            taken = taken or written_jobs(plan) or self._find_accounted(plan)
+        except SchedulerError as error:
+            raise SchedulerDownError(error.message, hint=error.hint, maybe_taken=True) from error
+        if not taken:
             return None
-        first, *others = sorted(ids, key=int)
-        self.cancel(others)
-        return Submitted(job_id=first)
+        self.cancel(job.job_id for job in taken[1:sent])
+        return taken[0]
+
+    def find_submitted(self, plan: Plan) -> list[Submitted]:
+        """The jobs that were given the script in the plan's run folder, ended or not, oldest first.
+
+        In order: what slurmctld remembers, the id that the job wrote when it started, and the accounting.
+        """
+        return self._find_in_queue(plan) or written_jobs(plan) or self._find_accounted(plan)
+
+    def _find_in_queue(self, plan: Plan) -> list[Submitted]:
+        """Those that wait, run, or have ended within MinJobAge."""
+        records = parse_squeue(self._ask(QUEUED.squeue("--me", "--states=all")).out)
+        return _oldest_first(record.job_id for record in records if record.command == plan.command[-1])
+
+    def _find_accounted(self, plan: Plan) -> list[Submitted]:
+        """Those whose sbatch command, which Slurm 20.11 and newer keep, ends with the script."""
+        script = plan.command[-1]
+        since = _sacct_time(os.stat(script).st_mtime - _CLOCKS_DIFFER_S)
+        question = SUBMISSIONS.sacct("--allocations", f"--user={user_name()}", f"--starttime={since}")
+        try:
+            out = self._ask(question).out
+        except SchedulerDownError:
+            raise
+        except SchedulerError:  # there is no accounting, or none that keeps commands
+            return []
+        return _oldest_first(
+            row.raw("JobID") for row in SUBMISSIONS.rows(out) if row.raw("SubmitLine").endswith(script)
+        )
 
     def queue(self) -> list[JobRecord]:
         """My pending and running jobs, with reason and estimated start: one squeue."""
@@ -249,8 +284,16 @@ class SlurmScheduler:
 
 
 def _maybe_taken(result: Result) -> bool:
-    """Whether an sbatch that gave no usable answer may have submitted: no refusal, or its answer was lost."""
-    return result.code == 0 or parse_submitted(result.out) is not None or bool(_ANSWER_LOST.search(result.err))
+    """Whether an sbatch without a usable answer may have submitted: no refusal, killed, or its answer was lost."""
+    is_refusal = (
+        0 < result.code < 128 and bool((result.err + result.out).strip()) and parse_submitted(result.out) is None
+    )
+    return not is_refusal or bool(_ANSWER_LOST.search(result.err))
+
+
+def _oldest_first(ids: Iterable[str]) -> list[Submitted]:
+    """Each job once; tasks of an array are one job."""
+    return [Submitted(job_id) for job_id in sorted({job_id.split("_")[0] for job_id in ids}, key=int)]
 
 
 def _sacct_time(moment: float) -> str:

@@ -23,6 +23,8 @@ QUEUED: Final = Table(
     )
 )
 """The columns of squeue."""
+SUBMISSIONS: Final = Table(("JobID", "SubmitLine"))
+"""The columns of sacct that tell which script a job was given."""
 _SUBMITTED = re.compile(r"^([0-9]+)(?:;(.*))?$", re.MULTILINE)
 _SHOWN_JOB = re.compile(r"^(?=JobId=)", re.MULTILINE)
 

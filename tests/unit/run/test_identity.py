@@ -43,6 +43,9 @@ class Slurm:
     def submit(self, plan: Plan) -> Submitted:
         raise AssertionError("nothing is submitted here")
 
+    def find_submitted(self, plan: Plan) -> list[Submitted]:
+        return []
+
     def queue(self) -> list[JobRecord]:
         return self.queued
 

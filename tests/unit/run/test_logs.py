@@ -107,6 +107,9 @@ class Requeuing:
     def cancel(self, job_ids: object) -> None:
         raise AssertionError
 
+    def find_submitted(self, plan: object) -> list[Submitted]:
+        return []
+
     def queue(self) -> list[JobRecord]:
         return [JobRecord("7", State.PENDING, source="squeue", submitted=0.0)] if self.queued else []
 

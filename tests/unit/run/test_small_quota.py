@@ -47,6 +47,9 @@ class FillsTheDisk:
         fill(self._runs)
         return Submitted(job_id="L9")
 
+    def find_submitted(self, plan: Plan) -> list[Submitted]:
+        return []
+
     def queue(self) -> list[JobRecord]:
         return []
 

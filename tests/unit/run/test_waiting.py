@@ -61,6 +61,9 @@ class Cluster:
     def submit(self, plan: Plan) -> Submitted:
         pytest.fail("waiting submits nothing")
 
+    def find_submitted(self, plan: Plan) -> list[Submitted]:
+        return []
+
     def queue(self) -> list[JobRecord]:
         self.queue_asked.append(self.now)
         if self.down_after is not None and self.down_after <= self.now < (self.up_again or self.now + 1):

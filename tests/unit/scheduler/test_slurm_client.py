@@ -13,6 +13,7 @@ import hpcjobs
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownError, SchedulerError
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, clean_env, run
+from hpcjobs.run import folder
 from hpcjobs.run.submit import submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.table import SEPARATOR
@@ -37,7 +38,7 @@ class Recorded:
         self.queries.append(argv[0])
         self.commands.append(list(argv))
         self.env, self.cwd = env or {}, cwd
-        left = self.answers[argv[0]]
+        left = self.answers.get(argv[0], [NOBODY])
         return left.pop(0) if len(left) > 1 else left[0]
 
     def slurm(self, slurm_conf: str | None = None) -> SlurmScheduler:
@@ -165,11 +166,12 @@ def test_after_a_lost_answer_the_queue_is_searched_before_asking_again(plan: Pla
 
 
 def test_a_job_taken_twice_is_cancelled_once(plan: Plan) -> None:
+    folder.create(plan, None)
     recorded = Recorded(
         sbatch=[TIMED_OUT, Result(0, "42\n", "")], squeue=[*[NOBODY] * 4, queued(plan, "42", "41")], scancel=[NOBODY]
     )
     assert recorded.slurm().submit(plan).job_id == "41"
-    assert recorded.queries == ["sbatch", *["squeue"] * 4, "sbatch", "squeue", "scancel"]
+    assert recorded.queries == ["sbatch", *["squeue"] * 4, "sacct", "sbatch", "squeue", "scancel"]
 
 
 def test_a_request_that_a_busy_controller_takes_up_after_the_queue_was_read_is_not_sent_again(plan: Plan) -> None:
@@ -179,6 +181,7 @@ def test_a_request_that_a_busy_controller_takes_up_after_the_queue_was_read_is_n
 
 
 def test_a_second_request_that_is_taken_up_late_is_cancelled(plan: Plan) -> None:
+    folder.create(plan, None)
     recorded = Recorded(
         sbatch=[TIMED_OUT], squeue=[*[NOBODY] * 4, queued(plan, "41"), queued(plan, "41", "42")], scancel=[NOBODY]
     )

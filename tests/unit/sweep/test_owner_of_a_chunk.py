@@ -1,4 +1,4 @@
-"""Which array runs a chunk of cells: the first to create the file `owner`, on every file system."""
+"""Which array runs a chunk of cells: the first to make the link `owner`, on every file system."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from hpcjobs.sweeps.folder import NOBODY, SweepFolder
 def chunk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A submitted chunk of two cells. Its tasks are run by hand, without srun since they are packed.
 
-    `ln` fails as on a file system without hard links, and nothing sleeps.
+    `ln` fails as on a file system without hard links.
     """
     stubs = here / "stubs"
     install(monkeypatch, stubs, limit=100)
-    for name, text in (("ln", "#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n"), ("sleep", "#!/bin/sh\n")):
-        (stubs / name).write_text(text)
-        (stubs / name).chmod(0o755)
+    no_hard_links = (
+        "#!/bin/sh\ncase $1 in -s*) exec /bin/ln \"$@\" ;; esac\necho 'Operation not permitted' >&2\nexit 1\n"
+    )
+    (stubs / "ln").write_text(no_hard_links)
+    (stubs / "ln").chmod(0o755)
     partitions = {"compute": {"nodes": 4, "node": {"cpus": 16}}}
     (here / "stub.yaml").write_text(json.dumps({"partitions": partitions, "run_root": "runs"}))
     (here / "count.sh").write_text('#!/bin/sh\necho "$HPCJOBS_PARAM_I" >>ran\n')
@@ -56,14 +58,31 @@ def ran() -> list[str]:
 def test_the_cells_run_where_hard_links_fail(chunk: Path) -> None:
     done = run_task(chunk, "101")
     assert (done.returncode, sorted(ran())) == (0, ["1", "2"]), done
-    assert (chunk / "owner").read_text() == "101\n"
+    assert os.readlink(chunk / "owner") == "101"
 
 
 def test_a_second_array_for_the_same_cells_leaves_and_runs_none(chunk: Path) -> None:
-    (chunk / "owner").write_text("100\n")
+    (chunk / "owner").symlink_to("100")
     done = run_task(chunk, "101")
     assert (done.returncode, ran()) == (0, []), done
     assert "these cells belong to 100" in done.stderr
+
+
+def test_a_second_array_leaves_also_where_an_older_version_wrote_the_first(chunk: Path) -> None:
+    (chunk / "owner").write_text("100\n")
+    done = run_task(chunk, "101")
+    assert (done.returncode, ran()) == (0, []), done
+
+
+def test_a_chunk_whose_owner_a_kill_or_a_full_disk_left_empty_is_submitted_anew(chunk: Path) -> None:
+    """As an older version left it: created, and not written."""
+    (chunk / "owner").touch()
+    (chunk / "submitted.json").unlink()
+    (chunk.parents[3] / "stubs" / "queue").write_text("")
+    answer = within("sweep", "resume", "s", "--json")
+    assert answer.code == 0, answer
+    assert answer.json["cells"] == 2, answer
+    assert (chunk.parent / "0002" / "submitted.json").exists()
 
 
 def test_an_owner_that_stays_empty_is_an_error(chunk: Path) -> None:
@@ -87,5 +106,6 @@ def test_a_chunk_is_given_up_where_hard_links_fail_and_only_if_no_array_has_it(
     assert folder.give_up(only) == NOBODY
     assert run_task(chunk, "101").returncode == 0
     assert ran() == []
-    (chunk / "owner").write_text("101\n")
+    (chunk / "owner").unlink()
+    (chunk / "owner").symlink_to("101")
     assert folder.give_up(only) == "101"

@@ -53,7 +53,7 @@ class Queue:
         self.queries.append(f"account {' '.join(sorted(job_ids))}")
         return self.accounted
 
-    submit = cancel = None
+    submit = cancel = find_submitted = None
 
 
 def submit(folder: Path, job_id: str, *, array: str | None = None, user: str | None = None) -> Entry:
