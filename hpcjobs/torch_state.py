@@ -23,15 +23,17 @@ class Buffers:
 
     def __init__(self) -> None:
         self._buffers: dict[Keys, torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
 
     def copy(self, state: Any) -> Any:
         """The same tree of dicts, lists and tuples with every tensor copied, once all copies have arrived.
 
         What else it holds is copied too: an array or an object may change before it is written.
         """
+        self._devices.clear()
         copied = self.copy_tree(state, ())
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+        for device in self._devices:  # the current one may be another
+            torch.cuda.synchronize(device)
         return copied
 
     def copy_tree(self, value: Any, path: Keys) -> Any:
@@ -52,6 +54,8 @@ class Buffers:
             pinned = tensor.device.type == "cuda"
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
             self._buffers[path] = buffer
+        if tensor.device.type == "cuda":
+            self._devices.add(tensor.device)
         return buffer.copy_(tensor, non_blocking=True)
 
 

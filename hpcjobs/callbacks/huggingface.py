@@ -42,6 +42,7 @@ class RunCallback(TrainerCallback):
         self.run: Run = start(run_dir=run_dir, step=0, log_to=log_to)
         """Log numbers of your own by its `log`."""
         self._logged_step = 0
+        self._epoch_samples: int | None = None
 
     def find_checkpoint(self, output_dir: str) -> str | None:
         """The Trainer's newest sound checkpoint, for `train(resume_from_checkpoint=...)`; None: there is none yet."""
@@ -59,6 +60,11 @@ class RunCallback(TrainerCallback):
         self.run.resume(state.global_step, total_steps=state.max_steps)
         self.run.listen()
         self._logged_step = state.global_step
+        loader = kwargs.get("train_dataloader")
+        try:
+            self._epoch_samples = count_epoch_samples(loader, args, world_size=self.run.world_size)
+        except TypeError:  # a stream has no length, and full batches
+            self._epoch_samples = None
 
     def on_log(
         self,
@@ -71,13 +77,17 @@ class RunCallback(TrainerCallback):
         values = {NAMES.get(name, name): n for name, n in (logs or {}).items() if isinstance(n, (int, float))}
         if "loss" not in values:  # of an evaluation, or the sums at the end
             return
-        steps = state.global_step - self._logged_step
+        samples = self._count_samples(args, state.global_step) - self._count_samples(args, self._logged_step)
         self._logged_step = state.global_step
-        self.run.log(
-            state.global_step,
-            **values,
-            samples=steps * args.per_device_train_batch_size * args.gradient_accumulation_steps,
-        )
+        self.run.log(state.global_step, **values, samples=samples)
+
+    def _count_samples(self, args: TrainingArguments, steps: int) -> int:
+        """Samples of this rank in the first `steps` steps; the last one of an epoch may be smaller."""
+        per_step: int = args.train_batch_size * args.gradient_accumulation_steps
+        if self._epoch_samples is None:
+            return steps * per_step
+        epochs, rest = divmod(steps, max(1, -(-self._epoch_samples // per_step)))
+        return epochs * self._epoch_samples + min(rest * per_step, self._epoch_samples)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -99,6 +109,13 @@ class RunCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.run.finish()
+
+
+def count_epoch_samples(loader: Any, args: TrainingArguments, *, world_size: int) -> int:
+    """Samples of one rank in an epoch: with several ranks, the Trainer fills the last batches up."""
+    if args.dataloader_drop_last or world_size > 1:
+        return int(len(loader) * args.train_batch_size)
+    return len(loader.dataset)
 
 
 def find_damage(place: Path) -> str | None:

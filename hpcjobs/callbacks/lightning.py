@@ -39,6 +39,7 @@ class RunCallback(Callback):
         self._folder = self.run.run_dir / checkpoints.FOLDER
         self._soundness = checkpoints.Soundness()
         self._step = 0
+        self._losses: list[Any] = []
 
     def find_checkpoint(self) -> str | None:
         """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None: there is none yet."""
@@ -67,10 +68,14 @@ class RunCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:  # Lightning has divided it by the number of passes
+            scale = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self._losses.append(loss.detach() * scale if hasattr(loss, "detach") else loss * scale)
         if trainer.global_step == self._step:  # gradients are still being accumulated
             return
         self._step = trainer.global_step
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss, self._losses = sum(self._losses) / len(self._losses) if self._losses else None, []
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         self.run.log(self._step, lr=rate, epoch=trainer.current_epoch, **({} if loss is None else {"loss": loss}))
         if self.run.should_stop():

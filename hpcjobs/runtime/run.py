@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -296,7 +296,8 @@ class Run(ScriptRank):
     # --- inside
 
     def _finish_saving(self) -> None:
-        self._checkpoints.finish(within_s=min(self._control.left_s, LAST_SAVE_S))
+        with nullcontext() if self._heartbeat is None else self._heartbeat.suspend():
+            self._checkpoints.finish(within_s=min(self._control.left_s, LAST_SAVE_S))
         self._log_checkpoints()
 
     def _log_checkpoints(self) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hpcjobs.runtime.dist import DistEnv
@@ -41,6 +42,10 @@ class Heartbeat:
 
     def update_limit(self) -> None:
         self._watchdog.update_limit()
+
+    def suspend(self) -> AbstractContextManager[None]:
+        """Inside, a rank may stand still."""
+        return self._watchdog.suspend()
 
     def close(self) -> None:
         self._watchdog.close()

@@ -18,7 +18,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -89,6 +90,7 @@ class Watchdog:
         self._step, self._phase, self._when = 0, "data", self._ran_s
         self.limit_s = FIRST_S if after_s is None else after_s
         """A rank may stand still for this long."""
+        self._suspended = False
         self._over = threading.Event()
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True) if on else None
@@ -97,6 +99,15 @@ class Watchdog:
 
     def beat(self, step: int, phase: str) -> None:
         self._step, self._phase, self._when = step, phase, self._ran_s
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Inside, a rank may stand still: it waits for its last checkpoint, which has a limit of its own."""
+        self._suspended = True
+        try:
+            yield
+        finally:
+            self._when, self._suspended = self._ran_s, False
 
     def close(self) -> None:
         self._over.set()
@@ -113,7 +124,7 @@ class Watchdog:
             now = time.monotonic()
             self._ran_s += min(now - looked, MOST_BETWEEN_LOOKS_S)
             looked = now
-            if self._ran_s - self._when > self.limit_s:
+            if not self._suspended and self._ran_s - self._when > self.limit_s:
                 self._end_if_confirmed(self._ran_s - self._when)
                 looked = time.monotonic()
 
@@ -123,7 +134,7 @@ class Watchdog:
         mine = self._position(begun(calls))
         self._report(mine, calls)
         over = self._over.wait(GATHER_S)  # the others have stood as long as this one, give or take a step
-        if over or self._when != last_beat:
+        if over or self._suspended or self._when != last_beat:
             self._withdraw(mine)
             return
         positions = read_reports(self.folder, since=time.time() - GATHER_S - stood_s)

@@ -23,6 +23,9 @@ MIXABLE: Final = {
 }
 """What must not differ within a study, and what it is called."""
 
+WHOLE_JOBS: Final = ("runs/h", "rank-runs/h")
+"""Units of programs that leave no summary.json: of a strong and of a weak study."""
+
 _COLUMNS: Final[dict[str, Any]] = {
     "nodes": pl.Int64, "ranks": pl.Int64, "ntasks_per_node": pl.Int64, "repeat": pl.Int64, "job_id": pl.String,
     "state": pl.String, "throughput": pl.Float64, "unit": pl.String, "elapsed_s": pl.Float64, "step_s": pl.Float64,
@@ -84,26 +87,24 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
     if (folder / SUMMARY_FILE).exists():
         row.update(_read_measurements(RunSummary.read(folder)))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
-        work, unit = (run.size.ranks, "rank-runs/h") if mode == "weak" else (1, "runs/h")
+        work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
 
 
 def _read_measurements(summary: RunSummary) -> dict[str, Any]:
     stall, elapsed = summary.checkpoint_stall_s, summary.elapsed_s
-    own_epochs = summary.epochs  # of the attempt whose time elapsed_s is
-    if summary.epochs and summary.steps and summary.resumed_from_step:
-        own_epochs = summary.epochs * (summary.steps - summary.resumed_from_step) / summary.steps
+    step_s = _median(summary.step_time_s)
     return {
         "throughput": summary.throughput.value if summary.throughput else None,
         "unit": summary.throughput.unit if summary.throughput else None,
         "elapsed_s": elapsed,
-        "step_s": _median(summary.step_time_s),
+        "step_s": step_s,
         "communication_s": _median(summary.exposed_communication_s),
         "data_wait_s": _median(summary.data_wait_s),
         "checkpoint_share": stall.median * stall.count / elapsed if stall and elapsed else None,
         "samples": summary.samples,
-        "epoch_s": elapsed / own_epochs if elapsed and own_epochs else None,
+        "epoch_s": step_s * summary.steps / summary.epochs if step_s and summary.steps and summary.epochs else None,
         "mfu": summary.mfu,
         "loss": summary.loss,
         "node_model": summary.device_name,

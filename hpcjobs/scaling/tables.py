@@ -10,6 +10,7 @@ from hpcjobs.accounting.columns import format_energy
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Fit
 from hpcjobs.scaling.intervals import Interval
+from hpcjobs.scaling.runs import WHOLE_JOBS
 from hpcjobs.units import human_duration
 
 TABLE_NOTE: Final = (
@@ -35,7 +36,7 @@ _PAGE_HEADERS: Final = {
     "ckpt": "checkpoint",
     "CPU": "CPU efficiency",
     "GPU": "GPU utilisation",
-    "epoch": "time of an epoch",
+    "epoch": "time of the steps of an epoch, without evaluations and the start",
 }
 """Headers that are short in the terminal."""
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
@@ -123,6 +124,11 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
 
 def warnings(analysis: Analysis) -> list[str]:
     lines = [f"This study mixes {what}. Its figures are not comparable." for what in analysis.mixed]
+    if analysis.unit in WHOLE_JOBS:
+        lines.append(
+            f"The program leaves no summary.json: {analysis.unit} are of whole jobs, imports and the start of Python "
+            "included. hpcjobs.runtime.start() and run.log(step, samples=N) measure the steps."
+        )
     if analysis.left_out:
         lines.append(f"Runs without a measurement: {'; '.join(analysis.left_out)}.")
     return lines

@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, MissingData
+from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, MissingData, UsageError
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
+
+OF_FLAGS = ("weight_decay", "lr_scale")
 
 
 def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
@@ -28,6 +31,7 @@ def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
         **adapters,
         "model": model if names is None else {name: value for name, value in model.items() if name in names},
         "optimizer": stepper.strategy.optimizer_state(stepper.model, stepper.optimizer),
+        "optimizer_name": stepper.optimizer_name,
         "scaler": stepper.scaler.state_dict(),
         "generators": generators,
         "parameter_names": stepper.parameter_names,
@@ -57,6 +61,14 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
+    """Raises UsageError where the state is that of another optimizer."""
+    name = state.get("optimizer_name", stepper.optimizer_name)  # checkpoints of earlier versions do not say it
+    if name != stepper.optimizer_name:
+        raise UsageError(
+            f"the checkpoint has the state of the optimizer {name}, and this run has {stepper.optimizer_name}",
+            hint="--init-from the weights that checkpoint.export writes: a new run, whose optimizer starts anew",
+        )
+    take_settings(stepper.optimizer, state["optimizer"], complete=isinstance(stepper.workload.optimizer, str))
     if stepper.saved_names is None:
         stepper.strategy.load_model_state(stepper.model, state["model"])
     else:  # frozen weights were read from their own file
@@ -68,9 +80,20 @@ def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
         set_own_generators(state["generators"][group.rank], group)
 
 
+def take_settings(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, complete: bool) -> None:
+    """Give the groups of a saved state the settings that this run's flags, strategy and torch have.
+
+    `complete`: all of them; else those of flags, since an optimizer of the workload's own may keep other values there.
+    """
+    for group, fresh in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        group.update({key: value for key, value in fresh.items() if key != "params" and (complete or key in OF_FLAGS)})
+
+
 def own_generators(group: RankGroup) -> dict[str, Any]:
     device = torch.cuda.get_rng_state(group.device) if group.device.type == "cuda" else None
-    return {"torch": torch.get_rng_state(), "device": device, "python": random.getstate()}
+    kind, keys, *rest = np.random.get_state()
+    numpy = [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest]  # plain values: no code is unpickled
+    return {"torch": torch.get_rng_state(), "device": device, "python": random.getstate(), "numpy": numpy}
 
 
 def set_own_generators(saved: dict[str, Any], group: RankGroup) -> None:
@@ -79,6 +102,9 @@ def set_own_generators(saved: dict[str, Any], group: RankGroup) -> None:
         torch.cuda.set_rng_state(saved["device"], group.device)
     version, internal, gauss = saved["python"]
     random.setstate((version, tuple(internal), gauss))
+    if "numpy" in saved:  # not in checkpoints of earlier versions
+        kind, keys, *rest = saved["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
 
 
 def choose(resume: str, run_dir: Path, group: RankGroup) -> Path | None:

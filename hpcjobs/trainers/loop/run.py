@@ -93,8 +93,9 @@ class TrainingRun:
         why = self.fault_tolerance.agree_on_stop()
         if why is not None:
             self.recorder.flush(step, epoch)
-            self.checkpoints.save_blocking(step, epoch)
-            self.fault_tolerance.request_requeue(step, why)
+            with self.watchdog.suspend():
+                self.checkpoints.save_blocking(step, epoch)
+                self.fault_tolerance.request_requeue(step, why)
 
     def evaluate(self, step: int, epoch: int) -> None:
         """Scores the held-out part; a collective call."""
@@ -119,7 +120,9 @@ class TrainingRun:
 
     def finish(self, *, exposed_s: Sequence[float], compute_s: Sequence[float]) -> RunSummary:
         """The summary, once the last checkpoint is on disk; a collective call."""
-        self.checkpoints.finish()
+        with self.watchdog.suspend():
+            self.checkpoints.finish()
+            self.group.barrier()  # the other ranks wait for the one that writes
         self.profiler.close()
         strategy, config = self.stepper.strategy, self.config
         traffic = strategy.traffic(self.stepper.model) if self.group.world_size > 1 else None
@@ -170,6 +173,8 @@ def open_run(call: Call[Any], strategy: Strategy) -> Iterator[TrainingRun]:
         run_dir = choose_run_dir(call, group)
         stack.enter_context(record_memory(group, run_dir, on=config.memory_snapshot))
         stepper = Stepper(config, workload, strategy, group=group, plan=plan)
+        if workload.flops_per_sample is not None:
+            workload = replace(workload, flops_per_sample=stepper.flops_share * workload.flops_per_sample)
         group.log(describe_run(call.trainer, workload, plan, stepper, run_dir))
         warn_of_small_share(group, plan)
         resumed = resume_run(config, stepper, run_dir, plan=plan, group=group)

@@ -43,6 +43,11 @@ def apply_optimizer_flags(config: Config, workload: Workload) -> Workload:
             raise UsageError(f"{wrong[0]} is of --optimizer {owner}, and this run has {name}")
     if config.betas and (len(config.betas) != 2 or max(config.betas) >= 1):
         raise UsageError(f"--betas {' '.join(map(str, config.betas))}: two numbers from 0 to less than 1")
+    if config.ema is not None and optimizer == "sgd" and config.momentum == 0:
+        raise UsageError(
+            "--ema and --momentum 0: the average is kept in the optimizer's state, and sgd without momentum has none",
+            hint="a small --momentum, or leave --ema out",
+        )
     if config.ema is not None and config.ema >= 1:
         raise UsageError(f"--ema {config.ema:g}: a decay is less than 1", hint="0.999 averages about 1000 steps")
     return replace(workload, optimizer=optimizer, weight_decay=decay, parameter_group=rule)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,6 +35,14 @@ from hpcjobs.trainers.workloads.result import (
 )
 from hpcjobs.trainers.workloads.weights import load_weights
 
+
+def seed_all(seed: int) -> None:
+    """Seed torch's generators on all devices, NumPy's and Python's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -51,7 +61,7 @@ class Stepper:
         self.adapters: Adapters | None = None
 
         def build() -> nn.Module:
-            torch.manual_seed(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
+            seed_all(config.seed)  # the same weights everywhere; afterwards each rank its own numbers
             model = workload.build_model()
             refuse_other_model(model, workload)
             if config.init_from is not None and not is_meta(model):
@@ -76,6 +86,9 @@ class Stepper:
         self.saved_names: frozenset[str] | None = None if self.adapters is None else list_saved(bare)
         self.parameter_names = order_names(bare, workload)
         self.parameters = sum(parameter.numel() for parameter in bare.parameters())
+        trained = sum(parameter.numel() for parameter in bare.parameters() if parameter.requires_grad)
+        self.flops_share = (2 + trained / self.parameters) / 3
+        """Of the operations of a step that trains all weights: the gradients of frozen ones are a third of theirs."""
         self.model = strategy.wrap(bare, group=group, workload=workload, dtype=self.dtype)
         if isinstance(skeleton, Skeleton):
             strategy.materialize(self.model, skeleton.weights, group)
@@ -83,8 +96,9 @@ class Stepper:
         if not strategy.autocasts:
             self.dtype = None
         self.forward: nn.Module = cast(nn.Module, torch.compile(self.model)) if config.compile else self.model
-        torch.manual_seed(config.seed + 1 + group.rank)
+        seed_all(config.seed + 1 + group.rank)
         plain = build_optimizer(strategy.parameter_groups(self.model, workload), workload, config, lr=plan.lr)
+        self.optimizer_name = workload.optimizer if isinstance(workload.optimizer, str) else type(plain).__name__
         self.optimizer = strategy.optimizer(plain, self.model)
         self._metric_sums: dict[str, torch.Tensor] = {}
         self._metric_samples = 0

@@ -15,6 +15,9 @@ from torch import nn
 ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
+STEPS = "step"
+"""torch's name for the number of steps in an optimizer's state: of a scalar parameter all else looks alike."""
+
 
 class FlatUnit:
     def __init__(self, parameters: list[nn.Parameter], *, rank: int, world_size: int) -> None:
@@ -95,11 +98,32 @@ class FlatUnit:
         ALL_GATHER(full, value)
         return self.split(full)
 
-    def own_part(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """The inverse of `whole_parts`."""
-        if values[0].dim() == 0 and self.parameters[0].dim() > 0:
-            return values[0].clone()
-        full = torch.zeros(self.full.shape, dtype=values[0].dtype)
-        torch.cat([value.flatten() for value in values], out=full[: sum(self.sizes)])
+    def own_parts(self, states: list[dict[str, torch.Tensor] | None]) -> dict[str, torch.Tensor]:
+        """The inverse of `whole_parts`, of the states of the unit's parameters; None: one that was never stepped.
+
+        Its values are zeros, as they would be here. What is not laid out as the parameters, such as the number of
+        steps, is one value for the unit.
+        """
+        names = {name: value for values in states for name, value in (values or {}).items()}
+        return {
+            name: self._own_part([None if values is None else values.get(name) for values in states], dtype=value.dtype)
+            if name != STEPS and self._is_laid_out(name, states)
+            else torch.stack([values[name] for values in states if values and name in values]).max()
+            if value.dim() == 0
+            else value.clone()
+            for name, value in names.items()
+        }
+
+    def _is_laid_out(self, name: str, states: list[dict[str, torch.Tensor] | None]) -> bool:
+        return all(
+            values is None or name not in values or values[name].shape == parameter.shape
+            for values, parameter in zip(states, self.parameters, strict=True)
+        )
+
+    def _own_part(self, values: list[torch.Tensor | None], *, dtype: torch.dtype) -> torch.Tensor:
+        full = torch.zeros(self.full.shape, dtype=dtype)
+        for view, value in zip(self.split(full), values, strict=True):
+            if value is not None:
+                view.copy_(value)
         part = self.shard.numel()
         return full[self.rank * part : (self.rank + 1) * part].clone()

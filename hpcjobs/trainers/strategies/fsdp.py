@@ -37,6 +37,12 @@ class Fsdp(Strategy):
         if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
             dtype, self.autocasts = None, True  # its statistics stay fp32, and so must its weights
         require_streams(group.device)
+        scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+        if scalars:
+            raise UsageError(
+                f"fsdp: {scalars[0]} is a parameter without a dimension, which torch's fully_shard does not shard",
+                hint="make it a tensor of one element, nn.Parameter(torch.ones(1)), or use fsdp_scratch or ddp",
+            )
         able = hasattr(FSDPModule, "set_reshard_after_forward")  # torch 2.6 has FSDP2 without it
         self.quiet_passes = able and dtype is None
         mesh = self._mesh(group)

@@ -262,8 +262,8 @@ class FsdpScratch(Strategy):
         mine: dict[int, dict[str, Any]] = {}
         for number, unit in enumerate(self.trained):
             full_values = [state["state"].get(self.numbers[parameter]) for parameter in unit.parameters]
-            if all(full_values):
-                mine[number] = {key: unit.own_part([values[key] for values in full_values]) for key in full_values[0]}
+            if any(full_values):
+                mine[number] = unit.own_parts(full_values)
         trained = self.trained
         groups = [
             {

@@ -154,8 +154,10 @@ class WorkloadModule(LightningModule):
     def configure_model(self) -> None:
         """Sharded already, where it is: ModelParallelStrategy asks that this method be there."""
 
-    def training_step(self, batch: Batch, number: int) -> torch.Tensor:
-        return self._stepper.compute_loss(batch)
+    def training_step(self, part: tuple[Batch, float], number: int) -> torch.Tensor:
+        """Lightning divides by the number of passes of a full step; parts count by their share of their step."""
+        batch, share = part
+        return self._stepper.compute_loss(batch) * (share * self._stepper.plan.accumulate)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self._stepper.optimizer
@@ -187,15 +189,18 @@ class Batches:
         full_steps, rest = divmod(self._data.count_left(self._epoch, self._first_step), plan.samples_per_step)
         return full_steps * plan.accumulate + -(-rest // plan.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Batch, float]]:
+        """Each with its share of the samples of its step."""
         meter, plan = self._run.recorder.meter, self._run.plan
         batches = self._data.epoch(self._epoch, self._first_step)
         for _ in range(plan.steps_per_epoch - self._first_step):
             meter.begin()
             batch = next(batches)
             meter.data_ready()
-            for start in range(0, count_samples(batch), plan.batch_size):
-                yield slice_batch(batch, start, start + plan.batch_size)
+            total = count_samples(batch)
+            for start in range(0, total, plan.batch_size):
+                part = slice_batch(batch, start, start + plan.batch_size)
+                yield part, count_samples(part) / total
 
 
 class TrainingCallback(Callback):

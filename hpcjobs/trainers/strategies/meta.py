@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_leaves
 
 from hpcjobs.runtime.exits import PeerLost
 from hpcjobs.trainers.distributed.process_group import RankGroup
 
+NOT_PLAIN = ("_parameters", "_buffers", "_modules")
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -63,7 +65,18 @@ def _build_on_meta(build: Callable[[], nn.Module]) -> tuple[nn.Module | None, st
             model = build()
     except Exception as error:  # often: it reads values. The complete model is built next, and raises what is a bug
         return None, (str(error) or type(error).__name__).splitlines()[0]
+    plain = next(list_plain_tensors(model), None)
+    if plain is not None:
+        return model, f"{plain} is a tensor, but neither a parameter nor a buffer"
     return model, None if is_meta(model) else "it has tensors of its own"
+
+
+def list_plain_tensors(model: nn.Module) -> Iterator[str]:
+    """Names of the attributes that are tensors, or hold some: nothing moves, shards or saves them."""
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in NOT_PLAIN and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)):
+                yield f"{prefix}.{name}".lstrip(".")
 
 
 def is_meta(model: nn.Module) -> bool:

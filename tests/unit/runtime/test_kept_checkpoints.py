@@ -214,6 +214,24 @@ def test_metrics_or_a_summary_that_cannot_be_written_are_one_line_and_code_20(tm
     assert f"{what} can't be written: Is a directory" in done.stderr.splitlines()[-1]
 
 
+def test_a_run_that_waits_for_its_last_checkpoint_does_not_stand_still(tmp_path: Path) -> None:
+    text = f"""
+from hpcjobs.runtime import state_file, watchdog
+import time
+watchdog.LOOK_S = watchdog.GATHER_S = 0.05
+write = state_file.write
+state_file.write = lambda *arguments: (time.sleep(1.5), write(*arguments))[1]  # a slow disk
+{BEGIN}
+run.watch(after_s=0.3)
+run.log(1, loss=1.0)
+run.save(1, {{"step": 1}})
+run.finish()
+"""
+    done = run_script(tmp_path, text, KEEP="2")
+    assert done.returncode == 0, done.stderr
+    assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000001"]
+
+
 def test_a_state_with_nan_is_not_written_and_ends_the_run_with_its_code_if_it_is_the_last(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     states = "import torch\ngood, bad = torch.ones(3), torch.tensor([1.0, float('nan')])\n"

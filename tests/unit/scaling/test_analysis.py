@@ -13,7 +13,7 @@ import pytest
 from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.accounting.sources import AccountingTable
 from hpcjobs.errors import RequestError
-from hpcjobs.runtime.summary import RunSummary, Throughput
+from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, tables
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse
@@ -281,16 +281,23 @@ def test_json_of_an_analysis_can_be_written() -> None:
     assert json.loads(json.dumps([group._asdict() for group in analysis.groups]))[0]["n"] == 1
 
 
-def test_the_time_of_an_epoch_is_that_of_the_steps_which_the_attempt_itself_did(
+def test_the_time_of_an_epoch_is_that_of_its_steps_without_evaluations_and_the_start(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of ten epochs a resumed run did the last one, in 60 s."""
-    times = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0}
-    RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)  # type: ignore[arg-type]
+    """Of ten epochs a resumed run did the last one, in 60 s with everything."""
+    times: dict[str, Any] = {"elapsed_s": 60.0, "steps": 100, "epochs": 10.0, "step_time_s": Quantiles(0.6, 0.7, 10)}
+    RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=90).write(here)
     monkeypatch.setattr(
         scaling_runs, "gather", lambda expected, site: AccountingTable(pl.DataFrame(schema=SCHEMA), [], [])
     )
     run = StudyRun(size=Size(nodes=1, ntasks_per_node=1), repeat=1, job_id="1", run_dir=str(here))
-    assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [60.0]
-    RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)  # type: ignore[arg-type]
+    assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [6.0]
+    times["step_time_s"] = None
+    RunSummary("t", "s", "w", "completed", 0, 1, **times, resumed_from_step=100).write(here)
     assert tabulate([run], site="local", mode="strong")["epoch_s"].to_list() == [None]
+
+
+@pytest.mark.parametrize(("unit", "warned"), [("runs/h", True), ("rank-runs/h", True), ("images/s", False)])
+def test_a_study_measured_by_the_time_of_whole_jobs_says_so(unit: str, warned: bool) -> None:
+    lines = tables.warnings(analyse(runs({1: 100, 2: 190}, unit=unit), mode="strong"))
+    assert any("imports and the start of Python included" in line for line in lines) == warned

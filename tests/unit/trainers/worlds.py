@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -72,6 +74,21 @@ def more_on_rank_1(config: Config) -> Workload:
     return replace(points(config), train=Points(64 + int(os.environ["RANK"])))
 
 
+def drawing(config: Config) -> Workload:
+    """Weights and losses depend on what NumPy and Python draw."""
+
+    def build() -> nn.Module:
+        model = nn.Linear(2, 2)
+        with torch.no_grad():
+            model.bias.add_(float(np.random.rand()))
+        return model
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return _loss(model, batch) * (1 + random.random() + float(np.random.rand()))
+
+    return replace(points(config), build_model=build, loss=loss)
+
+
 class PartBlock(nn.Module):
     """A residual block with a frozen layer and a layer that no pass uses."""
 
@@ -111,6 +128,11 @@ def partly(config: Config) -> Workload:
     return replace(
         points(config), build_model=PartNet, blocks=(PartBlock,), lr=1e-3, train=NoisyPoints(256), held_out=Points(10)
     )
+
+
+def noisy_pairs(config: Config) -> Workload:
+    """Samples that differ, and a model of one layer."""
+    return replace(points(config), train=NoisyPoints(256), lr=0.05)
 
 
 def normed(config: Config) -> Workload:

@@ -15,7 +15,7 @@ import pytest
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.summary import RunSummary
 
-from ..conftest import free_port, start_rank
+from ..conftest import clean_environment, free_port, start_rank
 
 LIGHTNING = """
 import logging, os, signal, time, warnings
@@ -226,6 +226,67 @@ def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_los
         assert find_damage(place) is None
         (place / "trainer_state.json").write_text("{}")
         assert "trainer_state.json has 2 bytes" in str(find_damage(place))
+
+
+UNEVEN = """
+import warnings
+warnings.simplefilter("ignore")
+import torch
+import transformers
+from hpcjobs.callbacks.huggingface import RunCallback
+
+transformers.logging.set_verbosity_error()
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 21
+    def __getitem__(self, n):
+        return {"points": torch.ones(4), "labels": torch.ones(())}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, points, labels):
+        return {"loss": ((self.layer(points).squeeze(-1) - labels) ** 2).mean()}
+
+callback, counts = RunCallback(), []
+log = callback.run.log
+callback.run.log = lambda step, **values: (counts.append(values["samples"]), log(step, **values))
+arguments = transformers.TrainingArguments(
+    "out", num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2, logging_steps=1,
+    save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
+)
+transformers.Trainer(Model(), arguments, train_dataset=Points(), callbacks=[callback]).train()
+print("samples", *counts)
+"""
+ACCUMULATING = LIGHTNING
+for old, new in (
+    ("        return ((self.layer(points)", "        return 8.0 + 0 * ((self.layer(points)"),
+    ("devices=2", "devices=1"),
+    ('strategy="ddp", max_steps=30', "max_steps=6, accumulate_grad_batches=4"),
+):
+    ACCUMULATING = ACCUMULATING.replace(old, new)
+
+
+def run_alone(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    (folder / "run").mkdir()
+    env = {**clean_environment(), "HPCJOBS_RUN_DIR": str(folder / "run"), "PYTHONWARNINGS": "ignore"}
+    argv = [sys.executable, "train.py"]
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_hugging_face_callback_counts_the_samples_of_a_smaller_last_step(tmp_path: Path) -> None:
+    assert "samples 8 8 5 8 8 5" in run_alone(tmp_path, UNEVEN)
+
+
+def test_lightning_logs_the_loss_itself_while_gradients_are_accumulated(tmp_path: Path) -> None:
+    run_alone(tmp_path, f"{ACCUMULATING}\ntrain()\n")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines if line["kind"] == "step"] == [8.0] * 6
 
 
 def test_lightning_that_starts_its_ranks_itself_is_refused_by_what_to_do(tmp_path: Path) -> None:

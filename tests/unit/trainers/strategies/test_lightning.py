@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.trainers.distributed.process_group import RankGroup
+
+from ..conftest import Runs
 
 SRUN = {
     "SLURM_JOB_ID": "77",
@@ -26,6 +29,18 @@ SRUN = {
 def third_of_four() -> RankGroup:
     env = DistEnv(3, 1, 4, 2, 1, "c07", 23456, "torchrun")
     return RankGroup(env, ("c07", "c07", "c08", "c08"), torch.device("cpu"), "gloo")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_short_last_step_of_an_epoch_counts_its_passes_by_their_samples(ranks: int, tmp_path: Path) -> None:
+    """Of 256 samples and three passes of 6 the last step has one pass of 4 (two ranks: of 2); metrics agree too."""
+    runs = Runs(tmp_path, ranks)
+    flags = ("--workload", "worlds:noisy_pairs", "--batch-size", str(12 // ranks), "--accumulate", "3")
+    every = ("--log-every", "1", "--clip-norm", "1", "--no-probe", "--steps", "17")
+    runs.run(*((trainer, trainer, (*flags, *every)) for trainer in ("ddp", "lightning")))
+    assert runs["lightning"].losses() == pytest.approx(runs["ddp"].losses(), rel=1e-5)
+    norms = [[line["metrics"] for line in runs[name].lines("step")] for name in ("ddp", "lightning")]
+    assert norms[1] == [pytest.approx(values, rel=1e-4) for values in norms[0]]
 
 
 def test_under_srun_it_is_lightnings_own_slurm_environment(monkeypatch: pytest.MonkeyPatch) -> None:
