@@ -154,7 +154,7 @@ def sweep(
 
     measured = find_sweep(name)
     table, called = measured.table(), measured.definition.name
-    metric = least or most or next((m for m in ("evaluation.loss", "loss") if m in table.measured), "loss")
+    metric = least or most or table.loss
     ranked = table.rank(metric, largest=most is not None)
     best = ranked[0] if ranked else None
     folder = output or Path(f"{called}-report")

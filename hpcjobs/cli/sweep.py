@@ -250,7 +250,7 @@ def _write_csv(table: Results, path: Path) -> None:
 
 def _leading_columns(table: Results) -> list[str]:
     """The columns a person wants first; all are in the CSV."""
-    first_columns = ("loss", "evaluation.loss", "evaluation.accuracy", "throughput.value")
+    first_columns = ("loss", table.loss, "evaluation.accuracy", "throughput.value")
     return [name for name in table.measured if name in first_columns] or table.measured[:6]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -45,6 +46,11 @@ class Results(NamedTuple):
             }
             for row in rows
         ]
+
+    @property
+    def loss(self) -> str:
+        """The loss to compare cells by: of data that was not trained on, where the runs measured one."""
+        return next(filter(_VALIDATION_LOSS.fullmatch, self.measured), "loss")
 
     def best(self, metric: str, *, largest: bool = False) -> dict[str, Any] | None:
         """The completed cell with the smallest (or largest) value of ``metric``; None: none has one.
@@ -99,6 +105,9 @@ class Results(NamedTuple):
             raise RequestError("Parquet needs polars", hint="pip install 'hpcjobs[report]'") from error
         columns = {name: [row.get(name) for row in self.rows] for name in self.columns}
         polars.DataFrame(columns, strict=False).write_parquet(path)
+
+
+_VALIDATION_LOSS = re.compile(r"(?:.*[./])?(?:evaluation|eval|validation|valid|val)[._/]?loss")
 
 
 def _is_finite(value: object) -> bool:

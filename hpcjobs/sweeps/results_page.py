@@ -56,7 +56,7 @@ def write(
     )
     (folder / "index.html").write_text(page, encoding="utf-8")
     every = list(dict.fromkeys(key for row in rows for key in row))
-    frame = pl.DataFrame({key: [row.get(key) for row in rows] for key in every}, strict=False)
+    frame = pl.DataFrame({key: [_storable(row.get(key)) for row in rows] for key in every}, strict=False)
     frame.write_csv(folder / "results.csv")
     frame.write_parquet(folder / "results.parquet")
     return [folder / "index.html", folder / "results.csv", folder / "results.parquet", *written]
@@ -90,6 +90,11 @@ def _summarise(compared: Sequence[dict[str, Any]], params: Sequence[str], metric
         f"Best: {metric} {cell(best[metric])} with {params_of_best} (job {best['job_id']}).",
         f"{metric} of the {count}: from {cell(best[metric])} (best) to {cell(last[metric])}.",
     ]
+
+
+def _storable(value: object) -> object:
+    """``value``, or as text an integer that 64 bits do not hold."""
+    return str(value) if isinstance(value, int) and value.bit_length() > 63 else value
 
 
 def cell(value: object) -> str:

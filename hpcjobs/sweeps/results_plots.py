@@ -17,6 +17,8 @@ from hpcjobs.pages.figures import choose_labels, escape_math, new_figure
 Row = dict[str, Any]
 _MAP: Final = "viridis_r"
 _MOST_TICKS = 12
+_LARGEST = 1e100
+"""Beyond it, and where it is infinite or no number, a value stands on an axis as text does."""
 _BEHIND_TEXT: Final = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 """Lines do not run through a label."""
 
@@ -44,7 +46,7 @@ class _Scale:
 
     def __init__(self, rows: Sequence[Row], name: str) -> None:
         self.values: list[Any] = list(dict.fromkeys(row.get(name) for row in rows))
-        self.numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
+        self.numeric = all(map(_has_place, self.values))
         if self.numeric:
             self.values.sort()
             low, high = self.values[0], self.values[-1]
@@ -53,7 +55,7 @@ class _Scale:
     def place(self, value: Any) -> float:
         if self.numeric:
             return float(np.asarray(self.norm(value)))
-        return self.values.index(value) / max(1, len(self.values) - 1)
+        return [*map(str, self.values)].index(str(value)) / max(1, len(self.values) - 1)  # nan equals nothing
 
     def ticks(self) -> list[tuple[float, str]]:
         """Place and label of each value, or of some where there are too many to read."""
@@ -69,6 +71,11 @@ class _Scale:
 
     def mappable(self) -> ScalarMappable:
         return ScalarMappable(self.norm, _MAP)
+
+
+def _has_place(value: Any) -> bool:
+    """Whether ``value`` is a number that an axis can show beside others."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _short(value: Any) -> str:

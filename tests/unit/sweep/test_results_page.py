@@ -97,3 +97,25 @@ def test_the_command_names_the_best_cell_of_a_sweep_that_ran() -> None:
     assert wrong.code != 0
     assert "'lose'" in wrong.err
     assert "loss" in wrong.err
+
+
+@pytest.mark.parametrize("odd", [math.inf, math.nan, 10**400, 1e300])
+def test_a_value_that_no_axis_can_show_is_on_the_page_as_it_is(odd: float, tmp_path: Path) -> None:
+    rows = cells(lr=[0.1, 0.01], limit=[odd, 1.0])
+    write_page(rows, ["lr", "limit"], tmp_path)
+    assert results_page.cell(odd) in (tmp_path / "index.html").read_text()
+    assert pl.read_csv(tmp_path / "results.csv", infer_schema=False).height == 4
+    assert pl.read_parquet(tmp_path / "results.parquet").height == 4
+
+
+def test_a_long_value_is_broken_into_lines(tmp_path: Path) -> None:
+    write_page(cells(lr=[0.1, 0.01], text=["x" * 600, "y"]), ["lr", "text"], tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "x" * 600 in page
+    assert "overflow-wrap: break-word" in page.partition("</style>")[0]
+
+
+@pytest.mark.parametrize("name", ["val_loss", "evaluation.loss", "eval/loss", "last.validation_loss"])
+def test_cells_are_compared_by_the_loss_of_data_that_was_not_trained_on(name: str) -> None:
+    assert Results(["lr"], ["loss", "train_loss", name], []).loss == name
+    assert Results(["lr"], ["loss", "train_loss", "interval"], []).loss == "loss"
