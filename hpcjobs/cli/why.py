@@ -66,7 +66,7 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
     try:
         return gather_entry(select([job], site=site)[0], log=log)
     except UnknownJobError:
-        if not re.fullmatch(r"\d+(?:_\d+)?", job):
+        if not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
             raise
     return gather_foreign(job, slurm_conf=_slurm_conf(site), log=log)
 

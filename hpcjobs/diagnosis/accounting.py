@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.values import StepRecord
@@ -26,9 +27,15 @@ _NEAR_LIMIT = 0.95
 _BAD_NODE = re.compile(r"DOWN|FAIL|NOT_RESPONDING|DRAIN")
 
 
+_TASK = r"[_+]\d+"
+"""What stands behind the id of an array or of a heterogeneous job for one of its tasks or components."""
+
+
 class Account(NamedTuple):
     """One job by sacct or scontrol; None: not known."""
 
+    job_id: str
+    """Of an array or heterogeneous job, that of the task or component that it describes."""
     source: str
     name: str | None
     state: State
@@ -43,26 +50,43 @@ class Account(NamedTuple):
     mem_per_node_bytes: int | None
     cancelled_by: str | None
     work_dir: str | None
-    log: str | None
+    logs: tuple[str, ...]
+    """The files of standard output and error, where scontrol names them."""
     out_of_memory: StepRecord | None
 
 
 def read_account(job_id: str, *, env: dict[str, str], runner: Runner = run) -> Account | None:
     """What sacct knows of ``job_id``, or scontrol where the accounting does not answer; None: neither knows it.
 
+    Of an array or heterogeneous job that is the first task or component that failed, else the first one.
+
     Raises:
         CommandMissingError: Slurm's commands are not on PATH.
     """
-    shown = _read_scontrol(job_id, env=env, runner=runner)
+    all_shown = {each.job_id: each for each in _read_scontrol(job_id, env=env, runner=runner)}
     answer = runner(_TABLE.sacct("--duplicates", f"--jobs={job_id}"), env=env)
-    accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [])
+    all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [])
+    known = sorted([*all_shown.values(), *all_accounted.values()], key=lambda each: _number(each.job_id))
+    if not known:
+        return None
+    chosen = next(filter(_has_failed, known), known[0]).job_id
+    accounted, shown = all_accounted.get(chosen), all_shown.get(chosen)
     if accounted is None or shown is None:
         return accounted or shown
-    account = accounted._replace(log=shown.log, work_dir=shown.work_dir or accounted.work_dir)
+    account = accounted._replace(logs=shown.logs, work_dir=shown.work_dir or accounted.work_dir)
     if accounted.state.ended:
         return account
     # The accounting lags behind a job that has just ended, and keeps no reason of one that waits (Slurm 24.11).
     return account._replace(state=shown.state, reason=shown.reason)
+
+
+def _has_failed(account: Account) -> bool:
+    return account.state.ended and account.state is not State.COMPLETED
+
+
+def _number(job_id: str) -> int:
+    """The index of an array task or of a component."""
+    return int(re.split(r"[_+]", job_id)[-1])
 
 
 def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run) -> tuple[str, ...]:
@@ -84,17 +108,22 @@ def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run)
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) == 2 and _BAD_NODE.search(row[1].upper())))
 
 
-def _from_sacct(job_id: str, rows: list[TableRow]) -> Account | None:
-    starts = [n for n, row in enumerate(rows) if row.raw("JobID") == job_id]
-    if not starts:
-        return None
-    job, steps = rows[starts[-1]], rows[starts[-1] + 1 :]  # the last of several starts
+def _from_sacct(job_id: str, rows: list[TableRow]) -> dict[str, Account]:
+    """The job, or its tasks or components, by id."""
+    of_job = re.compile(re.escape(job_id) + f"(?:{_TASK})?")
+    last = {row.raw("JobID"): n for n, row in enumerate(rows) if of_job.fullmatch(row.raw("JobID"))}
+    return {name: _from_row(name, rows[n], rows[n + 1 :]) for name, n in last.items()}  # the last of several starts
+
+
+def _from_row(job_id: str, job: TableRow, behind: Sequence[TableRow]) -> Account:
+    steps = list(itertools.takewhile(lambda row: row.raw("JobID").startswith(f"{job_id}."), behind))
     nodes = _hosts(job.text("NodeList"))
     memory = _per_node(job.raw("ReqMem"), len(nodes) or 1, job.count("ReqCPUS") or 0)
     cancelled = re.match(r"CANCELLED by (\d+)", job.raw("State"))
     limit, elapsed = job.count("TimelimitRaw"), job.count("ElapsedRaw")
     code, signal = job.exit()
     return Account(
+        job_id=job_id,
         source="sacct",
         name=job.name("JobName"),
         state=job.state(),
@@ -109,7 +138,7 @@ def _from_sacct(job_id: str, rows: list[TableRow]) -> Account | None:
         mem_per_node_bytes=memory,
         cancelled_by=f"user {cancelled[1]}" if cancelled else None,
         work_dir=job.name("WorkDir"),
-        log=None,
+        logs=(),
         out_of_memory=_memory_step(steps, memory),
     )
 
@@ -126,13 +155,27 @@ def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | N
     return None
 
 
-def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Account | None:
+def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Iterator[Account]:
     answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
-    if answer.code != 0 or "JobState=" not in answer.out:
-        return None
-    job = TableRow(fields.read_shown(answer.out.splitlines()[0]))
+    records = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
+    for record in records:
+        job = TableRow(fields.read_shown(record))
+        yield _shown(job_id if len(records) == 1 else _id_of(job), job)
+
+
+def _id_of(job: TableRow) -> str:
+    """As sacct writes it: 12_3 of an array, 24+1 of a heterogeneous job."""
+    task = job.raw("ArrayTaskId")
+    if task.isdecimal():
+        return f"{job.raw('ArrayJobId')}_{task}"
+    offset = job.raw("HetJobOffset")
+    return f"{job.raw('HetJobId')}+{offset}" if offset.isdecimal() else job.raw("JobId")
+
+
+def _shown(job_id: str, job: TableRow) -> Account:
     code, signal = job.exit()
     return Account(
+        job_id=job_id,
         source="scontrol",
         name=job.name("JobName"),
         state=job.state("JobState"),
@@ -147,7 +190,7 @@ def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Accou
         mem_per_node_bytes=fields.read_bytes(job.raw("MinMemoryNode")),
         cancelled_by=None,
         work_dir=job.name("WorkDir"),
-        log=job.name("StdOut"),
+        logs=tuple(dict.fromkeys(filter(None, (job.name("StdOut"), job.name("StdErr"))))),
         out_of_memory=None,
     )
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpcjobs.diagnosis.accounting import Account, failed_nodes, read_account
+from hpcjobs.diagnosis.foreign_logs import find_foreign_logs, with_rank_of_file
 from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
@@ -23,7 +24,6 @@ from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
-from hpcjobs.scheduler.slurm.output_files import output_file
 
 _NODE_FAILURES = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
 _ONE_TASK_PER_NODE = ("torchrun", "mpirun", "horovodrun")
@@ -80,13 +80,14 @@ def gather_foreign(
             f"no job {job_id}: hpcjobs has not submitted it, and neither scontrol nor sacct knows it",
             hint="`hpcjobs why --log FILE` explains a log alone",
         )
-    facts = _with_account(JobFacts(job_id), account)
+    facts = _with_account(JobFacts(account.job_id), account)
     record = JobRecord(
-        job_id, account.state, account.source, name=account.name, reason=account.reason,
+        account.job_id, account.state, account.source, name=account.name, reason=account.reason,
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
     facts = _with_bad_nodes(facts, account, _env(slurm_conf), runner)
-    subject = _subject(record, facts, [log] if log is not None else _foreign_logs(job_id, account, slurm_conf, runner))
+    paths = [log] if log is not None else find_foreign_logs(account, SlurmScheduler(slurm_conf, runner=runner))
+    subject = _subject(record, facts, paths)
     return subject._replace(slurm_conf=slurm_conf)
 
 
@@ -171,19 +172,9 @@ def _nodes(text: str | None) -> tuple[str, ...]:
     return tuple(hosts_of(text)) if text else ()
 
 
-def _foreign_logs(job_id: str, account: Account, slurm_conf: str | None, runner: Runner) -> list[Path]:
-    """What scontrol names, or the file that its sbatch command leads to."""
-    if account.log is None:
-        output = output_file(SlurmScheduler(slurm_conf, runner=runner), job_id)
-        path = Path(account.work_dir or ".", f"slurm-{job_id}.out") if output is None else output
-    else:
-        path = Path(account.log)
-    return [path] if path.exists() else []
-
-
 def _lines_of(path: Path) -> list[LogLine] | None:
     try:
-        return read_lines(path)
+        return with_rank_of_file(read_lines(path), path)
     except OSError as error:
         warnings.warn(f"{path} cannot be read: {reason_of(error)}", HpcJobsWarning, stacklevel=3)
         return None

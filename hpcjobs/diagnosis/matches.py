@@ -139,6 +139,8 @@ class _Tracebacks:
             self._ended.pop(rank, None)
             return self._open[rank], False
         if rank in self._open:
+            if _OUTSIDE.match(text):  # srun writes its own lines between those of a task
+                return None, False
             if not text.strip() or text.startswith((" ", "\t")):
                 return self._open[rank], False
             self._ended[rank] = (self._open.pop(rank), _MESSAGE_LINES)
@@ -209,11 +211,17 @@ class _Output:
         for index in range(len(self.lines) - 1, -1, -1):
             while left and left[-1].place == index:
                 match = left.pop()
-                counted.append(match._replace(after=counts.get(match.line.rank, 0)))
+                counted.append(match._replace(after=max(counts.get(match.line.rank, 0), self._elsewhere(match))))
             if ordinary[index]:
                 rank = self.lines[index].rank
                 counts[rank] = counts.get(rank, 0) + 1
         return counted[::-1]
+
+    def _elsewhere(self, match: Match) -> int:
+        """What counts as behind it where the output is in another file, and nobody knows which came first."""
+        if match.raised or match.line.rank is not None or match.line.file == self.lines[0].file:
+            return 0
+        return _FEW_LINES + 1
 
     def _find_ordinary(self, explained: set[int]) -> list[bool]:
         tracebacks = _Tracebacks()
@@ -298,8 +306,8 @@ def _without_refuted(matches: list[Match], output: _Output) -> list[Match]:
 def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
     """Whether the program went on after what ``match`` reports, until it failed of something else."""
     if match.raised:
-        # Of several ranks whose lines look alike each may have raised one, of several programs as well.
-        return match.line.rank is not None or (is_one and match.after > later.after)
+        # Of several ranks whose lines look alike each may have raised one.
+        return match.line.rank is not None or is_one
     if _OUTSIDE.match(match.line.text):
         return _JOB_ENDED.search(match.line.text) is not None  # an attempt before this one
     if later.rule.cause in match.rule.more_precise_than:

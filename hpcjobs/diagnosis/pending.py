@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import msgspec
 
 from hpcjobs.diagnosis.placement import Placement
-from hpcjobs.diagnosis.reasons import explain_reason
+from hpcjobs.diagnosis.reasons import Reason, explain_reason
 from hpcjobs.diagnosis.sooner import find_sooner, find_sooner_foreign
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import JobRecord
-from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count, read_shown
+from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count, read_shown, read_time
 from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
+from hpcjobs.units import slurm_time
 
 _COLUMNS = ("%i", "%T", "%Q", "%u", "%D", "%L", "%P")
 
@@ -63,13 +65,18 @@ def explain_pending(
     """Why the job of ``record`` waits; ``entry`` for one that hpcjobs submitted, of which it knows the request."""
     reason = explain_reason(record.reason)
     env = {**QUESTION} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    if (record.reason or "").startswith(("ReqNodeNotAvail", "(ReqNodeNotAvail")):
+        reason = _with_maintenance(reason, env, runner)
     job_id = record.job_id.split("_")[0]
     shown = _show(job_id, env, runner)
     queue = list(_queue(record.partition, env, runner)) if reason.may_move else []
     priority = read_count(shown.get("Priority", ""))
     waiting = [job for job in queue if job.state == "PENDING" and _is_before(job, priority, job_id)]
     running = [job for job in queue if job.state == "RUNNING"]
-    sooner, fix = [], [reason.fix.replace("{job}", job_id)] if reason.fix else []
+    advice = reason.fix
+    if advice is not None and entry is None and advice.startswith("hpcjobs "):  # `rerun` has no request of such a job
+        advice = "scancel {job} && sbatch SCRIPT  # without what cannot be fulfilled"
+    sooner, fix = [], [advice.replace("{job}", job_id)] if advice else []
     if reason.may_move and entry is not None:
         sooner = find_sooner(entry, record.start_estimate, runner=runner)
         fix += [f"hpcjobs cancel {job_id} && hpcjobs rerun {job_id} {_options(row)}" for row in sooner[:1]]
@@ -88,6 +95,28 @@ def explain_pending(
         awaited=tuple(_read_dependencies(shown.get("Dependency", ""), env, runner)),
         sooner=tuple(sooner),
         fix=tuple(fix),
+    )
+
+
+def _with_maintenance(reason: Reason, env: dict[str, str], runner: Runner) -> Reason:
+    """The reason with the next maintenance, where one is to come, and the longest time limit that ends before it."""
+    answer = runner(["scontrol", "--oneliner", "show", "reservation"], env=env)
+    shown = [read_shown(line) for line in answer.out.splitlines()] if answer.code == 0 else []
+    begins = {
+        begin: each.get("ReservationName", "")
+        for each in shown
+        if "MAINT" in each.get("Flags", "") and (begin := read_time(each.get("StartTime", ""))) is not None
+    }
+    coming = [begin for begin in begins if begin > time.time()]
+    if not coming:
+        return reason
+    begin = min(coming)
+    left = slurm_time(max(0, int(begin - time.time()) // 60 * 60 - 60))
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(begin))
+    return Reason(
+        f"The nodes are reserved for the maintenance {begins[begin]}: it begins at {when}, before the job's limit ends",
+        f"scontrol update JobId={{job}} TimeLimit={left}  # less than what is left; longer jobs wait for its end",
+        may_move=True,
     )
 
 

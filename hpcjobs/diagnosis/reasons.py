@@ -39,6 +39,11 @@ REASONS: dict[str, Reason] = {
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": Reason(
         "Nodes that it needs are down, drained, or reserved for other partitions", "sinfo -R  # says why", may_move=True
     ),
+    "ReqNodeNotAvail, Reserved for maintenance": Reason(
+        "Its time limit reaches into a maintenance: the nodes are reserved for it",
+        "scontrol update JobId={job} TimeLimit=SHORTER  # so that it ends before `scontrol show reservation` begins",
+        may_move=True,
+    ),
     "NodeDown": Reason("A node that it needs is down", "sinfo -R  # says why", may_move=True),
     "BadConstraints": Reason("No node can ever meet its request", "scontrol show job {job}  # and sinfo -N -l"),
     "PartitionDown": Reason("The partition does not start jobs now", "sinfo -s", may_move=True),
@@ -83,7 +88,7 @@ _PREFIXES: tuple[tuple[str, Reason], ...] = (
 
 def explain_reason(code: str | None) -> Reason:
     """What Slurm's reason means; of one that is not known, the word itself."""
-    name = (code or "None").strip("()")
+    name = (code or "None").strip("()").replace("_", " ")  # scontrol joins the words of a reason
     for candidate in (name, name.split(",")[0].strip()):
         if candidate in REASONS:
             return REASONS[candidate]

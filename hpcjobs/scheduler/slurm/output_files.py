@@ -15,7 +15,10 @@ from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 _SUBMISSION: Final = Table(("JobID", "JobIDRaw", "JobName", "User", "WorkDir", "SubmitLine"))
 _PATTERN = re.compile(r"%(\d*)([%AajJNnstux])")
-_STATED = re.compile(r"(?:-o|--outp?u?t?[= ])[ ]*(\S+)")
+_STATED = {
+    "output": re.compile(r"(?:-o|--outp?u?t?[= ])[ ]*(\S+)"),
+    "error": re.compile(r"(?:-e|--err?o?r?[= ])[ ]*(\S+)"),
+}
 _DEFAULT, _DEFAULT_OF_TASK = "slurm-%j.out", "slurm-%A_%a.out"
 
 
@@ -39,37 +42,50 @@ def output_file(slurm: SlurmScheduler, job_id: str) -> Path | None:
     return None if row is None else _from_accounting(row, job_id)
 
 
-def _from_accounting(row: TableRow, job_id: str) -> Path:
+def accounted_files(slurm: SlurmScheduler, job_id: str) -> list[Path]:
+    """The files of standard output and error of a job that slurmctld has forgotten, as far as the accounting shows."""
+    try:
+        rows = _SUBMISSION.rows(slurm.query(_SUBMISSION.sacct("--allocations", f"--jobs={job_id}")))
+        row = next(rows, None)
+    except SchedulerError:
+        return []
+    if row is None:
+        return []
+    error = _stated_file(row.name("SubmitLine") or "", Path(row.name("WorkDir") or "."), "error")
+    return [_from_accounting(row, job_id), *([_from_accounting(row, job_id, error)] if error else [])]
+
+
+def _from_accounting(row: TableRow, job_id: str, stated: str | None = None) -> Path:
     folder = Path(row.name("WorkDir") or ".")
     default = _DEFAULT_OF_TASK if "_" in job_id else _DEFAULT
-    pattern = _stated_output(row.name("SubmitLine") or "", folder) or default
+    pattern = stated or _stated_file(row.name("SubmitLine") or "", folder, "output") or default
     names = {"x": row.name("JobName"), "u": row.name("User"), "j": row.text("JobIDRaw")}
     return _expand(folder / pattern, job_id, names)
 
 
-def _stated_output(command: str, folder: Path) -> str | None:
-    """The ``--output`` of a recorded sbatch command or of its script.
+def _stated_file(command: str, folder: Path, stream: str) -> str | None:
+    """The ``--output`` or ``--error`` of a recorded sbatch command or of its script.
 
     Slurm records the words of the command without their quotes: the first one that is a file is taken for the script,
     unless it follows an option.
     """
     arguments = command.partition(" --wrap")[0].split()[1:]
     for number, argument in enumerate(arguments):
-        if stated := _STATED.match(" ".join(arguments[number : number + 2])):
+        if stated := _STATED[stream].match(" ".join(arguments[number : number + 2])):
             return stated[1]
         is_value = number > 0 and arguments[number - 1].startswith("-")
         if not argument.startswith("-") and not is_value and (folder / argument).is_file():
-            return _output_of_script(folder / argument)
+            return _file_of_script(folder / argument, stream)
     script = next((argument for argument in arguments if is_batch_script(folder / argument)), None)
-    return None if script is None else _output_of_script(folder / script)  # behind an option that has no value
+    return None if script is None else _file_of_script(folder / script, stream)  # behind an option that has no value
 
 
-def _output_of_script(path: Path) -> str | None:
+def _file_of_script(path: Path, stream: str) -> str | None:
     try:
         directives = read_batch_script(path).directives
     except RequestError:  # no script by now, or one of a newer sbatch
         return None
-    return next((d.value for d in reversed(directives) if d.option.name == "output" and d.value), None)
+    return next((d.value for d in reversed(directives) if d.option.name == stream and d.value), None)
 
 
 def _expand(path: Path, job_id: str, names: Mapping[str, str | None]) -> Path:

@@ -125,3 +125,70 @@ def test_of_a_job_that_the_scheduler_does_not_know_nobody_says_that_it_has_not_f
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
     ok("submit", "--site", "./mine.yaml", "true")
     assert ok("why", "7").out == "job 7 UNKNOWN: the scheduler does not know it, and it wrote no end\n"
+
+
+def shown(**values: str) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items()) + "\n"
+
+
+def test_of_an_array_the_task_that_failed_is_explained_from_its_own_log(tmp_path: Path) -> None:
+    (tmp_path / "a_1.out").write_text("done\n")
+    (tmp_path / "a_2.out").write_text("ModuleNotFoundError: No module named 'x'\n")
+    common = {"ArrayJobId": "7", "JobName": "t", "WorkDir": str(tmp_path)}
+    tasks = shown(JobId="7", ArrayTaskId="1", JobState="COMPLETED", StdOut=f"{tmp_path}/a_1.out", **common)
+    tasks += shown(
+        JobId="8", ArrayTaskId="2", JobState="FAILED", ExitCode="1:0", StdOut=f"{tmp_path}/a_2.out", **common
+    )
+    rows = (
+        row(JobID="7_1", JobName="t", State="COMPLETED") + "\n" + row(JobID="7_2", JobName="t", State="FAILED") + "\n"
+    )
+    for slurm in (Slurm(scontrol=tasks, sacct=rows), Slurm(scontrol=tasks)):
+        subject = gather_foreign("7", runner=slurm)
+        answer = diagnose(subject.facts, subject.lines)
+        assert (answer.job_id, answer.state, answer.cause) == ("7_2", "FAILED", "python-module-missing")
+
+
+def test_of_a_heterogeneous_job_the_component_that_failed_is_explained(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "het.out").write_text("0: ValueError: bad\n")
+    components = shown(JobId="24", HetJobId="24", HetJobOffset="0", JobState="COMPLETED", StdOut=f"{here}/no")
+    second = shown(JobId="25", HetJobId="24", HetJobOffset="1", JobState="FAILED", StdOut=f"{here}/het.out")
+    subject = gather_foreign("24", runner=Slurm(scontrol=components + second))
+    assert diagnose(subject.facts, subject.lines).job_id == "24+1"
+    (commands := here / "bin").mkdir()
+    answer_command(commands, "sacct", "exit 1")
+    answer_command(commands, "scontrol", f"echo '{second.strip()}'")
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    assert ok("why", "24+1").out.startswith("job 24+1: FAILED\ncause: The program ended with ValueError: bad")
+
+
+def test_the_file_of_standard_error_is_read_and_those_of_each_rank(tmp_path: Path) -> None:
+    (tmp_path / "5_0_log.out").write_text("epoch 1\n")
+    (tmp_path / "5_0_log.err").write_text("")
+    (tmp_path / "5_1_log.err").write_text("Traceback (most recent call last):\nKeyError: 'label'\n")
+    streams = {"StdOut": f"{tmp_path}/5_0_log.out", "StdErr": f"{tmp_path}/5_0_log.err"}
+    subject = gather_foreign("5", runner=Slurm(scontrol=shown(JobId="5", JobState="FAILED", ExitCode="1:0", **streams)))
+    answer = diagnose(subject.facts, subject.lines)
+    assert (answer.cause, answer.rank) == ("python-error", 1)
+    assert [Path(log).name for log in answer.logs] == ["5_0_log.out", "5_0_log.err", "5_1_log.err"]
+
+
+def test_the_files_of_a_job_that_the_controller_forgot_are_those_of_its_script(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "job.sh").write_text("#!/bin/bash\n#SBATCH -o %x-%j.out -e %x-%j.err\nfalse\n")
+    (here / "t-1.err").write_text("ModuleNotFoundError: No module named 'x'\n")
+    (commands := here / "bin").mkdir()
+    answer_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    answer_command(commands, "sacct", f'exec python3 {here}/sacct.py "$@"')
+    values = {"JobID": "1", "JobIDRaw": "1", "JobName": "t", "State": "FAILED", "ExitCode": "1:0"}
+    values |= {"WorkDir": str(here), "SubmitLine": "sbatch -N1 job.sh"}
+    (here / "sacct.py").write_text(
+        "import sys\n"
+        "given = dict(word.partition('=')[::2] for word in sys.argv)\n"
+        f"values = {values!r}\n"
+        "print(given['--delimiter'].join(values.get(name, '') for name in given['--format'].split(',')))\n"
+    )
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    assert "No module named 'x'" in ok("why", "1").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -45,6 +46,11 @@ def pending(reason: str) -> JobRecord:
         ("AssocGrpCPUMinutesLimit", "jobs of the account together"),
         ("ReqNodeNotAvail, UnavailableNodes:n[1-3]", "down, drained or reserved"),
         ("DependencyNeverSatisfied", "can never start"),
+        (
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
+            "down, drained, or reserved for other partitions",
+        ),
+        ("ReqNodeNotAvail,_Reserved_for_maintenance", "reaches into a maintenance"),
         (None, "a moment ago"),
         ("SomethingOfTomorrow", "Slurm's reason is SomethingOfTomorrow"),
     ],
@@ -80,7 +86,7 @@ def test_the_jobs_that_a_dependency_names_are_shown_with_their_states() -> None:
     )
     answer = explain_pending(pending("DependencyNeverSatisfied"), runner=slurm)
     assert [(job.job_id, job.condition) for job in answer.awaited] == [("12", "afterok"), ("13", "afterany")]
-    assert answer.fix[0].startswith("hpcjobs cancel 20 && hpcjobs rerun 20")
+    assert answer.fix[0].startswith("scancel 20 && sbatch SCRIPT")
 
 
 def test_a_queue_that_cannot_be_read_leaves_the_reason() -> None:
@@ -114,3 +120,11 @@ def test_only_what_starts_sooner_than_the_waiting_job_itself_is_suggested(
     explained = explain_pending(record, runner=answer)
     assert list(dict.fromkeys(row.partition for row in explained.sooner)) == partitions
     assert bool(explained.fix) == bool(partitions)
+
+
+def test_a_job_that_reaches_into_a_maintenance_is_told_its_begin_and_a_time_limit_that_ends_before() -> None:
+    begin = int(time.time()) + 7200
+    shown = f"ReservationName=upgrade StartTime={begin} EndTime={begin + 999} Flags=MAINT,SPEC_NODES State=INACTIVE\n"
+    answer = explain_pending(pending("ReqNodeNotAvail, Reserved for maintenance"), runner=Slurm(scontrol=shown))
+    assert "upgrade" in answer.text
+    assert answer.fix[0].startswith("scontrol update JobId=20 TimeLimit=01:5")
