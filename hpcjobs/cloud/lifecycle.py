@@ -28,8 +28,8 @@ _APPLIED = "applied.tfvars.json"
 """The values that the cluster was built with, for the command that takes it down."""
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """What a folder's state belongs to."""
+class StateOwner(msgspec.Struct, frozen=True):
+    """The cluster that a state of Terraform belongs to."""
 
     provider: str
     region: str
@@ -69,13 +69,13 @@ def prepare(cluster: Cluster, folder: Path | None = None) -> tuple[Path, Report]
     return out, report
 
 
-def _identify(cluster: Cluster) -> Identity:
+def _identify(cluster: Cluster) -> StateOwner:
     own = _own_copy(cluster)
     files = dict.fromkeys(str(path.resolve()) for path in (Path(cluster.site.path), own))
-    return Identity(cluster.cloud.provider, cluster.cloud.region, cluster.cloud.project, tuple(files))
+    return StateOwner(cluster.cloud.provider, cluster.cloud.region, cluster.cloud.project, tuple(files))
 
 
-def _refuse_other_cluster(identity: Identity, out: Path, *, by_site_file: bool) -> None:
+def _refuse_other_cluster(identity: StateOwner, out: Path, *, by_site_file: bool) -> None:
     """Refuse a folder whose state is that of another cluster, which Terraform would change into this one.
 
     Raises:
@@ -83,7 +83,7 @@ def _refuse_other_cluster(identity: Identity, out: Path, *, by_site_file: bool) 
     """
     if not is_built(out) or not (out / _IDENTITY).is_file():
         return
-    built = msgspec.json.decode((out / _IDENTITY).read_bytes(), type=Identity)
+    built = msgspec.json.decode((out / _IDENTITY).read_bytes(), type=StateOwner)
     pairs = [(key, getattr(built, key), getattr(identity, key)) for key in ("provider", "project", "region")]
     differences = [f"{key} {before}, not {now}" for key, before, now in pairs if before != now]
     if by_site_file and identity.site_files[0] not in built.site_files:
