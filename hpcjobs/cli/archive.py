@@ -26,10 +26,10 @@ def archive(
 ) -> None:
     """Write the run folder of a job that has ended to one tar file, with the checksum of every file."""
     from hpcjobs.run.archive import archive
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
     from hpcjobs.units import format_count, human_bytes
 
-    (entry,) = select([job], site=site)
+    entry = select_one(job, site=site)
     written = archive(entry, output)
     record_output(written.path)
     if as_json:

@@ -41,7 +41,7 @@ def monitor(
     from hpcjobs.errors import RequestError, UnknownJobError
     from hpcjobs.run.cancel import cancel
     from hpcjobs.run.monitor import JobSampling
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
     from hpcjobs.units import walltime_s
 
     try:
@@ -50,7 +50,7 @@ def monitor(
         raise RequestError(f"--cancel-idle {cancel_idle}: not a time", hint="write 30m or 2h") from error
     exit_on_signals()
     try:
-        (entry,) = select([job], site=site)
+        entry = select_one(job, site=site)
     except UnknownJobError:
         where = _slurm_site(site)
         if where is None or not re.fullmatch(r"\d+(?:_\d+)?", job):

@@ -111,13 +111,13 @@ def load(
     from hpcjobs.errors import RequestError
     from hpcjobs.run.monitor import samples_dir
     from hpcjobs.run.samples import all_samples, monitor_files
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
 
     alone = Path(job)
     if alone.is_dir() and monitor_files(alone):
         title, samples = alone.absolute().name, alone
     else:
-        (entry,) = select([job], site=site)
+        entry = select_one(job, site=site)
         title, samples = entry.name, samples_dir(entry)
     nodes = all_samples(samples)
     if not nodes:

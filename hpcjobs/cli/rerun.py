@@ -47,9 +47,9 @@ def rerun(
     from hpcjobs.cli.submit import print_notes, print_plan, report
     from hpcjobs.run.difference import job_changes
     from hpcjobs.run.rerun import plan_rerun, read_manifest, refusal_of_run
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
 
-    entry = select([job], site=site)[0]
+    entry = select_one(job, site=site)
     again = plan_rerun(entry, request, made_by=shlex.join(["hpcjobs", *sys.argv[1:]]), trusts=trust)
     for text in again.notes:
         note(text)

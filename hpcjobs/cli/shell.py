@@ -32,8 +32,8 @@ def run_within(
     """Run ``arguments`` (none: a shell) within a job, and end with its exit code."""
     from hpcjobs.processes.programs import run_in_terminal
     from hpcjobs.run.interactive import attach
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
 
-    (entry,) = select([job], site=site)
+    entry = select_one(job, site=site)
     command = attach(entry, arguments, node=node, rank=rank, terminal=terminal)
     raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))

@@ -26,9 +26,9 @@ def update(
 ) -> None:
     """Change options of a pending or running job, as far as Slurm allows it."""
     from hpcjobs.run.control import update
-    from hpcjobs.run.select import select
+    from hpcjobs.run.select import select_one
 
-    (entry,) = select([job], site=site, foreign=True)
+    entry = select_one(job, site=site, foreign=True)
     arguments = update(entry, settings)
     if as_json:
         print_output("update", {"job_id": entry.job_id, "changed": arguments})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from hpcjobs import __version__
 from hpcjobs.errors import RequestError, reason_of
@@ -56,6 +57,7 @@ def archive(entry: Entry, path: Path | None = None, *, connect: Connect = connec
     run_dir = Path(entry.run_dir)
     if not os.path.isdir(run_dir):
         raise RequestError(f"job {entry.job_id} has no run folder any more: {run_dir}")
+    entry = replace(entry, task=None)  # the folder is that of all tasks
     (known,) = statuses([entry], connect=connect)
     if any(not record.state.ended for record in known.records):
         states = ", ".join(dict.fromkeys(record.state.value for record in known.records))

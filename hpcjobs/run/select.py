@@ -45,6 +45,18 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
 
+def select_one(name: str, *, site: str | None = None, foreign: bool = False) -> Entry:
+    """The one job that ``name`` names.
+
+    Raises:
+        RequestError: it names several. Else as `select`.
+    """
+    first, *others = select([name], site=site, foreign=foreign)
+    if others:
+        raise RequestError(f"{name} names {len(others) + 1} jobs, and this is for one", hint=f"such as {first.job_id}")
+    return first
+
+
 def newest(*, site: str | None = None) -> Entry:
     """The job submitted last.
 

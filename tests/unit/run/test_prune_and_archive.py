@@ -222,3 +222,25 @@ def test_an_archive_is_as_private_as_the_run_folder(here_with_slurm: Path) -> No
     finally:
         os.umask(before)
     assert Path("x.tar").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("verb", [("archive",), ("update", "nice=1"), ("rerun",)])
+def test_a_verb_for_one_job_refuses_a_range(here_with_slurm: Path, verb: tuple[str, ...]) -> None:
+    job(here_with_slurm, "1", days=2)
+    job(here_with_slurm, "2", days=2)
+    refused = within(verb[0], "1-2", *verb[1:])
+    assert refused.code == 5
+    assert "1-2 names 2 jobs, and this is for one" in refused.err
+
+
+def test_a_task_of_an_array_is_archived_once_all_tasks_have_ended(here_with_slurm: Path, tmp_path: Path) -> None:
+    folder = job(here_with_slurm, "26", days=2, state=None)
+    index.add(Entry("26", "job26", "mine", "slurm", str(folder), time.time() - 2 * DAY, array="0-1"))
+    for task, state, ended in ((0, "COMPLETED", time.time() - DAY), (1, "RUNNING", None)):
+        (folder / str(task)).mkdir()
+        content = {"job_id": f"26_{task}", "state": state, "exit_code": 0, "started": 1, "ended": ended, "nodes": "n"}
+        (folder / str(task) / "state.json").write_text(json.dumps(content))
+    answer(tmp_path / "slurm", "squeue", queued(folder).replace("'26\\037", "'26_1\\037"))
+    refused = within("archive", "26_0")
+    assert refused.code == 5
+    assert "its files still change" in refused.err
