@@ -205,3 +205,19 @@ def test_where_a_program_can_run_is_a_table_over_partitions_with_start_and_cost(
     refused = within("submit", "--site", SITE, "--test-only", "-A", "nobody", "sleep", "1")
     assert refused.code == 7
     assert "account" in refused.out
+
+
+def test_of_an_array_and_a_heterogeneous_job_of_sbatch_what_failed_is_explained(cluster: Cluster) -> None:
+    head = "#!/bin/bash\n#SBATCH --time=5 -n 1 -o %x-%j.out -e %x-%j.err\n"
+    task = "[ $SLURM_ARRAY_TASK_ID != 1 ] || python3 -c 'import no_such_module'\n"
+    cluster.program("array_of_three.sh", f"{head}#SBATCH --array=0-2\n{task}")
+    second = "srun --het-group=0 true; srun --het-group=1 sh -c 'exit 3'\n"
+    cluster.program("heterogeneous.sh", f"{head}#SBATCH hetjob\n#SBATCH -n 1\n{second}")
+    array = cluster.slurm("sbatch", "--parsable", "array_of_three.sh").strip()
+    pair = cluster.slurm("sbatch", "--parsable", "heterogeneous.sh").strip()
+    cluster.submitted.extend([array, pair])
+    eventually(lambda: not cluster.slurm("squeue", "-h", "-o", "%i", "-j", f"{array},{pair}").split())
+    answer = ok("why", array, "--json", "--site", SITE).json
+    assert (answer["job_id"], answer["cause"]) == (f"{array}_1", "python-module-missing")
+    for name in (pair, f"{pair}+1"):
+        assert ok("why", name, "--json", "--site", SITE).json["job_id"].startswith(pair)
