@@ -139,7 +139,7 @@ def human_bytes(count: int) -> str:
     """``1610612736`` -> ``1.5G``."""
     value, unit = float(count), "B"
     for unit in ("B", "K", "M", "G", "T"):
-        if value < 1024 or unit == "T":
+        if round(value, 1) < 1024 or unit == "T":
             break
         value /= 1024
     return f"{value:.0f}{unit}" if value == int(value) else f"{value:.1f}{unit}"

@@ -20,6 +20,7 @@ REQUEUE_S = 3600
 """A requeue is a new submission at the end of the one before, or, of a job that has ended, while slurmctld remembers it
 (MinJobAge: minutes). Later the id was given out again: the counter was reset."""
 JOB_KEY = ("site", "job_id", "job_id_raw", "name", "user")
+USE = "_use"
 _TYPES = {"text": pl.String, "whole": pl.Int64, "real": pl.Float64, "time": pl.Int64}
 SCHEMA = {name: _TYPES[kind]() for name, (kind, _) in COLUMNS.items()}
 MEASURED_J = "_counted_j"
@@ -49,27 +50,41 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
     )
 
 
-def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
-    """One row per job: the last attempt's, with energy, cost and elapsed time of all of them.
+def number_uses(frame: pl.DataFrame) -> pl.DataFrame:
+    """``frame`` with `USE`, which tells the jobs apart that had one id, oldest first.
 
     Ids are given out again after a reset of the counter: rows of one id with different names or users, or of which
     one was submitted long after the end of the other, are different jobs.
     """
     several = frame.select(JOB_KEY).is_duplicated()
-    if not several.any():
-        return frame
+    single = frame.filter(~several).with_columns(pl.lit(0, dtype=pl.UInt32).alias(USE))
     again = frame.filter(several).sort("submitted", "started", nulls_last=True, maintain_order=True)
     later = (pl.col("submitted") > pl.col("ended").shift() + REQUEUE_S).fill_null(False)
-    again = again.with_columns(_use=later.cum_sum().over(JOB_KEY))
-    key = [*JOB_KEY, "_use"]
+    return pl.concat([single, again.with_columns(later.cum_sum().over(JOB_KEY).cast(pl.UInt32).alias(USE))])
+
+
+def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
+    """One row per job of `number_uses`: the last attempt's, with energy, cost and elapsed time of all of them."""
+    key = [*JOB_KEY, USE]
+    several = frame.select(key).is_duplicated()
+    if not several.any():
+        return frame
     first = pl.col("elapsed_s").fill_null(0)
-    merged = again.group_by(key, maintain_order=True).agg(
-        pl.all().exclude("energy_j", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
-        known_sum(pl.col("energy_j")),
-        known_sum(pl.col("cost")),
-        attempts=pl.col("started").count().cast(pl.Int64),
-        elapsed_all_s=first.sum(),
-        lost_s=(first.sum() - first.last()).cast(pl.Float64),
+    merged = (
+        frame.filter(several)
+        .group_by(key, maintain_order=True)
+        .agg(
+            pl.all().exclude("energy_j", "energy_source", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
+            known_sum(pl.col("energy_j")),
+            pl.when((pl.col("energy_source") == "modelled").any())
+            .then(pl.lit("modelled"))
+            .otherwise(pl.col("energy_source").drop_nulls().first())
+            .alias("energy_source"),
+            known_sum(pl.col("cost")),
+            attempts=pl.col("started").count().cast(pl.Int64),
+            elapsed_all_s=first.sum(),
+            lost_s=(first.sum() - first.last()).cast(pl.Float64),
+        )
     )
     merged = merged.with_columns(goodput=_goodput()).select(frame.columns)
     return pl.concat([frame.filter(~several), merged]).sort("submitted", nulls_last=True, maintain_order=True)

@@ -4,8 +4,10 @@ sacct prints a job and then its steps. So steps belong to the job above them, wh
 attempts of a requeued job apart: they share every id.
 
 Memory: a step's tasks peak at different moments and Slurm does not record the peak of their sum, so figures are
-upper estimates: the sum of the tasks' peaks (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
-it), of the widest step, plus the batch script that runs beside it. What Slurm's own extern step used is left out.
+upper estimates: the sum of the tasks' peaks of a step (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
+it), added up over the steps that ran at the same time, the batch script among them. Slurm's own extern step is left out.
+GPU utilization: the mean over the steps that used GPUs, weighted by their time and GPUs. The batch script, and a step
+beside one that used GPUs, count only where they used some.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _OF_JOBS = (
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NCPUS", "MaxRSS"),
     *("ConsumedEnergyRaw", "Restarts"),
 )
-_OF_STEPS = ("ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS", "ConsumedEnergyRaw")
+_OF_STEPS = ("Start", "End", "ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS", "ConsumedEnergyRaw")
 _TEXT_FIELDS = (
     *("JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason", "ReqMem"),
     *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU"),
@@ -32,6 +34,8 @@ _USAGE = ("TRESUsageInTot", "TRESUsageInAve")
 _BESIDE = r"\.(batch|extern|interactive)$"
 _LARGEST_J = 10**13
 """Above this a counter has overflowed: 2.8 GWh for one job."""
+_NEVER = 1 << 60
+"""The end of a step that has none, in seconds."""
 
 
 def fold(frames: Iterable[pl.DataFrame], doubts: Doubts) -> Iterator[pl.DataFrame]:
@@ -98,48 +102,64 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
         read_usage(sampled, "mem").alias("_used"),
         _beside=beside,
         _node=largest * per_node,
-        _gpu=_gpu_share(steps),
+        _gpu_tasks=_gpu_tasks(steps),
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
     ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
-    if summed["_gpu"].null_count() < len(summed):
-        summed = summed.with_columns(read_usage(sampled, "gres/gpumem").alias("_gpu_mem"))
-    else:
-        summed = summed.with_columns(_gpu_mem=pl.lit(None, dtype=pl.Int64))
-    weight = pl.when(pl.col("_gpu").is_not_null()).then(pl.col("ElapsedRaw").clip(1))
-    return summed.group_by("_group", maintain_order=True).agg(
+    gpu_mem = read_usage(sampled, "gres/gpumem") if summed["_gpu_tasks"].count() else pl.lit(None, dtype=pl.Int64)
+    result = summed.group_by("_group", maintain_order=True).agg(
         steps=pl.len(),
         tasks=pl.col("NTasks").filter(~pl.col("_beside")).max(),
         max_rss_bytes=largest.max(),
-        mem_used_bytes=_widest_and_beside("_used"),
-        mem_per_node_bytes=_widest_and_beside("_node"),
         _step_cpu=pl.col("_cpu").sum(),
-        gpu_utilization=pl.when(weight.sum() > 0).then((pl.col("_gpu") * weight).sum() / weight.sum() / 100),
-        gpu_mem_bytes=pl.col("_gpu_mem").max(),
     )
+    for frame in (
+        _most_at_once(summed, "_used", "mem_used_bytes"),
+        _most_at_once(summed, "_node", "mem_per_node_bytes"),
+        _gpu_utilization(summed),
+        summed.with_columns(_gpu_mem=gpu_mem).group_by("_group").agg(gpu_mem_bytes=pl.col("_gpu_mem").max()),
+    ):
+        result = result.join(frame, on="_group", how="left", maintain_order="left")
+    return result
 
 
-def _gpu_share(steps: pl.DataFrame) -> pl.Series:
-    """Mean use of a step's GPUs in percent. Slurm adds up the GPUs of each process, so the total of all tasks (or the
-    average x tasks) is divided by the step's GPUs."""
-    shares = steps.select(
-        pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False),
-    )
+def _most_at_once(steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
+    """The largest sum of ``column`` over steps of a job that ran at the same time; null where nothing was sampled.
+
+    A step without a start is taken to have run beside the others; one that begins in the second in which another ends
+    follows it.
+    """
+    known = steps.select("_group", "Start", "End", _value=pl.col(column)).filter(pl.col("_value").is_not_null())
+    begin, end = pl.col("Start").fill_null(0), pl.when(pl.col("End") > 0).then("End").otherwise(_NEVER)
+    # Within a second: ends, then starts, then the ends of steps that began in it, which ran after all.
+    begins = known.select("_group", "_value", _second=begin, _order=1)
+    ends = known.select("_group", -pl.col("_value"), _second=end, _order=pl.when(end > begin).then(0).otherwise(2))
+    moments = pl.concat([begins, ends]).sort("_group", "_second", "_order")
+    return moments.group_by("_group").agg(pl.col("_value").cum_sum().max().alias(name))
+
+
+def _gpu_tasks(steps: pl.DataFrame) -> pl.Series:
+    """Use of a step's GPUs in percent, added up over its tasks and GPUs; null where it was not gathered."""
+    shares = steps.select(pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False))
     total, mean = shares["TRESUsageInTot"], shares["TRESUsageInAve"]
-    if mean.null_count() == len(steps) and total.null_count() == len(steps):
-        return mean
-    gpus = map_distinct(steps["AllocTRES"], count_gpus, pl.Float64)
-    gpus = gpus.zip_with(gpus.is_not_null(), map_distinct(steps["_job_tres"], count_gpus, pl.Float64))
-    tasks = steps["NTasks"].fill_null(1)
-    summed: pl.Series = total.zip_with(total.is_not_null(), mean * tasks)
-    share: pl.Series = summed / gpus.zip_with(gpus > 0, gpus.clip(1))
-    return share.clip(0, 100)
+    summed: pl.Series = total.zip_with(total.is_not_null(), mean * steps["NTasks"].fill_null(1))
+    return summed.set(steps["JobID"].str.ends_with(".extern"), None)
 
 
-def _widest_and_beside(column: str) -> pl.Expr:
-    """The largest numbered step plus batch and interactive, which run beside it; null where nothing was sampled."""
-    total = pl.col(column).filter(~pl.col("_beside")).max().fill_null(0)
-    total = total + pl.col(column).filter(pl.col("_beside")).sum()
-    return pl.when(pl.col(column).count() > 0).then(total)
+def _gpu_utilization(steps: pl.DataFrame) -> pl.DataFrame:
+    """Mean use of each job's GPUs, 0 to 1, over the steps that count: see the top of this module."""
+    gathered = steps.filter(pl.col("_gpu_tasks").is_not_null())
+    if gathered.is_empty():
+        return gathered.select("_group", gpu_utilization=pl.lit(None, dtype=pl.Float64))
+    gpus = map_distinct(gathered["AllocTRES"], count_gpus, pl.Float64)
+    gpus = gpus.zip_with(gpus.is_not_null(), map_distinct(gathered["_job_tres"], count_gpus, pl.Float64))
+    gathered = gathered.with_columns(_gpus=gpus.fill_null(1).clip(1), _worked=pl.col("_gpu_tasks") > 0)
+    first = pl.col("Start").filter("_worked").min().over("_group")
+    last = pl.col("End").filter("_worked").max().over("_group")
+    apart = ((pl.col("End") <= first) | (pl.col("Start") >= last)).fill_null(False)
+    counted = gathered.filter(pl.col("_worked") | first.is_null() | (~pl.col("_beside") & apart))
+    weight = pl.col("ElapsedRaw").clip(1) * pl.col("_gpus")
+    share = (pl.col("_gpu_tasks") / pl.col("_gpus")).clip(0, 100) / 100
+    return counted.group_by("_group").agg(gpu_utilization=(share * weight).sum() / weight.sum())
 
 
 def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:

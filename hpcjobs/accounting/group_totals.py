@@ -41,7 +41,7 @@ def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = No
         except SchedulerError:
             pass  # gather says why, and asks the others
     table = gather(job_filter, site=jobs_site)
-    return table._replace(jobs=totals([table.jobs], by=by))
+    return table._replace(jobs=totals([table.attempts], by=by))
 
 
 def _days(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:

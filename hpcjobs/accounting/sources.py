@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from hpcjobs.accounting.derive import derive, merge_attempts
+from hpcjobs.accounting.derive import JOB_KEY, REQUEUE_S, USE, derive, merge_attempts, number_uses
 from hpcjobs.accounting.doubts import Doubt, Doubts
 from hpcjobs.accounting.goodput import add_goodput
 from hpcjobs.accounting.gpu_monitor import add_gpu_usage
@@ -33,6 +33,10 @@ from hpcjobs.site.models import Site
 from hpcjobs.user import user_name
 
 
+_IDS_PER_QUERY = 5000
+"""Linux takes arguments of 128 KiB each."""
+
+
 class JobFilter(NamedTuple):
     """Which jobs a report is about. None: not restricted."""
 
@@ -49,11 +53,13 @@ class JobFilter(NamedTuple):
 
 
 class AccountingTable(NamedTuple):
-    """Jobs (one row each, `columns.COLUMNS`), what is doubtful, and why a better source was not used."""
+    """Jobs (one row each, `columns.COLUMNS`), what is doubtful, why a better source was not used, and their attempts."""
 
     jobs: pl.DataFrame
     doubts: list[Doubt]
     notes: list[str]
+    attempts: pl.DataFrame = pl.DataFrame()
+    """Every attempt of ``jobs``, a row each."""
 
 
 def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> AccountingTable:
@@ -68,7 +74,7 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
         jobs = derive(_query_local(job_filter, jobs_site), jobs_site, source="local")
     else:
         try:
-            jobs = pl.concat(list(query_attempts(job_filter, jobs_site, doubts)))
+            jobs = _query_whole_jobs(job_filter, jobs_site, doubts)
         except SchedulerError as error:
             reason = error.message.splitlines()[0]
             notes.append(f"no accounting by sacct ({reason}); jobs as the queue and their own files tell")
@@ -76,8 +82,32 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
     own = {entry.job_id: entry.run_dir for entry in index.entries() if entry.site == jobs_site.name}
     parent = pl.col("job_id").str.extract(r"^([^_+]+)")
     folder = parent.replace_strict(own, default=None, return_dtype=pl.String)
-    jobs = filter_jobs(merge_attempts(jobs), job_filter).with_columns(run_dir=pl.coalesce("run_dir", folder))
-    return AccountingTable(add_gpu_usage(add_goodput(jobs), jobs_site), doubts.by_frequency(), notes)
+    attempts = number_uses(jobs)
+    jobs = filter_jobs(merge_attempts(attempts), job_filter).with_columns(run_dir=pl.coalesce("run_dir", folder))
+    attempts = attempts.join(jobs, on=[*JOB_KEY, USE], how="semi", nulls_equal=True).drop(USE)
+    jobs = add_gpu_usage(add_goodput(jobs.drop(USE)), jobs_site)
+    return AccountingTable(jobs, doubts.by_frequency(), notes, attempts)
+
+
+def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.DataFrame:
+    """Every attempt of the jobs that ended since then: also those that ended before.
+
+    A requeue is a new submission, so that of a job whose first attempt here was submitted before ``since`` an earlier
+    one may have ended before ``since``. Those jobs are asked for by their ids.
+    """
+    found = pl.concat(list(query_attempts(job_filter, site, doubts)))
+    if job_filter.job_ids is not None:
+        return found
+    first = found.group_by("job_id").agg(pl.col("submitted").min())
+    cut = first.filter(pl.col("submitted") < int(job_filter.since) + REQUEUE_S)["job_id"].to_list()
+    parents = sorted(_parent_ids(cut))
+    parts = [
+        frame
+        for n in range(0, len(parents), _IDS_PER_QUERY)
+        for frame in query_attempts(job_filter._replace(job_ids=tuple(parents[n : n + _IDS_PER_QUERY])), site, doubts)
+    ]
+    others = found.filter(~pl.col("job_id").is_in(cut))
+    return pl.concat([others, *(part.filter(pl.col("job_id").is_in(cut)) for part in parts)])
 
 
 def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:

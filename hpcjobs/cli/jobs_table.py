@@ -13,8 +13,10 @@ _HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "EL
             "ENERGY", "COST", "ADVICE"]  # fmt: skip
 
 
-def print_jobs(frame: pl.DataFrame) -> None:
-    """One row per job with its advice, and the sums of all."""
+def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
+    """One row per job with its advice, and the sums over all their attempts."""
+    import polars as pl
+
     from hpcjobs.accounting.advice import JobUsage, advise
     from hpcjobs.accounting.totals import totals
 
@@ -24,7 +26,8 @@ def print_jobs(frame: pl.DataFrame) -> None:
     rows = frame.to_dicts()
     print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(JobUsage.from_row(row))))] for row in rows))
     print()
-    print_totals(totals([frame]), "all")
+    lost = None if frame["lost_s"].count() == 0 else frame["lost_s"].sum() / 3600  # less what checkpoints kept
+    print_totals(totals([attempts]).with_columns(lost_h=pl.lit(lost, dtype=pl.Float64)), "all")
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
@@ -46,7 +49,7 @@ def _cells(job: dict[str, Any]) -> list[str]:
         percent(job["mem_efficiency"]),
         percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
         format_energy(job["energy_j"], job["energy_source"]),
-        "-" if job["cost"] is None else f"{job['cost']:.2f} {job['currency']}",
+        "-" if job["cost"] is None else f"{format_cost(job['cost'])} {job['currency']}",
     ]
 
 
@@ -60,6 +63,11 @@ def number(value: float | None, style: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{style}}{unit}"
 
 
+def format_cost(amount: float) -> str:
+    """Two decimals; ``< 0.01`` for what they would call nothing."""
+    return "< 0.01" if 0 < amount < 0.005 else f"{amount:.2f}"
+
+
 def print_totals(frame: pl.DataFrame, by: str) -> None:
     """One row per group of ``by``."""
     headers = [by.upper(), "JOBS", "FAILED", "CPU H", "GPU H", "CPU", "MEM", "MEAN WAIT", "LOST H", "ENERGY", "COST"]
@@ -71,7 +79,7 @@ def print_totals(frame: pl.DataFrame, by: str) -> None:
             number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
             percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
             "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
-            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"), number(row["cost"], ".2f"),
+            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"), "-" if row["cost"] is None else format_cost(row["cost"]),
         ]  # fmt: skip
 
     if frame.is_empty():

@@ -86,7 +86,7 @@ def jobs(
     elif as_json:
         print_output("report jobs", table.jobs.to_dicts())
     else:
-        print_jobs(table.jobs)
+        print_jobs(table.jobs, table.attempts)
 
 
 def _print_doubts(table: AccountingTable) -> None:

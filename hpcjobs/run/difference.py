@@ -27,8 +27,8 @@ _LEFT_OUT = (
     "time_limit_s",  # resources has it as `time`
     *("nodes", "max_nodes", "ntasks_per_node"),
 )
-_OF_TIME = ("created", "started", "ended", "elapsed", "time", "host", "pid", "port")
-"""Parts of names of results that differ from run to run whatever was requested."""
+_IDENTITY = frozenset({"job_id", "started_at", "ended_at", "hosts"})
+"""Keys of summary.json that say which run it was; every other one is a result."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -183,7 +183,7 @@ def _summary(entry: Entry) -> Iterator[tuple[str, str]]:
     folder = output_dir(Path(entry.run_dir), own_ids(entry)[0])
     summary = restore(read_json(folder / "summary.json", dict[str, Any]) or {})
     for name, value in flat({key: value for key, value in summary.items() if key != "config"}):
-        if not any(part in name for part in _OF_TIME):
+        if name.split(".")[0] not in _IDENTITY:
             yield name, _text(value)
 
 

@@ -43,6 +43,8 @@ class Sample(msgspec.Struct, frozen=True):
     gpu_temperature_c: float | None = None
     # Of `hpcjobs monitor` alone:
     cores: int | None = None
+    memory_source: str | None = None
+    """``cgroup``, ``pss`` (shared pages once) or ``rss`` (once for each process): what `rss_bytes` counts."""
     memory_limit_bytes: float | None = None
     gpus: int | None = None
     busy_percent: float | None = None
@@ -73,7 +75,8 @@ class Sample(msgspec.Struct, frozen=True):
 
     def _memory(self, used_bytes: float) -> str:
         limit = f" of {human_bytes(int(self.memory_limit_bytes))}" if self.memory_limit_bytes else ""
-        return human_bytes(int(used_bytes)) + limit
+        counted = " (RSS, shared memory counted for each process)" if self.memory_source == "rss" else ""
+        return human_bytes(int(used_bytes)) + limit + counted
 
 
 class NodeSample(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -28,15 +29,20 @@ class Quantiles:
     median: float
     p95: float
     count: int
+    total: float | None = None
+    """Sum over all steps; None: written by a version that did not record it."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quantiles | None:
-        """Nearest-rank quantiles; None where there is nothing to rank."""
+        """Nearest-rank quantiles: the smallest value that at least that share of the values does not exceed.
+
+        None where there is nothing to rank.
+        """
         if not values:
             return None
         ranked = sorted(values)
-        last = len(ranked) - 1
-        return cls(ranked[round(0.5 * last)], ranked[round(0.95 * last)], len(ranked))
+        median, p95 = (ranked[math.ceil(share * len(ranked)) - 1] for share in (0.5, 0.95))
+        return cls(median, p95, len(ranked), math.fsum(ranked))
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
 def _read_measurements(summary: RunSummary) -> dict[str, Any]:
     stall, elapsed = summary.checkpoint_stall_s, summary.elapsed_s
     step_s = _median(summary.step_time_s)
+    stalled_s = None if stall is None else stall.median * stall.count if stall.total is None else stall.total
     return {
         "throughput": summary.throughput.value if summary.throughput else None,
         "unit": summary.throughput.unit if summary.throughput else None,
@@ -102,7 +103,7 @@ def _read_measurements(summary: RunSummary) -> dict[str, Any]:
         "step_s": step_s,
         "communication_s": _median(summary.exposed_communication_s),
         "data_wait_s": _median(summary.data_wait_s),
-        "checkpoint_share": stall.median * stall.count / elapsed if stall and elapsed else None,
+        "checkpoint_share": stalled_s / elapsed if stalled_s is not None and elapsed else None,
         "samples": summary.samples,
         "epoch_s": step_s * summary.steps / summary.epochs if step_s and summary.steps and summary.epochs else None,
         "mfu": summary.mfu,

@@ -99,5 +99,6 @@ def test_no_limit_is_a_limit_that_can_be_asked_for(text: str) -> None:
 
 
 def test_sizes_and_durations_are_short_in_tables() -> None:
+    assert human_bytes((1 << 30) - 1) == "1.0G"
     assert [human_bytes(n) for n in (0, 1023, 1536 << 20, 64 << 30, 5 << 50)] == ["0B", "1023B", "1.5G", "64G", "5120T"]
     assert [human_duration(s) for s in (0, 59.9, 61, 3723, 90000)] == ["0s", "59s", "1m01s", "1h02m", "1d01h"]

@@ -25,7 +25,7 @@ class NodeSampler:
         self, processes: JobProcesses, group: JobGroup, gpus: GpuReader, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._processes, self._group, self._gpus, self._clock = processes, group, gpus, clock
-        self._before = clock(), processes.read(), group.cpu_s(), _network()
+        self._before = clock(), processes.read(memory=False), group.cpu_s(), _network()
         self._seen_ranks: FrozenSet[int] = self._before[1].ranks
         self._idle_since: Optional[float] = clock()
         self._ended_since: Optional[float] = None
@@ -33,7 +33,8 @@ class NodeSampler:
 
     def sample(self) -> Dict[str, Any]:
         """The values of one `sample` line."""
-        now, usage, network = self._clock(), self._processes.read(), _network()
+        used = self._group.used_bytes()
+        now, usage, network = self._clock(), self._processes.read(memory=used is None), _network()
         group_cpu_s = self._group.cpu_s()
         then, before, cpu_before, network_before = self._before
         self._before = now, usage, group_cpu_s, network
@@ -41,13 +42,14 @@ class NodeSampler:
         cpu_s = usage.cpu_s - before.cpu_s if group_cpu_s is None or cpu_before is None else group_cpu_s - cpu_before
         cores = len(usage.cores) or os.cpu_count() or 1
         cpu_percent = min(100.0, max(0.0, 100 * cpu_s / passed / cores))
-        used, limit, gpu = self._group.used_bytes(), self._group.limit_bytes(), self._gpus.read()
+        limit, gpu = self._group.limit_bytes(), self._gpus.read()
         # Cores say nothing of GPUs that are held and cannot be read, such as parts of one.
         busy = gpu["gpu_percent"] if self._gpus.are_held else cpu_percent
         values: Dict[str, Any] = {
             "cpu_percent": round(cpu_percent, 2),
             "cores": cores,
-            "rss_bytes": usage.rss_bytes if used is None else used,
+            "rss_bytes": usage.memory_bytes if used is None else used,
+            "memory_source": usage.memory_source if used is None else "cgroup",
             "memory_limit_bytes": usage.requested_bytes if limit is None else limit,
             # Not below 0: a process or an interface that ends takes its counters with it.
             "network_received_bytes_per_s": max(0, network[0] - network_before[0]) / passed,

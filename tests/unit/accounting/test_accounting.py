@@ -12,7 +12,7 @@ from sacct_versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 
 from hpcjobs.accounting.columns import COLUMNS, SACCT_COLUMNS, choose, order
 from hpcjobs.accounting.dataframe import to_pandas
-from hpcjobs.accounting.derive import derive, merge_attempts
+from hpcjobs.accounting.derive import derive, merge_attempts, number_uses
 from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
 from hpcjobs.accounting.parse import frames
@@ -36,7 +36,7 @@ def jobs_of(blocks: Iterable[bytes], columns: Iterable[str] = SACCT_COLUMNS, *, 
     """Job id -> row, and kind of doubt -> how many."""
     doubts = Doubts()
     parts = list(fold(frames(blocks, Table(tuple(columns), separator), doubts), doubts))
-    frame = merge_attempts(derive(pl.concat(parts), site)) if parts else pl.DataFrame()
+    frame = merge_attempts(number_uses(derive(pl.concat(parts), site))) if parts else pl.DataFrame()
     return {one["job_id"]: one for one in frame.to_dicts()}, {d.kind: d.rows for d in doubts.by_frequency()}
 
 
@@ -185,6 +185,49 @@ def test_one_process_on_four_gpus_does_not_use_them_by_360_percent() -> None:
     assert job_rows["gpu_utilization"] == pytest.approx(0.9)
 
 
+def test_gpus_that_a_step_used_fully_are_not_called_idle_for_the_rows_of_slurm_itself() -> None:
+    """The batch script and Slurm's extern step gather 0 % for as long as the job runs."""
+    job = row(AllocTRES="cpu=8,gres/gpu=4,mem=16384M,node=1")
+    idle = {"NTasks": 1, "TRESUsageInTot": "gres/gpumem=0,gres/gpuutil=0", "TRESUsageInAve": "gres/gpuutil=0"}
+    batch, extern = step(job, "batch", **idle), step(job, "extern", **idle)
+    four = step(job, NTasks=4, TRESUsageInTot="gres/gpuutil=380", TRESUsageInAve="gres/gpuutil=95")
+    assert one(job, batch, extern, four)["gpu_utilization"] == pytest.approx(0.95)
+    watcher = step(job, "1", **idle)
+    assert one(job, batch, extern, four, watcher)["gpu_utilization"] == pytest.approx(0.95)
+    by_script = step(job, "batch", NTasks=1, TRESUsageInTot="gres/gpuutil=200", TRESUsageInAve="gres/gpuutil=200")
+    assert one(job, by_script, extern)["gpu_utilization"] == pytest.approx(0.5)
+    assert one(job, batch, extern)["gpu_utilization"] == 0
+
+
+def test_gpu_use_is_weighted_by_time_and_gpus_and_idle_steps_of_their_own_count() -> None:
+    job = row(AllocTRES="cpu=8,gres/gpu=4,mem=16384M,node=1")
+    start, end = BEGUN + 60, BEGUN + 3660
+
+    def used(number: int, gpus: int, share: float, **times: int) -> dict[str, str]:
+        usage = f"gres/gpuutil={gpus * share:g}"
+        return step(job, str(number), NTasks=1, AllocTRES=f"gres/gpu={gpus}", TRESUsageInTot=usage, **times)
+
+    parallel = (used(0, 1, 90), used(1, 3, 50))
+    assert one(job, *parallel)["gpu_utilization"] == pytest.approx((90 + 3 * 50) / 400)
+    half = {"ElapsedRaw": 1800}
+    preparing, training = used(0, 4, 0, End=start + 1800, **half), used(1, 4, 80, Start=end - 1800, **half)
+    assert one(job, preparing, training)["gpu_utilization"] == pytest.approx(0.4)
+
+
+def test_memory_of_steps_that_ran_at_once_adds_up_and_that_of_others_does_not() -> None:
+    job = row()
+    start = BEGUN + 60
+    size = {"NTasks": 1, "MaxRSS": 509 << 20, "AveRSS": 509 << 20, "TRESUsageInTot": f"mem={509 << 20}"}
+    at_once = [step(job, str(n), **size) for n in range(4)]
+    assert one(job, *at_once)["mem_used_bytes"] == one(job, *at_once)["mem_per_node_bytes"] == 4 * 509 << 20
+    in_turn = [step(job, str(n), Start=start + 900 * n, End=start + 900 * (n + 1), **size) for n in range(4)]
+    assert one(job, *in_turn)["mem_used_bytes"] == 509 << 20
+    brief = [step(job, str(n), Start=start, End=start, **size) for n in range(2)]
+    assert one(job, *brief)["mem_used_bytes"] == 2 * 509 << 20
+    running = [step(job, str(n), Start=start + n, End="Unknown", **size) for n in range(2)]
+    assert one(row(), *running)["mem_used_bytes"] == 2 * 509 << 20
+
+
 def test_hostile_names_change_nothing_but_the_name() -> None:
     """Separators, newlines, quotes, a whole forged row: nobody knows the separator beforehand."""
     forged = printed([row(JobID=666, User="victim")], SACCT_COLUMNS, "\x1f").decode()
@@ -294,7 +337,7 @@ def test_an_id_that_is_given_out_again_is_another_job() -> None:
     doubts = Doubts()
     data = printed([first, reused], SACCT_COLUMNS, SEPARATOR)
     parts = list(fold(frames([data], Table(SACCT_COLUMNS, SEPARATOR), doubts), doubts))
-    merged = merge_attempts(derive(pl.concat(parts), SITE))
+    merged = merge_attempts(number_uses(derive(pl.concat(parts), SITE)))
     assert merged["attempts"].to_list() == [1, 1]
     assert merged["lost_s"].to_list()[1] == 0
 

@@ -89,7 +89,7 @@ def submit(here: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 def needs(launcher: str) -> None:
     if launcher == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not on this machine")
-    if launcher != "mpirun" and find_spec("horovod") is None:
+    if launcher != "mpirun" and find_spec("horovod.runner") is None:
         pytest.skip("Horovod is not installed (make horovod)")
 
 

@@ -88,6 +88,27 @@ def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+def test_memory_that_processes_share_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/\n")
+    group = JobGroup(str(tmp_path), str(tmp_path / "own"))
+    program = (
+        "import os, signal; held = bytearray(b'1') * (100 << 20); [os.fork() for _ in range(2)];"
+        f" open('{tmp_path}/ready', 'a').write('x'); signal.pause()"
+    )
+    held = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "HPCJOBS_JOB_ID": "4713"}, start_new_session=True
+    )
+    try:
+        ready = tmp_path / "ready"
+        eventually(lambda: ready.exists() and len(ready.read_text()) == 4)
+        sample = NodeSampler(JobProcesses("4713"), group, GpuReader({}, None)).sample()
+    finally:
+        os.killpg(held.pid, signal.SIGKILL)
+        held.wait()
+    assert sample["memory_source"] == "pss"
+    assert 100 << 20 <= sample["rss_bytes"] < 150 << 20
+
+
 def test_processes_are_the_jobs_by_their_environment_and_a_rank_that_ends_is_named(
     ranks: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

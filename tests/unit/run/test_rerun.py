@@ -211,3 +211,14 @@ def test_a_rerun_of_a_snapshot_with_changes_runs_the_code_of_then(here: Path) ->
     again = json.loads(ok("rerun", "L1", "--time", "10m", "--wait", "--json").out)
     assert (here / "said").read_text().split() == ["first", "first"]
     assert Path(again["run_dir"]).parent == Path(first["run_dir"]).parent
+
+
+def test_every_result_that_differs_is_shown_whatever_its_name(here: Path) -> None:
+    """A name may contain that of something else: ``report_f1`` contains ``port``."""
+    names = ("report_f1", "transport_cost", "step_time_s", "host_loss")
+    for number in (1, 2):
+        folder = Path(submit("true")["run_dir"])
+        results = {name: number + 0.5 for name in names} | {"started_at": number, "hosts": [f"n{number}"]}
+        (folder / "summary.json").write_text(json.dumps({"schema": "hpcjobs.summary/1", **results}))
+    changes = ok("diff", "L1", "L2", "--json").json["results"]
+    assert changes == [{"name": name, "first": "1.5", "second": "2.5"} for name in names]

@@ -7,6 +7,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcjobs.runtime.summary import Evaluation, MetricsLog, Quantiles, RunSummary, Throughput
@@ -47,7 +48,13 @@ def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_quantiles_are_of_the_values_themselves() -> None:
-    assert Quantiles.of([float(n) for n in range(101)]) == Quantiles(50.0, 95.0, 101)
+    assert Quantiles.of([float(n) for n in range(101)]) == Quantiles(50.0, 95.0, 101, 5050.0)
+    for n in (1, 2, 3, 4, 10, 11, 100):  # as numpy's inverted_cdf has them
+        ranked = np.arange(n, dtype=float)
+        expected = np.quantile(ranked, [0.5, 0.95], method="inverted_cdf")
+        quantiles = Quantiles.of(ranked.tolist())
+        assert quantiles is not None
+        assert [quantiles.median, quantiles.p95] == expected.tolist()
     assert Quantiles.of([]) is None
 
 
