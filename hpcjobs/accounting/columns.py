@@ -49,8 +49,14 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "gpus": ("whole", "allocated"),
     "node_list": ("text", "in Slurm's notation"),
     "mem_requested_bytes": ("whole", "allocated on all nodes together"),
-    "mem_used_bytes": ("whole", "most held at once: the tasks' peaks, added up over steps that ran together; without Slurm's extern step"),
-    "mem_per_node_bytes": ("whole", "estimate for the fullest node: largest task x tasks per node, over steps that ran together"),
+    "mem_used_bytes": (
+        "whole",
+        "most at once: the tasks' peaks over steps that ran together, without Slurm's extern step",
+    ),
+    "mem_per_node_bytes": (
+        "whole",
+        "estimate for the fullest node: largest task x tasks, over steps that ran together",
+    ),
     "max_rss_bytes": ("whole", "of the largest task"),
     "mem_efficiency": ("real", "mem_used / mem_requested"),
     "cpu_s": ("real", "user and system time of all tasks"),

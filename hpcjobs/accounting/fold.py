@@ -3,9 +3,9 @@
 sacct prints a job and then its steps. So steps belong to the job above them, which also tells the
 attempts of a requeued job apart: they share every id.
 
-Memory: a step's tasks peak at different moments and Slurm does not record the peak of their sum, so figures are
+Memory: a step's tasks peak at different moments and Slurm does not record the peak of their sum. So figures are
 upper estimates: the sum of the tasks' peaks of a step (TRESUsageInTot; AveRSS or MaxRSS x tasks where a version lacks
-it), added up over the steps that ran at the same time, the batch script among them. Slurm's own extern step is left out.
+it), added up over the steps that ran at the same time, the batch script among them, without Slurm's extern step.
 GPU utilization: the mean over the steps that used GPUs, weighted by their time and GPUs. The batch script, and a step
 beside one that used GPUs, count only where they used some.
 """

@@ -32,7 +32,6 @@ from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.user import user_name
 
-
 _IDS_PER_QUERY = 5000
 """Linux takes arguments of 128 KiB each."""
 
@@ -53,7 +52,7 @@ class JobFilter(NamedTuple):
 
 
 class AccountingTable(NamedTuple):
-    """Jobs (one row each, `columns.COLUMNS`), what is doubtful, why a better source was not used, and their attempts."""
+    """Jobs (one row each, `columns.COLUMNS`) and their attempts, what is doubtful, why a source was not used."""
 
     jobs: pl.DataFrame
     doubts: list[Doubt]
@@ -95,10 +94,10 @@ def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.D
     A requeue is a new submission, so that of a job whose first attempt here was submitted before ``since`` an earlier
     one may have ended before ``since``. Those jobs are asked for by their ids.
     """
-    found = pl.concat(list(query_attempts(job_filter, site, doubts)))
+    attempts = pl.concat(list(query_attempts(job_filter, site, doubts)))
     if job_filter.job_ids is not None:
-        return found
-    first = found.group_by("job_id").agg(pl.col("submitted").min())
+        return attempts
+    first = attempts.group_by("job_id").agg(pl.col("submitted").min())
     cut = first.filter(pl.col("submitted") < int(job_filter.since) + REQUEUE_S)["job_id"].to_list()
     parents = sorted(_parent_ids(cut))
     parts = [
@@ -106,7 +105,7 @@ def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.D
         for n in range(0, len(parents), _IDS_PER_QUERY)
         for frame in query_attempts(job_filter._replace(job_ids=tuple(parents[n : n + _IDS_PER_QUERY])), site, doubts)
     ]
-    others = found.filter(~pl.col("job_id").is_in(cut))
+    others = attempts.filter(~pl.col("job_id").is_in(cut))
     return pl.concat([others, *(part.filter(pl.col("job_id").is_in(cut)) for part in parts)])
 
 

@@ -79,7 +79,8 @@ def print_totals(frame: pl.DataFrame, by: str) -> None:
             number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
             percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
             "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
-            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"), "-" if row["cost"] is None else format_cost(row["cost"]),
+            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"),
+            "-" if row["cost"] is None else format_cost(row["cost"]),
         ]  # fmt: skip
 
     if frame.is_empty():

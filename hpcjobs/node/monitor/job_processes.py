@@ -16,7 +16,7 @@ class Usage(NamedTuple):
     memory_bytes: int
     """Shared pages count once, in shares (PSS); 0 if memory was not to be read."""
     memory_source: str
-    """``pss``, or ``rss`` where the shares of a process could not be read: what processes share then counts for each."""
+    """``pss``; ``rss`` where the share of a process could not be read: shared memory then counts for each."""
     cpu_s: float
     """Also that of processes that have ended since the first look, as far as they were seen or waited for."""
     read_bytes: int

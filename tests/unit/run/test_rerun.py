@@ -218,7 +218,7 @@ def test_every_result_that_differs_is_shown_whatever_its_name(here: Path) -> Non
     names = ("report_f1", "transport_cost", "step_time_s", "host_loss")
     for number in (1, 2):
         folder = Path(submit("true")["run_dir"])
-        results = {name: number + 0.5 for name in names} | {"started_at": number, "hosts": [f"n{number}"]}
+        results = dict.fromkeys(names, number + 0.5) | {"started_at": number, "hosts": [f"n{number}"]}
         (folder / "summary.json").write_text(json.dumps({"schema": "hpcjobs.summary/1", **results}))
     changes = ok("diff", "L1", "L2", "--json").json["results"]
     assert changes == [{"name": name, "first": "1.5", "second": "2.5"} for name in names]
