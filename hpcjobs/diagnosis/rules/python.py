@@ -97,6 +97,13 @@ PYTHON: tuple[Rule, ...] = (
         certain=False,
     ),
     rule(
+        PROGRAM_ERROR,
+        r"^Error: (?P<message>.+)$",
+        "The program ended with its own error message: {message}",
+        kind=Kind.ERROR,
+        certain=False,
+    ),
+    rule(
         "python-error",
         r"^(?P<error>(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Exit|Interrupt)\b)(?:: (?P<message>.*))?$",
         "The program ended with {error}: {message}",
