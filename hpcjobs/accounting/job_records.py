@@ -69,7 +69,7 @@ def _row(record: JobRecord, entry: Entry | None, site: Site) -> dict[str, object
         "job_id": record.job_id,
         "job_id_raw": record.job_id,
         "name": record.name or (entry.name if entry else None),
-        "user": request.user,
+        "user": record.user or request.user,
         "account": request.account,
         "partition": record.partition or request.partition,
         "qos": request.qos,
@@ -86,7 +86,7 @@ def _row(record: JobRecord, entry: Entry | None, site: Site) -> dict[str, object
         "elapsed_s": _round(record.elapsed_s)
         if record.elapsed_s is not None
         else _seconds_between(record.started, record.ended),
-        "time_limit_s": request.time_limit_s,
+        "time_limit_s": request.time_limit_s if record.time_limit_s is None else round(record.time_limit_s),
         "nodes": record.nnodes or request.nodes,
         "tasks": request.tasks,
         "cpus": request.cpus,

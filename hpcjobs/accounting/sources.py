@@ -28,6 +28,7 @@ from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
+from hpcjobs.scheduler.slurm.table import SHOW_JOB
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.user import user_name
@@ -169,7 +170,7 @@ def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) ->
 def _query_scontrol(site: Site) -> list[JobRecord]:
     """Everybody's jobs that slurmctld still knows: until some minutes after their end."""
     env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": site.slurm_conf} if site.slurm_conf else {})
-    answer = run(["scontrol", "--oneliner", "show", "job"], env=env)
+    answer = run(SHOW_JOB, env=env)
     if answer.code != 0:
         raise SchedulerError(f"scontrol refused (exit code {answer.code}): {answer.err.strip()}")
     return parse_scontrol(answer.out)

@@ -14,7 +14,7 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm import fields
 from hpcjobs.scheduler.slurm.parse import accounted_reason
-from hpcjobs.scheduler.slurm.table import Table, TableRow
+from hpcjobs.scheduler.slurm.table import SHOW_JOB, Table, TableRow
 
 _TABLE = Table(
     (
@@ -156,7 +156,7 @@ def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | N
 
 
 def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Iterator[Account]:
-    answer = runner(["scontrol", "--all", "--oneliner", "show", "job", job_id], env=env)
+    answer = runner([*SHOW_JOB, job_id], env=env)
     records = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
     for record in records:
         job = TableRow(fields.read_shown(record))

@@ -71,7 +71,8 @@ def place(job: Job, site: Site, *, runner: Runner = run) -> Placement:
     if job.scheduler == "slurm":
         if can_ask(site):
             estimate = estimate_start(job, runner=runner)
-            remark = None if estimate.start or estimate.refusal else "Slurm has no estimate"
+            without = None if estimate.start or estimate.refusal else "Slurm has no estimate"
+            remark = "; ".join(estimate.messages) or without
         else:
             remark = "no Slurm of this site answers here"
     return Placement(

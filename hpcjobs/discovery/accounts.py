@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcjobs.discovery.facts import Association, Qos
-from hpcjobs.discovery.slurm_config import split_list
+from hpcjobs.discovery.slurm_config import read_limit, split_list
 from hpcjobs.scheduler.slurm.table import TableRow
 
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
@@ -46,9 +46,9 @@ def parse_associations(out: str, cluster: str | None) -> tuple[Association, ...]
 def parse_qos(out: str) -> tuple[Qos, ...]:
     """Every QOS with its longest time and its jobs per user."""
     return tuple(
-        Qos(row.raw("Name"), row.name("MaxWall"), row.count("MaxSubmitJobsPerUser"))
+        Qos(name, read_limit(row.name("MaxWall"), f"MaxWall of QOS {name}"), row.count("MaxSubmitJobsPerUser"))
         for row in _rows(out, _QOS)
-        if row.raw("Name")
+        if (name := row.raw("Name"))
     )
 
 

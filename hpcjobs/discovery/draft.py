@@ -12,6 +12,8 @@ from hpcjobs.discovery.software import TOPICS, modules_of
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.units import format_count, time_limit, time_limit_s
 
+_NEVER_CHOOSE = ("require_timelimit", "throttle", "pbs", "cray", "cray_aries", "logging")
+"""Plugins of Slurm itself that leave the partition of a job as it is; what a script (lua) does, nobody can read."""
 _TIME = "1h"
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 _MOST_NAMES = 12
@@ -118,6 +120,9 @@ def _cluster_entries(cluster: ClusterFacts) -> list[ProposedEntry]:
     nodes = len(cluster.nodes)
     size = format_count(nodes, "node")
     entries = [ProposedEntry("description", f"Slurm {config.version or ''}, {size}".replace(" ,", ","), "")]
+    if choosing := [plugin for plugin in config.submit_plugins if plugin not in _NEVER_CHOOSE]:
+        origin = f"scontrol show config: JobSubmitPlugins = {','.join(choosing)}"
+        entries.append(ProposedEntry("chooses_partition", True, origin))
     if config.cluster is not None:
         entries.append(ProposedEntry("cluster", config.cluster, "scontrol show config: ClusterName"))
     if cluster.slurm_conf is not None:

@@ -18,6 +18,8 @@ class SlurmConfig(NamedTuple):
     max_array_size: int | None
     preempt_type: str | None
     tmp_fs: str | None
+    submit_plugins: tuple[str, ...] = ()
+    """JobSubmitPlugins."""
 
 
 class NodeFacts(NamedTuple):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Iterator
 
 from hpcjobs.discovery.facts import NodeFacts, PartitionInfo, SlurmConfig
+from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.slurm import fields
 from hpcjobs.scheduler.slurm.table import TableRow
 from hpcjobs.site.partition import count_gpus
+from hpcjobs.units import time_limit_s
 
 _SETTING = re.compile(r"(?m)^\s*(\S+)\s*= ?(.*?)\s*$")
 _FIELD = re.compile(r"([A-Za-z]\w*)=(.*?)(?=\s+[A-Za-z]\w*=|\s*$)")
@@ -34,6 +37,7 @@ def parse_config(out: str) -> SlurmConfig:
         max_array_size=row.count("MaxArraySize"),
         preempt_type=row.text("PreemptType"),
         tmp_fs=row.text("TmpFS"),
+        submit_plugins=split_list(row.text("JobSubmitPlugins")),
     )
 
 
@@ -104,7 +108,6 @@ def _records(out: str, first: str) -> Iterator[TableRow]:
 
 
 def _partition(row: TableRow) -> PartitionInfo:
-    time = row.text("MaxTime")
     return PartitionInfo(
         name=row.raw("PartitionName"),
         default=row.raw("Default") == "YES",
@@ -113,7 +116,7 @@ def _partition(row: TableRow) -> PartitionInfo:
         reservation_required=row.raw("ReqResv") == "YES",
         min_nodes=row.count("MinNodes"),
         max_nodes=row.count("MaxNodes"),
-        max_time=None if time is None or time.upper() in _NO_LIMIT else time,
+        max_time=read_limit(row.text("MaxTime"), f"MaxTime of partition {row.raw('PartitionName')}"),
         max_mem_per_node_mb=row.count("MaxMemPerNode"),
         max_mem_per_cpu_mb=row.count("MaxMemPerCPU"),
         max_cpus_per_node=row.count("MaxCPUsPerNode"),
@@ -127,6 +130,18 @@ def _partition(row: TableRow) -> PartitionInfo:
         grace_s=row.count("GraceTime"),
         exclusive=row.raw("OverSubscribe") == "EXCLUSIVE",
     )
+
+
+def read_limit(text: str | None, what: str) -> str | None:
+    """A time limit as Slurm prints it; None: there is none, or, with a warning, none that can be read."""
+    if text is None or text.upper() in _NO_LIMIT:
+        return None
+    try:
+        time_limit_s(text)
+    except ValueError as error:
+        warnings.warn(f"{what} is left out: {error}", HpcJobsWarning, stacklevel=2)
+        return None
+    return text
 
 
 def _unless_all(value: str | None) -> tuple[str, ...] | None:

@@ -82,7 +82,7 @@ def merge_resources(layers: Sequence[Layer], site: Site, *, batch: bool = False)
         return values
     where = f"site {site.name}"
     stated = [(where, site.defaults), *((layer.source, layer.spec.resources) for layer in layers)]
-    if site.scheduler == "slurm":
+    if site.scheduler == "slurm" and not site.chooses_partition:
         values.set("partition", site.default_partition, where)
     for source, resources in stated:
         if resources.partition is not UNSET:

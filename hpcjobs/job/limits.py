@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.array import check_array
 from hpcjobs.job.fit import partition_problems
@@ -23,21 +25,38 @@ def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> N
     problems = [*_request_problems(job), *_license_problems(job, site)]
     if job.scheduler == "slurm":
         problems += _missing(job, site.required, f"site {site.name}")
-    unfit = [
-        [
-            *_qos_problems(job, site, name, partition),
-            *_missing(job, partition.required, f"partition {name}"),
-            *partition_problems(job, name, partition),
-        ]
-        for name, partition in partitions.items()
-    ]
+    unfit = [_problems_in(job, site, name, partition) for name, partition in partitions.items()]
     if not unfit:
         problems += _qos_problems(job, site, None, None)
     elif all(unfit):
         problems += dict.fromkeys(line for lines in unfit for line in lines)
     if problems:
         where = f"site {site.name} ({site.path})"
-        raise RequestError(f"the job does not fit {where}:\n" + "\n".join(f"  {p}" for p in problems))
+        raise RequestError(
+            f"the job does not fit {where}:\n" + "\n".join(f"  {p}" for p in problems),
+            hint=_where_it_fits(job, site, partitions) if unfit and all(unfit) else None,
+        )
+
+
+def _problems_in(job: Job, site: Site, name: str, partition: Partition) -> list[str]:
+    return [
+        *_qos_problems(job, site, name, partition),
+        *_missing(job, partition.required, f"partition {name}"),
+        *partition_problems(job, name, partition),
+    ]
+
+
+def _where_it_fits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> str | None:
+    """The options that take the job as it is: other partitions, or a QOS for so long a job."""
+    others = {name: partition for name, partition in site.partitions.items() if name not in partitions}
+    fitting = [name for name, partition in others.items() if not _problems_in(job, site, name, partition)]
+    if fitting:
+        return f"takes it: {', '.join(f'-p {name}' for name in fitting)}"
+    for qos in site.qos:
+        changed = replace(job, resources=replace(job.resources, qos=qos))
+        if any(not _problems_in(changed, site, name, partition) for name, partition in partitions.items()):
+            return f"takes it: --qos {qos}"
+    return None
 
 
 def _request_problems(job: Job) -> Iterator[str]:

@@ -177,8 +177,17 @@ def _resolve_values(
         read_gpu_model(values, "gpus_per_node")
         return values, partitions
     one_machine = site.scheduler == "local"
-    lay_out(values, next(iter(partitions.values()), None), one_machine=one_machine, spare=spec.spare or 0)
+    if site.chooses_partition and not partitions:
+        partitions = dict(site.partitions)
+    lay_out(values, _typical(values, partitions), one_machine=one_machine, spare=spec.spare or 0)
     return values, partitions
+
+
+def _typical(values: Values, partitions: Mapping[str, Partition]) -> Partition | None:
+    """The partition whose nodes a total is divided by: the first one, for a job with GPUs the first that has some."""
+    with_gpus = [one for one in partitions.values() if any(group.gpus for group in one.groups)]
+    has_gpus = any(values[field] not in (None, 0, "0") for field in ("gpus", "gpus_per_node", "gpus_per_task"))
+    return next(iter(with_gpus if has_gpus and with_gpus else partitions.values()), None)
 
 
 def _gpu_model(values: Values, partitions: Mapping[str, Partition]) -> str | None:

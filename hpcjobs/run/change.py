@@ -18,6 +18,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.fields import read_clock_s
+from hpcjobs.scheduler.slurm.table import SHOW_JOB
 from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.resources import Resources, gpus_in_gres, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s
@@ -68,7 +69,7 @@ def _limit_now(value: str, entry: Entry, slurm: SlurmScheduler) -> str:
         raise RequestError(f"update time: {error}") from error
     if not sign:
         return limit
-    shown = slurm.query(["scontrol", "--all", "--oneliner", "show", "job", entry.job_id])
+    shown = slurm.query([*SHOW_JOB, entry.job_id])
     match = re.search(r"\bTimeLimit=(\S+)", shown)
     now_s = read_clock_s(match[1]) if match else None
     step_s = time_limit_s(limit) or 0

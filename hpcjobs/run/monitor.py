@@ -37,6 +37,7 @@ from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.outage import Report
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
+from hpcjobs.scheduler.slurm.table import SHOW_JOB
 from hpcjobs.site.models import Site
 
 FRESH_S = 15.0
@@ -248,7 +249,7 @@ def find_foreign(name: str, site: Site, *, runner: Runner = run) -> ForeignJob:
     """
     slurm = SlurmScheduler(site.slurm_conf, runner=runner)
     try:
-        shown = slurm.query(["scontrol", "--oneliner", "show", "job", name])
+        shown = slurm.query([*SHOW_JOB, name])
     except SchedulerDownError:
         raise
     except SchedulerError as error:

@@ -139,6 +139,9 @@ class Site(Frozen, frozen=True):
     mail_domain: str | None = None
     """Slurm's mails go to ``USER@MAIL_DOMAIN``; to a ``mail_user`` that has no domain, at this one."""
 
+    chooses_partition: bool = False
+    """A plugin of the cluster (job_submit) chooses the partition of jobs that name none: no default is named for
+    them, and a job fits if one of the partitions takes it."""
     max_submit_jobs: int | None = None
     """Jobs you may have in the queue (MaxSubmitJobs of account or QOS), array tasks counted one by one; a sweep
     submits what is beyond it later."""

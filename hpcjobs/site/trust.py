@@ -26,7 +26,7 @@ from hpcjobs.site.yaml_file import YamlFile
 _DESCRIBING = frozenset((
     *("extends", "description", "cluster", "scheduler", "partitions", "defaults", "qos", "default_qos", "launchers"),
     *("gpu_request", "memory_request", "max_submit_jobs", "retries", "signal_before", "prices", "watts"),
-    *("required", "licenses"),
+    *("required", "licenses", "chooses_partition"),
 ))  # fmt: skip
 """Keys of a site file by which nothing is run, read or written. A key that is missing here needs trust."""
 _ACTING_RESOURCES = ("bb", "bbf", "mail_user", "nodefile", "nodelist")

@@ -23,7 +23,7 @@ from hpcjobs.scheduler.slurm.parse import (
 )
 from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.refusals import hint_for
-from hpcjobs.scheduler.slurm.table import QUESTION
+from hpcjobs.scheduler.slurm.table import QUESTION, SHOW_JOB
 from hpcjobs.scheduler.slurm.written import written_jobs
 from hpcjobs.user import user_name
 
@@ -47,8 +47,6 @@ longer than the MessageTimeout of most sites, so that one answer that a busy con
 _DAEMONS = {"sacct": ("the accounting (slurmdbd)", "sacctmgr show cluster")}
 _CLOCKS_DIFFER_S = 3600.0
 """By how much the clocks of a file server and of the controller may differ."""
-# Without --all a job in a hidden partition is no job.
-_SHOW_JOB = ("scontrol", "--all", "--oneliner", "show", "job")
 _SHOWN_ONE_BY_ONE = 16
 """Jobs asked for by id where there is no sacct; more of them are cheaper in one answer about all jobs."""
 
@@ -192,14 +190,14 @@ class SlurmScheduler:
     def show_jobs(self, ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""
         if len(ids) > _SHOWN_ONE_BY_ONE:
-            records = parse_scontrol(self._ask(_SHOW_JOB).out)
+            records = parse_scontrol(self._ask(SHOW_JOB).out)
         else:
             records = [record for job_id in sorted(ids, key=int) for record in self._show_job(job_id)]
         return [record for record in records if record.job_id.split("_")[0] in ids]
 
     def _show_job(self, job_id: str) -> list[JobRecord]:
         try:
-            return parse_scontrol(self._ask([*_SHOW_JOB, job_id]).out)
+            return parse_scontrol(self._ask([*SHOW_JOB, job_id]).out)
         except SchedulerError as error:
             if "invalid job id" in error.message.lower():
                 return []

@@ -11,7 +11,7 @@ from hpcjobs.errors import RequestError, SchedulerError
 from hpcjobs.job.batch_script import is_batch_script, read_batch_script
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.fields import read_shown
-from hpcjobs.scheduler.slurm.table import Table, TableRow
+from hpcjobs.scheduler.slurm.table import SHOW_JOB, Table, TableRow
 
 _SUBMISSION: Final = Table(("JobID", "JobIDRaw", "JobName", "User", "WorkDir", "SubmitLine"))
 _PATTERN = re.compile(r"%(\d*)([%AajJNnstux])")
@@ -29,7 +29,7 @@ def output_file(slurm: SlurmScheduler, job_id: str) -> Path | None:
     ``#SBATCH`` lines of the script that it names, as the script is now, else sbatch's default.
     """
     try:
-        shown = read_shown(slurm.query(["scontrol", "--all", "--oneliner", "show", "job", job_id]).splitlines()[0])
+        shown = read_shown(slurm.query([*SHOW_JOB, job_id]).splitlines()[0])
     except (SchedulerError, IndexError):
         shown = {}
     if path := TableRow(shown).name("StdOut"):

@@ -23,6 +23,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
     start: float | None = None
     refusal: str | None = None
+    messages: tuple[str, ...] = ()
+    """What a plugin of the site says of the job."""
 
 
 def estimate_start(job: Job, *, runner: Runner = run) -> Estimate:
@@ -42,9 +44,13 @@ def ask_sbatch(
     env = {"SLURM_TIME_FORMAT": "%s"} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
     answer = runner(["sbatch", "--test-only", *args], cwd=cwd, env=env)
     if answer.code == 0:
-        return Estimate(start=parse_start(f"{answer.err}\n{answer.out}"))
+        lines = [line.removeprefix("sbatch: ").strip() for line in answer.err.splitlines()]
+        messages = tuple(line for line in lines if line and parse_start(line) is None and not line.startswith("Job "))
+        return Estimate(parse_start(f"{answer.err}\n{answer.out}"), messages=messages)
     lines = [line for line in (answer.err or answer.out).splitlines() if line.strip()]
-    return Estimate(refusal=_PREFIX.sub("", lines[-1]) if lines else f"sbatch ended with exit code {answer.code}")
+    # A plugin of the site (job_submit) says why before sbatch's own line.
+    texts = dict.fromkeys(text for line in lines if (text := _PREFIX.sub("", line.strip())))
+    return Estimate(refusal="; ".join(texts) if texts else f"sbatch ended with exit code {answer.code}")
 
 
 def parse_start(text: str) -> float | None:

@@ -21,6 +21,8 @@ CONTROL: Final = "".join(chr(code) for code in range(1, 31) if chr(code) not in 
 QUESTION: Final[Mapping[str, str]] = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 """Environment of every question: times in seconds, and the indices of pending array tasks in full, not cut to 64
 characters."""
+SHOW_JOB: Final = ("scontrol", "--all", "--oneliner", "show", "job")
+"""The question for one job, whose id follows, or for all: without --all a job in a hidden partition is no job."""
 _SQUEUE_LETTERS: Final = {
     "JobID": "i", "JobName": "j", "State": "T", "Reason": "r", "Partition": "P", "NodeList": "N", "NNodes": "D",
     "Submit": "V", "Start": "S", "Elapsed": "M", "TimeLimit": "l", "Command": "o", "User": "u", "Account": "a",

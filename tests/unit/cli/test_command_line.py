@@ -428,6 +428,17 @@ def test_a_job_that_was_cancelled_while_it_waited_stays_cancelled_where_slurmctl
     assert "job 42 CANCELLED" in within("wait", "42").err
 
 
+def test_a_report_without_accounting_has_the_user_and_the_jobs_of_hidden_partitions(cluster: Path) -> None:
+    answer(cluster, "sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
+    answer(cluster, "squeue", ":")
+    record = "JobId=77 JobName=plain UserId=eve(1234) JobState=RUNNING RunTime=00:01:00 SubmitTime=$now StartTime=$now"
+    shown = f'echo "{record} Partition=secret"'.replace("$now", "$(date +%s)")
+    answer(cluster, "scontrol", f'case "$*" in *--all*"show job"*) {shown} ;; esac')
+    report = ok("report", "jobs", "-a").out
+    assert "77" in report
+    assert "eve" in report
+
+
 def test_a_job_that_completed_while_slurmctld_was_away_met_no_time_limit_whatever_the_accounting_has(
     cluster: Path,
 ) -> None:

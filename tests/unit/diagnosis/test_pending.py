@@ -95,11 +95,13 @@ def test_a_queue_that_cannot_be_read_leaves_the_reason() -> None:
     assert answer.waiting_before == ()
 
 
-def test_a_refusal_of_test_only_is_quoted_without_its_prefixes() -> None:
+def test_a_refusal_of_test_only_is_quoted_without_its_prefixes_and_with_the_message_of_a_plugin() -> None:
     def refuse(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Result:
-        return Result(1, "", "sbatch: error: x\nallocation failure: Invalid account or account/partition combination\n")
+        return Result(
+            1, "", "sbatch: error: large jobs need --qos=big\nallocation failure: Invalid qos specification\n"
+        )
 
-    assert ask_sbatch([], runner=refuse) == Estimate(refusal="Invalid account or account/partition combination")
+    assert ask_sbatch([], runner=refuse) == Estimate(refusal="large jobs need --qos=big; Invalid qos specification")
 
 
 @pytest.mark.parametrize(("start_estimate", "partitions"), [(600.0, []), (900.0, ["debug"]), (None, ["debug"])])

@@ -330,3 +330,38 @@ def test_the_qos_of_every_account_of_the_user_opens_a_partition(commands: Path) 
     own, more = "|sandbox||long,normal|normal|", "|sandbox||normal|normal|\ntu_hpc|theory||long|long|"
     put_on_path(commands, "cpu", changes={ASSOCIATIONS: (own, more)})
     assert site_of()["partitions"]["long"]["defaults"] == {"account": "theory"}
+
+
+def test_where_a_plugin_chooses_the_partition_jobs_name_none_and_one_that_takes_them_is_enough(
+    commands: Path, here: Path
+) -> None:
+    put_on_path(commands, "cpu", changes={CONFIG: ("\nClusterName", "\nJobSubmitPlugins = lua\nClusterName")})
+    ok("sites", "init", "mine", "--run-root", "/shared/runs")
+    submit = ("submit", "--site", "mine", "--dry-run")
+    assert "--partition" not in ok(*submit, "-n", "4", "hostname").out
+    assert "#SBATCH --partition=short\n" in ok(*submit, "-p", "short", "hostname").out
+    partitions = load_site("mine").partitions
+    assert partitions["short"].max_time == "01:00:00"
+    ok(*submit, "-t", "36h", "hostname")
+    refused = within(*submit, "-p", "short", "-t", "36h", "hostname")
+    assert refused.code == 5
+    assert "-p compute" in refused.err.splitlines()[-1]
+    assert within(*submit, "-N", "999", "hostname").code == 5
+
+
+def test_a_refusal_by_a_qos_names_the_one_that_takes_the_job(commands: Path, here: Path) -> None:
+    put_on_path(commands, "cpu")
+    ok("sites", "init", "mine", "--run-root", "/shared/runs")
+    site = Path(load_site("mine").path)
+    site.write_text(site.read_text().replace("max_time: 2-00:00:00", "max_time: 7-00:00:00"))
+    refused = within("submit", "--site", "mine", "--dry-run", "-p", "compute", "-t", "3d", "hostname")
+    assert refused.code == 5
+    assert refused.err.splitlines()[-1] == "hint: takes it: --qos long"
+
+
+def test_a_time_that_cannot_be_read_is_left_out_with_a_warning(commands: Path) -> None:
+    put_on_path(commands, "cpu", changes={PARTITIONS: ("MaxTime=2-00:00:00", "MaxTime=INVALID")})
+    answer = within("sites", "init", "mine", "--dry-run", "--json")
+    assert answer.code == 0, answer
+    assert "MaxTime of partition compute is left out" in answer.err
+    assert "max_time" not in answer.json["site"]["partitions"]["compute"]
