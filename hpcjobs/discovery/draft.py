@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hpcjobs.discovery.facts import Association, ClusterFacts, PartitionInfo, Qos
-from hpcjobs.discovery.partitions import Identity, describe_partitions, is_slurm_name
+from hpcjobs.discovery.partitions import UserIdentity, describe_partitions, is_slurm_name
 from hpcjobs.discovery.proposal import Answers, Omission, PartitionEntry, ProposedEntry, ProposedSite
 from hpcjobs.discovery.questions import list_questions
 from hpcjobs.discovery.software import TOPICS, modules_of
@@ -60,7 +60,7 @@ def draft_site(name: str, cluster: ClusterFacts, answers: Answers) -> ProposedSi
     )
 
 
-def _identity(cluster: ClusterFacts, answers: Answers) -> Identity:
+def _identity(cluster: ClusterFacts, answers: Answers) -> UserIdentity:
     accounting = cluster.accounting
     associations = accounting.associations
     known = [] if associations is None else list(dict.fromkeys(a.account for a in associations))
@@ -71,10 +71,10 @@ def _identity(cluster: ClusterFacts, answers: Answers) -> Identity:
     account = answers.account or accounting.default_account or (known[0] if known else None)
     own = [a for a in associations or () if a.account == account]
     default_qos = answers.qos or next((a.default_qos for a in own if a.default_qos), None)
-    return Identity(account, default_qos, associations or None)
+    return UserIdentity(account, default_qos, associations or None)
 
 
-def _default_time(cluster: ClusterFacts, identity: Identity) -> str:
+def _default_time(cluster: ClusterFacts, identity: UserIdentity) -> str:
     """An hour, or what the default QOS allows if that is less."""
     qos = _qos_named(cluster, identity.default_qos)
     limit = time_limit_s(qos.max_wall) if qos is not None and qos.max_wall is not None else None
@@ -130,7 +130,7 @@ def _cluster_entries(cluster: ClusterFacts) -> list[ProposedEntry]:
     return entries
 
 
-def _account_entries(cluster: ClusterFacts, identity: Identity, answers: Answers, time: str) -> list[ProposedEntry]:
+def _account_entries(cluster: ClusterFacts, identity: UserIdentity, answers: Answers, time: str) -> list[ProposedEntry]:
     defaults: dict[str, object] = {"time": time}
     origin = ["time: --time" if answers.time else "time: chosen, for jobs that name none"]
     if answers.account is not None:
@@ -158,7 +158,7 @@ def _account_entries(cluster: ClusterFacts, identity: Identity, answers: Answers
     return entries
 
 
-def _own_qos(cluster: ClusterFacts, identity: Identity) -> list[Qos]:
+def _own_qos(cluster: ClusterFacts, identity: UserIdentity) -> list[Qos]:
     """The QOS that the user may name, with their limits; none where Slurm does not enforce QOS."""
     if "qos" not in cluster.config.enforces:
         return []

@@ -17,7 +17,7 @@ _PREEMPTS = {"REQUEUE": "requeue", "CANCEL": "cancel", "SUSPEND": "suspend"}
 _REFUSES_JOBS = ("DRAIN", "INACTIVE")
 
 
-class Identity(NamedTuple):
+class UserIdentity(NamedTuple):
     """The account and QOS of the user's jobs, and those that can be named instead; ``None``: not known."""
 
     account: str | None
@@ -47,7 +47,7 @@ class Identity(NamedTuple):
 
 
 def describe_partitions(
-    cluster: ClusterFacts, identity: Identity, *, time: str
+    cluster: ClusterFacts, identity: UserIdentity, *, time: str
 ) -> tuple[tuple[PartitionEntry, ...], tuple[Omission, ...]]:
     """The partitions that the user can use, and the others with the reason.
 
@@ -66,7 +66,7 @@ def describe_partitions(
 
 
 def _describe(
-    partition: PartitionInfo, cluster: ClusterFacts, identity: Identity, time: str
+    partition: PartitionInfo, cluster: ClusterFacts, identity: UserIdentity, time: str
 ) -> PartitionEntry | Omission:
     nodes = [node for node in cluster.nodes if partition.name in node.partitions]
     if (reason := unusable_reason(partition, nodes, cluster.user_groups)) is not None:
@@ -120,7 +120,7 @@ def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], groups
     return None
 
 
-def _choose_account(partition: PartitionInfo, identity: Identity) -> Omission | list[tuple[str, object]]:
+def _choose_account(partition: PartitionInfo, identity: UserIdentity) -> Omission | list[tuple[str, object]]:
     """The account and QOS that jobs need to name there, or the reason why no account of the user's will do."""
     mine = identity.associations_in(partition.name)
     if mine is None:
