@@ -14,7 +14,7 @@ import traceback
 import warnings
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -214,13 +214,14 @@ def _main() -> None:
 
         prepare()
     warnings.showwarning = _print_warning
+    output = raw(sys.stdout)  # Typer puts another in its place once the reader is gone
     try:
         try:
             app(prog_name="hpcjobs")
         finally:
-            sys.stdout.flush()  # at the end of the interpreter it would be too late to explain a full disk
+            output.flush()  # at the end of the interpreter it would be too late to explain a full disk
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        _drop_output()
+        _drop(output)
         sys.exit(0)
     except HpcJobsError as error:
         from hpcjobs.cli.unforeseen import debugging
@@ -243,14 +244,14 @@ def _main() -> None:
             print(f"hpcjobs: {refused}", file=sys.stderr)
             sys.exit(HpcJobsError.exit_code)
         print(f"hpcjobs: {explain(error)}", file=sys.stderr)
-        _drop_output()
+        _drop(output)
         sys.exit(UNFORESEEN)
 
 
-def _drop_output() -> None:
+def _drop(output: TextIO) -> None:
     """Forget what could not be written: the interpreter would try again at its end, and print errors of its own."""
-    if isinstance(raw(sys.stdout), TextIOWrapper):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(output, TextIOWrapper):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def _use_utf8() -> None:

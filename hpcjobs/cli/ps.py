@@ -55,7 +55,11 @@ def ps(
         raise RequestError("--watch and --json exclude each other", hint="leave one of them out")
 
     def look() -> Listing:
-        rows, errors = listing(since=_first_moment(since, everything=everything), site=site)
+        rows, errors = listing(
+            since=_first_moment(since, everything=everything),
+            site=site,
+            ended_elsewhere=everything or since is not None,
+        )
         chosen = [r for r in rows if (not states or r.record.state in states) and (name is None or r.name == name)]
         return Listing(chosen, errors)
 

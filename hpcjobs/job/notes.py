@@ -82,7 +82,7 @@ def refuse_options_after_program(job: Job) -> None:
 def _options_after_program(job: Job) -> Iterator[tuple[str, bool]]:
     """Options of submit among the arguments of a program that does not seem to have them.
 
-    With each, whether the program is a file that was searched for the option.
+    With each, whether the program is a file that was searched for the option, and leaves its arguments to a parser.
     """
     if job.argv[0] in _LAUNCHERS:
         return
@@ -97,7 +97,7 @@ def _options_after_program(job: Job) -> Iterator[tuple[str, bool]]:
         common = _OF_MANY if job.argv[0] == job.python and job.batch_script is None else _OF_MANY | {"-N", "-G"}
         unknown = name not in common if text is None else not _mentions(text, name)
         if unknown:
-            yield arg, text is not None
+            yield arg, text is not None and "argv" not in text
 
 
 def _source(job: Job) -> str | None:

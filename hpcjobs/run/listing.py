@@ -113,10 +113,12 @@ def select_unfinished(*, site: str | None = None, connect: Connect = connect) ->
     return own + make_entries(others, site_asked(site))
 
 
-def listing(*, since: float, site: str | None = None, connect: Connect = connect) -> Listing:
-    """The rows of a `survey`, and the jobs submitted by other means that have ended since ``since``."""
+def listing(
+    *, since: float, site: str | None = None, ended_elsewhere: bool = False, connect: Connect = connect
+) -> Listing:
+    """The rows of a `survey`; ``ended_elsewhere``: also jobs submitted by other means that ended, by one sacct more."""
     known, others, errors = survey(since=since, site=site, connect=connect)
-    if not errors:
+    if ended_elsewhere and not errors:
         jobs = index.read()
         try:
             others = find_ended([*jobs.entries, *jobs.removed], since=since, site=site) + others

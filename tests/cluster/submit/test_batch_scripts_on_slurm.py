@@ -20,7 +20,7 @@ from hpcjobs.sandbox import Sandbox
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "sbatch_scripts"
 OF_THE_SUBMISSION = {"JobId", "ArrayJobId", "SubmitTime", "AccrueTime", "EligibleTime", "LastSchedEval", "Deadline"} | {
-    *("StartTime", "EndTime", "Command", "StdOut", "StdErr")
+    *("AllocNode:Sid", "StartTime", "EndTime", "Command", "StdOut", "StdErr")
 }
 """What differs between two submissions of one script, or is where hpcjobs keeps script and output."""
 CONTROLLER = """\
