@@ -154,7 +154,7 @@ def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Si
         speedup=speedup,
         efficiency=speedup.scale_by(smallest / n),
         step_s=step,
-        compute=None if step is None else max(0.0, 1 - sum(share for share in shares if share is not None)),
+        compute=_rest_of_step(shares, int(first["ranks"])),
         communication=shares[0],
         data_wait=shares[1],
         checkpoint=_median(part, "checkpoint_share"),
@@ -167,6 +167,13 @@ def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> Si
         cost_per_million=sum(paid["cost"]) / sum(paid["samples"]) * 1e6 if len(paid) else None,
         currency=first["currency"],
     )
+
+
+def _rest_of_step(shares: list[float | None], ranks: int) -> float | None:
+    """What communication (none of one rank) and data wait leave of a step; None where one was not measured."""
+    communication, data_wait = shares
+    communication = 0.0 if ranks == 1 else communication
+    return None if communication is None or data_wait is None else max(0.0, 1 - communication - data_wait)
 
 
 def _median(part: pl.DataFrame, column: str) -> float | None:

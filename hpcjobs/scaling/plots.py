@@ -107,7 +107,7 @@ def _efficiency(axes: Axes, analysis: Analysis) -> None:
 
 
 def _breakdown(axes: Axes, analysis: Analysis) -> None:
-    groups = [group for group in analysis.groups if group.step_s is not None]
+    groups = [group for group in analysis.groups if group.compute is not None]
     bottom = np.zeros(len(groups))
     where = np.arange(len(groups))
     for part, colour in _PARTS.items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
@@ -16,7 +17,10 @@ from hpcjobs.sweeps.chunk_plans import resolve_program
 from hpcjobs.sweeps.folder import Definition, SweepFolder
 from hpcjobs.sweeps.spec import TEMPLATE, check_cells
 
-_BATCH, _BATCH_PARAM = "--batch-size", "batch_size"
+_BATCH_PARAM = "batch_size"
+_BATCH = re.compile(r"--batch[-_]?size(?:=(.*))?", re.DOTALL)
+_OTHER_BATCH = re.compile(r"[-\w.+]*batch[-_]?size[-\w.]*(?:=.*)?|-b|--?bs(?:=.*)?", re.DOTALL | re.IGNORECASE)
+"""Options that may name a batch size: which part of it, of a rank or of all, their names do not tell for certain."""
 _GPU_OPTIONS = {"gpus_per_node", "gpus_per_task", "gpus", "gres"}
 
 
@@ -34,8 +38,9 @@ def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> D
         cell = cells[size, repeat] = cells.pop((size, repeat), new)  # in the order of the study
         if cell.params != params:
             raise RequestError(
-                f"runs of {size} (nodes x tasks per node) had a {_BATCH} of {cell.params[_BATCH_PARAM]};"
-                f" with {smallest} as the smallest size it would be {params[_BATCH_PARAM]}",
+                f"runs of {size} (nodes x tasks per node) had a --batch-size of"
+                f" {cell.params.get(_BATCH_PARAM) or 'the program, not divided'};"
+                f" with {smallest} as the smallest size it would be {params.get(_BATCH_PARAM)}",
                 hint="sizes below the smallest one measured need a study of their own: another --name",
             )
     earlier = folder.definition.sizes if folder is not None and known else {}
@@ -80,25 +85,50 @@ def _params(study: Study, size: Size, repeat: int, smallest: Size) -> dict[str, 
         "ranks": str(size.ranks),
         "repeat": str(repeat),
     }
-    if (batch := _batch_size(study)) is not None:
-        params[_BATCH_PARAM] = str(_share(batch * smallest.ranks, size))
+    if (batch := _find_batch(study)) is not None:
+        params[_BATCH_PARAM] = str(_share(batch, smallest.ranks, size))
     return params
 
 
-def _batch_size(study: Study) -> int | None:
+class _Batch(NamedTuple):
+    """The option of a program that is the batch size of one rank."""
+
+    option: str
+    position: int
+    """Of the value among the arguments."""
+    prefix: str
+    """``--batch-size=``, where the value is in one argument with the option."""
+    value: int
+
+
+def _find_batch(study: Study) -> _Batch | None:
     """The batch size of one rank at the smallest size, where it is to be divided; None: the program stays as it is."""
-    arguments = study.program
-    if study.mode == "weak" or _BATCH not in arguments[:-1]:
+    if study.mode == "weak":
         return None
-    value = arguments[arguments.index(_BATCH) + 1]
-    return int(value) if value.isdigit() else None
+    for position, argument in reversed(list(enumerate(study.program))):  # of two, the last one counts
+        option, equals, value = argument.partition("=")
+        if not _BATCH.fullmatch(argument):
+            continue
+        if not equals:
+            position, value = position + 1, "".join(study.program[position + 1 : position + 2])
+        if value.isdecimal():
+            return _Batch(option, position, f"{option}{equals}" if equals else "", int(value))
+    return None
 
 
-def _share(global_batch: int, size: Size) -> int:
+def undivided_batch(study: Study) -> str | None:
+    """Argument of a strong study that looks like a batch size and is the same at all sizes; None: there is none."""
+    if study.mode == "weak" or _find_batch(study) is not None or any("{" in argument for argument in study.program):
+        return None
+    return next((argument for argument in study.program[1:] if _OTHER_BATCH.fullmatch(argument)), None)
+
+
+def _share(batch: _Batch, ranks: int, size: Size) -> int:
+    global_batch = batch.value * ranks
     if global_batch % size.ranks:
         raise RequestError(
             f"a global batch of {global_batch} cannot be shared evenly by {size.ranks} ranks",
-            hint=f"{_BATCH} is of one rank at the smallest size; or --weak, which keeps it",
+            hint=f"{batch.option} is of one rank at the smallest size; or --weak, which keeps it",
         )
     return global_batch // size.ranks
 
@@ -106,8 +136,8 @@ def _share(global_batch: int, size: Size) -> int:
 def _program(study: Study) -> list[str]:
     """The program, with a place for the batch size of each size."""
     arguments = list(study.program)
-    if _batch_size(study) is not None:
-        arguments[arguments.index(_BATCH) + 1] = f"{{{_BATCH_PARAM}}}"
+    if (batch := _find_batch(study)) is not None:
+        arguments[batch.position] = f"{batch.prefix}{{{_BATCH_PARAM}}}"
     return arguments
 
 

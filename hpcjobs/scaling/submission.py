@@ -14,7 +14,7 @@ from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.code_versions import current_code, read_code
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.study import Study, StudyRun
-from hpcjobs.scaling.study_sweep import define
+from hpcjobs.scaling.study_sweep import define, undivided_batch
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.folder import Definition, SweepFolder
@@ -43,6 +43,11 @@ def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report:
         )
     folder = _folder(known)
     usable = [] if folder is None else _usable_runs(folder)
+    if (undivided := undivided_batch(study)) is not None:
+        report(
+            f"{undivided} is passed on as it is at every size; a strong study divides only --batch-size N. If it is"
+            " the batch of one rank, the total work grows with the ranks: use --weak, or call the option --batch-size"
+        )
     definition = define(study, [standing.cell for standing in usable], folder)
     if folder is not None and len(definition.cells) > len(usable) and not allow_mixed:
         _check_code(study, definition, folder, usable)

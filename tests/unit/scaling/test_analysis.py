@@ -63,6 +63,21 @@ def test_table_speedup_and_efficiency_are_against_the_smallest_size() -> None:
     assert first.cost_per_million == pytest.approx(500)
 
 
+@pytest.mark.parametrize("unknown", ["communication_s", "data_wait_s"])
+def test_compute_is_unknown_where_a_part_of_the_step_was_not_measured(unknown: str) -> None:
+    analysis = analyse(runs({1: 100, 2: 180}, **{unknown: None}), mode="strong")
+    assert [group.compute for group in analysis.groups] == [None, None]
+    headers, rows = tables.sizes(analysis)
+    assert "compute" not in headers
+    assert "100%" not in rows[1]
+    assert "breakdown" not in plots.figures(analysis, runs({1: 100, 2: 180}))
+
+
+def test_one_rank_waits_for_no_other_and_computes_when_it_does_not_wait_for_data() -> None:
+    analysis = analyse(runs({1: 100, 2: 180}, ranks=1, communication_s=None), mode="strong")
+    assert analysis.groups[0].compute == pytest.approx(0.9)
+
+
 def test_with_two_sizes_no_law_is_used_and_the_summary_gives_the_reason() -> None:
     analysis = analyse(runs(amdahl(0.05, 1, 2)), mode="strong")
     assert analysis.chosen is None

@@ -126,6 +126,28 @@ def test_a_size_below_the_smallest_one_would_change_the_batch_of_the_others() ->
     assert len(entries()) == 1
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [("--batch_size=8",), ("--batch-size=8",), ("--batch_size", "8"), ("--batch-size", "2", "--batch-size=8")],
+)
+def test_the_batch_is_divided_in_every_spelling_of_its_option(spelling: tuple[str, ...]) -> None:
+    ok("scale", "--site", "local", "--name", "s", "--repeats", "1", "--ntasks-per-node", "1,2", "--wait",
+       "sh", "-c", 'printf "%s\\n" "$*"', "sh", *spelling)  # fmt: skip
+    written = {row["params"]["ranks"]: Path(row["log"]).read_text().split("\n")[0]
+               for row in ok("sweep", "results", "study-s", "--json").json}  # fmt: skip
+    last = spelling[-1]
+    assert written[1].endswith(last)
+    assert written[2].endswith(last.replace("8", "4"))
+
+
+@pytest.mark.parametrize("spelling", [("--train_batch_size=8",), ("data.batch_size=8",), ("-b", "8"), ("--bs", "8")])
+def test_an_option_that_may_be_a_batch_size_is_named_as_not_divided(spelling: tuple[str, ...]) -> None:
+    started = ok("scale", "--site", "local", "--name", "s", "--repeats", "1", "true", *spelling)
+    assert f"{spelling[0]} is passed on as it is at every size" in started.err
+    weak = ok("scale", "--site", "local", "--name", "w", "--weak", "--repeats", "1", "true", *spelling)
+    assert "is passed on" not in weak.err
+
+
 class Stopped(Exception):
     """The submitter was killed."""
 
