@@ -55,6 +55,7 @@ class Knee(NamedTuple):
 
     target: float
     measured: int | None
+    """Up to it the lower bounds of the efficiencies are at least ``target``; of single runs the values."""
     fitted: Interval | None
     """By the chosen law, as a real number; None: no law was chosen."""
     beyond: bool
@@ -108,21 +109,30 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
             f"the study mixes {'; '.join(mixed)}", hint="measure it anew, or --allow-mixed, which says so in the report"
         )
     per = "nodes" if sound["ntasks_per_node"].n_unique() == 1 else "ranks"
-    base = sound.filter(pl.col(per) == sound[per].min())["throughput"].to_list()
-    smallest = int(sound[per].min())  # type: ignore[arg-type]
-    groups = [_group(part, per, smallest, base) for (_,), part in sound.sort(per).group_by([per], maintain_order=True)]
+    sizes = sound.sort(per, "nodes").partition_by("nodes", "ntasks_per_node", maintain_order=True)
+    groups = [_group(part, per, sizes[0]) for part in sizes]
     n, x = [float(v) for v in sound[per]], [float(v) for v in sound["throughput"]]
     laws = (GUSTAFSON, USL) if mode == "weak" else (AMDAHL, USL)
-    fits = [fitted for law in laws if (fitted := fit(law, n, x)) is not None]
-    chosen, reasons = choose(fits, [group.throughput.value for group in groups], per=per)
+    shapes = [f"{group.nodes}x{group.ranks // group.nodes}" for group in groups]
+    if len({group.n for group in groups}) < len(groups):
+        fits: list[Fit] = []
+        chosen = None
+        same = f"Sizes ({', '.join(shapes)}) have the same number of ranks on different nodes"
+        reasons = [f"{same}: no law of ranks is fitted."]
+    else:
+        fits = [fitted for law in laws if (fitted := fit(law, n, x)) is not None and _is_law(fitted)]
+        chosen, reasons = choose(fits, [group.throughput.value for group in groups], per=per)
+    slower = _describe_fall(groups, per, unit=str(sound["unit"][0]))
+    if slower:
+        reasons.insert(0, slower)
     knee = _knee(groups, chosen, target)
-    doubling = chosen.at(2 * groups[-1].n) if chosen else None
+    doubling = chosen.at(2 * groups[-1].n) if chosen and not slower else None
     rival = find_rival(fits, chosen)
-    if rival is not None and doubling is not None:  # an interval of one law would leave out what the other predicts
-        doubling = Interval(doubling.value)
+    if rival is not None:  # an interval of one law would leave out what the other predicts
+        doubling = Interval(doubling.value) if doubling else None
         knee = knee._replace(fitted=Interval(knee.fitted.value) if knee.fitted else None)
     summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
-    if rival is not None:
+    if rival is not None and doubling is not None:
         summary.append(
             f"{rival.law.name} fits equally well and predicts {rival.at(2 * groups[-1].n).value:,.0f}. Knee and"
             " prediction therefore have no interval; more sizes or repeats would show which law holds."
@@ -136,11 +146,32 @@ def _rest(runs: pl.DataFrame, sound: pl.DataFrame) -> pl.DataFrame:
     return runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
 
 
-def _group(part: pl.DataFrame, per: str, smallest: int, base: list[float]) -> SizeResult:
+def _is_law(fitted: Fit) -> bool:
+    """A contention above 1 would mean that two are slower than one."""
+    return all(value.value <= 1 for name, value in fitted.parameters.items() if name != "kappa")
+
+
+def _describe_fall(groups: list[SizeResult], per: str, *, unit: str) -> str | None:
+    """That the largest size is slower than a smaller one, if it is beyond the scatter of the runs."""
+    best, last = max(groups, key=lambda group: group.throughput.value), groups[-1]
+    ratio = mean_ratio(last.measured, best.measured).ratio
+    if last.n == best.n or (ratio.value if ratio.high is None else ratio.high) >= 1:
+        return None
+    return (
+        f"More {per} are slower: {best.throughput.value:{_style(best)}} {unit} with {_count(best.n, per)},"
+        f" {last.throughput.value:{_style(last)}} with {last.n}. No throughput beyond is predicted."
+    )
+
+
+def _style(group: SizeResult) -> str:
+    return ",.0f" if group.throughput.value >= 100 else ".3g"
+
+
+def _group(part: pl.DataFrame, per: str, base: pl.DataFrame) -> SizeResult:
     measured = [float(v) for v in part["throughput"]]
     first = part.to_dicts()[0]
-    n = int(first[per])
-    speedup = mean_ratio(measured, base).ratio if n != smallest else Interval(1.0)
+    n, smallest = int(first[per]), int(base[per][0])
+    speedup = Interval(1.0) if part is base else mean_ratio(measured, base["throughput"].to_list()).ratio
     step, comm, wait = (_median(part, name) for name in ("step_s", "communication_s", "data_wait_s"))
     shares = [None if v is None or not step else min(1.0, max(0.0, v / step)) for v in (comm, wait)]
     paid = part.filter(pl.col("cost").is_not_null() & (pl.col("samples") > 0))
@@ -181,8 +212,25 @@ def _median(part: pl.DataFrame, column: str) -> float | None:
     return None if value is None else float(value)
 
 
+def find_reached(groups: list[SizeResult], target: float) -> SizeResult | None:
+    """The largest size that, as every smaller N, has an efficiency of at least ``target`` by the lower bound of its
+    interval (by its value where it has none)."""
+    reached = None
+    for n in sorted({group.n for group in groups}):
+        here = [group for group in groups if group.n == n and _lower_bound(group.efficiency) >= target]
+        if not here:
+            break
+        reached = max(here, key=lambda group: group.efficiency.value)
+    return reached
+
+
+def _lower_bound(interval: Interval) -> float:
+    return interval.value if interval.low is None else interval.low
+
+
 def _knee(groups: list[SizeResult], chosen: Fit | None, target: float) -> Knee:
-    measured = max((group.n for group in groups if group.efficiency.value >= target), default=None)
+    reached = find_reached(groups, target)
+    measured = reached.n if reached else None
     if chosen is None:
         return Knee(target, measured, None, beyond=False)
     base, largest = groups[0].n, groups[-1].n
@@ -196,14 +244,17 @@ def _count(n: int, per: str) -> str:
 
 def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], per: str, *, unit: str) -> list[str]:
     largest = groups[-1].n
-    lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {_count(knee.measured or 0, per)}."]
+    single = any(group.runs == 1 for group in groups)
+    basis = "sizes with a single run have no interval" if single else "by the lower bounds of the 95 % intervals"
+    up_to = _count(knee.measured or 0, per)
+    lines = [f"Efficiency of {knee.target:.0%} or more was measured up to {up_to} ({basis})."]
     if knee.fitted is not None:
         value, low, high = knee.fitted
         far = value >= largest * _FURTHEST
         reach = "" if low is None else f" (95 %: {low:.3g} to {high:.3g})" if high else f" (95 %: {low:.3g} or more)"
         beyond = f", which is an extrapolation beyond the {largest} measured" if knee.beyond else ""
-        where = f"at least {largest * _FURTHEST} {per}" if far else f"{value:.3g} {per}"
-        lines.append(f"The knee of the law is at {where}{reach}{beyond}.")
+        where = f"{largest * _FURTHEST} {per} or more" if far else f"at {value:.3g} {per}"
+        lines.append(f"The knee of the law is {where}{reach}{beyond}.")
     if doubling is not None:
         value, low, high = doubling
         reach = "" if low is None or high is None else f"{low:,.0f} to {high:,.0f}, "

@@ -34,7 +34,7 @@ def host_spread(runs: pl.DataFrame, *, per: str) -> list[HostRuns]:
     without the slow one.
     """
     sound = runs.filter(pl.col("throughput").is_finite() & (pl.col("throughput") > 0)).with_columns(
-        relative=pl.col("throughput") / pl.col("throughput").median().over(per)
+        relative=pl.col("throughput") / pl.col("throughput").median().over(per, "nodes")
     )
     of_host: dict[str, list[float]] = {}
     for node_list, relative in sound.select("node_list", "relative").rows():

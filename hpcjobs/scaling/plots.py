@@ -43,7 +43,7 @@ def _figure(draw: Callable[[Axes, Analysis], None], analysis: Analysis) -> Figur
 
 def _size_axis(axes: Axes, analysis: Analysis) -> None:
     """Sizes on a logarithmic axis: they are mostly doubled, and every one of 1 to 64 has room for its label."""
-    n = [group.n for group in analysis.groups]
+    n = sorted({group.n for group in analysis.groups})
     axes.set_xscale("log", base=2)
     labelled = [n[index] for index in choose_labels([math.log2(value) for value in n])]
     axes.set_xticks(n, [str(value) if value in labelled else "" for value in n])

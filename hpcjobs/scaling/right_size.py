@@ -15,7 +15,7 @@ from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.select import select
 from hpcjobs.scaling import study
-from hpcjobs.scaling.analysis import Analysis, analyse
+from hpcjobs.scaling.analysis import Analysis, analyse, find_reached
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.runs import read_runs
 from hpcjobs.scaling.study import Study
@@ -72,23 +72,23 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
 
 def advise_nodes(analysis: Analysis) -> list[Advice]:
     """The nodes (or ranks) up to which the work is done at the target efficiency."""
-    knee = analysis.knee
-    if knee.measured is None:
+    at = find_reached(analysis.groups, analysis.knee.target)
+    if at is None:
         return []
-    at = next(group for group in analysis.groups if group.n == knee.measured)
-    option = "--nodes" if analysis.per == "nodes" else "--ntasks-per-node"
-    reason = f"{at.efficiency.value:.0%} efficient at {knee.measured} {analysis.per}"
-    later = [group for group in analysis.groups if group.n > knee.measured]
+    reason = f"{at.efficiency.value:.0%} efficient at {at.n} {analysis.per}"
+    later = [group for group in analysis.groups if group.n > at.n]
     if later:
         reason += f", {later[0].efficiency.value:.0%} at {later[0].n}"
-    return [Advice(option, str(knee.measured), reason)]
+    advice = [Advice("--ntasks-per-node", str(at.ranks // at.nodes), reason)] if analysis.per == "ranks" else []
+    if analysis.per == "nodes" or any(group.nodes > 1 for group in analysis.groups):
+        advice.insert(0, Advice("--nodes", str(at.nodes), reason))
+    return advice
 
 
 def _estimate_study_starts(measured_study: Study, analysis: Analysis) -> StartEstimates | None:
     """The largest size measured, against the one that is advised."""
-    largest, knee = analysis.groups[-1], analysis.knee.measured
-    at = next((group for group in analysis.groups if group.n == knee and group is not largest), None)
-    if at is None:
+    largest, at = analysis.groups[-1], find_reached(analysis.groups, analysis.knee.target)
+    if at is None or at is largest:
         return None
     job_dir = next(run.job_dir for run in list_runs(measured_study) if run.job_dir and run.size.ranks == largest.ranks)
     return estimate_starts(Path(job_dir), [f"--nodes={at.nodes}", f"--ntasks-per-node={at.ranks // at.nodes}"])

@@ -17,6 +17,7 @@ from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
 from hpcjobs.scaling import comparison, page, plots, tables
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse
+from hpcjobs.scaling.right_size import advise_nodes
 from hpcjobs.scaling.runs import _COLUMNS, tabulate
 from hpcjobs.scaling.study import Mode, Size, Study, StudyRun
 from hpcjobs.scaling.study_sweep import define
@@ -117,12 +118,9 @@ def test_a_study_that_gets_slower_with_more_is_described_by_usl() -> None:
 def test_three_sizes_that_fall_are_not_told_by_amdahl() -> None:
     """As on a slow network: Amdahl's law would put its serial fraction at 1 and be half wrong everywhere."""
     analysis = analyse(runs({1: 10_800, 2: 3_600, 4: 2_300}), mode="strong")
-    assert analysis.chosen is not None
-    assert analysis.chosen.law.name == "USL"
-    assert "falls" in analysis.summary[0]
+    assert analysis.chosen is None
+    assert "More nodes are slower" in analysis.summary[0]
     assert analysis.knee.measured == 1
-    assert analysis.knee.fitted is not None
-    assert 1 <= analysis.knee.fitted.value < 2
 
 
 def test_a_law_that_misses_the_runs_is_not_used_only_because_there_are_three_sizes() -> None:
@@ -316,3 +314,42 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_without_evaluations_and_the_s
 def test_a_study_measured_by_the_time_of_whole_jobs_says_so(unit: str, warned: bool) -> None:
     lines = tables.warnings(analyse(runs({1: 100, 2: 190}, unit=unit), mode="strong"))
     assert any("imports and the start of Python included" in line for line in lines) == warned
+
+
+def test_a_size_is_its_nodes_and_its_tasks_and_the_advice_names_both() -> None:
+    """Two ranks on one node and on two nodes were one size, whose difference counted as scatter."""
+    shapes = {(1, 1): 100.0, (1, 2): 190.0, (2, 1): 120.0, (2, 4): 700.0}
+    parts = [
+        runs({nodes: value}).with_columns(ntasks_per_node=pl.lit(tasks), ranks=pl.lit(nodes * tasks))
+        for (nodes, tasks), value in shapes.items()
+    ]
+    analysis = analyse(pl.concat(parts).cast({"ranks": pl.Int64, "ntasks_per_node": pl.Int64}), mode="strong")
+    assert [(group.nodes, group.ranks, group.runs) for group in analysis.groups] == [
+        (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 8, 3),
+    ]  # fmt: skip
+    assert "1x2, 2x1" in analysis.summary[0]
+    assert [(advice.option, advice.value) for advice in advise_nodes(analysis)] == [
+        ("--nodes", "2"), ("--ntasks-per-node", "4"),
+    ]  # fmt: skip
+
+
+def test_an_efficiency_is_measured_up_to_where_its_lower_bound_reaches_the_target() -> None:
+    analysis = analyse(runs({1: 100, 2: 190, 4: 322}), mode="strong")  # 0.805 at 4, a few per cent either way
+    assert analysis.groups[2].efficiency.value > 0.8 > (analysis.groups[2].efficiency.low or 1)
+    assert analysis.knee.measured == 2
+    assert any("up to 2 nodes (by the lower bounds" in line for line in analysis.summary)
+    assert [advice.value for advice in advise_nodes(analysis)] == ["2"]
+
+
+def test_a_study_that_falls_says_that_more_are_slower_and_predicts_nothing() -> None:
+    """It was given a contention of 5.71 and a prediction above what was measured."""
+    analysis = analyse(runs({1: 41_000, 2: 12_000, 4: 10_000}), mode="strong")
+    assert analysis.summary[0].startswith("More nodes are slower: 40,999 images/s with 1 node, 10,000 with 4.")
+    assert analysis.doubling is None
+    assert all(value.value <= 1 for one in analysis.fits for name, value in one.parameters.items() if name != "kappa")
+
+
+def test_a_knee_far_beyond_what_was_measured_is_so_many_or_more() -> None:
+    summary = " ".join(analyse(runs({1: 100, 2: 200, 4: 400}), mode="strong").summary)
+    assert "The knee of the law is 256 nodes or more" in summary
+    assert "at at" not in summary
