@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes.programs import Runner, run
-from hpcjobs.run.git import ask_git, read_difference
+from hpcjobs.run.git import read_difference, read_status
 
 _LARGEST_PATCH = 20 << 20
 
@@ -27,10 +27,10 @@ class CodeState(NamedTuple):
 def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     """The state of the repository ``folder`` is in; None outside one or without git.
 
-    One git process for a clean tree, two for a changed one.
+    Two git processes for a clean tree, four for a changed one.
     """
     try:
-        status = ask_git(folder, "status", "--porcelain=v2", "--branch", "-z", runner=runner)
+        status = read_status(folder, runner=runner)
     except CommandMissingError:
         return None
     if status.code != 0:
