@@ -168,8 +168,9 @@ class BackgroundWriter(ABC):
         """Report a checkpoint that is on disk, and remove those that it replaces."""
         self.on_written(meta.step)
         best = self.folder / checkpoints.BEST
-        if self.best_loss is not None and not self.soundness.is_sound(best.resolve()):
-            self.best_loss = None  # it is removed below
+        was = best.resolve()
+        if was == place.resolve() or (self.best_loss is not None and not self.soundness.is_sound(was)):
+            self.best_loss = None  # the state with that loss was replaced by this one, or is damaged and removed below
         loss = meta.loss if meta.loss is not None and math.isfinite(meta.loss) else None  # no loss is less than NaN
         if loss is not None and (self.best_loss is None or loss < self.best_loss):
             checkpoints.point(best, place)

@@ -11,6 +11,8 @@ import pytest
 from test_run import run_script
 
 from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoints import CheckpointMeta
+from hpcjobs.runtime.script_checkpoints import Part, StateWriter
 
 BEGIN = "import os, hpcjobs.runtime\nrun = hpcjobs.runtime.start(run_dir='folder', keep=int(os.environ['KEEP']))\n"
 SAVE = "run.save({step}, {{'step': {step}}})\nrun.log({step}, loss=1.0)\n"
@@ -248,3 +250,18 @@ def test_a_state_with_nan_is_not_written_and_ends_the_run_with_its_code_if_it_is
     assert sharded.returncode == 13, sharded.stderr
     assert "w of rank 1 has NaN" in sharded.stderr
     assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000002"]
+
+
+def test_the_best_checkpoint_is_chosen_anew_once_its_step_is_written_again(tmp_path: Path) -> None:
+    """A run that resumes from an earlier step replaces the best state by a worse one of the same step."""
+
+    def save(attempt: str, *steps: tuple[int, float]) -> None:
+        writer = StateWriter(tmp_path, keep=3, rank=0, attempt=attempt, on_written=lambda step: None)
+        for step, loss in steps:
+            writer.save(CheckpointMeta(step, 0, 0, 1, 0, loss), Part({"loss": loss}, False), last=False)
+        writer.finish(within_s=60)
+        writer.close()
+
+    save("first", (5, 0.9), (10, 0.1))
+    save("second", (10, 0.8), (15, 0.5), (20, 0.6))
+    assert (tmp_path / checkpoints.BEST).resolve().name == "step-00000015"
