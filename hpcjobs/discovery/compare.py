@@ -68,7 +68,7 @@ def _partition(subject: str, name: str, partition: Partition, cluster: ClusterFa
         yield SiteFinding(subject, "wrong", f"the cluster has no partition {name}; {known}", f"remove {subject}")
         return
     nodes = [node for node in cluster.nodes if name in node.partitions]
-    if (reason := unusable_reason(live, nodes, cluster.user_groups)) is not None:
+    if (reason := unusable_reason(live, nodes, cluster)) is not None:
         yield SiteFinding(subject, "wrong", f"takes no jobs of yours: {reason}", f"remove {subject}, or ask for access")
         return
     if live.state not in (None, "UP"):
@@ -186,7 +186,7 @@ def _group_text(group: NodeGroup) -> str:
 def _missing_partitions(site: Site, cluster: ClusterFacts) -> Iterator[SiteFinding]:
     for info in cluster.partitions:
         nodes = [node for node in cluster.nodes if info.name in node.partitions]
-        if info.name not in site.partitions and unusable_reason(info, nodes, cluster.user_groups) is None:
+        if info.name not in site.partitions and unusable_reason(info, nodes, cluster) is None:
             yield SiteFinding("partitions", "note", f"the cluster also has {info.name}", f"partitions.{info.name}")
 
 

@@ -72,6 +72,8 @@ class PartitionInfo(NamedTuple):
     grace_s: int | None
     exclusive: bool = False
     """OverSubscribe=EXCLUSIVE: each job has its nodes for itself."""
+    alloc_nodes: str | None = None
+    """The hosts that may submit there, as Slurm's host list; ``None``: all."""
 
 
 class Association(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpcjobs.discovery.facts import Association, ClusterFacts, NodeFacts, PartitionInfo
 from hpcjobs.discovery.proposal import Omission, PartitionEntry
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.checks import check_name, check_slurm_name
 from hpcjobs.units import LEAST_BARE_MEMORY, time_limit_s
 
@@ -69,7 +70,7 @@ def _describe(
     partition: PartitionInfo, cluster: ClusterFacts, identity: UserIdentity, time: str
 ) -> PartitionEntry | Omission:
     nodes = [node for node in cluster.nodes if partition.name in node.partitions]
-    if (reason := unusable_reason(partition, nodes, cluster.user_groups)) is not None:
+    if (reason := unusable_reason(partition, nodes, cluster)) is not None:
         return Omission(partition.name, reason)
     choice = _choose_account(partition, identity)
     if isinstance(choice, Omission):
@@ -101,7 +102,7 @@ def _describe(
     )
 
 
-def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], groups: frozenset[str]) -> str | None:
+def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], cluster: ClusterFacts) -> str | None:
     """Why no job of this user can run there."""
     if not is_slurm_name(partition.name):
         return "a site file cannot hold its name"
@@ -113,8 +114,12 @@ def unusable_reason(partition: PartitionInfo, nodes: Sequence[NodeFacts], groups
         return f"State={partition.state}: it takes no jobs"
     if partition.max_nodes == 0:
         return "MaxNodes=0: it takes no jobs"
-    if partition.allow_groups is not None and not groups & {*partition.allow_groups}:
+    if partition.allow_groups is not None and not cluster.user_groups & {*partition.allow_groups}:
         return f"AllowGroups={','.join(partition.allow_groups)}: you are in none of them"
+    if partition.alloc_nodes is not None:
+        host = cluster.host.partition(".")[0]
+        if host not in hosts_of(partition.alloc_nodes):
+            return f"AllocNodes={partition.alloc_nodes}: jobs are submitted from these hosts, and this is {host}"
     if not nodes:
         return "scontrol shows none of its nodes (of cloud nodes that are off, only where PrivateData has cloud)"
     return None

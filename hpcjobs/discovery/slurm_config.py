@@ -129,6 +129,7 @@ def _partition(row: TableRow) -> PartitionInfo:
         priority_tier=row.count("PriorityTier"),
         grace_s=row.count("GraceTime"),
         exclusive=row.raw("OverSubscribe") == "EXCLUSIVE",
+        alloc_nodes=None if row.raw("AllocNodes").upper() == "ALL" else row.text("AllocNodes"),
     )
 
 

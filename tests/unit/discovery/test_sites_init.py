@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,17 @@ def test_a_partition_that_takes_no_jobs_is_not_written(commands: Path, change: t
     put_on_path(commands, "cpu", changes={PARTITIONS: change})
     done = ok("sites", "init", "mine", "--dry-run", "--json").json
     assert done["left_out"]["compute"] == reason
+
+
+def test_a_partition_that_takes_jobs_from_other_hosts_alone_is_left_out(commands: Path) -> None:
+    here = os.uname().nodename.partition(".")[0]
+    text = "PartitionName=compute AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes="
+    put_on_path(commands, "cpu", changes={PARTITIONS: (text + "ALL", text + "otherlogin[1-2]")})
+    left_out = ok("sites", "init", "mine", "--dry-run", "--json").json["left_out"]
+    reason = f"AllocNodes=otherlogin[1-2]: jobs are submitted from these hosts, and this is {here}"
+    assert left_out["compute"] == reason
+    put_on_path(commands, "cpu", changes={PARTITIONS: (text + "ALL", f"{text}otherlogin1,{here}")})
+    assert "compute" in site_of()["partitions"]
 
 
 def test_a_partition_where_no_job_starts_now_is_not_the_default_one(commands: Path) -> None:
