@@ -78,9 +78,31 @@ def test_what_fails_twice_or_skips_without_leave_fails_the_run(checkout: Path) -
 
 
 def test_another_python_runs_the_unit_tests_and_a_failure_there_fails_the_run(checkout: Path) -> None:
-    for place in ("gpu", "fabric", "launchers", "runtime", "cloud", "jupyter", "job"):
+    for place in (
+        "gpu",
+        "fabric",
+        "launchers",
+        "runtime",
+        "cloud",
+        "jupyter",
+        "job",
+        "trackers",
+        "containers",
+        "run",
+        "local",
+        "sweep",
+    ):
         (checkout / "tests" / "unit" / place).mkdir()
-    for name in ("gpu/test_gpu", "jupyter/test_notebooks", "job/test_foreign_modules"):
+    for name in (
+        "gpu/test_gpu",
+        "jupyter/test_notebooks",
+        "job/test_foreign_modules",
+        "job/test_scripts",
+        "containers/test_images",
+        "run/test_rerun",
+        "local/test_started_again",
+        "sweep/test_snakemake",
+    ):
         (checkout / "tests" / "unit" / f"{name}.py").write_text("def test_bound():\n    pass\n", encoding="utf-8")
     shutil.copytree(checkout / ".venv", checkout / ".venv-3.99", symlinks=True)
     (checkout / "tests" / "unit" / "test_unit.py").write_text(

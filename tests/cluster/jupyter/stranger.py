@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NOBODY = 65534
-PRIVATE = re.compile(r"/\S*/hpcjobs-\w+/\S+")
+PRIVATE = re.compile(r"/\S*/hpcjobs-(?!sandbox)\w+/\S+")
 
 
 def ports_of(pids: list[str]) -> list[str]:
