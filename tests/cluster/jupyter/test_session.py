@@ -100,7 +100,7 @@ def sockets_on(node: str) -> list[str]:
     """Paths of the sockets in private folders of sessions, as every user of the node may read them."""
     arguments = [*on_node(node), "cat", "/proc/net/unix"]
     listed = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-    return sorted(set(re.findall(r"/\S*/hpcjobs-\w+/\S+", listed)))
+    return sorted(set(re.findall(r"/\S*/hpcjobs-(?!sandbox)\w+/\S+", listed)))
 
 
 def slurm(sandbox: Sandbox, *argv: str) -> str:
