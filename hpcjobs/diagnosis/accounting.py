@@ -160,7 +160,7 @@ def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Itera
     records = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
     for record in records:
         job = TableRow(fields.read_shown(record))
-        yield _shown(job_id if len(records) == 1 else _id_of(job), job)
+        yield _make_account(job_id if len(records) == 1 else _id_of(job), job)
 
 
 def _id_of(job: TableRow) -> str:
@@ -172,7 +172,7 @@ def _id_of(job: TableRow) -> str:
     return f"{job.raw('HetJobId')}+{offset}" if offset.isdecimal() else job.raw("JobId")
 
 
-def _shown(job_id: str, job: TableRow) -> Account:
+def _make_account(job_id: str, job: TableRow) -> Account:
     code, signal = job.exit()
     return Account(
         job_id=job_id,

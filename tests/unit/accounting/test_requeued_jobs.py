@@ -19,13 +19,13 @@ watts: {gpu: 300}
 """
 SACCT = """#!{python}
 import json, sys
-asked = {{word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]}}
+options = {{word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]}}
 rows = json.loads({rows!r})
-if "--helpformat" in asked:
+if "--helpformat" in options:
     print({columns!r})
 else:
-    for row in rows if "--jobs" in asked else [row for row in rows if int(row["End"]) > {since}]:
-        print(asked["--delimiter"].join(row[name] for name in asked["--format"].split(",")))
+    for row in rows if "--jobs" in options else [row for row in rows if int(row["End"]) > {since}]:
+        print(options["--delimiter"].join(row[name] for name in options["--format"].split(",")))
 """
 HOURS = (4, 3, 2, 1)
 """Of four attempts, one after the other; the first two ended before the window."""
