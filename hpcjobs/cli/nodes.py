@@ -21,21 +21,22 @@ def nodes(
     as_json: Json = False,
 ) -> None:
     """List the known bad nodes of a site: what was measured, and until when `submit` excludes them."""
-    from hpcjobs.job import avoid
+    from hpcjobs.fabric.node_record import record_path
+    from hpcjobs.job.fault_tolerance import clear_verdicts, read_standings
     from hpcjobs.site.library import default_site, load_site
 
     name = load_site(site or default_site()).name
     if clear:
-        avoid.clear(name, clear)
+        clear_verdicts(name, clear)
         note(f"cleared: {', '.join(clear)}")
         return
-    standings = avoid.standings(name)
+    standings = read_standings(name)
     if as_json:
         rows = [standing.last._asdict() | {"left_out_until": standing.avoided_until} for standing in standings.values()]
-        print_output("nodes", {"record": str(avoid.record_of(name)), "nodes": rows})
+        print_output("nodes", {"record": str(record_path(name)), "nodes": rows})
         return
     if not standings:
-        print(f"no verdicts in {avoid.record_of(name)}; hpcjobs fabric gives them")
+        print(f"no verdicts in {record_path(name)}; hpcjobs fabric gives them")
         return
     table = [
         (node, last.verdict, clock(last.time), last.job_id or "-", clock(until), last.reason)

@@ -73,8 +73,8 @@ def submit(
     Values that no option sets are those of the site file, else Slurm's defaults.
     """
     import hpcjobs
-    from hpcjobs.job.check import print_trainer_help
     from hpcjobs.job.notes import refuse_options_after_program
+    from hpcjobs.job.program import print_trainer_help
 
     if print_trainer_help(request.program):
         return

@@ -1,27 +1,242 @@
-"""A batch script as a job: its options become the lowest layer of the request, and it starts its own tasks.
-
-It asks Slurm for what sbatch would ask for it: a site's defaults, software and spellings are not added.
-"""
+"""A batch script as sbatch takes it: its ``#SBATCH`` lines, read as sbatch reads them."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.batch_script import BatchScript, Directive, is_batch_script, read_batch_script
-from hpcjobs.job.models import JobSpec, Layer
+from hpcjobs.job.launch import launch
+from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.program import trainers
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import Environment, Resources, Site
-from hpcjobs.site.sbatch import Treatment, option_of
+from hpcjobs.site.sbatch import BY_LETTER, Argument, Sbatch, Treatment, find_option, option_of
 from hpcjobs.site.type_errors import in_plain_words
+
+MARKS = ("#SBATCH", "#SLURM")
+"""Beginnings of the lines with options, up to the first command."""
+MARKS_OF_OTHERS = ("#PBS", "#BSUB")
+"""Beginnings of lines of other schedulers, which sbatch translates wherever in a script they stand."""
+_SPACE = " \t\v\f\r"
+_HEADER_BYTES = 1 << 20
+
+
+class Directive(NamedTuple):
+    """One option of a ``#SBATCH`` line."""
+
+    option: Sbatch
+    value: str | None
+    line: int
+
+
+class BatchScript(NamedTuple):
+    """A script and the options that stand in it, in their order."""
+
+    path: Path
+    directives: tuple[Directive, ...]
+
+
+def is_batch_script(path: Path) -> bool:
+    """Whether the file has lines of options where sbatch looks for them, be it with or without a ``#!`` line."""
+    # os.path: no error for a word that is too long for a file name
+    return os.path.isfile(path) and any(True for _ in _marked_lines(_read_header(path), MARKS + MARKS_OF_OTHERS))
+
+
+def read_batch_script(path: Path) -> BatchScript:
+    """The options of the script at ``path``.
+
+    Raises:
+        RequestError: no script that sbatch takes, a letter that is no option of sbatch, an option without its value, or
+            an option of another scheduler that is not to be ignored.
+    """
+    text = _read_header(path)
+    if "\r\n" in text:
+        raise RequestError(f"{path} has the line ends of DOS, which sbatch refuses", hint=f"sed -i 's/\\r$//' {path}")
+    if "\0" in text:
+        raise RequestError(f"{path} has a NUL character, which sbatch refuses")
+    if not text.startswith("#!"):
+        raise RequestError(
+            f"{path}: a batch script begins with the line of its interpreter, such as #!/bin/bash",
+            hint="--launcher srun starts the file as a task on each node, without the options of its lines",
+        )
+    directives: list[Directive] = []
+    for number, line in _marked_lines(text, MARKS):
+        directives += parse_line(line, f"{path.name}:{number}", number=number)
+    if not any(directive.option.name == "ignore-pbs" for directive in directives):
+        _refuse_lines_of_others(text, path)
+    return BatchScript(path, tuple(directives))
+
+
+def _refuse_lines_of_others(text: str, path: Path) -> None:
+    if "SBATCH_IGNORE_PBS" in os.environ:
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith(MARKS_OF_OTHERS):
+            raise RequestError(
+                f"{path.name}:{number}: {line.strip()!r}: sbatch would translate this line; hpcjobs cannot",
+                hint="write the option as an #SBATCH line; the line #SBATCH --ignore-pbs leaves such lines out",
+            )
+
+
+def parse_line(text: str, where: str, *, number: int = 0) -> Iterator[Directive]:
+    """The options that ``text``, the rest of a line with options, names.
+
+    Raises:
+        RequestError: as `read_batch_script`.
+    """
+    return _parse(_split(text, where), number, where)
+
+
+def _read_header(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEADER_BYTES).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise RequestError(f"batch script {path} cannot be read: {error.strerror}") from error
+
+
+def _marked_lines(text: str, marks: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Number and rest of each line that begins with a mark, up to the first that is neither empty nor a comment."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if (mark := next(filter(line.startswith, marks), None)) is not None:
+            yield number, line[len(mark) :]
+        elif (bare := line.strip(_SPACE)) and not bare.startswith("#"):
+            return
+
+
+def _split(line: str, where: str) -> list[str]:
+    """The words of a line: quotes group, a backslash takes the next character as it is, ``#`` begins a comment."""
+    arguments: list[str] = []
+    current: list[str] | None = None
+    quote = ""
+    chars = iter(line)
+    for char in chars:
+        if char == "\\":
+            current = [*(current or []), next(chars, "")]
+        elif quote:
+            if char == quote:
+                quote = ""
+            else:
+                current = [*(current or []), char]
+        elif char in "\"'":
+            quote, current = char, current or []
+        elif char == "#":
+            break
+        elif char in _SPACE:
+            arguments += ["".join(current)] if current is not None else []
+            current = None
+        else:
+            current = [*(current or []), char]
+    if quote:
+        raise RequestError(f"{where}:{line}: the quotation {quote} is not closed")
+    return [*arguments, *(["".join(current)] if current is not None else [])]
+
+
+def _parse(arguments: list[str], number: int, where: str) -> Iterator[Directive]:
+    """Options as getopt_long reads them: ``-N2``, ``-N 2``, ``--nodes=2``, ``--nodes 2``, abbreviations."""
+    rest = iter(arguments)
+    for arg in rest:
+        if arg in ("hetjob", "packjob"):
+            raise RequestError(f"{where}: {arg}: jobs of several components are not supported", hint="use sbatch")
+        if arg.startswith("--") and len(arg) > 2:
+            name, equals, value = arg[2:].partition("=")
+            option = find_option(name) or _foreign_option(name)
+            given = value if equals else None
+            if option.argument is Argument.NONE and equals:
+                raise RequestError(f"{where}: {arg}: --{option.name} has no value")
+            if option.argument in (Argument.TEXT, Argument.COUNT) and not equals:
+                given = _value_of(arg, next(rest, None), where)
+            yield Directive(option, given, number)
+        elif arg.startswith("-") and len(arg) > 1:
+            yield from _parse_letters(arg, rest, number, where)
+        else:
+            raise RequestError(f"{where}: {arg!r} is no option", hint="a value with blanks needs quotes")
+
+
+def _foreign_option(name: str) -> Sbatch:
+    """An option that the table lacks: plugins of a site add some, and Slurm knows whether there is one."""
+    return Sbatch(name, None, Argument.OPTIONAL, Treatment.PASSED)
+
+
+def _parse_letters(letters_arg: str, rest: Iterator[str], number: int, where: str) -> Iterator[Directive]:
+    letters = letters_arg[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        option = BY_LETTER.get(letter)
+        if option is None:
+            raise RequestError(f"{where}: -{letter}: sbatch has no such option")
+        if option.argument in (Argument.NONE, Argument.OPTIONAL):
+            yield Directive(option, None, number)
+            continue
+        yield Directive(option, letters or _value_of(f"-{letter}", next(rest, None), where), number)
+        return
+
+
+def _value_of(option: str, value: str | None, where: str) -> str:
+    if value is None:
+        raise RequestError(f"{where}: {option} needs a value")
+    return value
+
+
+PASSED_THROUGH = ("sbatch", "srun")
+"""Fields of `JobSpec` that every layer adds to."""
+_NAME = re.compile(r"[a-z][a-z0-9-]*\Z", re.ASCII)
+_OF_LAUNCH = frozenset(
+    ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "label", "multi-prog", "het-group", "jobid", "job-name")
+)
+"""Options of srun that the layout of the tasks needs as they are."""
+_STREAMS = frozenset(("output", "error", "input"))
+
+
+def check_passed_through(field: str, options: Sequence[str], source: str) -> None:
+    """Refuse what is no option, has an option of hpcjobs, or would break what hpcjobs does with the job.
+
+    Raises:
+        RequestError: names the option and what to use.
+    """
+    for option in options:
+        text = f"{field} {option!r} ({source})"
+        name = option.removeprefix("--").partition("=")[0]
+        if not _NAME.match(name) or any(ord(char) < 32 for char in option):
+            raise RequestError(f"{text}: no option", hint=f"NAME=VALUE, by {field}'s long names")
+        if field == "sbatch":
+            _check_sbatch(text, name)
+        elif name in _OF_LAUNCH:
+            raise RequestError(f"{text}: the job's own layout sets it", hint="name it as an option of the job")
+        elif name in _STREAMS:
+            raise RequestError(f"{text}: hpcjobs logs shows the output of the tasks; they read no input")
+
+
+def _check_sbatch(text: str, name: str) -> None:
+    known = find_option(name)
+    if known is None or known.treatment is Treatment.PASSED:
+        return
+    if known.treatment is Treatment.REFUSED:
+        raise RequestError(f"{text} is not passed through", hint=known.reason)
+    raise RequestError(
+        f"{text}: hpcjobs has this option itself", hint=f"use --{known.name}, or {known.field} in a file"
+    )
+
+
+def check_srun(job: Job) -> None:
+    """Refuse options for an srun that the job's launcher does not start.
+
+    Raises:
+        RequestError: there are some.
+    """
+    if job.srun and job.scheduler == "slurm" and launch(job).command[0] != "srun":
+        source = job.sources.get("srun", f"site {job.site}")
+        raise RequestError(
+            f"srun {', '.join(job.srun)} ({source}): launcher {job.launcher} starts the tasks without srun"
+        )
+
 
 BATCH = "batch"
 """The launcher of a batch script, which runs it once, on the first node."""

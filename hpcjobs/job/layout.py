@@ -1,13 +1,98 @@
-"""Tasks and GPUs over nodes: the totals that sbatch takes become numbers per node, which every launcher needs."""
+"""Lays a job out: tasks and GPUs on each node, hosts by name, and the cores and GPUs that each rank may use."""
 
 from __future__ import annotations
 
-from hpcjobs.errors import RequestError
-from hpcjobs.job.avoid import named_nodes
-from hpcjobs.job.host_file import read_host_file
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError, reason_of
+from hpcjobs.job.fault_tolerance import named_nodes
 from hpcjobs.job.layers import Values
-from hpcjobs.site.models import Partition
+from hpcjobs.runtime.hostlist import hosts_of
+from hpcjobs.site.affinity import Affinity
+from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.resources import gpus_and_model, node_range
+
+
+def read_host_file(path: str, source: str) -> list[str]:
+    """The names in the file, in its order: separated by newlines or commas, ``n1*4`` four times, ``#`` a comment.
+
+    Args:
+        source: the option that names the file, for messages.
+
+    Raises:
+        RequestError: it cannot be read, or names no node.
+    """
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{source}: the file of nodes cannot be read: {reason_of(error)}") from error
+    names = [name for number, line in enumerate(lines, 1) for name in _read_line(line, f"{source}: line {number}")]
+    if not names:
+        raise RequestError(f"{source}: the file names no node", hint="write one name in each line")
+    return names
+
+
+def _read_line(line: str, where: str) -> list[str]:
+    names: list[str] = []
+    try:
+        for entry in hosts_of(line.partition("#")[0]):
+            name, _, times = entry.strip().partition("*")
+            names += [name] * int(times or 1) if name else []
+    except ValueError as error:
+        hint = "a line is such as n1, n[1-4] or n1*2"
+        raise RequestError(f"{where}, {line!r}: no list of nodes", hint=hint) from error
+    return names
+
+
+BY_SRUN = ("cpu_bind", "distribution", "gpu_bind")
+_TO_GPUS = ("gpu_bind", "numa_binding")
+_STARTED_BY_SRUN = ("srun", "torchrun", "horovod-gloo")
+
+
+def choose_affinity(site: Site, values: Values, *, launcher: str) -> tuple[Affinity, dict[str, str]]:
+    """What binds the ranks, and where each value comes from; ``None``: the launcher's own default.
+
+    A `distribution` of the job is an option of sbatch, which the step inherits. The defaults:
+
+    - cores for each rank of a job with GPUs: a rank that wanders leaves the memory beside its GPU;
+    - block:block: GPUs are numbered along the sockets, and Slurm would deal consecutive ranks to alternate sockets;
+    - no binding of GPUs: ranks that see all of a node's GPUs reach each other's memory, and each takes its own;
+    - the NUMA node of its GPU for each rank of torchrun, where all cores of the node are the job's.
+    """
+    gpus, slurm = values["gpus_per_node"] or 0, site.scheduler == "slurm"
+    gpu_count = int(str(gpus).rpartition(":")[2])
+    defaults: dict[str, tuple[str, str]] = {}
+    if slurm and gpu_count:
+        defaults |= {"cpu_bind": ("cores", "default with GPUs"), "distribution": ("block:block", "default with GPUs")}
+    if gpu_count > 1 and (not slurm or values["exclusive"] is True):
+        defaults["numa_binding"] = ("node", "default with several GPUs of a node for itself")
+    defaults["mpirun_bind_to"] = ("none", "default")
+    chosen, sources = {}, {}
+    for field in _fields_of(launcher, slurm=slurm, gpus=gpu_count > 0):
+        value, source = getattr(site.affinity, field), f"site {site.name}"
+        if value is None:
+            value, source = defaults.get(field, (None, ""))
+        if field == "distribution" and values["distribution"] is not None:
+            value = None
+        if value is not None and not (value == "default" and field in BY_SRUN):
+            chosen[field], sources[f"affinity.{field}"] = value, source
+    return replace(Affinity(), **chosen), sources
+
+
+def _fields_of(launcher: str, *, slurm: bool, gpus: bool) -> tuple[str, ...]:
+    """What this launcher has an option for; without GPUs nothing that binds to them: torch would end."""
+    by_srun = BY_SRUN if slurm and launcher in _STARTED_BY_SRUN else ()
+    own = {"torchrun": ("numa_binding",), "mpirun": ("mpirun_bind_to",)}.get(launcher, ())
+    return tuple(field for field in (*by_srun, *own) if gpus or field not in _TO_GPUS)
+
+
+def srun_options(affinity: Affinity) -> tuple[str, ...]:
+    """The options of the srun that starts the tasks."""
+    named = ((field, getattr(affinity, field)) for field in BY_SRUN)
+    return tuple(f"--{field.replace('_', '-')}={value}" for field, value in named if value is not None)
+
 
 _NO_LIMIT = 1 << 30
 _GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")

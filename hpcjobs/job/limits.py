@@ -1,18 +1,167 @@
-"""Checks whether a job fits the site before Slurm is asked, so the answer is immediate and complete."""
+"""Checks a job against the limits of its partition and site, and finds the partitions that a request fits."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.array import check_array
-from hpcjobs.job.fit import partition_problems
 from hpcjobs.job.models import Job
-from hpcjobs.site.models import Partition, Site
-from hpcjobs.units import time_limit_s
+from hpcjobs.site.models import NodeGroup, Partition, Site
+from hpcjobs.units import format_count, human_bytes, memory_bytes, time_limit_s
+
+_SIMPLE_CONSTRAINT = re.compile(r"[\w.:+@/=~-]+(?:[&|,][\w.:+@/=~-]+)*\Z", re.ASCII)
+
+
+class _Need(NamedTuple):
+    """Something the job needs on each node."""
+
+    text: str
+    """What was requested, and where."""
+    most: str
+    """What the nodes of the partition have at most."""
+
+
+def partition_problems(job: Job, name: str, partition: Partition) -> Iterator[str]:
+    """What keeps ``job`` out of ``partition``: nothing, if enough nodes of it have what each node of the job needs."""
+    limits = list(_limit_problems(job, name, partition))
+    yield from limits
+    unmet = [(group, _unmet(job, partition, group)) for group in partition.groups]
+    fitting = sum(group.count for group, needs in unmet if not needs)
+    if not fitting:
+        yield from _shape_problems(name, partition, [needs for _, needs in unmet])
+    elif not limits and job.nodes + job.spare > fitting:
+        yield (
+            f"{job.describe_option('nodes')}: partition {name} has {fitting} nodes with what each node of the job needs"
+            f" (its nodes: {_nodes(partition)})"
+        )
+
+
+def _limit_problems(job: Job, name: str, partition: Partition) -> Iterator[str]:
+    most = min(partition.max_nodes or partition.node_count, partition.node_count)
+    if job.nodes + job.spare > most:
+        yield f"{job.describe_option('nodes')}: partition {name} allows {most}"
+    if partition.min_nodes is not None and (job.max_nodes or job.nodes + job.spare) < partition.min_nodes:
+        yield f"{job.describe_option('nodes')}: partition {name} needs at least {partition.min_nodes}"
+    longest = time_limit_s(partition.max_time)
+    for field in ("time", "time_min"):
+        text = getattr(job.resources, field)
+        requested_s = time_limit_s(text)
+        if text is not None and longest is not None and (requested_s is None or requested_s > longest):
+            yield f"{job.describe_option(field)}: partition {name} allows {partition.max_time}"
+    account = job.resources.account
+    if account and partition.accounts is not None and account not in partition.accounts:
+        yield f"{job.describe_option('account')}: partition {name} accepts {', '.join(partition.accounts)}"
+    memory = _memory(job, None)
+    if partition.max_mem_per_node is not None and memory is not None:
+        field, size = memory
+        if size == 0 or size > memory_bytes(str(partition.max_mem_per_node)):
+            yield f"{job.describe_option(field)}: partition {name} allows {partition.max_mem_per_node} per node"
+
+
+def _memory(job: Job, group: NodeGroup | None) -> tuple[str, int] | None:
+    """The option that asks for memory, and the bytes per node; of ``mem=0`` all that a node of ``group`` has."""
+    requested = job.resources
+    if requested.mem and job.memory_request != "none":
+        size = memory_bytes(str(requested.mem))
+        return "mem", size or (group.mem_bytes or 0 if group else 0)
+    if requested.mem_per_cpu:
+        return "mem_per_cpu", memory_bytes(str(requested.mem_per_cpu)) * _cpus(job)
+    if requested.mem_per_gpu and job.gpus_per_node:
+        return "mem_per_gpu", memory_bytes(str(requested.mem_per_gpu)) * job.gpus_per_node
+    return None
+
+
+def _cpus(job: Job) -> int:
+    return job.ntasks_per_node * (job.resources.cpus_per_task or 1)
+
+
+def _cpus_for_memory(job: Job, partition: Partition, group: NodeGroup) -> int:
+    """The CPUs per node that Slurm takes for the job's memory, where a CPU has no more than a limit."""
+    memory, requested = _memory(job, group), job.resources
+    if partition.max_mem_per_cpu is None or memory is None:
+        return 0
+    limit = memory_bytes(str(partition.max_mem_per_cpu))
+    if memory[0] == "mem_per_cpu" and requested.mem_per_cpu:
+        return _cpus(job) * -(-memory_bytes(str(requested.mem_per_cpu)) // limit)
+    return -(-memory[1] // limit)
+
+
+def _unmet(job: Job, partition: Partition, group: NodeGroup) -> dict[str, _Need]:
+    """What the job needs and a node of ``group`` has not, by kind."""
+    unmet: dict[str, _Need] = {}
+    requested, cpus, memory = job.resources, _cpus(job), _memory(job, group)
+    available = min(group.cpus, partition.max_cpus_per_node or group.cpus)
+    limited = " for jobs of it" if available < group.cpus else ""
+    if cpus > available:
+        each = f"cpus_per_task={requested.cpus_per_task or 1}"
+        text = f"{job.describe_option('ntasks_per_node')} x {each} = {format_count(cpus, 'CPU')}"
+        unmet["cpus"] = _Need(text, f"{available}{limited}")
+    elif requested.exclusive and available < group.cpus:
+        unmet["cpus"] = _Need(job.describe_option("exclusive"), f"{available} of {group.cpus} CPUs{limited}")
+    elif memory is not None and (needed := _cpus_for_memory(job, partition, group)) > available:
+        per_cpu = f"at {partition.max_mem_per_cpu} per CPU"
+        unmet["cpus"] = _Need(f"{job.describe_option(memory[0])} = {needed} CPUs {per_cpu}", f"{available}{limited}")
+    if memory is not None and group.mem_bytes is not None and memory[1] > group.mem_bytes:
+        times = {"mem": "", "mem_per_cpu": f" x {cpus} CPUs", "mem_per_gpu": f" x {job.gpus_per_node} GPUs"}
+        unmet["mem"] = _Need(job.describe_option(memory[0]) + times[memory[0]], str(group.mem))
+    model = job.gpu_model if job.gpus_per_node else None
+    if job.gpus_per_node > group.gpus:
+        unmet["gpus"] = _Need(_gpus(job), str(group.gpus))
+    elif model and group.gpu_models:
+        most = next((count for name, count in group.gpu_counts.items() if name.lower() == model.lower()), 0)
+        if job.gpus_per_node > most:
+            unmet["gpus"] = _Need(_gpus(job), ", ".join(group.gpu_models))
+    elif model and group.gpu_model and model.lower() != group.gpu_model.lower():
+        unmet["gpus"] = _Need(_gpus(job), f"{group.gpus} x {group.gpu_model}")
+    if requested.constraint and group.features is not None and not _satisfies(requested.constraint, group.features):
+        unmet["constraint"] = _Need(job.describe_option("constraint"), ",".join(group.features) or "no features")
+    return unmet
+
+
+def _gpus(job: Job) -> str:
+    model = f"{job.gpu_model}:" if job.gpu_model and "gpu_model" in job.sources else ""
+    return f"gpus_per_node={model}{job.gpus_per_node} ({job.sources.get('gpus_per_node', 'default')})"
+
+
+def _satisfies(constraint: str, features: Sequence[str]) -> bool:
+    """Whether a node of these features may run the job; of what is more than names, ``&`` and ``|``, Slurm decides."""
+    if not _SIMPLE_CONSTRAINT.match(constraint):
+        return True
+    result, operator = True, "&"
+    for token in re.split(r"([&|,])", constraint):
+        if token in ("&", "|", ","):
+            operator = token
+        else:
+            result = result or token in features if operator == "|" else result and token in features
+    return result
+
+
+def _shape_problems(name: str, partition: Partition, unmet: Sequence[dict[str, _Need]]) -> Iterator[str]:
+    """One line for each need that no node meets; if each is met somewhere, one for all of them together."""
+    everywhere = [kind for kind in unmet[0] if all(kind in needs for needs in unmet)]
+    for kind in everywhere:
+        most = list(dict.fromkeys(needs[kind].most for needs in unmet))
+        yield f"{unmet[0][kind].text}: a node of partition {name} has {' or '.join(most)}"
+    if not everywhere:
+        texts = dict.fromkeys(need.text for needs in unmet for need in needs.values())
+        yield f"{' with '.join(texts)}: no node of partition {name} has all of this (its nodes: {_nodes(partition)})"
+
+
+def _nodes(partition: Partition) -> str:
+    return "; ".join(f"{group.count} x {_shape(group)}" for group in partition.groups)
+
+
+def _shape(group: NodeGroup) -> str:
+    memory = f", {human_bytes(group.mem_bytes)}" if group.mem_bytes else ""
+    models = ",".join(group.gpu_models) or group.gpu_model
+    gpus = f", {format_count(group.gpus, 'GPU')}{f' {models}' if models else ''}" if group.gpus else ""
+    features = f", {','.join(group.features)}" if group.features else ""
+    return f"({format_count(group.cpus, 'CPU')}{memory}{gpus}{features})"
 
 
 def check_limits(job: Job, site: Site, partitions: Mapping[str, Partition]) -> None:

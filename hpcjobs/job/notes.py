@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hpcjobs.data import data_folder
 from hpcjobs.errors import RequestError
-from hpcjobs.job.check import options_of_submit
 from hpcjobs.job.models import Job
-from hpcjobs.job.program import misspelt_trainer
+from hpcjobs.job.program import misspelt_trainer, options_of_submit
 from hpcjobs.job.script import SUFFIX, template_folders
 
 _CLUSTER_ONLY = (

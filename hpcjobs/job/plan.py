@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import file_name
-from hpcjobs.job.avoid import avoided_on
 from hpcjobs.job.batch import batch_layers
+from hpcjobs.job.fault_tolerance import avoided_on
+from hpcjobs.job.layers import user_settings
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.policy import with_policies
 from hpcjobs.job.request import checked_spec, make_spec
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
-from hpcjobs.job.settings import user_settings
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 from hpcjobs.site.trust import refusal_of_file

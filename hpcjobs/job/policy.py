@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.avoid import named_nodes
+from hpcjobs.job.fault_tolerance import named_nodes
 from hpcjobs.job.layers import Values
 from hpcjobs.job.models import Job
 from hpcjobs.site.centre import find_clusters, policies_of_job

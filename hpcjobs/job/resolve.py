@@ -10,25 +10,27 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import RequestError, nearest
-from hpcjobs.job.affinity import choose_affinity
-from hpcjobs.job.avoid import still_left_out
-from hpcjobs.job.batch import BATCH, batch_argv, batch_name, check_batch, site_of_batch
-from hpcjobs.job.check import check_program
-from hpcjobs.job.fault_tolerance import resolve_elastic, resolve_retries
-from hpcjobs.job.interpreter import choose_node_python, choose_python
+from hpcjobs.job.batch import (
+    BATCH,
+    PASSED_THROUGH,
+    batch_argv,
+    batch_name,
+    check_batch,
+    check_passed_through,
+    check_srun,
+    site_of_batch,
+)
+from hpcjobs.job.environment import check_env, choose_node_python, choose_python, prologue
+from hpcjobs.job.fault_tolerance import preflight_words, resolve_elastic, resolve_retries, still_left_out
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
-from hpcjobs.job.layout import lay_out, read_gpu_model
+from hpcjobs.job.layout import choose_affinity, lay_out, read_gpu_model
 from hpcjobs.job.limits import check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
 from hpcjobs.job.notify import complete_address, mail_options, notify_words
-from hpcjobs.job.passed_through import PASSED_THROUGH, check_passed_through, check_srun
 from hpcjobs.job.policy import add_mandatory
-from hpcjobs.job.preflight import preflight_words
-from hpcjobs.job.program import default_name, program_argv, trainers
-from hpcjobs.job.prologue import prologue
-from hpcjobs.job.reserved import check_env
-from hpcjobs.job.run_root import locate_run_root
+from hpcjobs.job.program import check_program, default_name, program_argv, trainers
+from hpcjobs.job.script import locate_run_root
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.models import Partition, Resources, Site
 from hpcjobs.site.resources import node_range

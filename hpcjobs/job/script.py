@@ -1,13 +1,15 @@
-"""A resolved job rendered to ``job.sh`` by a Jinja template."""
+"""Renders the script of a job and checks what sbatch will read in it; locates the run folder."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from string import Template
 
 import jinja2
 from msgspec.structs import replace
@@ -16,17 +18,90 @@ from hpcjobs import __version__
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, nearest, reason_of
 from hpcjobs.files import cache_dir, config_dir, file_name
+from hpcjobs.job.batch import MARKS, MARKS_OF_OTHERS, parse_line
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.enter import enter_options
-from hpcjobs.job.exports import export_lines, omp_threads
+from hpcjobs.job.environment import enter_options, export_lines, omp_threads
 from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
-from hpcjobs.job.script_options import check_script
-from hpcjobs.job.shell import shell_files
 from hpcjobs.runtime.exits import ExitCode
+from hpcjobs.site.models import Site
 from hpcjobs.site.retries import WARNING_S
+from hpcjobs.site.sbatch import OPTIONS
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 from hpcjobs.templating import plain_text
+from hpcjobs.user import user_name
+
+SHELL_FOLDER = "shell"
+"""In the run folder."""
+_ALWAYS = ("common.bash", "job.bash")
+
+
+def shell_files(script: str) -> dict[str, str]:
+    """Name and text of each file that ``script`` uses."""
+    folder = data_folder("templates") / SHELL_FOLDER
+    names = sorted(path.name for path in folder.iterdir())
+    used = [name for name in names if name in _ALWAYS or f"/{name}" in script]
+    return {name: (folder / name).read_text(encoding="utf-8") for name in used}
+
+
+def locate_run_root(site: Site, chdir: Path) -> Path:
+    """The absolute ``run_root`` of ``site`` for a job that starts in ``chdir``; links are followed to see where it is.
+
+    Raises:
+        RequestError: a variable in it is not set here, or each node has a folder of its own there.
+    """
+    # Cron and containers often leave USER out.
+    variables = {"USER": user_name(), **os.environ}
+    text = Template(os.path.expanduser(site.run_root)).safe_substitute(variables)
+    if "$" in text:
+        raise RequestError(f"run_root {site.run_root!r} of site {site.name} ({site.path}): variable not set here")
+    root = (chdir / text).absolute()
+    real = root.resolve()
+    for local in site.node_local:
+        if site.scheduler == "slurm" and (root.is_relative_to(local) or real.is_relative_to(Path(local).resolve())):
+            leads = "" if real == root else f" (which leads to {real})"
+            raise RequestError(
+                f"run folder {root}{leads} is in {local}, which is local to each node of site {site.name}",
+                hint="submit from a folder that all nodes share, or set run_root in the site file",
+            )
+    return root
+
+
+def check_script(script: str, options: Sequence[str], job: Job) -> None:
+    """Compare what sbatch reads in ``script`` with the job's ``options``, each as an ``#SBATCH`` line has it.
+
+    Raises:
+        RequestError: a line names another cluster, or is one of another scheduler.
+    """
+    if job.scheduler == "local":
+        return
+    for line in script.split("\n"):
+        if line.startswith(MARKS_OF_OTHERS):
+            raise RequestError(
+                f"the script has the line {line!r}, which sbatch reads as an option of the job",
+                hint="it stands in the template, or in a value of several lines: change it there",
+            )
+    own = {f"#SBATCH --{option}" for option in options}
+    where = f"template {job.template}"
+    added = [
+        (line, directive.option.name)
+        for line in _marked_lines(script)
+        if line not in own
+        for directive in parse_line(line.removeprefix(MARKS[0]).removeprefix(MARKS[1]), where)
+    ]
+    for line, option in added:
+        if option == "clusters":
+            raise RequestError(f"{where}: {line}: --clusters is refused", hint=OPTIONS["clusters"].reason)
+
+
+def _marked_lines(script: str) -> Iterator[str]:
+    """The lines that sbatch reads, up to the first that is neither empty nor a comment."""
+    for line in script.split("\n") if script.startswith("#!") else ():
+        if line.startswith(MARKS):
+            yield line
+        elif line.strip() and not line.lstrip().startswith("#"):
+            return
+
 
 SUFFIX = ".sh.j2"
 MONITOR_PROGRAM = "monitor.pyz"

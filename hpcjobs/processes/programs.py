@@ -58,7 +58,7 @@ def clean_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
     A submission from inside a job or a salloc shell would otherwise hand its task layout, CPU
     binding and rank to the new job; SLURM_CONF and SLURM_CLUSTERS say which cluster, and stay. So do
-    the settings of Open MPI; those of sbatch (SBATCH_ACCOUNT) are read into the job (`job/settings.py`).
+    the settings of Open MPI; those of sbatch (SBATCH_ACCOUNT) are read into the job (`job/layers.py`).
     """
     source = os.environ if environ is None else environ
     of_launchers = _OF_MPIRUN if "OMPI_COMM_WORLD_RANK" in source else ()

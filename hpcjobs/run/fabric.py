@@ -11,10 +11,10 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.fabric import node_record
-from hpcjobs.job.avoid import record_of
+from hpcjobs.fabric.node_record import record_path
+from hpcjobs.job.fault_tolerance import check_words
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
-from hpcjobs.job.preflight import check_words
 from hpcjobs.run.folder import STATE
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect
@@ -129,7 +129,7 @@ def give_up(entry: Entry, node: str) -> None:
     connect(entry.scheduler, entry.slurm_conf).cancel([entry.job_id])
     reason = f"did not start the job's script within {SILENT_S:g} s"
     verdict = node_record.NodeVerdict(node, node_record.BAD, time.time(), reason, entry.job_id)
-    node_record.append(record_of(entry.site), [verdict])
+    node_record.append(record_path(entry.site), [verdict])
 
 
 def read_report(run_dir: Path) -> FabricReport:

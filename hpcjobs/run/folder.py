@@ -33,8 +33,7 @@ from hpcjobs import __version__
 from hpcjobs.errors import RequestError
 from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.models import Plan
-from hpcjobs.job.script import MONITOR_PROGRAM
-from hpcjobs.job.shell import FOLDER, shell_files
+from hpcjobs.job.script import MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.pyz import pack
 from hpcjobs.run.provenance import CodeState
 from hpcjobs.run.snapshot import copy_code
@@ -105,9 +104,9 @@ def make_root(root: Path) -> None:
 
 def write_shell_files(run_dir: Path, script: str) -> None:
     """Put the shell files that ``script`` uses into a run folder."""
-    (run_dir / FOLDER).mkdir(mode=0o700)
+    (run_dir / SHELL_FOLDER).mkdir(mode=0o700)
     for name, text in shell_files(script).items():
-        write_beside(run_dir / FOLDER / name, text)
+        write_beside(run_dir / SHELL_FOLDER / name, text)
 
 
 def _fill(plan: Plan, code: CodeState | None) -> None:

@@ -15,9 +15,9 @@ from hpcjobs.errors import RequestError
 from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.launch import Raw, command_line, launch
+from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
-from hpcjobs.job.settings import VARIABLES
 from hpcjobs.run import folder
 from hpcjobs.run.attempts import current_id
 from hpcjobs.run.identity import require_reachable

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from hpcjobs.errors import HpcJobsError, RequestError, SchedulerDownError, SchedulerError, UnknownJobError
 from hpcjobs.files import write_beside
-from hpcjobs.job.interpreter import choose_node_python
-from hpcjobs.job.run_root import locate_run_root
-from hpcjobs.job.script import MONITOR_PROGRAM
+from hpcjobs.job.environment import choose_node_python
+from hpcjobs.job.script import MONITOR_PROGRAM, locate_run_root
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.pyz import pack
 from hpcjobs.run import folder

@@ -10,11 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import ConfigError, RequestError, reason_of
-from hpcjobs.job.avoid import avoided_on
+from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.resolve import resolve
-from hpcjobs.job.run_root import locate_run_root
+from hpcjobs.job.script import locate_run_root
 from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state

@@ -9,10 +9,9 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.check import check_trainer
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
-from hpcjobs.job.program import split_module
+from hpcjobs.job.program import check_trainer, split_module
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml

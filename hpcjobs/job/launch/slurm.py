@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpcjobs.job.affinity import srun_options
 from hpcjobs.job.launch.base import Launch, Raw, entering, task
 from hpcjobs.job.launch.mpi import open_mpi_network
+from hpcjobs.job.layout import srun_options
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.pmix import FENCES
 

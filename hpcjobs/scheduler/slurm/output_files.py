@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hpcjobs.errors import RequestError, SchedulerError
-from hpcjobs.job.batch_script import is_batch_script, read_batch_script
+from hpcjobs.job.batch import is_batch_script, read_batch_script
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.fields import read_shown
 from hpcjobs.scheduler.slurm.table import SHOW_JOB, Table, TableRow

@@ -10,7 +10,7 @@ from scripts_here import run_here, without_complaint
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.job.batch_script import parse_line
+from hpcjobs.job.batch import parse_line
 from hpcjobs.job.models import Plan
 from hpcjobs.job.resolve import resolve
 from hpcjobs.run.folder import log_path

@@ -13,8 +13,7 @@ from commandline import ok, within
 import hpcjobs
 from hpcjobs.cli.submit import submit
 from hpcjobs.errors import RequestError
-from hpcjobs.job.check import options_of_submit
-from hpcjobs.job.program import trainers
+from hpcjobs.job.program import options_of_submit, trainers
 from hpcjobs.site.sbatch import OPTIONS, Treatment
 from hpcjobs.trainers.commandline.check import check_arguments
 

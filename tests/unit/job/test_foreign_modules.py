@@ -11,7 +11,7 @@ from commandline import ok
 
 import hpcjobs
 from hpcjobs.fabric.nodes import HostGroup
-from hpcjobs.job.preflight import preflight_words
+from hpcjobs.job.fault_tolerance import preflight_words
 from hpcjobs.site.library import load_site
 
 NAMES = ("torch", "json", "dataclasses", "logging", "importlib", "runpy", "argparse", "sitecustomize", "queue")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.job.directives import sbatch_options
-from hpcjobs.job.enter import enter_options
+from hpcjobs.job.environment import enter_options
 from hpcjobs.job.models import JobSpec, Plan
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.retries import UNLIMITED, Retries

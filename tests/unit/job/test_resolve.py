@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 import hpcjobs
 from hpcjobs.errors import RequestError
+from hpcjobs.job.layers import VARIABLES
 from hpcjobs.job.models import Job, Plan
-from hpcjobs.job.settings import VARIABLES
 from hpcjobs.processes.modules import module_words
 
 SITE = """

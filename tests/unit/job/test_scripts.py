@@ -18,10 +18,9 @@ from scripts_here import ARGUMENTS, GOLDEN, TELL, as_recorded, planned, run_here
 import hpcjobs
 from hpcjobs.data import data_folder
 from hpcjobs.errors import ConfigError, RequestError
+from hpcjobs.job.environment import check_env, prologue
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.plan import script_by_hand
-from hpcjobs.job.prologue import prologue
-from hpcjobs.job.reserved import check_env
 from hpcjobs.node.decide import NODE_CODES
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment
