@@ -56,6 +56,8 @@ _VERDICTS = {"time-limit", "step-time-limit", "preempted", "node-failed"}
 """Ends of a job or step that Slurm reports, with the reason."""
 RECENT_LINES = 500
 """So far before the last line that a rule explains is another one looked for."""
+_LONG, _LONG_EARLIER = 2000, 500
+"""So many characters of a line are compared with rules: of the last lines, and of earlier ones."""
 _RANKS = 16
 """The last exceptions of so many ranks are compared with lines of none."""
 _BETWEEN_RANKS = {"nccl-error", "mpi-error", "mpi-abort", "network-unreachable", "loopback-address"}
@@ -93,7 +95,7 @@ class Match(NamedTuple):
         return not self.raised and self.after > 0 and not _OUTSIDE.match(self.line.text)
 
 
-def find_matches(lines: Iterable[LogLine], rules: Sequence[Rule] = RULES) -> Iterator[Match]:
+def find_matches(lines: Sequence[LogLine], rules: Sequence[Rule] = RULES) -> Iterator[Match]:
     """Each line that a rule explains, with the first such rule, in the order of the lines."""
     tracebacks = _Tracebacks()
     stamps: dict[int | None, tuple[float, ...] | None] = {}
@@ -105,7 +107,8 @@ def find_matches(lines: Iterable[LogLine], rules: Sequence[Rule] = RULES) -> Ite
             stamps[line.rank] = _time_of(line.text)
         if _COMMAND.match(line.text):
             continue
-        match = _first_match(line, rules)
+        is_earlier = index < len(lines) - RECENT_LINES
+        match = _first_match(line, _shorten(line.text, _LONG_EARLIER if is_earlier else _LONG), rules)
         if match is None and ends and (exception := _EXCEPTION.pattern.match(line.text)):
             match = Match(_EXCEPTION, line, _values(exception))
         if match is not None:
@@ -339,13 +342,22 @@ def _last_of_each_rank(matches: list[Match]) -> list[Match]:
     return [match for match in matches if match.line.number > last[match.line.rank] - RECENT_LINES]
 
 
-def _first_match(line: LogLine, rules: Sequence[Rule]) -> Match | None:
-    if not may_explain(line.text):
+def _first_match(line: LogLine, text: str, rules: Sequence[Rule]) -> Match | None:
+    """The first rule that explains ``text``, which is the line or what is compared of it."""
+    if not may_explain(text):
         return None
     for rule in rules:
-        if match := rule.pattern.search(line.text):
-            return Match(rule, line, _values(match), is_quoted=_is_quoted(line.text, match.start()))
+        if match := rule.pattern.search(text):
+            return Match(rule, line, _values(match), is_quoted=_is_quoted(text, match.start()))
     return None
+
+
+def _shorten(text: str, length: int) -> str:
+    """The beginning and the end of a long line: what failed comes first in it, and the reason last."""
+    if len(text) <= length:
+        return text
+    end = length * 2 // 5
+    return f"{text[: length - end]} ... {text[-end:]}"
 
 
 def _is_quoted(text: str, start: int) -> bool:

@@ -141,8 +141,8 @@ SYSTEM: tuple[Rule, ...] = (
     ),
     rule(
         "interpreter-missing",
-        r"(?P<file>\S+): (?:/\S+: )?bad interpreter(?:\([^)]*\))?: No such file"
-        r"|(?P<file2>\S+): cannot execute: required file not found",
+        r"(?<!\S)(?P<file>\S+): (?:/\S+: )?bad interpreter(?:\([^)]*\))?: No such file"
+        r"|(?<!\S)(?P<file2>\S+): cannot execute: required file not found",
         "The program named in the first line of the script does not exist on the node",
         "head -n 1 PROGRAM  # and correct the path after #!",
     ),
@@ -184,7 +184,7 @@ SYSTEM: tuple[Rule, ...] = (
     rule(
         "environment-missing",
         r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment: (?P<environment>\S+)"
-        r"|(?P<file>\S*/bin/activate): No such file or directory|conda: command not found",
+        r"|(?<!\S)(?P<file>\S*/bin/activate): No such file or directory|conda: command not found",
         "The Python environment of the site does not exist on the node",
         "conda env list ; hpcjobs sites show {site}  # `environment` of the site file",
         more_precise_than=_MISSING,

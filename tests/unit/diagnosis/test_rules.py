@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 from commandline import ok, within
 
 from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
+from hpcjobs.diagnosis.matches import find_matches
 from hpcjobs.diagnosis.rules import RULES, may_explain
 from hpcjobs.diagnosis.values import Diagnosis, JobFacts, Kind
 
@@ -81,6 +84,43 @@ def test_the_quick_search_passes_every_line_that_a_rule_explains(line: str) -> N
 
 def test_a_line_of_progress_is_passed_over_by_the_quick_search() -> None:
     assert not may_explain("epoch 3, step 1200: throughput 5312 samples/s, lr 0.001")
+
+
+class CountingPattern:
+    """Stands for the pattern of a rule, and counts the characters that are compared with it."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+
+    def search(self, text: str) -> None:
+        self.characters += len(text)
+
+
+def test_of_many_long_lines_only_parts_are_compared_with_the_rules() -> None:
+    pattern = CountingPattern()
+    lines = [parse_line("error: " + "x" * 1300, "job.out", number) for number in range(1, 6001)]
+    assert not list(find_matches(lines, [RULES[0]._replace(pattern=cast("re.Pattern[str]", pattern))]))
+    assert pattern.characters < 6000 * 600
+
+
+@pytest.mark.parametrize("lines_behind", [0, 600])
+def test_the_cause_at_the_beginning_or_the_end_of_a_very_long_line_is_found(lines_behind: int) -> None:
+    behind = [f"[rank1]: waiting {n}" for n in range(lines_behind)]
+    for line in (
+        "OSError: [Errno 28] No space left on device: 'a.pt' " + "x" * 100_000,
+        "RuntimeError: " + "x" * 100_000 + " [Errno 28] No space left on device",
+    ):
+        assert explain(f"[rank0]: {line}", *behind).cause == "disk-full"
+
+
+def test_a_line_without_blanks_takes_the_rules_no_longer_than_one_of_words() -> None:
+    def seconds(text: str) -> float:
+        start = time.process_time()
+        for rule in RULES:
+            rule.pattern.search(text)
+        return time.process_time() - start
+
+    assert min(seconds("x" * 2000) for _ in range(3)) < 5 * min(seconds("xxxxxxx " * 250) for _ in range(3))
 
 
 def test_colours_and_control_characters_of_a_log_are_taken_out() -> None:
