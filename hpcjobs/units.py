@@ -107,6 +107,16 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def number_style(value: float) -> str:
+    """The style of a figure for people: thousands apart and no decimals from 100 on, else three digits."""
+    return ",.0f" if abs(value) >= 100 else ".3g"
+
+
+def format_number(value: float) -> str:
+    """``1,235`` and ``1.23``: never with an exponent where it is large."""
+    return f"{value:{number_style(value)}}"
+
+
 def slurm_memory(text: str) -> str:
     """``text`` as every Slurm option accepts it: whole numbers with a unit.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from hpcjobs.errors import SchedulerError
+from hpcjobs.units import format_number
 
 # JobID comes first: it says whether a row is a job or a step of one. The last two cannot hold a newline.
 SACCT_COLUMNS: Final = (
@@ -85,7 +86,8 @@ def format_energy(joules: float | None, source: str | None) -> str:
     if joules is None:
         return "-"
     hours = joules / 3600
-    return ("" if source == "measured" else "~") + (f"{hours:.3g} Wh" if hours < 1000 else f"{hours / 1000:.4g} kWh")
+    amount = f"{format_number(hours)} Wh" if hours < 1000 else f"{format_number(hours / 1000)} kWh"
+    return amount if source == "measured" else f"~{amount}"
 
 
 def choose(helpformat: str) -> tuple[str, ...]:

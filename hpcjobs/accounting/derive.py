@@ -76,10 +76,7 @@ def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.all().exclude("energy_j", "energy_source", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
             known_sum(pl.col("energy_j")),
-            pl.when((pl.col("energy_source") == "modelled").any())
-            .then(pl.lit("modelled"))
-            .otherwise(pl.col("energy_source").drop_nulls().first())
-            .alias("energy_source"),
+            joint_energy_source(),
             known_sum(pl.col("cost")),
             attempts=pl.col("started").count().cast(pl.Int64),
             elapsed_all_s=first.sum(),
@@ -93,6 +90,13 @@ def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
 def known_sum(column: pl.Expr) -> pl.Expr:
     """The sum of the values that are known; null where none is."""
     return pl.when(column.count() > 0).then(column.sum())
+
+
+def joint_energy_source() -> pl.Expr:
+    """Where the sum of ``energy_j`` was read: it is no more exact than the least exact of its parts."""
+    source = pl.col("energy_source").filter(pl.col("energy_j").is_not_null())
+    sources = ("modelled", "nvml", "measured")
+    return pl.coalesce(pl.when((source == name).any()).then(pl.lit(name)) for name in sources).alias("energy_source")
 
 
 def _goodput() -> pl.Expr:

@@ -32,6 +32,7 @@ _SUMS: Final = {
     "wait_s": pl.col("queue_wait_s"),
     "lost_s": pl.col("lost_s"),
     "energy_j": pl.col("energy_j"),
+    "not_measured_j": pl.col("energy_j").filter(pl.col("energy_source") != "measured"),
     "cost": pl.col("cost"),
 }
 _OF_ATTEMPTS: Final = (*JOB_KEY, "state", "submitted", "ended")
@@ -73,6 +74,10 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataF
         mean_wait_s=pl.when(pl.col("waited") > 0).then(pl.col("wait_s") / pl.col("waited")),
         lost_h=pl.col("lost_s") / 3600,
         energy_kwh=pl.col("energy_j") / 3.6e6,
+        energy_source=pl.when(pl.col("not_measured_j").is_not_null())
+        .then(pl.lit("modelled"))
+        .when(pl.col("energy_j").is_not_null())
+        .then(pl.lit("measured")),
         cost="cost",
     ).sort("cpu_h", descending=True, nulls_last=True)
 

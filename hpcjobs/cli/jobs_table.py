@@ -18,6 +18,7 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
     import polars as pl
 
     from hpcjobs.accounting.advice import JobUsage, advise
+    from hpcjobs.accounting.derive import joint_energy_source, known_sum
     from hpcjobs.accounting.totals import totals
 
     if frame.is_empty():
@@ -26,8 +27,13 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
     rows = frame.to_dicts()
     print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(JobUsage.from_row(row))))] for row in rows))
     print()
-    lost = None if frame["lost_s"].count() == 0 else frame["lost_s"].sum() / 3600  # less what checkpoints kept
-    print_totals(totals([attempts]).with_columns(lost_h=pl.lit(lost, dtype=pl.Float64)), "all")
+    # Of the jobs: their rows know what checkpoints kept, and the energy that a monitor measured.
+    of_jobs = frame.select(
+        joint_energy_source(),
+        lost_h=known_sum(pl.col("lost_s")) / 3600,
+        energy_kwh=known_sum(pl.col("energy_j")) / 3.6e6,
+    )
+    print_totals(totals([attempts]).with_columns(of_jobs), "all")
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
@@ -58,9 +64,9 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def number(value: float | None, style: str, unit: str = "") -> str:
-    """The value and its unit; ``-`` where it is not known."""
-    return "-" if value is None else f"{value:{style}}{unit}"
+def number(value: float | None, style: str) -> str:
+    """The value; ``-`` where it is not known."""
+    return "-" if value is None else f"{value:{style}}"
 
 
 def format_cost(amount: float) -> str:
@@ -71,15 +77,17 @@ def format_cost(amount: float) -> str:
 def print_totals(frame: pl.DataFrame, by: str) -> None:
     """One row per group of ``by``."""
     headers = [by.upper(), "JOBS", "FAILED", "CPU H", "GPU H", "CPU", "MEM", "MEAN WAIT", "LOST H", "ENERGY", "COST"]
+    from hpcjobs.accounting.columns import format_energy
     from hpcjobs.units import human_duration
 
     def cells(row: dict[str, Any]) -> list[str]:
+        joules = None if row["energy_kwh"] is None else row["energy_kwh"] * 3.6e6
         return [
             str(row[by]), str(row["jobs"]), str(row["failed"]),
             number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
             percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
             "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
-            number(row["lost_h"], ".2f"), number(row["energy_kwh"], ".3g", " kWh"),
+            number(row["lost_h"], ".2f"), format_energy(joules, row["energy_source"]),
             "-" if row["cost"] is None else format_cost(row["cost"]),
         ]  # fmt: skip
 

@@ -176,6 +176,8 @@ class GroupTotals(Document, frozen=True, kw_only=True):
     mean_wait_s: float | None
     lost_h: float | None
     energy_kwh: float | None
+    energy_source: str | None
+    """``measured``, or ``modelled`` where a part of it is not measured."""
     cost: float | None
 
 

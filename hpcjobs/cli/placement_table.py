@@ -45,7 +45,9 @@ def describe_start(start: float | None) -> str:
 
 
 def _cost(cost: Cost | None) -> str:
+    from hpcjobs.units import format_number
+
     if cost is None:
         return "-"
-    amount = f", {cost.amount:.3g} {cost.currency}" if cost.amount is not None else ""
-    return f"{cost.node_hours:.3g} node hours{amount}"
+    amount = f", {format_number(cost.amount)} {cost.currency}" if cost.amount is not None else ""
+    return f"{format_number(cost.node_hours)} node hours{amount}"

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from hpcjobs.accounting.derive import joint_energy_source
 from hpcjobs.errors import RequestError
 from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Fit, fit
 from hpcjobs.scaling.intervals import Interval, geometric_mean, mean_ratio
 from hpcjobs.scaling.law_choice import choose, find_rival
 from hpcjobs.scaling.runs import find_mixtures
+from hpcjobs.units import format_number
 
 _FURTHEST = 64
 """The knee is looked for up to this many times the largest size measured."""
@@ -158,13 +160,9 @@ def _describe_fall(groups: list[SizeResult], per: str, *, unit: str) -> str | No
     if last.n == best.n or (ratio.value if ratio.high is None else ratio.high) >= 1:
         return None
     return (
-        f"More {per} are slower: {best.throughput.value:{_style(best)}} {unit} with {_count(best.n, per)},"
-        f" {last.throughput.value:{_style(last)}} with {last.n}. No throughput beyond is predicted."
+        f"More {per} are slower: {format_number(best.throughput.value)} {unit} with {_count(best.n, per)},"
+        f" {format_number(last.throughput.value)} with {last.n}. No throughput beyond is predicted."
     )
-
-
-def _style(group: SizeResult) -> str:
-    return ",.0f" if group.throughput.value >= 100 else ".3g"
 
 
 def _group(part: pl.DataFrame, per: str, base: pl.DataFrame) -> SizeResult:
@@ -194,7 +192,7 @@ def _group(part: pl.DataFrame, per: str, base: pl.DataFrame) -> SizeResult:
         queue_wait_s=_median(part, "queue_wait_s"),
         epoch_s=_median(part, "epoch_s"),
         energy_j=_median(part, "energy_j"),
-        energy_source=first["energy_source"],
+        energy_source=part.select(joint_energy_source()).item(),
         cost_per_million=sum(paid["cost"]) / sum(paid["samples"]) * 1e6 if len(paid) else None,
         currency=first["currency"],
     )

@@ -9,9 +9,10 @@ from hpcjobs.errors import RequestError
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.intervals import mean_ratio
 from hpcjobs.scaling.law_choice import format_p_value
-from hpcjobs.scaling.tables import interval, rate_style
+from hpcjobs.scaling.tables import interval
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
+from hpcjobs.units import number_style
 
 
 class Bound(Frozen, frozen=True):
@@ -69,7 +70,7 @@ def _row(group: SizeResult, old: SizeResult) -> list[str]:
     if p_value is not None:
         significant += f" ({format_p_value(p_value)})"
     return [
-        str(group.n), f"{now.value:{rate_style(now.value)}}", f"{then.value:{rate_style(then.value)}}",
+        str(group.n), f"{now.value:{number_style(now.value)}}", f"{then.value:{number_style(then.value)}}",
         interval(ratio, ".2f"), f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", significant,
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Fit
 from hpcjobs.scaling.intervals import Interval
 from hpcjobs.scaling.runs import WHOLE_JOBS
-from hpcjobs.units import human_duration
+from hpcjobs.units import format_number, human_duration, number_style
 
 TABLE_NOTE: Final = (
     "Throughput is the geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares"
@@ -60,7 +60,7 @@ def _cells(group: SizeResult, unit: str) -> dict[str, str]:
         "nodes": str(group.nodes),
         "ranks": str(group.ranks),
         "runs": str(group.runs),
-        unit: interval(group.throughput, rate_style(group.throughput.value)),
+        unit: interval(group.throughput, number_style(group.throughput.value)),
         "speed-up": interval(group.speedup, ".2f"),
         "efficiency": interval(group.efficiency, ".0%"),
         "step": "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
@@ -73,13 +73,8 @@ def _cells(group: SizeResult, unit: str) -> dict[str, str]:
         "queue wait": "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
         "epoch": "-" if group.epoch_s is None else human_duration(group.epoch_s),
         "energy": format_energy(group.energy_j, group.energy_source),
-        "cost / 10⁶ samples": "-" if paid is None else f"{paid:.3g} {group.currency}",
+        "cost / 10⁶ samples": "-" if paid is None else f"{format_number(paid)} {group.currency}",
     }
-
-
-def rate_style(value: float) -> str:
-    """Thousands apart and no decimals from 100 on, else three digits."""
-    return ",.0f" if value >= 100 else ".3g"
 
 
 def share(value: float | None) -> str:
@@ -105,7 +100,7 @@ def fit_rows(analysis: Analysis) -> list[list[str]]:
     for fitted in analysis.fits:
         name = fitted.law.name + (" (used)" if fitted is analysis.chosen else "")
         for parameter, (value, low, high) in parameters(analysis, fitted).items():
-            style = rate_style(value) if parameter.startswith("X(1)") else ".4g"
+            style = number_style(value) if parameter.startswith("X(1)") else ".4g"
             width = "-" if low is None or high is None else f"{low:{style}} to {high:{style}}"
             rows.append([name, parameter, f"{value:{style}}", width, f"{fitted.rms:.1%}"])
     return rows
@@ -115,7 +110,7 @@ def run_rows(runs: pl.DataFrame) -> list[list[str]]:
     return [
         [
             row["job_id"], str(row["nodes"]), str(row["ranks"]), str(row["repeat"]), row["state"] or "-",
-            "-" if row["throughput"] is None else f"{row['throughput']:{rate_style(row['throughput'])}} {row['unit']}",
+            "-" if row["throughput"] is None else f"{format_number(row['throughput'])} {row['unit']}",
             row["node_list"] or "-", row["source"] or "-", row["run_dir"],
         ]
         for row in runs.to_dicts()

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("cluster/jupyter", "cluster/submit", "cluster", "docs", "unit/trainers", "unit/horovod", "unit", "packaging")
+FOLDERS = (
+    *("cluster/jupyter", "cluster/submit", "cluster", "docs", "unit/trainers", "unit/horovod", "unit"),
+    *("figures", "packaging"),
+)
 PASSES = "def test_{name}():\n    pass\n"
 FLAKY = """
 from pathlib import Path

@@ -353,3 +353,11 @@ def test_a_knee_far_beyond_what_was_measured_is_so_many_or_more() -> None:
     summary = " ".join(analyse(runs({1: 100, 2: 200, 4: 400}), mode="strong").summary)
     assert "The knee of the law is 256 nodes or more" in summary
     assert "at at" not in summary
+
+
+def test_energy_of_a_size_is_marked_as_modelled_where_that_of_one_run_is() -> None:
+    frame = runs({1: 100, 2: 190}, energy_j=3.6e6, energy_source="measured").with_columns(
+        energy_source=pl.when(pl.col("job_id") == "23").then(pl.lit("modelled")).otherwise("energy_source")
+    )
+    headers, rows = tables.sizes(analyse(frame, mode="strong"))
+    assert [row[headers.index("energy")] for row in rows] == ["1 kWh", "~1 kWh"]

@@ -1,0 +1,160 @@
+"""``report jobs``: its columns and sums, computed by pandas from the rows of sacct."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+from commandline import ok
+from sacct_rows import recorded_rows, simulated_rows
+from scripted_cluster import ScriptedCluster, read_duration, read_table
+
+CPU_HOUR, GPU_HOUR, NODE_HOUR = 0.02, 1.5, 0.25
+CPU_W, GPU_W, NODE_W = 4, 300, 120
+CORES = 64
+SOURCES = ("simulated", "22.05.8", "23.11.4", "24.11.5")
+
+
+def rows_of(source: str) -> list[dict[str, str]]:
+    return simulated_rows(7) if source == "simulated" else recorded_rows(source)
+
+
+def amount(text: str, resource: str) -> float:
+    """Of ``mem`` in ``cpu=4,mem=2048M``."""
+    match = re.search(rf"(?:^|,){resource}=([\d.]+)([KMGT]?)", text)
+    return float(match[1]) * 1024 ** " KMGT".index(match[2] or " ") if match else 0.0
+
+
+def seconds(clock: str) -> float:
+    days, _, rest = clock.rpartition("-")
+    parts = [0.0, 0.0, *map(float, rest.split(":"))][-3:]
+    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def attempts_of(rows: list[dict[str, str]]) -> pd.DataFrame:
+    """One row per ended attempt, with its figures; a step belongs to the last job above it."""
+    frame = pd.DataFrame(rows).fillna("")
+    is_job = ~frame["JobID"].str.contains(".", regex=False)
+    frame["attempt"] = is_job.cumsum()
+    counts = ["Submit", "Eligible", "Start", "End", "ElapsedRaw", "NNodes", "NCPUS", "NTasks"]
+    frame[counts] = frame[counts].apply(pd.to_numeric, errors="coerce").fillna(0)
+    jobs, steps = frame[is_job].copy(), frame[~is_job & ~frame["JobID"].str.endswith(".extern")].copy()
+    steps["mem"] = [amount(text, "mem") for text in steps["TRESUsageInTot"]]
+    most = {}
+    for attempt, part in steps[steps["mem"] > 0].groupby("attempt"):
+        # Whoever has begun and not ended at the begin of a step holds memory then.
+        most[attempt] = max(
+            part[(part["Start"] <= at) & ((part["End"] > at) | (part["Start"] == at))]["mem"].sum()
+            for at in part["Start"]
+        )
+    jobs["mem_used"] = jobs["attempt"].map(most)
+    jobs["mem"] = [amount(text, "mem") for text in jobs["AllocTRES"]]
+    jobs["gpus"] = [amount(text, "gres/gpu") for text in jobs["AllocTRES"]]
+    of_steps = steps.assign(cpu=[seconds(text or "0:0") for text in steps["TotalCPU"]]).groupby("attempt")["cpu"].sum()
+    jobs["cpu_s"] = [seconds(text or "0:0") for text in jobs["TotalCPU"]]
+    jobs["cpu_s"] = jobs["cpu_s"].where(jobs["cpu_s"] > 0, jobs["attempt"].map(of_steps).fillna(0))
+    began = jobs["Start"].where(jobs["Start"] > 0, jobs["End"])
+    jobs["wait"] = (began - jobs["Eligible"]).clip(lower=0)
+    hours = jobs["ElapsedRaw"] / 3600
+    jobs["cost"] = hours * (jobs["NCPUS"] * CPU_HOUR + jobs["gpus"] * GPU_HOUR + jobs["NNodes"] * NODE_HOUR)
+    share = (jobs["NCPUS"] / (jobs["NNodes"] * CORES)).where(jobs["Partition"] == "gpu", 1.0).clip(upper=1)
+    counted = pd.to_numeric(jobs["ConsumedEnergyRaw"], errors="coerce").fillna(0)
+    jobs["is_measured"] = (counted > 0) & (share == 1) & (jobs["Partition"] == "gpu")
+    modelled = (jobs["NCPUS"] * CPU_W + jobs["gpus"] * GPU_W + jobs["NNodes"] * share * NODE_W) * jobs["ElapsedRaw"]
+    jobs["energy"] = modelled.where(~jobs["is_measured"], counted)
+    return jobs[(jobs["End"] > 0) & (jobs["Start"] > 0)]
+
+
+def assert_percent(text: str, share: float) -> None:
+    assert float(text.rstrip("%")) == pytest.approx(100 * share, abs=0.5001), (text, share)
+
+
+def assert_energy(text: str, joules: float, *, is_measured: bool) -> None:
+    assert text.startswith("~") is not is_measured, text
+    number, unit = text.lstrip("~").replace(",", "").split()
+    assert "e" not in number, text
+    assert float(number) * {"Wh": 3600, "kWh": 3.6e6}[unit] == pytest.approx(joules, rel=0.006), (text, joules)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_each_column_of_a_job_is_what_the_rows_of_sacct_give(cluster: ScriptedCluster, source: str) -> None:
+    rows = rows_of(source)
+    cluster.account(rows)
+    attempts = attempts_of(rows)
+    parents = sorted({re.split(r"[_+]", job)[0] for job in attempts["JobID"]}, key=int)
+    printed = {row["JOB"]: row for row in read_table(ok("report", "jobs", *parents).out, "JOB")}
+    for job_id, every in attempts.groupby("JobID"):
+        last, shown = every.iloc[-1], printed[str(job_id)]
+        if last["State"].split()[0] in ("REQUEUED", "PENDING", "RUNNING"):
+            continue
+        assert [shown["CPUS"], shown["GPUS"], shown["NODES"]] == [
+            f"{last['NCPUS']:.0f}", f"{last['gpus']:.0f}", f"{last['NNodes']:.0f}"
+        ]  # fmt: skip
+        for header, value in (("WAIT", last["wait"]), ("ELAPSED", last["ElapsedRaw"])):
+            shown_s, unit_s = read_duration(shown[header])
+            assert 0 <= value - shown_s < unit_s, (job_id, header)
+        if last["cpu_s"] > 0 and last["ElapsedRaw"] > 0:
+            assert_percent(shown["CPU"], last["cpu_s"] / (last["NCPUS"] * last["ElapsedRaw"]))
+        if last["mem_used"] > 0:
+            assert_percent(shown["MEM"], last["mem_used"] / last["mem"])
+        else:
+            assert shown["MEM"] == "-"
+        if len(every) > 1:
+            assert_percent(shown["GOODPUT"], last["ElapsedRaw"] / every["ElapsedRaw"].sum())
+        assert_energy(shown["ENERGY"], every["energy"].sum(), is_measured=bool(every["is_measured"].all()))
+        cost = every["cost"].sum()
+        if 0 < cost < 0.005:
+            assert shown["COST"] == "< 0.01 EUR"
+        else:
+            assert shown["COST"] == f"{cost:.2f} EUR"
+
+
+def sums_of(attempts: pd.DataFrame) -> dict[str, float]:
+    known = attempts[attempts["mem_used"].notna()]
+    measured = attempts[attempts["cpu_s"] > 0]
+    hours = attempts["ElapsedRaw"] / 3600
+    put_back = attempts["State"] == "PREEMPTED"
+    return {
+        "JOBS": float((~put_back).sum()),
+        "FAILED": float(attempts["State"].isin(["FAILED", "TIMEOUT"]).sum()),
+        "CPU H": float((hours * attempts["NCPUS"]).sum()),
+        "GPU H": float((hours * attempts["gpus"]).sum()),
+        "CPU": measured["cpu_s"].sum() / (measured["NCPUS"] * measured["ElapsedRaw"]).sum(),
+        "MEM": (known["mem_used"] * known["ElapsedRaw"]).sum() / (known["mem"] * known["ElapsedRaw"]).sum(),
+        "MEAN WAIT": float(attempts["wait"].mean()),
+        "LOST H": float(hours[put_back].sum()),
+        "ENERGY": float(attempts["energy"].sum()),
+        "COST": float(attempts["cost"].sum()),
+    }
+
+
+def assert_sums(shown: dict[str, str], attempts: pd.DataFrame) -> None:
+    for header, value in sums_of(attempts).items():
+        if header in ("CPU", "MEM"):
+            assert_percent(shown[header], value)
+        elif header == "MEAN WAIT":
+            shown_s, unit_s = read_duration(shown[header])
+            assert 0 <= value - shown_s < unit_s
+        elif header == "ENERGY":
+            assert_energy(shown[header], value, is_measured=bool(attempts["is_measured"].all()))
+        else:
+            assert float(shown[header]) == pytest.approx(value, abs=0.00501), header
+
+
+def test_the_sums_of_all_jobs_are_those_of_every_attempt(cluster: ScriptedCluster) -> None:
+    rows = simulated_rows(8)
+    cluster.account(rows)
+    (shown,) = read_table(ok("report", "jobs", "-a", "--since", "20d").out, "ALL")
+    assert_sums(shown, attempts_of(rows))
+
+
+@pytest.mark.parametrize("by", ["user", "name"])
+def test_the_sums_of_a_group_are_those_of_its_attempts(cluster: ScriptedCluster, by: str) -> None:
+    rows = simulated_rows(9)
+    cluster.account(rows)
+    printed = read_table(ok("report", "jobs", "-a", "--since", "20d", "--by", by).out, by.upper())
+    groups = dict(list(attempts_of(rows).groupby({"user": "User", "name": "JobName"}[by])))
+    assert {row[by.upper()] for row in printed} == set(groups)
+    for row in printed:
+        assert_sums(row, groups[row[by.upper()]])
