@@ -4,7 +4,7 @@ furnish() {
     local root=$1 device
     mount -t proc proc "$root/proc"
     mount --rbind /sys "$root/sys"
-    mount -t tmpfs tmpfs "$root/run"
+    mount -t tmpfs -o mode=755 tmpfs "$root/run"
     mkdir -p "$root/run/lock" "$root/run/sshd"
     mount -t tmpfs tmpfs "$root/dev"
     for device in null zero full random urandom tty fuse; do

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hpcjobs.cli.completion import complete_sites
-from hpcjobs.cli.option_values import check_values, refuse_options_as_values
+from hpcjobs.cli.options import check_values, refuse_options_as_values
 from hpcjobs.cli.terminal import printable_streams, raw
 
 # verb -> (module of this package, one line of help); in the order of the help page.
@@ -32,19 +32,19 @@ VERBS = {
     "show": ("show", "Show one job: state, settings with their sources, results."),
     "logs": ("logs", "Print the output of a job; -f follows it."),
     "why": ("why", "Explain why a job failed or is pending, and what to do."),
-    "diff": ("diff", "Show the differences between two runs."),
+    "diff": ("rerun", "Show the differences between two runs."),
     "where": ("where", "Show where a program can run: fit, start and cost by partition."),
     "rerun": ("rerun", "Submit a run again, unchanged or with changes."),
     "wait": ("wait", "Wait for jobs to end, and return their exit code."),
-    "cancel": ("cancel", "Cancel jobs, or send them a signal."),
+    "cancel": ("control", "Cancel jobs, or send them a signal."),
     "alloc": ("alloc", "Allocate nodes now for a shell or a program."),
     "shell": ("shell", "Open a shell on a node of a running job."),
-    "exec": ("exec", "Run a command on the nodes of a running job."),
-    "hold": ("hold", "Keep jobs from starting."),
-    "release": ("release", "Let held jobs start."),
-    "requeue": ("requeue", "Put jobs back into the queue."),
-    "update": ("update", "Change a job: hpcjobs update JOB time=2h."),
-    "prune": ("prune", "List old run folders and records, or remove them."),
+    "exec": ("shell", "Run a command on the nodes of a running job."),
+    "hold": ("control", "Keep jobs from starting."),
+    "release": ("control", "Let held jobs start."),
+    "requeue": ("control", "Put jobs back into the queue."),
+    "update": ("control", "Change a job: hpcjobs update JOB time=2h."),
+    "prune": ("archive", "List old run folders and records, or remove them."),
     "archive": ("archive", "Write a run folder to one tar file, with checksums."),
     "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
     "sweep": ("sweep", "Many runs of one program: run, status, resume, results, cancel."),
@@ -96,8 +96,10 @@ class _LazyGroup(TyperGroup):
             return TyperCommand(cmd_name, help=VERBS[cmd_name][1])
         module = import_module(f"{__name__}.{VERBS[cmd_name][0]}")
         command = typer.main.get_command(module.app)
+        if isinstance(command, TyperGroup) and cmd_name in command.commands:  # one of a module's several verbs
+            command = command.commands[cmd_name]
         command.name = cmd_name
-        from hpcjobs.cli.from_laptop import intercept
+        from hpcjobs.cli.fetch import intercept
 
         intercept(command, cmd_name)
         refuse_options_as_values(command)

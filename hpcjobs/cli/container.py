@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcjobs.cli.completion import complete_images, complete_recipes
-from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.options import VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, clock, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 

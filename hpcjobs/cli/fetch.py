@@ -1,13 +1,167 @@
-"""``hpcjobs fetch``."""
+"""``hpcjobs fetch``, and other commands of a laptop that run on a login host."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpcjobs.cli.output import JobSite, note
+from hpcjobs.errors import HpcJobsError, RequestError
+
+if TYPE_CHECKING:
+    from hpcjobs.remote.laptop import Laptop, Target
+
+
+VARIABLE = "HPCJOBS_REMOTE"
+"""The site or host of ``--remote`` for every command; ``no``: none."""
+HERE = "no"
+_OF_THIS_MACHINE = frozenset(("sites", "cloud", "sandbox", "container"))
+"""Verbs that go to the login host only where ``--remote`` is typed."""
+_SUBMIT = frozenset(("submit", "rerun", "sweep", "scale", "drill", "alloc", "fabric", "where", "exec", "shell"))
+"""Verbs that take the code along."""
+
+
+def intercept(command: Any, verb: str) -> None:
+    """Have ``command``, and the commands of a group, run on the login host where this machine is a laptop."""
+    for inner in getattr(command, "commands", {}).values():
+        intercept(inner, verb)
+    run = command.invoke
+
+    def invoke(context: Any) -> Any:
+        if context._protected_args or verb == "fetch":  # a group, whose command is intercepted itself
+            return run(context)
+        target = find_target(context.find_root().params.get("remote"), context.params.get("site"), verb=verb)
+        if target is None:
+            return run(context)
+        return context.exit(_run_there(target, verb, context))
+
+    command.invoke = invoke
+
+
+def find_target(remote: str | None, site: str | None, *, verb: str) -> Target | None:
+    """Find where the command runs; None: on this machine.
+
+    ``remote`` was typed, or is HPCJOBS_REMOTE: a site, or a host of ssh. Else the command's site says, when it has a
+    login host and this machine has no sbatch.
+
+    Raises:
+        HpcJobsError: the site of ``--remote`` has no login host.
+    """
+    where = remote or os.environ.get(VARIABLE) or None
+    if where == HERE or (remote is None and verb in _OF_THIS_MACHINE):
+        return None
+    if where is not None:
+        return _named_target(where, site)
+    if shutil.which("sbatch") is not None:
+        return None
+    return _target_of_site(site)
+
+
+def _named_target(where: str, site: str | None) -> Target:
+    from hpcjobs.remote.laptop import Target
+    from hpcjobs.site.library import load_site
+    from hpcjobs.site.login import Login
+    from hpcjobs.site.search import list_sites
+
+    if where not in {entry.name for entry in list_sites()} and not _is_path(where):
+        return Target(_login_of(where), None, _path_of(site))
+    named = load_site(where)
+    if named.login_host is None:
+        raise RequestError(
+            f"--remote {where}: the site ({named.path}) has no login host",
+            hint="name it in the site file: login: user@host",
+        )
+    login: Login = named.login_host
+    return Target(login, named.name, _path_of(site) or _path_of(where))
+
+
+def _target_of_site(site: str | None) -> Target | None:
+    from hpcjobs.site.library import find_default_site, load_site
+
+    try:
+        name = site or find_default_site()
+        known = None if name in (None, "local") else load_site(str(name))
+    except HpcJobsError:  # the verb itself reports it
+        return None
+    if known is None or known.scheduler != "slurm" or known.login_host is None or known.rehearsal:
+        return None
+    from hpcjobs.remote.laptop import Target
+
+    return Target(known.login_host, known.name, _path_of(str(name)))
+
+
+def _login_of(host: str) -> Any:
+    from hpcjobs.site.login import Login
+
+    try:
+        return Login(host=host)
+    except ValueError as error:
+        raise RequestError(f"--remote {host!r}: {error}") from error
+
+
+def _is_path(site: str) -> bool:
+    return "/" in site or site.endswith((".yaml", ".yml"))
+
+
+def _path_of(site: str | None) -> Path | None:
+    return Path(site) if site is not None and _is_path(site) else None
+
+
+def _run_there(target: Target, verb: str, context: Any) -> int:
+    from hpcjobs.cli.output import note
+    from hpcjobs.remote.laptop import Laptop
+
+    arguments = words_there(sys.argv[1:], context.params.get("site"))
+    laptop = Laptop(target, say=note)
+    name, params = context.info_name, context.params
+    if verb == "jupyter" and name == "jupyter" and not (params["detach"] or params["no_wait"] or params["dry_run"]):
+        return _start_session(laptop, arguments, params)
+    if verb == "jupyter" and name == "open" and not params["as_json"]:
+        from hpcjobs.jupyter.laptop import follow
+        from hpcjobs.jupyter.remote import SharedRemote
+
+        laptop.connect(with_code=False)
+        return follow(SharedRemote(laptop), [arg for arg in arguments if arg != "--browser"], say=note)
+    return laptop.run(arguments, submits=verb in _SUBMIT or name == "jupyter")
+
+
+def _start_session(laptop: Laptop, arguments: list[str], params: Mapping[str, Any]) -> int:
+    """A session with its tunnel and browser, until Ctrl-C. A token file is read here, and sent by a pipe."""
+    from hpcjobs.cli.jupyter import words_of_session
+    from hpcjobs.cli.output import note
+    from hpcjobs.jupyter.laptop import connect
+    from hpcjobs.jupyter.remote import SharedRemote
+    from hpcjobs.jupyter.request import private_token
+
+    token_file = params["token_file"]
+    token = None if token_file is None else private_token(token_file)
+    laptop.connect(with_code=True)
+    return connect(SharedRemote(laptop), words_of_session(arguments, token=token), token=token, say=note)
+
+
+def words_there(arguments: list[str], site: str | None) -> list[str]:
+    """The words of the command line for the login host: without ``--remote``, a site's file by its name."""
+    rest = list(arguments)
+    while rest and rest[0].startswith("--remote"):
+        del rest[: 1 if "=" in rest[0] else 2]
+    if rest[:1] == ["--debug"]:
+        return ["--debug", *words_there(rest[1:], site)]
+    if site is None or not _is_path(site):
+        return rest
+    name = Path(site).stem
+    for number, arg in enumerate(rest):
+        if arg in ("--site", "-s") and rest[number + 1 : number + 2] == [site]:
+            return [*rest[: number + 1], name, *rest[number + 2 :]]
+        if arg in (f"--site={site}", f"-s{site}"):
+            return [*rest[:number], f"--site={name}", *rest[number + 1 :]]
+    return rest
+
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _LARGE = ("checkpoints", "code")
@@ -26,7 +180,6 @@ def fetch(
     site: JobSite = None,
 ) -> None:
     """On a laptop: copy a run folder, or FILES of it, from the login host. Unchanged files are not copied again."""
-    from hpcjobs.cli.from_laptop import find_target
     from hpcjobs.errors import RequestError
     from hpcjobs.jupyter.remote import SharedRemote
     from hpcjobs.remote.laptop import Laptop, choose_place

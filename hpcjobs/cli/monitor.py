@@ -12,12 +12,13 @@ import typer
 
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, note
-from hpcjobs.cli.signals import exit_on_signals
+from hpcjobs.cli.terminal import exit_on_signals
 
 if TYPE_CHECKING:
     from hpcjobs.run.idle_limit import IdleLimit
     from hpcjobs.run.samples import NodeSample
     from hpcjobs.site.models import Site
+
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

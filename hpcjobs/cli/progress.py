@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,9 @@ from hpcjobs.units import human_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from hpcjobs.sweeps.sweep import Sweep
+
 
 _SECONDS_PER_TENTH = 10.0
 """Between two lines on a pipe at least, while further tenths are done."""
@@ -160,3 +164,29 @@ class _Countdown:
 
     def __str__(self) -> str:
         return "" if self._ends_at is None else f"{human_duration(max(0.0, self._ends_at - self._clock()))} left"
+
+
+_NOT_ENDED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
+
+
+def wait_for_sweep(sweep: Sweep) -> int:
+    """Wait with a bar of the cells that have ended; 0 if every cell succeeded."""
+    title = f"sweep {sweep.definition.name}"
+    with ProgressBars() as bars:
+
+        def show(counts: Counter[str]) -> None:
+            total = counts.total()
+            ended = total - sum(counts[state] for state in _NOT_ENDED)
+            states = ", ".join(f"{count} {state}" for state, count in sorted((+counts).items()))
+            bars.show(title, ended, total, text=f"{ended} of {total} cells have ended: {states}")
+
+        try:
+            counts = sweep.wait(progress=show, report=note)
+        except KeyboardInterrupt:
+            name = sweep.definition.name
+            note(
+                f"stopped waiting; sweep {name} continues: `hpcjobs sweep status {name}` shows it, "
+                f"`hpcjobs sweep cancel {name}` cancels"
+            )
+            raise
+    return 0 if set(+counts) <= {"COMPLETED"} else 1

@@ -1,20 +1,172 @@
-"""``hpcjobs ps``."""
+"""``hpcjobs ps``: the table of jobs, arrays folded into one line, cut to the terminal, states in colours."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from hpcjobs.cli.completion import complete_states
-from hpcjobs.cli.output import JobSite, Json, note, print_output
+from hpcjobs.cli.output import JobSite, Json, clock, note, print_output, print_table, table_width
 from hpcjobs.cli.terminal import raw
 
 if TYPE_CHECKING:
-    from hpcjobs.run.listing import Listing
+    from hpcjobs.run.listing import ListedJob, Listing
+    from hpcjobs.scheduler.base import JobRecord, State
+
+
+_HEADERS = ("JOB", "NAME", "SITE", "STATE", "NODES", "ELAPSED", "PROGRESS", "START", "EXIT", "REASON", "RUN FOLDER")
+_SHRINK = ("REASON", "NAME", "NODES")
+_SHRUNK_WIDTH = 10
+_DROP = ("SITE", "START", "NODES", "PROGRESS", "ELAPSED", "EXIT", "REASON", "NAME")
+"""What a narrow terminal goes without, in this order."""
+_GAP = 3
+"""Characters between two columns."""
+
+
+class Line(NamedTuple):
+    """One line of the table, and the state that its colour shows."""
+
+    cells: tuple[str, ...]
+    state: State
+
+
+def make_lines(rows: Iterable[ListedJob], *, tasks: bool) -> list[Line]:
+    """The lines for ``rows``; the tasks of an array are one line, or one each with ``tasks``."""
+    if tasks:
+        return [_line(row) for row in rows]
+    groups = (list(group) for _, group in groupby(rows, key=_job_of))
+    return [_line(group[0]) if len(group) == 1 else _fold(group) for group in groups]
+
+
+def print_lines(lines: Sequence[Line], *, folders: bool) -> None:
+    """Print the table, as wide as the terminal at most; ``folders`` adds run folders, which no width cuts."""
+    from hpcjobs.scheduler.state_colours import choose_colour
+
+    all_cells = _without_empty([_HEADERS, *(line.cells for line in lines)], "PROGRESS")
+    table = [cells if folders else cells[:-1] for cells in all_cells]
+    headers, *cut = table if folders else _fit(table, table_width())
+    state = headers.index("STATE")
+    print_table(headers, cut, styles=[{state: choose_colour(line.state)} for line in lines])
+
+
+def _job_of(row: ListedJob) -> tuple[str, str | None]:
+    return row.record.job_id.split("_")[0], row.run_dir
+
+
+def _without_empty(table: Sequence[Sequence[str]], header: str) -> list[Sequence[str]]:
+    """The table without a column in which no job has anything."""
+    n = list(table[0]).index(header)
+    if any(row[n] for row in table[1:]):
+        return list(table)
+    return [[*row[:n], *row[n + 1 :]] for row in table]
+
+
+def _line(row: ListedJob) -> Line:
+    cells = list(_cells(row, row.record.job_id, row.record.state.value))
+    cells[_HEADERS.index("PROGRESS")] = _progress(row)
+    return Line(tuple(cells), row.record.state)
+
+
+def _progress(row: ListedJob) -> str:
+    """``120/1000, 3m20s left`` of a job that runs and writes metrics; else nothing."""
+    from hpcjobs.run.progress import job_progress
     from hpcjobs.scheduler.base import State
+
+    progress = job_progress(row.run_dir, row.record.job_id) if row.record.state is State.RUNNING else None
+    if progress is None:
+        return ""
+    loss = progress.step.loss_text if progress.step.has_diverged else None
+    return ", ".join(filter(None, (progress.of_total, progress.time_left, loss)))
+
+
+def _fold(rows: Sequence[ListedJob]) -> Line:
+    """One line for the tasks of an array: how many are in each state, the longest time, the first start and failure."""
+    from hpcjobs.job.array import count_tasks
+    from hpcjobs.scheduler.base import State
+
+    counts: dict[State, int] = {}
+    for row in rows:
+        counts[row.record.state] = counts.get(row.record.state, 0) + count_tasks(row.record.job_id)
+    records = [row.record for row in rows]
+    elapsed = [record.elapsed_s for record in records if record.elapsed_s is not None]
+    started = [record.started for record in records if record.started is not None]
+    failed = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), None)
+    first = next((r for r in records if r.reason and not r.state.ended), failed or records[0])
+    shown = failed or next((r for r in records if not r.state.ended), records[0])
+    cells = list(
+        _cells(rows[0], records[0].job_id.split("_")[0], ", ".join(f"{n} {state.value}" for state, n in counts.items()))
+    )
+    values = {
+        "NODES": f"{sum(counts.values())} tasks",
+        "ELAPSED": _duration(max(elapsed, default=None)),
+        "START": clock(min(started, default=None)),
+        "EXIT": _ending(shown),
+        "REASON": first.reason or "",
+    }
+    for name, value in values.items():
+        cells[_HEADERS.index(name)] = value
+    return Line(tuple(cells), shown.state)
+
+
+def _cells(row: ListedJob, job: str, state: str) -> tuple[str, ...]:
+    record = row.record
+    return (
+        job,
+        row.name or "-",
+        row.site or "-",
+        state,
+        record.node_list or (str(record.nnodes) if record.nnodes else "-"),
+        _duration(record.elapsed_s),
+        "",
+        f"~{clock(record.start_estimate)}" if record.start_estimate else clock(record.started),
+        _ending(record),
+        record.reason or "",
+        row.run_dir or "",
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    from hpcjobs.units import human_duration
+
+    return "-" if seconds is None else human_duration(seconds)
+
+
+def _ending(record: JobRecord) -> str:
+    """``3``, ``SIGKILL`` or ``1 (SIGABRT)``; Slurm's code 0 of a job that did not complete is no success."""
+    code = str(record.exit_code) if record.exit_code or record.state.value == "COMPLETED" else None
+    if record.signal_name is None:
+        return code or "-"
+    return f"{code} ({record.signal_name})" if code else record.signal_name
+
+
+def _fit(table: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    """The table no wider than ``width``: long texts cut, then columns left out; never the job and its state."""
+    from rich.cells import cell_len, set_cell_size
+
+    headers = list(table[0])
+    widths = {name: max(cell_len(row[n]) for row in table) for n, name in enumerate(headers)}
+
+    def excess() -> int:
+        return sum(widths.values()) + _GAP * (len(widths) - 1) - width
+
+    for name in _SHRINK:
+        if excess() > 0 and widths[name] > _SHRUNK_WIDTH:
+            widths[name] = max(_SHRUNK_WIDTH, widths[name] - excess())
+    for name in _DROP:
+        if excess() > 0 and name in widths:
+            del widths[name]
+
+    def cut(text: str, room: int) -> str:
+        return text if cell_len(text) <= room else set_cell_size(text, room - 1) + "…"
+
+    columns = [(headers.index(name), room) for name, room in widths.items()]
+    return [[cut(row[n], room) for n, room in columns] for row in table]
+
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -92,7 +244,6 @@ def ps(
 
 
 def _print_rows(jobs: Listing, *, tasks: bool, count: int | None, wide: bool) -> None:
-    from hpcjobs.cli.ps_table import make_lines, print_lines
 
     lines = make_lines(jobs.rows, tasks=tasks)
     print_lines(lines[-count:] if count is not None else lines, folders=wide or not sys.stdout.isatty())

@@ -1,25 +1,224 @@
-"""``hpcjobs report``: jobs, scaling, load, sweep, advise."""
+"""``hpcjobs report``: jobs, load, scaling, sweep, advise."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli import report_jobs
 from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
-from hpcjobs.cli.groups import VerbGroup
+from hpcjobs.cli.options import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
-from hpcjobs.cli.report_packages import require_packages
+from hpcjobs.cli.terminal import write_document
+from hpcjobs.errors import HpcJobsError
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
+    import polars as pl
+
+    from hpcjobs.accounting.sources import AccountingTable, JobFilter
     from hpcjobs.scaling.comparison import BoundCheck
 
+
+def require_packages(*names: str) -> None:
+    """Raises HpcJobsError, which says how to install them, where packages are missing."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise HpcJobsError(f"this report needs {' and '.join(missing)}", hint="pip install 'hpcjobs[report]'")
+
+
+_HEADERS = ["JOB", "NAME", "USER", "STATE", "NODES", "CPUS", "GPUS", "WAIT", "ELAPSED", "CPU", "MEM", "GOODPUT",
+            "ENERGY", "COST", "ADVICE"]  # fmt: skip
+
+
+def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
+    """One row per job with its advice, and the sums over all their attempts."""
+    import polars as pl
+
+    from hpcjobs.accounting.advice import JobUsage, advise
+    from hpcjobs.accounting.derive import joint_energy_source, known_sum
+    from hpcjobs.accounting.totals import totals
+
+    if frame.is_empty():
+        print("no jobs")
+        return
+    rows = frame.to_dicts()
+    print_table(_HEADERS, ([*_cells(row), "; ".join(map(str, advise(JobUsage.from_row(row))))] for row in rows))
+    print()
+    # Of the jobs: their rows know what checkpoints kept, and the energy that a monitor measured.
+    of_jobs = frame.select(
+        joint_energy_source(),
+        lost_h=known_sum(pl.col("lost_s")) / 3600,
+        energy_kwh=known_sum(pl.col("energy_j")) / 3.6e6,
+    )
+    print_totals(totals([attempts]).with_columns(of_jobs), "all")
+
+
+def _cells(job: dict[str, Any]) -> list[str]:
+    from hpcjobs.accounting.columns import format_energy
+    from hpcjobs.units import human_duration
+
+    def span(value: float | None) -> str:
+        return "-" if value is None else human_duration(value)
+
+    return [
+        job["job_id"],
+        job["name"] or "-",
+        job["user"] or "-",
+        job["state"],
+        *(str(job[key] if job[key] is not None else "-") for key in ("nodes", "cpus", "gpus")),
+        span(job["queue_wait_s"]),
+        span(job["elapsed_s"]),
+        percent(job["cpu_efficiency"]),
+        percent(job["mem_efficiency"]),
+        percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
+        format_energy(job["energy_j"], job["energy_source"]),
+        "-" if job["cost"] is None else f"{format_cost(job['cost'])} {job['currency']}",
+    ]
+
+
+def percent(share: float | None) -> str:
+    """``0.934`` -> ``93%``."""
+    return "-" if share is None else f"{share:.0%}"
+
+
+def number(value: float | None, style: str) -> str:
+    """The value; ``-`` where it is not known."""
+    return "-" if value is None else f"{value:{style}}"
+
+
+def format_cost(amount: float) -> str:
+    """Two decimals; ``< 0.01`` for what they would call nothing."""
+    return "< 0.01" if 0 < amount < 0.005 else f"{amount:.2f}"
+
+
+def print_totals(frame: pl.DataFrame, by: str) -> None:
+    """One row per group of ``by``."""
+    headers = [by.upper(), "JOBS", "FAILED", "CPU H", "GPU H", "CPU", "MEM", "MEAN WAIT", "LOST H", "ENERGY", "COST"]
+    from hpcjobs.accounting.columns import format_energy
+    from hpcjobs.units import human_duration
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        joules = None if row["energy_kwh"] is None else row["energy_kwh"] * 3.6e6
+        return [
+            str(row[by]), str(row["jobs"]), str(row["failed"]),
+            number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
+            percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
+            "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
+            number(row["lost_h"], ".2f"), format_energy(joules, row["energy_source"]),
+            "-" if row["cost"] is None else format_cost(row["cost"]),
+        ]  # fmt: skip
+
+    if frame.is_empty():
+        print("no jobs")
+        return
+    print_table(headers, map(cells, frame.to_dicts()))
+
+
+def jobs(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Job ids, of any user; without ids the options select jobs.",
+            show_default=False,
+            autocompletion=complete_jobs,
+        ),
+    ] = None,
+    site: SiteName = None,
+    since: Annotated[str, typer.Option(help="Jobs that ended within this time (7d, 12h), or have not ended.")] = "7d",
+    user: Annotated[list[str] | None, opt("--user", "-u", help="Jobs of this user; may be repeated [me].")] = None,
+    all_users: Annotated[bool, typer.Option("--all-users", "-a", help="Jobs of all users that sacct shows.")] = False,
+    account: Annotated[str | None, opt("--account", "-A", help="Jobs of this account.")] = None,
+    state: Annotated[
+        list[str] | None, opt("--state", help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.")
+    ] = None,
+    name: Annotated[str | None, opt("--name", "-J", help="Jobs with names of this pattern: 'train-*'.")] = None,
+    by: Annotated[str | None, opt("--by", help="Sums by user, account, partition, qos, state, name or day.")] = None,
+    as_json: Json = False,
+    csv: Annotated[Path | None, opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
+    parquet: Annotated[Path | None, opt("--parquet", help="Write all columns to this Parquet file.")] = None,
+) -> None:
+    """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
+    require_packages("polars")
+    from hpcjobs.accounting.doubts import Doubts
+    from hpcjobs.accounting.group_totals import parse_since
+    from hpcjobs.accounting.sources import JobFilter, gather
+    from hpcjobs.errors import RequestError, UnknownJobError, nearest
+    from hpcjobs.scheduler.base import State
+    from hpcjobs.site.library import default_site
+    from hpcjobs.user import user_name
+
+    try:
+        start = parse_since(since)
+    except ValueError as error:
+        raise RequestError(f"--since {since}: not a time", hint="write how long ago: 7d, 12h or 30m") from error
+    for value in state or ():
+        if value.upper() not in State.__members__:
+            raise RequestError(f"--state {value}: not a job state", hint=nearest(value.upper(), State.__members__))
+    for path in (csv, parquet):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise RequestError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    job_filter = JobFilter(
+        since=start,
+        users=tuple(user) if user else None if all_users or ids else (user_name(),),
+        account=account,
+        states=tuple(state) if state else None,
+        name=name,
+        job_ids=tuple(ids) if ids else None,
+    )
+    if by is not None:
+        _print_sums(job_filter, site, by=by, as_json=as_json, doubts=Doubts())
+        return
+    table = gather(job_filter, site=site)
+    _print_doubts(table)
+    if ids and table.jobs.is_empty() and not (user or account or state or name):
+        raise UnknownJobError(
+            f"the accounting of site {site or default_site()} has no job {' '.join(ids)}",
+            hint="it knows a new job some seconds after its start; --site names another site",
+        )
+    if csv is not None or parquet is not None:
+        _write_table(table.jobs, csv=csv, parquet=parquet)
+    elif as_json:
+        print_output("report jobs", table.jobs.to_dicts())
+    else:
+        print_jobs(table.jobs, table.attempts)
+
+
+def _print_doubts(table: AccountingTable) -> None:
+    for line in table.notes:
+        note(line)
+    for doubt in table.doubts:
+        note(f"{doubt.rows} doubtful: {doubt.kind}: {'; '.join(doubt.examples[:3])}{' ...' * (doubt.rows > 3)}")
+
+
+def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
+    if csv is not None:
+        if str(csv) == "-":
+            write_document(frame.write_csv())
+        else:
+            csv.write_text(frame.write_csv(), encoding="utf-8")
+            record_output(csv)
+    if parquet is not None:
+        with parquet.open("wb") as file:  # opened here: an error then names the file
+            frame.write_parquet(file)
+        record_output(parquet)
+
+
+def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
+    from hpcjobs.accounting.group_totals import sum_by_group
+
+    table = sum_by_group(job_filter, by=by, site=site)
+    _print_doubts(table)
+    if as_json:
+        print_output("report jobs --by", [{"by": by, "group": row[by], **row} for row in table.jobs.to_dicts()])
+    else:
+        print_totals(table.jobs, by)
+
+
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
-app.command()(report_jobs.jobs)
+app.command()(jobs)
 
 
 @app.callback()

@@ -104,7 +104,7 @@ def scale(
 
 def _wait(study: Study) -> int:
     """Wait for all runs and name those that failed; 0 if there are none."""
-    from hpcjobs.cli.sweep_progress import wait_for_sweep
+    from hpcjobs.cli.progress import wait_for_sweep
     from hpcjobs.scaling.submission import sweep_of
 
     sweep = sweep_of(study)

@@ -1,4 +1,4 @@
-"""``hpcjobs shell``."""
+"""``hpcjobs shell`` and ``exec``: within a running job."""
 
 from __future__ import annotations
 
@@ -37,3 +37,16 @@ def run_within(
     entry = select_one(job, site=site)
     command = attach(entry, arguments, node=node, rank=rank, terminal=terminal)
     raise typer.Exit(run_in_terminal(command.argv, cwd=command.cwd, env=command.env))
+
+
+@app.command("exec")
+def exec_(
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    command: Annotated[list[str], typer.Argument(help="Command and its arguments.")],
+    node: Node = None,
+    rank: Rank = None,
+    site: JobSite = None,
+) -> None:
+    """Run COMMAND on every node of a running job, beside its tasks: hpcjobs exec 4711 -- nvidia-smi."""
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    run_within(job, tuple(command), node=node, rank=rank, site=site, terminal=on_terminal)

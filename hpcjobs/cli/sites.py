@@ -1,25 +1,291 @@
-"""``hpcjobs sites``."""
+"""``hpcjobs sites``: list, show, init, check, trust."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import msgspec
 import typer
+import yaml
 
-from hpcjobs.cli import sites_check, sites_init, sites_trust
 from hpcjobs.cli.completion import complete_sites
-from hpcjobs.cli.groups import VerbGroup
-from hpcjobs.cli.output import Json, print_output, print_table
-from hpcjobs.cli.terminal import write_document
+from hpcjobs.cli.options import VerbGroup
+from hpcjobs.cli.output import Json, note, print_output, print_table
+from hpcjobs.cli.terminal import exit_on_signals, write_document
+from hpcjobs.site import rehearsal
+from hpcjobs.site.inheritance import Steps, list_origins, read_chain
+from hpcjobs.site.models import OF_THE_LOADER, Site
+from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
+    from hpcjobs.discovery.proposal import ProposedSite
     from hpcjobs.site.search import SiteEntry
 
+
+def write_site(site: Site) -> Iterator[str]:
+    """The lines of a site file that says what ``site`` says; a value without a comment is the default."""
+    yield f"# {site.path}" + (" (rehearsal on the sandbox)" if site.rehearsal else "")
+    yield from (f"# extends {path}" for path in site.extended)
+    overlay = rehearsal.current() if site.rehearsal else None
+    replaced = {*overlay.overlay, "slurm_conf"} if overlay is not None else set[str]()
+    read = list_origins(read_chain(Path(site.path)))
+    origins = {steps: where for steps, where in read.items() if steps and steps[0] not in replaced}
+    origins |= {(key,): "the sandbox" for key in replaced}
+    left_out = (
+        *OF_THE_LOADER,
+        "extends",
+        *(("policy",) if site.policy is None else ()),
+    )  # a key policy is the centre's
+    fields = {key: value for key, value in msgspec.to_builtins(site).items() if key not in left_out}
+    yield from _lines(fields, origins, ())
+
+
+def _lines(tree: Mapping[str, Any], origins: Mapping[Steps, str], steps: Steps) -> Iterator[str]:
+    for key, value in tree.items():
+        path = (*steps, key)
+        start = "  " * len(steps) + f"{_flow(key)}:"
+        origin = f"  # {origins[path]}" if path in origins else ""
+        if isinstance(value, dict) and value:
+            yield start + origin
+            yield from _lines(value, origins, path)
+        else:
+            yield f"{start} {_flow(value)}{origin}"
+
+
+def _flow(value: object) -> str:
+    """``value`` in one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return text.removesuffix("...\n").strip()
+
+
+def check(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Site name or file [the default site].", show_default=False, autocompletion=complete_sites),
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="Run a small job per partition and launcher too.")] = False,
+    time: Annotated[str, typer.Option("-t", "--time", help="Time limit of these jobs.")] = "5m",
+    timeout: Annotated[str, typer.Option(help="How long to wait for these jobs; then they are cancelled.")] = "30m",
+    as_json: Json = False,
+) -> None:
+    """Compare a site file with the live cluster: what works, what does not, why, what to change; exit code 0 or 1."""
+    from functools import partial
+
+    from hpcjobs.discovery.compare import compare, list_untried, unusable_partitions
+    from hpcjobs.discovery.read import read_cluster
+    from hpcjobs.discovery.trial import run_trials
+    from hpcjobs.errors import RequestError
+    from hpcjobs.processes.programs import run as run_program
+    from hpcjobs.scheduler.slurm.client import SlurmScheduler
+    from hpcjobs.site.library import default_site, load_site
+    from hpcjobs.units import walltime_s
+
+    site = load_site(name or default_site())
+    try:
+        timeout_s = walltime_s(timeout)
+    except ValueError as error:
+        raise RequestError(f"--timeout {timeout}: not a time", hint="write 30m or 2h") from error
+    if site.scheduler != "slurm":
+        raise RequestError(f"site {site.name} ({site.path}) has no Slurm to compare it with")
+    runner = partial(run_program, env={"SLURM_CONF": site.slurm_conf}) if site.slurm_conf else run_program
+    findings = compare(site, read_cluster(SlurmScheduler(site.slurm_conf), runner))
+    if not run:
+        findings += list_untried(site)
+    else:
+        exit_on_signals()
+        unusable = unusable_partitions(findings)
+        findings += run_trials(site, site.name, time=time, timeout_s=timeout_s, without=unusable, report=note)
+    is_wrong = any(finding.verdict == "wrong" for finding in findings)
+    if as_json:
+        rows = [finding._asdict() for finding in findings]
+        print_output("sites check", {"site": site.name, "path": site.path, "ok": not is_wrong, "findings": rows})
+    else:
+        print_table(["CHECK", "", "WHAT", "CHANGE"], [(f.subject, f.verdict, f.text, f.change) for f in findings])
+    raise typer.Exit(int(is_wrong))
+
+
+def init(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the site [Slurm's ClusterName].", show_default=False)
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Write this file [NAME.yaml among your site files].", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the file and write nothing.")] = False,
+    as_json: Json = False,
+    partition: Annotated[str | None, typer.Option("-p", "--partition", help="Default partition.")] = None,
+    account: Annotated[str | None, typer.Option("-A", "--account", help="Account of jobs that name none.")] = None,
+    qos: Annotated[str | None, typer.Option("-q", "--qos", help="QOS of jobs that name none.")] = None,
+    time: Annotated[str | None, typer.Option("-t", "--time", help="Time limit of jobs that name none [1h].")] = None,
+    mpi: Annotated[str | None, typer.Option(help="MPI type for srun --mpi.")] = None,
+    interface: Annotated[str | None, typer.Option(help="Fast network interface of the nodes.")] = None,
+    module: Annotated[list[str] | None, typer.Option(help="Module that jobs load; repeatable.")] = None,
+    module_init: Annotated[str | None, typer.Option(help="Script that defines module on the nodes.")] = None,
+    conda: Annotated[str | None, typer.Option(help="Conda environment of jobs: name or path.")] = None,
+    venv: Annotated[str | None, typer.Option(help="Virtual environment of jobs.")] = None,
+    container_runtime: Annotated[
+        str | None, typer.Option(help="Container runtime of the nodes: apptainer, singularity, pyxis or none.")
+    ] = None,
+    scratch: Annotated[str | None, typer.Option(help="Scratch folder of a node, expanded there.")] = None,
+    run_root: Annotated[str | None, typer.Option(help="Folder of run folders; all nodes see it.")] = None,
+    login: Annotated[str | None, typer.Option(help="Name of the login node from outside.")] = None,
+) -> None:
+    """Write a site file from the cluster of this login node, with the origin of each value and the open questions."""
+    import os
+    import time as clock
+
+    from hpcjobs.discovery.draft import draft_site
+    from hpcjobs.discovery.proposal import Answers
+    from hpcjobs.discovery.read import read_cluster
+    from hpcjobs.discovery.site_file import choose_path, default_name, save_text
+    from hpcjobs.discovery.text import write_text
+    from hpcjobs.scheduler.slurm.client import SlurmScheduler
+
+    answers = Answers(
+        partition=partition, account=account, qos=qos, time=time, mpi=mpi, interface=interface,
+        modules=tuple(module or ()), module_init=module_init, conda=conda, venv=venv,
+        container_runtime=container_runtime, scratch=scratch, run_root=run_root, login=login,
+    )  # fmt: skip
+    path = choose_path(name, file, force=force or dry_run) if name is not None or file is not None else None
+    cluster = read_cluster(SlurmScheduler())
+    if path is None:
+        path = choose_path(default_name(cluster), None, force=force or dry_run)
+    draft = draft_site(path.stem, cluster, answers)
+    text = write_text(draft, made=f"hpcjobs sites init on {os.uname().nodename}, {clock.strftime('%F')}")
+    if not dry_run:
+        save_text(path, text, force=force)
+    if as_json:
+        _print_draft(draft, path, text, written=not dry_run)
+        return
+    if dry_run:
+        write_document(text)
+        return
+    partitions = format_count(len(draft.partitions), "partition")
+    questions = format_count(len(draft.questions), "open question")
+    print(f"wrote {path}: {partitions}, {questions} at its end")
+    print(f"next: hpcjobs submit --site {path if file is not None else draft.name} --dry-run hostname")
+    if draft.omissions:
+        note("left out: " + "; ".join(f"{o.partition} ({o.reason})" for o in draft.omissions))
+
+
+def _print_draft(draft: ProposedSite, path: Path, text: str, *, written: bool) -> None:
+    import yaml
+
+    print_output(
+        "sites init",
+        {
+            "name": draft.name,
+            "path": str(path),
+            "written": written,
+            "site": yaml.safe_load(text),
+            "origins": {entry.key: entry.origin for entry in draft.entries},
+            "left_out": {omission.partition: omission.reason for omission in draft.omissions},
+            "facts": draft.notes,
+            "questions": [question._asdict() for question in draft.questions],
+        },
+    )
+
+
+class _File(NamedTuple):
+    """A file that needs trust and has not got it."""
+
+    path: Path
+    content: str
+    """What its trust depends on."""
+    acting: str
+    """What of it acts, to be read."""
+
+
+def trust(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            help="Site file or name, template or recipe [those of ./site_configs, ./templates, ./containers].",
+            show_default=False,
+            autocompletion=complete_sites,
+        ),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Trust it no longer.")] = False,
+) -> None:
+    """Trust files of the current folder as they are now: site files that run `setup`, templates, recipes."""
+    from hpcjobs.site.trust import forget_file, trust_file
+
+    paths = _all_paths() if file is None else [_find(file)]
+    if undo:
+        for path in paths:
+            print(f"{path}: " + ("no longer trusted" if forget_file(path) else "was not trusted"))
+        return
+    files = {untrusted.path: untrusted for path in paths for untrusted in _list_untrusted(path)}
+    for untrusted in files.values():
+        trust_file(untrusted.path, untrusted.content)
+        print(f"trusted as it is now: {untrusted.path}; it sets")
+        print("".join(f"  {line}\n" for line in untrusted.acting.splitlines()), end="")
+    if not files:
+        print(f"nothing to trust in {', '.join(map(str, paths)) or Path.cwd()}")
+
+
+def _all_paths() -> Sequence[Path]:
+    from hpcjobs.containers.recipes import project_recipes
+    from hpcjobs.job.script import project_templates
+    from hpcjobs.site.search import FOLDER
+
+    return [*sorted((Path.cwd() / FOLDER).glob("*.yaml")), *project_templates(), *project_recipes()]
+
+
+def _find(file: str) -> Path:
+    from hpcjobs.site.search import find_file
+
+    path = Path(file).expanduser().absolute()
+    return path if _is_whole(path) else find_file(file)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all of the file acts: a template or a recipe, and no site file."""
+    from hpcjobs.containers import recipes
+    from hpcjobs.job.script import is_template
+
+    return path.suffix == recipes.SUFFIX or (path.suffix not in (".yaml", ".yml", "") and is_template(path))
+
+
+def _list_untrusted(path: Path) -> Iterator[_File]:
+    """``path``, or the site files that it leads to, as far as they need trust and have not got it."""
+    import yaml
+
+    from hpcjobs.site.inheritance import read_chain
+    from hpcjobs.site.trust import acting_keys, is_trusted, untrusted_files
+
+    if _is_whole(path):
+        text, content = _read(path)
+        if not is_trusted(path, content):
+            yield _File(path, content, text)
+        return
+    for site_file in untrusted_files(read_chain(path)):
+        values = {key: site_file.tree[key] for key in dict.fromkeys(steps[0] for steps in acting_keys(site_file))}
+        yield _File(site_file.path, site_file.text, yaml.safe_dump(values, sort_keys=False, allow_unicode=False))
+
+
+def _read(path: Path) -> tuple[str, str]:
+    """What acts of a template or recipe, and what its trust depends on."""
+    from hpcjobs.containers import recipes
+    from hpcjobs.job.script import read_template
+
+    if path.suffix != recipes.SUFFIX:
+        text = read_template(path)
+        return text, text
+    recipe = recipes.read_recipe(str(path))
+    taken_in = "".join(f"# takes in {file}\n" for file in recipe.files)
+    return f"{recipe.text.rstrip()}\n{taken_in}", recipes.recipe_content(recipe)
+
+
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, invoke_without_command=True)
-app.command("init")(sites_init.init)
-app.command("check")(sites_check.check)
-app.command("trust")(sites_trust.trust)
+app.command("init")(init)
+app.command("check")(check)
+app.command("trust")(trust)
 
 
 @app.callback()
@@ -85,7 +351,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print a site as hpcjobs uses it: every key, defaults included, with the file and line of each key that is set."""
-    from hpcjobs.cli.site_text import write_site
     from hpcjobs.site.library import load_site
 
     site = load_site(name, allow_untrusted=True)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcjobs.cli.completion import complete_sweeps
-from hpcjobs.cli.groups import VerbGroup
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG, ProgramCommand
+from hpcjobs.cli.options import EPILOG, ProgramCommand, VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, cell, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.job.models import JobSpec
@@ -112,7 +111,7 @@ def run(
         return
     _report(sweep, sweep.submit(), as_json=as_json)
     if wait:
-        from hpcjobs.cli.sweep_progress import wait_for_sweep
+        from hpcjobs.cli.progress import wait_for_sweep
 
         raise typer.Exit(wait_for_sweep(sweep))
 
@@ -196,7 +195,7 @@ def resume(
     sweep = find_sweep(name)
     _report(sweep, sweep.resume(), as_json=as_json)
     if wait:
-        from hpcjobs.cli.sweep_progress import wait_for_sweep
+        from hpcjobs.cli.progress import wait_for_sweep
 
         raise typer.Exit(wait_for_sweep(sweep))
 

@@ -7,6 +7,7 @@ that change the direction of text, and invisible characters are replaced; colour
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -80,3 +81,9 @@ def write_document(text: str) -> None:
 def printable_document(text: str) -> str:
     """``text`` with its colours and carriage returns, which progress bars use."""
     return "\r".join(printable(part, colours=True) for part in text.split("\r"))
+
+
+def exit_on_signals() -> None:
+    """Let SIGTERM, and SIGHUP of a terminal that closes, end this command as Ctrl-C does: what it began is undone."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))

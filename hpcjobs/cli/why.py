@@ -1,4 +1,4 @@
-"""``hpcjobs why``."""
+"""``hpcjobs why``: why a job failed or waits, as text for people."""
 
 from __future__ import annotations
 
@@ -10,12 +10,52 @@ import typer
 
 from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.output import JobSite, Json, print_output
+from hpcjobs.cli.placement_table import describe_start, print_placements
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
+    from hpcjobs.diagnosis.pending import Ahead, Pending
     from hpcjobs.diagnosis.values import Diagnosis
     from hpcjobs.run.index import Entry
     from hpcjobs.scheduler.base import JobRecord
+
+
+_SHOWN = 5
+"""So many jobs ahead are listed."""
+
+
+def print_pending(pending: Pending) -> None:
+    """The reason, what is ahead, what would start sooner, and what to do."""
+    name = f"  {pending.name}" if pending.name else ""
+    print(f"job {pending.job_id}{name}: {pending.state} ({pending.reason or 'no reason yet'})")
+    print(f"reason: {pending.text}")
+    if pending.start_estimate is not None:
+        print(f"Slurm expects it to start {describe_start(pending.start_estimate)}")
+    for awaited in pending.awaited:
+        print(f"waits for job {awaited.job_id} ({awaited.condition}): {awaited.state or 'no longer known to Slurm'}")
+    _print_jobs("ahead in the queue", pending.waiting_before)
+    _print_jobs("running there, next to end first", pending.running)
+    if pending.sooner:
+        print("would start sooner:")
+        print_placements(pending.sooner[:_SHOWN])
+    for fix in pending.fix:
+        print(f"try: {fix}")
+
+
+def _count(number: int | None, unit: str) -> str:
+    return f"{'?' if number is None else number} {unit}{'' if number == 1 else 's'}"
+
+
+def _print_jobs(title: str, jobs: tuple[Ahead, ...]) -> None:
+    from hpcjobs.units import human_duration
+
+    if not jobs:
+        return
+    print(f"{title}: {len(jobs)}")
+    for job in jobs[:_SHOWN]:
+        left = f", at most {human_duration(job.time_left_s)} left" if job.time_left_s and job.state == "RUNNING" else ""
+        print(f"  {job.job_id} of {job.user}, {_count(job.nodes, 'node')}{left}")
+
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -108,7 +148,6 @@ def _print_unfinished(subject: Subject, *, as_json: bool) -> None:
     record = subject.record
     assert record is not None
     if record.state.value == "PENDING" and not record.job_id.startswith("L"):
-        from hpcjobs.cli.pending_text import print_pending
         from hpcjobs.diagnosis.pending import explain_pending
 
         pending = explain_pending(record, entry=subject.entry, slurm_conf=subject.slurm_conf)

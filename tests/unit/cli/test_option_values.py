@@ -11,7 +11,7 @@ import typer
 from commandline import ok, within
 
 from hpcjobs.cli import app
-from hpcjobs.cli.option_values import VALUE_OF_BARE
+from hpcjobs.cli.options import VALUE_OF_BARE
 
 
 def options_with_values(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

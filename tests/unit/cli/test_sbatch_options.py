@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from commandline import ok, within
 
-from hpcjobs.cli.option_values import VALUE_OF_BARE
-from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, SbatchOption
+from hpcjobs.cli.options import SBATCH_OPTIONS, SWITCH, VALUE_OF_BARE, SbatchOption
 from hpcjobs.site.models import Resources
 
 VALUES = {

@@ -339,7 +339,7 @@ def test_paths_of_the_node_stay_outside_and_those_of_env_arrive(
     image: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "tell.py").write_text(
-        "import os\nfor n in ('PYTHONPATH', 'LD_LIBRARY_PATH'): print(n, os.environ.get(n))\n"
+        "import os\nfor n in ('PYTHONPATH', 'LD_LIBRARY_PATH'): os.write(1, f'{n} {os.environ.get(n)}\\n'.encode())\n"
     )
     for env, expected in (
         ({}, {"PYTHONPATH /opt/hpcjobs", "LD_LIBRARY_PATH None"}),

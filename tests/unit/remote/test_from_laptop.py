@@ -10,7 +10,7 @@ import pytest
 from commandline import within
 from scripted_slurm import answer
 
-from hpcjobs.cli.from_laptop import find_target, words_there
+from hpcjobs.cli.fetch import find_target, words_there
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import config_dir
 from hpcjobs.remote.login_host import _expand_there

@@ -1,4 +1,4 @@
-"""``hpcjobs cancel``."""
+"""``hpcjobs cancel``, ``hold``, ``release``, ``requeue`` and ``update``: they change jobs that were submitted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.completion import complete_jobs, complete_states
-from hpcjobs.cli.output import CommandLineError, JobSite, Json, print_output
+from hpcjobs.cli.completion import complete_jobs, complete_settings, complete_states
+from hpcjobs.cli.output import CommandLineError, Jobs, JobSite, Json, print_output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -70,3 +70,66 @@ def cancel(
             print(f"job {job_id} had ended before: {ended_state.value}")
     if outcome.unknown:
         raise UnknownJobError(f"nothing cancelled: the scheduler does not know job {', '.join(outcome.unknown)}")
+
+
+@app.command()
+def hold(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
+    """Keep pending jobs from starting, until `hpcjobs release`."""
+    from hpcjobs.run.control import control
+    from hpcjobs.run.select import select
+
+    ids = control("hold", select(jobs, site=site, foreign=True))
+    if as_json:
+        print_output("hold", {"held": ids})
+    else:
+        print("held " + " ".join(ids))
+
+
+@app.command()
+def release(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
+    """Let held jobs start."""
+    from hpcjobs.run.control import control
+    from hpcjobs.run.select import select
+
+    ids = control("release", select(jobs, site=site, foreign=True))
+    if as_json:
+        print_output("release", {"released": ids})
+    else:
+        print("released " + " ".join(ids))
+
+
+@app.command()
+def requeue(jobs: Jobs, site: JobSite = None, as_json: Json = False) -> None:
+    """Put running or ended jobs back into the queue: they start again from the beginning, or their last checkpoint."""
+    from hpcjobs.run.control import control
+    from hpcjobs.run.select import select
+
+    ids = control("requeue", select(jobs, site=site, foreign=True))
+    if as_json:
+        print_output("requeue", {"requeued": ids})
+    else:
+        print("requeued " + " ".join(ids))
+
+
+@app.command()
+def update(
+    job: Annotated[str, typer.Argument(help="Id, array task, run folder or name.", autocompletion=complete_jobs)],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            help="NAME=VALUE: time=2h, time=+30m, partition=long, nice=100 …", autocompletion=complete_settings
+        ),
+    ],
+    site: JobSite = None,
+    as_json: Json = False,
+) -> None:
+    """Change options of a pending or running job, as far as Slurm allows it."""
+    from hpcjobs.run.control import update
+    from hpcjobs.run.select import select_one
+
+    entry = select_one(job, site=site, foreign=True)
+    arguments = update(entry, settings)
+    if as_json:
+        print_output("update", {"job_id": entry.job_id, "changed": arguments})
+    else:
+        print(f"job {entry.job_id}: {' '.join(arguments)}")
