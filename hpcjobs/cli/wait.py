@@ -175,8 +175,8 @@ class _Changes:
         self._next_progress = clock() + self._pause_s
 
     def show(self, records: list[JobRecord]) -> None:
-        """Print what is new at one look. Not that a job was cancelled: it may have met its limit; only Slurm knows."""
-        self.print_states([record for record in records if record.state.value != "CANCELLED"])
+        """Print what is new at one look. Not that a job completes: its end is next."""
+        self.print_states([record for record in records if record.state.value != "COMPLETING"])
         if self._clock() >= self._next_progress:
             self._next_progress = self._clock() + self._pause_s
             self._show_progress()

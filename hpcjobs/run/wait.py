@@ -32,7 +32,11 @@ _LATE_DELAYS_S = (10.0,) * 12
 _RECENT_S = 300.0
 
 Progress = Callable[[list[JobRecord]], None]
-"""Called at every look with what is known, by the jobs themselves or by the scheduler."""
+"""Called at every look with what is new, by the jobs themselves, and with what the scheduler answers.
+
+Not that a job has failed or was cancelled, as long as it says so alone: the scheduler may know the cause, such as a time
+limit. Who waits gets that from the final records at the latest.
+"""
 
 
 class Watch:
@@ -56,12 +60,19 @@ class Watch:
         self.outage = Outage(report)
         self._stale: set[tuple[str, float | None]] = set()
         self._was_alive: set[str] = set()
+        self._last_own: dict[str, JobRecord] = {}
+        self._to_confirm: dict[str, Entry] = {}
+        """Jobs that have written an end whose cause the scheduler may know better."""
         self._report = report
 
     def look(self) -> list[str]:
         """The ids that have not ended yet; empty when all have."""
         own = [own_record(entry, job_id) for job_id, entry in self._waiting.items()]
-        self._note([r for r in own if r is not None and (r.job_id, r.ended) not in self._stale])
+        written = {r.job_id: r for r in own if r is not None and (r.job_id, r.ended) not in self._stale}
+        new = {job_id: record for job_id, record in written.items() if self._last_own.get(job_id) != record}
+        self._last_own |= new
+        self._to_confirm |= {job_id: self._waiting[job_id] for job_id, r in new.items() if _is_unconfirmed(r)}
+        self._note(list(new.values()))
         if due := self._due():
             known = self.outage.ask(lambda: statuses(due, connect=self._connect)) or []
             self._note([record for one in known for record in one.records])
@@ -113,7 +124,7 @@ class Watch:
         """Whom to ask about at this look: local jobs always (a few file reads), the others once a minute."""
         due = self._clock() - self._last_query >= (FOREIGN_S if self._is_foreign() else QUEUE_S)
         self._last_query = self._clock() if due else self._last_query
-        waiting = {id(entry) for entry in self._waiting.values()}
+        waiting = {id(entry) for entry in (*self._waiting.values(), *self._to_confirm.values())}
         return [e for e in self._entries if id(e) in waiting and (due or e.scheduler == "local")]
 
     def _is_foreign(self) -> bool:
@@ -121,8 +132,11 @@ class Watch:
         return any(entry.is_foreign for entry in self._waiting.values())
 
     def _note(self, records: list[JobRecord]) -> None:
+        certain = [record for record in records if not _is_unconfirmed(record)]
+        for record in certain:
+            self._to_confirm.pop(record.job_id, None)
         if self._progress is not None:
-            self._progress(records)
+            self._progress(certain)
         self._was_alive |= {t for r in records if r.source != "job" and not _over(r) for t in task_ids(r.job_id)}
         over = {record.job_id for record in filter(_over, records)}
         tasks = {task for job_id in over for task in task_ids(job_id)}
@@ -182,6 +196,11 @@ def _over(record: JobRecord) -> bool:
     """Ended, forgotten by a scheduler that has been asked in vain, or waiting for what can no longer happen."""
     forgotten = record.state is State.UNKNOWN and record.source == "nobody"
     return record.state.ended or forgotten or is_never_met(record)
+
+
+def _is_unconfirmed(record: JobRecord) -> bool:
+    """The job alone says that it failed or was cancelled: at its time limit, or out of memory, it writes the same."""
+    return record.source == "job" and record.state.ended and record.state is not State.COMPLETED
 
 
 def _ask_or_read(all_entries: list[Entry], outage: Outage, *, connect: Connect) -> list[Known] | None:

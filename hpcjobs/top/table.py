@@ -62,14 +62,18 @@ class JobTable(ScrollView, can_focus=True):
         """Show these rows; the cursor stays on its row wherever that is now, else where it is."""
         before = self.chosen
         self.rows = rows
+        self._choose_columns()
         self.virtual_size = Size(self._width, len(rows) + _TITLES)
         here = range(len(rows)) if before is None else [n for n, row in enumerate(rows) if row.key == before.key]
         self._place(here[0] if len(here) and before is not None else self._cursor)
         self.refresh()
 
     def on_resize(self, event: Resize) -> None:
-        self._columns = choose_columns(self._width)
+        self._choose_columns()
         self._place(self._cursor)
+
+    def _choose_columns(self) -> None:
+        self._columns = choose_columns(self._width, self.rows, self._clock())
 
     def on_click(self, event: Click) -> None:
         number = self.scroll_offset.y + event.y - _TITLES

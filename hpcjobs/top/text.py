@@ -21,12 +21,14 @@ _GAP = 1
 
 
 class Column(NamedTuple):
-    """A column: its title, its width, and what it has of a row."""
+    """A column: its title, the most characters it takes, and what it has of a row."""
 
     title: str
     width: int
     text: Callable[[JobRow, float], str]
     right: bool = False
+    short: Callable[[JobRow, float], str] | None = None
+    """The text without its bar or sparkline, for a narrow terminal."""
 
 
 def bar(share: float, width: int) -> str:
@@ -77,10 +79,12 @@ def _state(row: JobRow, _: float) -> str:
     return " ".join(f"{numbers[mark]}{mark}" for mark in "✗RP?✓" if mark in numbers)
 
 
-def _progress(row: JobRow, _: float) -> str:
-    if row.share is None:
-        return ""
-    return f"{bar(row.share, 8)} {row.share:4.0%}{'t' if row.share_of == 'limit' else ''}"
+def _percent_done(row: JobRow, _: float) -> str:
+    return "" if row.share is None else f"{row.share:4.0%}{'t' if row.share_of == 'limit' else ''}"
+
+
+def _progress(row: JobRow, now: float) -> str:
+    return "" if row.share is None else f"{bar(row.share, 8)} {_percent_done(row, now)}"
 
 
 def _left(row: JobRow, now: float) -> str:
@@ -99,13 +103,20 @@ def _speed(row: JobRow, _: float) -> str:
     return f"{short_number(step.throughput)} {step.unit or ''}".rstrip()
 
 
-def _loss(row: JobRow, _: float) -> str:
+def _last_loss(row: JobRow, _: float) -> str:
     progress = row.first.progress
     if progress is None:
         return ""
     if progress.step.has_diverged:
         return f"! {progress.step.loss:.3g}"
-    return f"{sparkline(progress.losses, 8)} {progress.losses[-1]:.3g}" if progress.losses else ""
+    return f"{progress.losses[-1]:.3g}" if progress.losses else ""
+
+
+def _loss(row: JobRow, now: float) -> str:
+    progress, last = row.first.progress, _last_loss(row, now)
+    if progress is None or progress.step.has_diverged or not last:
+        return last
+    return f"{sparkline(progress.losses, 8)} {last}"
 
 
 def _mean(values: list[float]) -> float | None:
@@ -145,42 +156,68 @@ def _note(row: JobRow, _: float) -> str:
 
 
 _JOB = Column("JOB", 9, _job)
-_NAME = Column("NAME", 10, lambda row, _: row.group.name)
 _COLUMNS = (
     _JOB,
-    _NAME,
-    Column("STATE", 12, _state),
-    Column("PROGRESS", 14, _progress),
-    Column("LEFT", 9, _left, right=True),
+    Column("NAME", 10, lambda row, _: row.group.name),
+    Column("STATE", 13, _state),
+    Column("PROGRESS", 14, _progress, short=_percent_done),
+    Column("LEFT", 12, _left, right=True),
     Column("ELAPSED", 7, _elapsed_time, right=True),
     Column("SPEED", 15, _speed, right=True),
-    Column("LOSS", 14, _loss),
+    Column("LOSS", 17, _loss, short=_last_loss),
     Column("GPU", 4, lambda row, _: _percent(row, "gpu_percent"), right=True),
     Column("CPU", 4, lambda row, _: _percent(row, "cpu_percent"), right=True),
     Column("MEMORY", 6, _memory, right=True),
     Column("SITE", 8, lambda row, _: row.group.site or ""),
     Column("NODES", 10, _nodes),
 )
-_CHOSEN_IN_THIS_ORDER = ("JOB", "STATE", "NAME", "PROGRESS", "LEFT", "GPU", "CPU", "MEMORY", "LOSS", "SPEED", "NODES",
+_CHOSEN_IN_THIS_ORDER = ("JOB", "STATE", "NAME", "PROGRESS", "LEFT", "LOSS", "SPEED", "GPU", "CPU", "MEMORY", "NODES",
                          "ELAPSED", "SITE")  # fmt: skip
 _NEEDED = 7
 """So many of these columns may squeeze the note to `_LEAST_NOTE`; the further ones leave it `_EASY_NOTE`."""
 _LEAST_NOTE, _EASY_NOTE = 8, 24
+_MOST_NAME = 26
+_NOTE = Column("NOTE", 10_000, _note)
 
 
-def choose_columns(width: int) -> list[Column]:
-    """The columns for a terminal of ``width``: the first ones that fit, and the note with what is left."""
-    names, room = set[str](), width - _LEAST_NOTE - _GAP
-    for number, name in enumerate(_CHOSEN_IN_THIS_ORDER):
-        (column,) = [column for column in _COLUMNS if column.title == name]
-        spare = 0 if number < _NEEDED else _EASY_NOTE - _LEAST_NOTE
-        if column.width + _GAP + spare > room:
-            break
-        names.add(name)
-        room -= column.width + _GAP
-    more = min(room // 2, 16)
-    chosen = [c._replace(width=c.width + more) if c.title == "NAME" else c for c in _COLUMNS if c.title in names]
-    return [*chosen, Column("NOTE", _LEAST_NOTE + room - more, _note)]
+def choose_columns(width: int, rows: Sequence[JobRow], now: float) -> list[Column]:
+    """The columns of ``rows`` for a terminal of ``width``: the first ones that hold something and fit, and the note.
+
+    Bars and sparklines are left out where they would take the room of a column that is needed, or of the note.
+    """
+    needed = {c.title for c in _held(_COLUMNS, rows, now)}.intersection(_CHOSEN_IN_THIS_ORDER[:_NEEDED])
+    with_bars = _fitting(_COLUMNS, width, rows, now, needed=0)
+    if needed <= {column.title for column in with_bars}:
+        return with_bars
+    without_bars = [c if c.short is None else c._replace(text=c.short) for c in _COLUMNS]
+    return _fitting(without_bars, width, rows, now, needed=_NEEDED)
+
+
+def _held(columns: Sequence[Column], rows: Sequence[JobRow], now: float) -> list[Column]:
+    """Those that hold something, no wider than it; the job's columns also where there is no job."""
+    longest = [max((len(column.text(row, now)) for row in rows), default=0) for column in columns]
+    return [
+        column._replace(width=min(column.width, max(length, len(column.title))))
+        for column, length in zip(columns, longest, strict=True)
+        if length or column.title in _CHOSEN_IN_THIS_ORDER[:3]
+    ]
+
+
+def _fitting(
+    columns: Sequence[Column], width: int, rows: Sequence[JobRow], now: float, *, needed: int
+) -> list[Column]:
+    """The first columns that fit, in their order; the name and the note share what is left."""
+    held = {column.title: column for column in _held(columns, rows, now)}
+    note, name = (max((len(c.text(row, now)) for row in rows), default=0) for c in (_NOTE, held["NAME"]))
+    names, room = set[str](), width - _GAP
+    for number, title in enumerate(_CHOSEN_IN_THIS_ORDER):
+        least = min(max(note, len(_NOTE.title)), _LEAST_NOTE if number < needed else _EASY_NOTE)
+        if title in held and held[title].width + _GAP + least <= room:
+            names.add(title)
+            room -= held[title].width + _GAP
+    more = max(0, min(min(name, _MOST_NAME) - held["NAME"].width, max(room - note, (room - _LEAST_NOTE) // 2)))
+    chosen = [c._replace(width=c.width + more) if c.title == "NAME" else c for c in held.values() if c.title in names]
+    return [*chosen, _NOTE._replace(width=room - more)]
 
 
 def cells(row: JobRow, columns: Sequence[Column], now: float) -> list[str]:

@@ -15,8 +15,8 @@ from hpcjobs.top.text import bar, cells, choose_columns, describe, headline, sho
 
 
 def shown(row: JobRow, width: int) -> dict[str, str]:
-    """The row's cells by their column."""
-    columns = choose_columns(width)
+    """The row's cells by their column, on a screen of that row alone."""
+    columns = choose_columns(width, [row], NOW)
     return {c.title: text.strip() for c, text in zip(columns, cells(row, columns, NOW), strict=True)}
 
 
@@ -116,10 +116,36 @@ def test_an_alarm_takes_the_place_of_the_note() -> None:
     assert "! n2: GPUs idle for 12m" in describe(row, NOW, 100)
 
 
+def test_80_columns_have_the_loss_and_the_speed_of_a_training_beside_other_jobs() -> None:
+    rows = make_rows(make_snapshot(), View())
+    columns = choose_columns(78, rows, NOW)
+    (training,) = [cells(row, columns, NOW) for row in rows if row.job == "42"]
+    texts = {c.title: text.strip() for c, text in zip(columns, training, strict=True)}
+    assert (texts["LOSS"], texts["SPEED"], texts["PROGRESS"]) == ("0.54", "13.9k tokens/s", "25%")
+    assert texts["NAME"] == "train-lm"
+    assert shown(row_of("42"), 78)["LOSS"] == "█▆▅▃▃▂▁▁ 0.54", "alone it has room for the sparkline"
+
+
+@pytest.mark.parametrize("width", [60, 78, 158])
+def test_a_column_that_no_job_fills_gives_its_room_to_the_others(width: int) -> None:
+    name = "a-long-name-of-a-simulation"
+    task = make_task("60", State.FAILED, name, exit_code=3, elapsed_s=4.0, node_list="n4")
+    row = row_of("60", snapshot=Snapshot((task,), (), NOW))
+    texts = shown(row, width)
+    assert all(texts.values()), texts
+    assert texts["NOTE"] == "exit code 3"
+    assert width < 78 or texts["NAME"] == f"{name[:25]}…"
+
+
+def test_a_screen_without_jobs_has_titles() -> None:
+    assert [title.strip() for title in titles(choose_columns(78, [], NOW))] == ["JOB", "NAME", "STATE", "NOTE"]
+
+
 @pytest.mark.parametrize("width", [40, 60, 78, 80, 100, 158, 220])
 def test_no_line_is_wider_than_the_screen(width: int) -> None:
-    columns = choose_columns(width)
-    for row in make_rows(make_snapshot(), View(unfolded=frozenset({row_of("44").key}))):
+    rows = make_rows(make_snapshot(), View(unfolded=frozenset({row_of("44").key})))
+    columns = choose_columns(width, rows, NOW)
+    for row in rows:
         assert sum(len(text) + 1 for text in cells(row, columns, NOW)) <= width
         assert max(map(len, describe(row, NOW, width))) <= width
     assert {title.strip() for title in titles(columns)} >= {"JOB", "NOTE"}
