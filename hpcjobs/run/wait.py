@@ -34,8 +34,8 @@ _RECENT_S = 300.0
 Progress = Callable[[list[JobRecord]], None]
 """Called at every look with what is new, by the jobs themselves, and with what the scheduler answers.
 
-Not that a job has failed or was cancelled, as long as it says so alone: the scheduler may know the cause, such as a time
-limit. Who waits gets that from the final records at the latest.
+Not that a job has failed or was cancelled, as long as it says so alone: the scheduler may know the cause, such as a
+time limit. The final records have that at the latest.
 """
 
 

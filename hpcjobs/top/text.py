@@ -203,9 +203,7 @@ def _held(columns: Sequence[Column], rows: Sequence[JobRow], now: float) -> list
     ]
 
 
-def _fitting(
-    columns: Sequence[Column], width: int, rows: Sequence[JobRow], now: float, *, needed: int
-) -> list[Column]:
+def _fitting(columns: Sequence[Column], width: int, rows: Sequence[JobRow], now: float, *, needed: int) -> list[Column]:
     """The first columns that fit, in their order; the name and the note share what is left."""
     held = {column.title: column for column in _held(columns, rows, now)}
     note, name = (max((len(c.text(row, now)) for row in rows), default=0) for c in (_NOTE, held["NAME"]))

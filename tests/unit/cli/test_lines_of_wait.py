@@ -74,7 +74,9 @@ def lines(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> list[str]:
     printed: list[str] = []
 
     def note_new() -> None:
-        printed.extend(f"{cluster.now:.0f} {line.partition('job ')[2]}" for line in capsys.readouterr().err.splitlines())
+        printed.extend(
+            f"{cluster.now:.0f} {line.partition('job ')[2]}" for line in capsys.readouterr().err.splitlines()
+        )
 
     def show(records: list[JobRecord]) -> None:
         changes.show(records)
