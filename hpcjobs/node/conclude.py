@@ -10,6 +10,7 @@ from hpcjobs.node import decide
 from hpcjobs.node.control import ControlDir, Running
 from hpcjobs.node.history import (
     AttemptLine,
+    History,
     append_attempt,
     count_unrecorded,
     find_recorded,
@@ -18,7 +19,7 @@ from hpcjobs.node.history import (
 )
 from hpcjobs.node.job_log import JobLog
 from hpcjobs.node.options import Options
-from hpcjobs.node.schedulers import NodeSideScheduler
+from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler
 from hpcjobs.node.slurm import report
 from hpcjobs.processes import start
 
@@ -95,6 +96,19 @@ class CurrentAttempt:
         self._record(AttemptLine(running.job_id, running.started, None, running.nodes, None, cause,
                                  self.control.steps, self.control.saved, decision))  # fmt: skip
         return decision
+
+    def record_continuation(self, history: History) -> None:
+        """Record that this job continues another one, whose process may have been killed before it did."""
+        last = history.attempts[-1] if history.attempts else None
+        if last is None or last.job_id == self.scheduler.job_id:
+            return
+        try:
+            if self.control.continued != self.scheduler.job_id:
+                self.control.write_continued(self.scheduler.job_id, self.scheduler.read_queued_at())
+            if not last.decision.startswith(RESUBMITTED):
+                replace_last(self.options.run_dir, last._replace(decision=f"{RESUBMITTED} {self.scheduler.job_id}"))
+        except OSError as error:
+            report(f"{error.filename} cannot be written: {error.strerror}")
 
     def conclude(self, end: decide.AttemptEnd, ended: int) -> int:
         """Decide what follows ``end`` and bring it about; the exit code of the job."""

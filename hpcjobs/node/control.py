@@ -148,8 +148,9 @@ class ControlDir:
         """Id of the job that continues this one, where a job cannot be requeued; empty: none."""
         return self._read_value("continued")
 
-    def write_continued(self, job_id: str) -> None:
-        write_beside(self._file("continued"), job_id + "\n")
+    def write_continued(self, job_id: str, submitted: Optional[float] = None) -> None:
+        """Name the job that continues this one, with the time of its submission if that was not just now."""
+        write_beside(self._file("continued"), job_id + ("\n" if submitted is None else f" {submitted:.0f}\n"))
 
     def write_deadline(self, deadline: float) -> None:
         """Seconds since 1970, by this host's clock; infinity: no limit, or none known.

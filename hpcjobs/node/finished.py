@@ -6,6 +6,7 @@ from typing import Optional
 from hpcjobs.node import decide
 from hpcjobs.node.conclude import CurrentAttempt
 from hpcjobs.node.history import History
+from hpcjobs.node.schedulers import RESUBMITTED
 from hpcjobs.node.slurm import report
 
 REQUEUE_AT_END_S = 15.0
@@ -16,8 +17,13 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
     """The exit code of a start that has nothing to do; None: it has.
 
     Slurm may start a job again that has ended: when slurmstepd was killed, or when it was preempted with grace
-    before and requeued itself, for Slurm 24.11 then requeues it once more as it ends.
+    before and requeued itself, for Slurm 24.11 then requeues it once more as it ends. And a job that was submitted
+    twice to continue another one, because the answer of sbatch was lost, must not run beside the one that does.
     """
+    other = job.control.continued
+    if other not in ("", job.scheduler.job_id) and all(attempt.job_id != other for attempt in history.attempts):
+        report(f"job {other} continues in this run folder: nothing is left to do")
+        return 0
     last = history.attempts[-1] if history.attempts else None
     code = job.control.finished_code(job.scheduler.job_id)
     if code is not None:
@@ -28,7 +34,7 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
     elif last is not None and last.job_id == job.scheduler.job_id:
         if last.decision == decide.COMPLETED:
             code = 0
-        elif last.decision.startswith("resubmitted as"):
+        elif last.decision.startswith(RESUBMITTED):
             code = decide.REQUEUE_CODE
         elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
             code = last.exit_code or decide.REQUEUE_CODE

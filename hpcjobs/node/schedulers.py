@@ -12,6 +12,10 @@ KILL_WAIT_S = 30.0
 """Slurm's own default, which most sites leave."""
 
 
+RESUBMITTED = "resubmitted as"
+"""Beginning of the decision that another job continues; its id follows."""
+
+
 class RestartOutcome(NamedTuple):
     """What became of a request for another attempt."""
 

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional
 from hpcjobs.node import decide
 from hpcjobs.node.clock import Limit
 from hpcjobs.node.commands import Run, outside_job
-from hpcjobs.node.schedulers import NodeSideScheduler, RestartOutcome
+from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler, RestartOutcome
 from hpcjobs.processes.start import Result
 
 _REASONS = {"TimeLimit": decide.TIMEOUT, "NodeDown": decide.NODE}
@@ -22,7 +22,7 @@ _STATES = {
     "BOOT_FAIL": decide.NODE,
 }
 _UNFINISHED = ("RUNNING", "PENDING", "COMPLETING", "REQUEUED", "")
-_UNREACHABLE = re.compile(r"contact|timed out|connect|zero bytes|communicat|respond|answer", re.IGNORECASE)
+_UNREACHABLE = re.compile(r"unable to contact|timed out|connect|zero bytes|communicat|respond|answer", re.IGNORECASE)
 """In messages of a command whose controller is away; a refusal has none of these words."""
 _PATIENCE_S = 300.0
 """Seconds for which commands are repeated while a controller restarts."""
@@ -134,35 +134,58 @@ class Slurm(NodeSideScheduler):
         return f"not requeued: {refusal}"
 
     def _requeue(self, verb: str) -> Optional[str]:
-        """Ask until the controller answers; None: it did, else its refusal."""
-        give_up = self._monotonic() + _PATIENCE_S
-        while True:
-            answer = self._call("scontrol", verb, self.job_id)
-            message = _one_line(answer.err or answer.out)
-            # Pending: an earlier try was carried out, and its answer lost.
-            if answer.code == 0 or "Job is pending execution" in message:
-                return None
-            if not _UNREACHABLE.search(message) or self._monotonic() > give_up:
-                return message or f"scontrol {verb} ended with code {answer.code}"
-            self._sleep(_RETRY_S)
+        """None: the controller did so, else its refusal."""
+        answer = self._ask("scontrol", verb, self.job_id)
+        message = _one_line(answer.err or answer.out)
+        # Pending: an earlier try was carried out, and its answer lost.
+        if answer.code == 0 or "Job is pending execution" in message:
+            return None
+        return message or f"scontrol {verb} ended with code {answer.code}"
 
     def _submit_again(self, refusal: str, exclude: str) -> RestartOutcome:
-        """A job after this one, in the same run folder."""
+        """A job after this one, in the same run folder.
+
+        An sbatch whose answer was lost may have submitted all the same, so the queue is read before another try: also
+        before the first one, as a process that was killed may have submitted. Of several jobs the first one stays.
+        """
         arguments = ["--parsable", "--dependency=afterany:" + self.job_id]
         log = _log_path()
         # The file that this job writes to, whose name sbatch would otherwise make anew from the new job's id.
         arguments += ["--output=" + log.replace("%", "%%")] if log else []
         arguments += ["--exclude=" + exclude] if exclude else []
-        # sbatch hands its environment on to the job.
-        answer = self._run(["sbatch", *arguments, self._script], self._job_env)
-        # A site's banner may surround the id, on standard output too.
-        ids = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
-        if answer.code != 0 or not ids:
-            message = _one_line(answer.err or answer.out) or "no job id from sbatch"
-            return RestartOutcome(f"ended: {refusal}; {message}")
+        give_up, tries = self._monotonic() + _PATIENCE_S, 0
+        taken = self._find_continuations() or []
+        while not taken:
+            tries += 1
+            # sbatch hands its environment on to the job.
+            answer = self._run(["sbatch", *arguments, self._script], self._job_env)
+            # A site's banner may surround the id, on standard output too.
+            printed = [line.partition(";")[0] for line in answer.out.splitlines() if re.match(r"[0-9]+(;.*)?\Z", line)]
+            if answer.code == 0 and printed and tries == 1:
+                taken = printed[-1:]
+                break
+            queued = self._find_continuations()
+            taken = queued or (printed[-1:] if answer.code == 0 else [])
+            if not taken:
+                message = _one_line(answer.err or answer.out)
+                is_lost = answer.code < 0 or answer.code >= 128 or bool(_UNREACHABLE.search(message))
+                if queued is None or not is_lost or self._monotonic() > give_up:
+                    return RestartOutcome(f"ended: {refusal}; {message or 'no job id from sbatch'}")
+                self._sleep(_RETRY_S)
+        if taken[1:]:
+            self._call("scancel", "--quiet", *taken[1:])
         if self._held:  # its user released it once
-            self._call("scontrol", "release", ids[-1])
-        return RestartOutcome(f"resubmitted as {ids[-1]}", ids[-1])
+            self._call("scontrol", "release", taken[0])
+        return RestartOutcome(f"{RESUBMITTED} {taken[0]}", taken[0])
+
+    def _find_continuations(self) -> Optional[List[str]]:
+        """Later jobs that were given this job's script, oldest first; None: the queue cannot be read."""
+        answer = self._ask("squeue", "--all", "--me", "--states=all", "--noheader", "--format=%i %o")
+        if answer.code != 0:
+            return None
+        jobs = (line.strip().partition(" ") for line in answer.out.splitlines())
+        ids = {int(job_id) for job_id, _, script in jobs if script == self._script and job_id.isdigit()}
+        return [str(each) for each in sorted(ids) if each > int(self.job_id)]
 
     def node_names(self, nodes: str) -> List[str]:
         return self._call("scontrol", "show", "hostnames", nodes).out.split() if nodes else []
@@ -194,6 +217,16 @@ class Slurm(NodeSideScheduler):
         """
         out = self._call("scontrol", "--all", "--oneliner", "show", "job", self.job_id).out
         return dict(reversed(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", out)))
+
+    def _ask(self, *arguments: str) -> Result:
+        """The answer of a command that may run twice: asked again while the controller does not answer."""
+        give_up = self._monotonic() + _PATIENCE_S
+        while True:
+            answer = self._call(*arguments)
+            is_away = answer.code != 0 and _UNREACHABLE.search(answer.err or answer.out)
+            if not is_away or self._monotonic() > give_up:
+                return answer
+            self._sleep(_RETRY_S)
 
     def _call(self, *arguments: str) -> Result:
         return self._run(list(arguments), self._env)

@@ -227,6 +227,7 @@ def supervise(options: Options) -> int:
     code = code_of_finished(job, history)
     if code is not None:
         return code
+    job.record_continuation(history)
     earlier = job.control.running()
     if earlier is not None and options.scheduler == "slurm":
         decision = job.judge_earlier(earlier)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import write_beside
 from hpcjobs.run.index import Entry
 
 HISTORY, CONTINUED = "attempts.jsonl", Path("control", "continued")
@@ -70,10 +71,19 @@ def continuation(entry: Entry) -> Continuation:
         return first
     path = Path(entry.run_dir) / CONTINUED
     try:
-        job_id = path.read_text(encoding="ascii").strip()
-        return Continuation(job_id, path.stat().st_mtime) if job_id else first
-    except (OSError, UnicodeDecodeError):
+        job_id, *submitted = path.read_text(encoding="ascii").split() or [""]
+        return Continuation(job_id, float(submitted[0]) if submitted else path.stat().st_mtime) if job_id else first
+    except (OSError, ValueError):
         return first
+
+
+def write_continuation(entry: Entry, job: Continuation) -> None:
+    """Record that ``job`` continues ``entry``; a folder that cannot be written gives a warning."""
+    path = Path(entry.run_dir) / CONTINUED
+    try:
+        write_beside(path, f"{job.job_id} {job.submitted:.0f}\n")
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
 
 def current_id(entry: Entry) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -18,8 +20,8 @@ import msgspec
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.accounting_file import are_final, drop_accounting, keep_accounting, may_be_requeued, read_accounting
-from hpcjobs.run.attempts import current_id
-from hpcjobs.run.identity import CLOCK_TOLERANCE_S, is_ours, owner_elsewhere
+from hpcjobs.run.attempts import Continuation, current_id, read_attempts, write_continuation
+from hpcjobs.run.identity import CLOCK_TOLERANCE_S, SCRIPT, is_ours, owner_elsewhere
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
@@ -115,7 +117,9 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
     Where the accounting does not answer, the second part of the result is its error, and the jobs that have left the
     queue are reported as they last wrote: that nobody knows them any more is not known.
     """
-    by_parent = _by_parent(scheduler.queue())
+    queue = scheduler.queue()
+    _adopt_continuations((member.entry for member in members), queue)
+    by_parent = _by_parent(queue)
     queued = [_ours(member.entry, by_parent) for member in members]
     ended_ids = [
         current_id(member.entry)
@@ -139,6 +143,21 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
         else _written(member.entry, reason=_NOT_ACCOUNTED)
         for member, records in zip(members, queued, strict=True)
     ], error
+
+
+def _adopt_continuations(entries: Iterable[Entry], queue: Iterable[JobRecord]) -> None:
+    """Record the queued job that continues an entry whose own process was killed before it could record that."""
+    by_script: dict[str | None, list[JobRecord]] = {}
+    for record in queue:
+        if record.command is not None and record.job_id.isdigit():
+            by_script.setdefault(record.command, []).append(record)
+    for entry in entries:
+        others = [r for r in by_script.get(os.path.join(entry.run_dir, SCRIPT), []) if r.job_id != entry.job_id]
+        current = current_id(entry) if others else entry.job_id
+        later = [record for record in others if int(record.job_id) > int(current)]
+        if later and [attempt.job_id for attempt in read_attempts(Path(entry.run_dir))][-1:] == [current]:
+            first = min(later, key=lambda record: int(record.job_id))
+            write_continuation(entry, Continuation(first.job_id, first.submitted or time.time()))
 
 
 def _ask_slurmctld(scheduler: Scheduler, job_ids: list[str]) -> list[JobRecord]:

@@ -436,6 +436,28 @@ def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_kil
     assert [each["cause"] for each in node.history] == ["preempt"]
 
 
+def test_a_job_that_continues_another_one_records_that_itself_where_the_other_was_killed_before(node: Node) -> None:
+    line = AttemptLine("41", 1, 2, "here", 85, "preempt", 5, 5, "requeued").line()
+    (node.run_dir / "attempts.jsonl").write_text(line + "\n")
+    node.control.mkdir()
+    node.says("JobId=42 JobState=RUNNING Reason=None Restarts=0 SubmitTime=1700000000")
+    code, err = node.run('touch "$HPCJOBS_CONTROL_DIR/completed"; echo 0 >"$HPCJOBS_CONTROL_DIR/ends/0"')
+    assert (code, node.state) == (0, "COMPLETED"), err
+    assert (node.control / "continued").read_text().split() == ["42", "1700000000"]
+    assert [each["decision"] for each in node.history] == ["resubmitted as 42", "completed"]
+
+
+def test_of_two_jobs_that_were_submitted_to_continue_another_one_only_one_runs(node: Node) -> None:
+    line = AttemptLine("41", 1, 2, "here", 85, "preempt", 5, 5, "resubmitted as 43").line()
+    (node.run_dir / "attempts.jsonl").write_text(line + "\n")
+    node.control.mkdir()
+    (node.control / "continued").write_text("43\n")
+    code, err = node.run('touch "$HPCJOBS_RUN_DIR/ran"')
+    assert (code, (node.run_dir / "ran").exists()) == (0, False)
+    assert "hpcjobs: job 43 continues in this run folder: nothing is left to do\n" in err
+    assert len(node.history) == 1
+
+
 def test_an_attempt_that_lives_on_after_the_next_one_began_changes_no_record(node: Node) -> None:
     waits = f"touch {node.run_dir}/NAME.begun; until [ -e {node.run_dir}/NAME.end ]; do read -rt 0.1 <> <(:); done; "
     given_up = node.begin(waits.replace("NAME", "first") + "exit 1")  # Slurm lost its node, and started the job anew

@@ -12,6 +12,7 @@ from hpcjobs.processes.start import Result
 
 START, END = 1_700_000_000, 1_700_003_600
 FAILED = Result(1, "", "no such command")
+DISABLED = Result(1, "", "Requested operation is presently disabled for job 42")
 
 
 class Cluster:
@@ -173,16 +174,76 @@ def test_where_too_few_nodes_are_left_the_oldest_suspicion_is_given_up_and_never
 )
 def test_the_id_of_a_resubmission_is_a_line_of_its_own_whatever_a_site_prints(out: str) -> None:
     cluster = Cluster()
-    cluster.answers["scontrol requeue"] = Result(1, "", "Requested operation is presently disabled for job 42")
+    cluster.answers["scontrol requeue"] = DISABLED
     cluster.answers["sbatch --parsable"] = Result(0, out, "sbatch: 5 jobs left today\n")
     continuation = cluster.slurm.start_again([])
     assert (continuation.decision, continuation.job_id) == ("resubmitted as 77", "77")
     assert "--dependency=afterany:42" in cluster.commands("sbatch --parsable")[0]
 
 
+def queue_of(*jobs: str) -> Result:
+    return Result(0, "".join(f"{each}\n" for each in ("7 /elsewhere/job.sh", "41 /run/job.sh", *jobs)), "")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        Result(124, "", "sbatch did not answer within 30 s"),
+        Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
+        Result(0, "Welcome to the cluster\n", ""),
+        Result(-9, "", ""),
+        Result(1, "77\n", "sbatch: error: the wrapper of this site failed"),
+    ],
+)
+def test_a_resubmission_whose_answer_was_lost_is_found_in_the_queue_and_not_sent_again(lost: Result) -> None:
+    cluster = Cluster()
+    cluster.answers |= {"scontrol requeue": DISABLED, "squeue": queue_of("42 /run/job.sh")}
+
+    def sbatch() -> Result:
+        cluster.answers["squeue"] = queue_of("42 /run/job.sh", "77 /run/job.sh", "78_[1-3] /run/job.sh")
+        return lost
+
+    cluster.answers["sbatch --parsable"] = sbatch
+    continuation = cluster.slurm.start_again([])
+    assert (continuation.decision, continuation.job_id) == ("resubmitted as 77", "77")
+    assert len(cluster.commands("sbatch --parsable")) == 1
+    assert cluster.commands("scancel") == []
+
+
+def test_of_jobs_that_a_repeated_sbatch_made_the_first_one_stays() -> None:
+    """The controller takes up a request after it has answered a later question."""
+    cluster = Cluster()
+    cluster.answers |= {"scontrol requeue": DISABLED, "squeue": queue_of()}
+    lost = Result(1, "", "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received")
+
+    def sbatch() -> Result:
+        if len(cluster.commands("sbatch --parsable")) == 1:
+            return lost
+        cluster.answers["squeue"] = queue_of("79 /run/job.sh", "77 /run/job.sh", "78 /run/job.sh")
+        return Result(0, "79\n", "")
+
+    cluster.answers["sbatch --parsable"] = sbatch
+    assert cluster.slurm.start_again([]).job_id == "77"
+    assert cluster.commands("scancel") == ["scancel --quiet 78 79"]
+
+
+def test_a_resubmission_that_a_killed_process_made_is_taken_over() -> None:
+    cluster = Cluster()
+    cluster.answers |= {"scontrol requeue": DISABLED, "squeue": queue_of("77 /run/job.sh")}
+    assert cluster.slurm.start_again([]).job_id == "77"
+    assert cluster.commands("sbatch --parsable") == []
+
+
+def test_a_lost_answer_is_not_sent_again_where_the_queue_cannot_be_read() -> None:
+    cluster = Cluster()
+    cluster.answers |= {"scontrol requeue": DISABLED, "sbatch --parsable": Result(-9, "", "")}
+    assert cluster.slurm.start_again([]).decision == f"ended: {DISABLED.err}; no job id from sbatch"
+    assert len(cluster.commands("sbatch --parsable")) == 1
+
+
 def test_a_resubmitted_job_gets_the_locale_and_time_format_of_its_user_and_not_those_of_our_questions() -> None:
     cluster = Cluster(LC_ALL="de_DE.UTF-8")
-    cluster.answers["scontrol requeue"] = Result(1, "", "Requested operation is presently disabled for job 42")
+    cluster.answers["scontrol requeue"] = DISABLED
     cluster.slurm.start_again([])
     assert cluster.env["scontrol"]["LC_ALL"] == "C"
     assert cluster.env["sbatch"] == {"LC_ALL": "de_DE.UTF-8"}
