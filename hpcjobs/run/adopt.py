@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hpcjobs.errors import RequestError, SchedulerError
+from hpcjobs.errors import RequestError, SchedulerError, reason_of
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.run import index, record
 from hpcjobs.run.folder import MANIFEST, SUBMITTED
@@ -32,9 +32,17 @@ class _FoundManifest(msgspec.Struct):
 
 
 def plan_in(run_dir: Path) -> Plan:
-    """The plan whose run folder this is."""
-    manifest = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_FoundManifest)
-    return Plan(manifest.job, (run_dir / "job.sh").read_text(), run_dir, manifest.command, manifest.command_line)
+    """The plan whose run folder this is.
+
+    Raises:
+        RequestError: its files cannot be used.
+    """
+    try:
+        manifest = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_FoundManifest)
+        script = (run_dir / "job.sh").read_text()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"{run_dir} is no run folder that can be used: {reason_of(error)}") from error
+    return Plan(manifest.job, script, run_dir, manifest.command, manifest.command_line)
 
 
 def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:

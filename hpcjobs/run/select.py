@@ -207,8 +207,13 @@ def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
 
 
 def without_unknown_configuration(entry: Entry) -> Entry:
-    """``entry``, read from a folder that may be anybody's, without a configuration that is not known."""
-    return entry if is_known_configuration(entry.slurm_conf) else msgspec.structs.replace(entry, slurm_conf=None)
+    """``entry``, read from a folder that may be anybody's, without a configuration that is not known.
+
+    Its site is a name, which means this user's own site: the path of a site file is none.
+    """
+    conf = entry.slurm_conf if is_known_configuration(entry.slurm_conf) else None
+    is_path = "/" in entry.site or entry.site.endswith((".yaml", ".yml"))
+    return msgspec.structs.replace(entry, slurm_conf=conf, site=Path(entry.site).stem if is_path else entry.site)
 
 
 def is_known_configuration(slurm_conf: str | None) -> bool:

@@ -13,7 +13,7 @@ from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.adopt import plan_in
 from hpcjobs.run.folder import MANIFEST
-from hpcjobs.run.select import select
+from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import Analysis, analyse, find_reached
 from hpcjobs.scaling.run_list import list_runs
@@ -95,7 +95,10 @@ def _estimate_study_starts(measured_study: Study, analysis: Analysis) -> StartEs
 
 
 def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = run) -> StartEstimates | None:
-    """What ``options`` of sbatch would change for the job whose run folder this is; None where Slurm cannot tell."""
+    """What ``options`` of sbatch would change for the job whose run folder this is; None where Slurm cannot tell.
+
+    Nothing is asked with a configuration of Slurm that only the run folder names.
+    """
     if not options or not (run_dir / MANIFEST).exists():
         return None
     moments = [_estimate_start(run_dir, more, runner) for more in ((), options)]
@@ -104,7 +107,7 @@ def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = r
 
 def _estimate_start(run_dir: Path, options: Sequence[str], runner: Runner) -> float | None:
     job = plan_in(run_dir).job
-    if job.scheduler != "slurm":
+    if job.scheduler != "slurm" or not is_known_configuration(job.slurm_conf):
         return None
     cwd = job.chdir if Path(job.chdir).is_dir() else None
     args = [*options, str(run_dir / "job.sh")]

@@ -13,6 +13,8 @@ import pytest
 from commandline import ok, within
 from scripted_slurm import answer
 
+from hpcjobs.scaling.right_size import estimate_starts
+
 SITE = "{cluster: c, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
 
 
@@ -78,7 +80,8 @@ def hostile(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host
     named = {"slurm_conf": str(eve / "slurm.conf"), "site_file": str(eve / "site.yaml"), "python": str(trap),
              "node_python": str(trap), "prologue": [str(trap)], "run_root": str(eve)}  # fmt: skip
     own.edit("manifest.json", named, within="job")
-    own.edit("submitted.json", {"run_dir": str(folder), "slurm_conf": str(eve / "slurm.conf")})
+    named = {"run_dir": str(folder), "slurm_conf": str(eve / "slurm.conf"), "site": str(eve / "site.yaml")}
+    own.edit("submitted.json", named)
     (commands / "asked").unlink(missing_ok=True)
     return own
 
@@ -110,7 +113,12 @@ def test_with_trust_the_run_is_submitted_as_it_says(hostile: Hostile, here: Path
 
 READING = ["show", "show --json", "logs", "why", "why --json", "diff", "monitor", "exec", "shell", "archive",
            "hold", "release", "requeue", "wait --timeout 1", "cancel", "ps", "report jobs", "report scaling",
-           "update", "prune", "drill kill-rank"]  # fmt: skip
+           "update", "prune", "drill kill-rank", "report advise", "report load"]  # fmt: skip
+
+
+def test_no_start_is_estimated_with_the_configuration_of_somebody_elses_run_folder(hostile: Hostile) -> None:
+    assert estimate_starts(hostile.folder, ["--nodes=1"]) is None
+    assert hostile.obeyed() == []
 
 
 @pytest.mark.parametrize("verb", READING)
