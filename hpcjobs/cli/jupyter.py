@@ -13,8 +13,9 @@ from hpcjobs.cli.completion import complete_jobs
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, SbatchGroup
 from hpcjobs.cli.output import CommandLineError, JobSite, Json, SiteName, clock, note, opt, print_output, print_table
-from hpcjobs.cli.terminal import printable, raw, write_document
+from hpcjobs.cli.terminal import raw, write_document
 from hpcjobs.job.models import JobSpec
+from hpcjobs.printable import printable
 
 if TYPE_CHECKING:
     from hpcjobs.jupyter.request import Kind, SessionRequest

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from hpcjobs.cli.completion import complete_jobs, complete_sites
-from hpcjobs.cli.terminal import escape_json, printable
+from hpcjobs.printable import escape_json, printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]

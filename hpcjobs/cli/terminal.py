@@ -1,40 +1,14 @@
-"""Keeps text of others from commanding the terminal: what the command line prints passes here.
-
-Names of jobs, reasons, logs and messages of programs come from whoever wrote them. Control characters (C0, C1), marks
-that change the direction of text, and invisible characters are replaced; colours stay, on a terminal.
-"""
+"""Standard output and standard error of the command line: what it prints there is printable (`hpcjobs.printable`)."""
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-_COMMANDS = (
-    r"\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f"
-)
-_COMMAND = re.compile(f"[{_COMMANDS}]")
-_COMMAND_BUT_COLOUR = re.compile(rf"(\x1b\[(?!(?:\d+;)*8[;m])[0-9;]*m)|[{_COMMANDS}]")  # 8 hides text
-
-
-def printable(text: str, *, colours: bool = False) -> str:
-    """``text`` without what a terminal would obey; ``colours``: but for those."""
-    if not colours:
-        return _COMMAND.sub("?", text)
-    return _COMMAND_BUT_COLOUR.sub(lambda match: match[1] or "?", text)
-
-
-def escape_json(text: str) -> str:
-    """JSON with the same value, in which a terminal has nothing to obey."""
-    return re.sub(rf"(?!\n)[{_COMMANDS}]", _escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+from hpcjobs.printable import printable, printable_document
 
 
 class PrintableStream:
@@ -76,11 +50,6 @@ def write_document(text: str) -> None:
     """Write a script, table or log to standard output: exactly, unless a terminal reads it."""
     stream = raw(sys.stdout)
     stream.write(printable_document(text) if stream.isatty() else text)
-
-
-def printable_document(text: str) -> str:
-    """``text`` with its colours and carriage returns, which progress bars use."""
-    return "\r".join(printable(part, colours=True) for part in text.split("\r"))
 
 
 def exit_on_signals() -> None:

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.printable import printable_line
+from hpcjobs.top.plain_text import PlainText
 from hpcjobs.top.thread_call import ThreadCall
 
 
@@ -32,9 +33,9 @@ class LineViewer(ModalScreen[None]):
         self._text: str | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(self._title, id="title", markup=False)
+        yield PlainText(printable_line(self._title), id="title")
         with VerticalScroll(id="scroll"):
-            yield Static("reading …", id="lines", markup=False)
+            yield PlainText("reading …", id="lines")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -59,7 +60,7 @@ class LineViewer(ModalScreen[None]):
         scroll = self.query_one("#scroll", VerticalScroll)
         at_end = self._text is None or scroll.scroll_offset.y >= scroll.max_scroll_y
         self._text = text
-        self.query_one("#lines", Static).update(Text.from_ansi(text))
+        self.query_one("#lines", PlainText).show_document(text)
         if at_end and self._again_s is not None:
             scroll.scroll_end(animate=False)
 
@@ -84,7 +85,7 @@ class Confirmation(ModalScreen[bool]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        yield Static(f"{self._text}\n\ny: yes   n: no", id="question", markup=False)
+        yield PlainText(f"{printable_line(self._text)}\n\ny: yes   n: no", id="question")
 
     def action_answer(self, answer: bool) -> None:
         self.dismiss(answer)

@@ -14,13 +14,14 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Input
 
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.processes.programs import run_in_terminal
 from hpcjobs.top.actions import Actions
 from hpcjobs.top.dialogs import Confirmation, LineViewer
 from hpcjobs.top.look import Looker
+from hpcjobs.top.plain_text import PlainText
 from hpcjobs.top.refresh import READ_S, Refresh
 from hpcjobs.top.rows import SORTS, JobRow, View, make_rows
 from hpcjobs.top.snapshot import Snapshot
@@ -67,11 +68,11 @@ class TopScreen(App[Exception]):
     # --- what is shown
 
     def compose(self) -> ComposeResult:
-        yield Static(id="headline", markup=False)
-        yield Static(id="note", markup=False)
+        yield PlainText(id="headline")
+        yield PlainText(id="note")
         yield JobTable(id="table", clock=self._clock)
         with Vertical(id="detail"):
-            yield Static(id="chosen", markup=False)
+            yield PlainText(id="chosen")
         yield Input(placeholder="id, name, state, node or reason; Enter keeps the filter", id="filter", compact=True)
         yield Footer(compact=True)
 
@@ -111,10 +112,10 @@ class TopScreen(App[Exception]):
             every_s=self.updates.every_s,
             width=width or self.size.width,
         )
-        self.query_one("#headline", Static).update(text)
-        note = self.query_one("#note", Static)
+        self.query_one("#headline", PlainText).show(text)
+        note = self.query_one("#note", PlainText)
         lines = [line for line in (self._message, *(text.splitlines()[0] for text in snapshot.errors)) if line]
-        note.update("\n".join(lines[:2]))
+        note.show("\n".join(lines[:2]))
         note.display = bool(lines)
         self._describe_chosen()
 
@@ -122,7 +123,7 @@ class TopScreen(App[Exception]):
     def _describe_chosen(self) -> None:
         row = self.chosen
         lines = [] if row is None else describe(row, self._clock(), self.size.width - 1)
-        self.query_one("#chosen", Static).update("\n".join(lines))
+        self.query_one("#chosen", PlainText).show("\n".join(lines))
 
     def show_message(self, message: str) -> None:
         """Show the first line of ``message`` above the table."""

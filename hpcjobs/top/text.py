@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.reasons import explain_reason
+from hpcjobs.printable import printable_line
 from hpcjobs.run.samples import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.top.rows import JobRow, count_states
@@ -51,7 +52,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """``text`` in ``width`` characters, with an ellipsis where it was longer."""
+    """``text`` as one printable line of ``width`` characters, with an ellipsis where it was longer."""
+    text = printable_line(text)
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 

@@ -15,7 +15,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
-GROUND = {"errors", "units", "files", "gpu_errors", "ports", "processes", "data", "pyz", "templating", "user", "wheel"}
+GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
+GROUND |= {"user", "wheel"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
@@ -29,6 +30,7 @@ ALLOWED = {
     "files": set[str](),
     "gpu_errors": set[str](),
     "ports": set[str](),
+    "printable": set[str](),
     "processes": {"errors"},
     "node": {"files", "gpu_errors", "processes"},
     "runtime": {"files", "processes", "torch_state", "trackers"},

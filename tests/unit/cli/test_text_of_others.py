@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_json_output
 from commandline import within
+from hostile_text import EVIL, OBEYED
 from sample_cluster import SampleCluster
 from verb_cases import CASES, Case
 
-EVIL = "x\x1b]52;c;aGk=\x07\x1b[2Jy\x9b2Jz\u202eabc\u200f\x85\r"
-OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LEFT = ("completion", "sandbox", "cloud", "container", "fabric", "sites schema", "scale", "fetch", "jupyter")
 """Verbs that read neither Slurm's answers nor run folders of jobs, and those that run for seconds."""
-VERBS = [case for case in CASES if not case.verb.startswith(_LEFT)]
+MORE = tuple(
+    Case(line.replace(" ", "_"), tuple(line.split()), line)
+    for line in ("ps -a", "wait 44 45 --timeout 0", "why 46", "show 46", "cancel 46", "hold 46", "update 46 time=2h",
+                 "diff 43_0 43_1", "report jobs -a", "logs 44 --tail 3", "monitor 44")
+)  # fmt: skip
+"""Of jobs that wait, that run, that were submitted by other means."""
+REFUSED = 5
+"""A manifest that no job of hpcjobs can have is not used."""
+JSON = [name for name in test_json_output.CASES if not name.startswith((*_LEFT, "report scaling"))]
+_POISONED = {
+    "squeue": ("j", "r", "P", "N", "a", "q"),
+    "sacct": ("Reason", "Account", "QOS", "NodeList", "Partition", "WorkDir"),
+}
+"""Columns of Slurm's tables that somebody else fills; by sacct's names of jobs this cluster tells which are ours."""
+VERBS = [case for case in (*CASES, *MORE) if not case.verb.startswith(_LEFT)]
 
 
 def poison(value: Any, key: str = "") -> Any:
@@ -29,9 +42,27 @@ def poison(value: Any, key: str = "") -> Any:
     return value + EVIL if isinstance(value, str) and key in texts else value
 
 
+def poison_tables(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
+    """Write `EVIL` and a line that passes for one of ours into the columns of squeue and sacct, now and later."""
+    plain = cluster.table
+
+    def table(command: str, rows: list[dict[str, str]]) -> None:
+        ending = f"{EVIL[:-1]}@NL@hpcjobs: done"
+        poisoned = [{**row, **{key: row.get(key, "") + ending for key in _POISONED[command]}} for row in rows]
+        plain(command, poisoned)
+        script = (cluster.commands / command).read_text()
+        cluster.command(command, script.replace("print out", r'gsub(/@NL@/, "\n", out); print out'))
+
+    patch.setattr(cluster, "table", table)
+    for command in _POISONED:
+        header, *lines = (cluster.commands / f"{command}.table").read_text().splitlines()
+        cluster.table(command, [dict(zip(header.split("|"), line.split("|"), strict=True)) for line in lines])
+
+
 @pytest.fixture
-def hostile(cluster: SampleCluster) -> SampleCluster:
+def hostile(cluster: SampleCluster, monkeypatch: pytest.MonkeyPatch) -> SampleCluster:
     """The sample cluster, whose Slurm adds `EVIL` to what it prints and whose run folders hold it."""
+    poison_tables(cluster, monkeypatch)
     for name in ("scontrol", "sinfo", "sprio", "sdiag", "sacctmgr"):
         if (command := cluster.commands / name).exists():
             command.rename(cluster.commands / f"plain-{name}")
@@ -52,6 +83,23 @@ def test_no_verb_prints_what_a_terminal_obeys(
     answer = within(*case.arguments)
     out = "" if case.verb == "logs" else answer.out  # exact where no terminal reads it
     assert OBEYED.findall(out + answer.err) == [], answer
+    assert answer.code != 70, answer
+    forged = [line for line in (out + answer.err).splitlines() if line == "hpcjobs: done"]
+    assert forged == [], answer
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_json_of_hostile_answers_is_valid_and_printable(
+    hostile: SampleCluster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    line, prepare = test_json_output.CASES[name]
+    prepare(hostile, monkeypatch)
+    (hostile.commands / "next").write_text("47")
+    answer = within(*line.split())
+    assert OBEYED.findall(answer.out + answer.err) == [], answer
+    assert answer.code != 70, answer
+    if answer.code != REFUSED:
+        json.loads(answer.out)
 
 
 @pytest.mark.parametrize("name", ["sbatch", "squeue", "sacct", "scontrol", "scancel"])

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from snapshots import NOW, make_snapshot, make_task
+from hostile_text import EVIL, OBEYED
+from snapshots import NOW, make_node, make_progress, make_snapshot, make_task
 from textual.pilot import Pilot
 
 from hpcjobs.errors import HpcJobsError, RequestError
@@ -178,6 +179,38 @@ def test_logs_and_why_are_shown_as_they_are_and_escape_leaves_them() -> None:
         assert actions.calls == [("log", "44"), ("why", "44")]
 
     drive(steps)
+
+
+def test_nothing_on_the_screen_commands_the_terminal_whoever_wrote_it() -> None:
+    forged = f"{EVIL}\nhpcjobs: done"
+    task = make_task("47", State.PENDING, forged, reason=forged, node_list=forged, alarms=(forged,),
+                     progress=make_progress(5), nodes=(make_node(forged),))  # fmt: skip
+    task = task._replace(group=task.group._replace(name=forged, site=forged))
+    hostile = make_snapshot()._replace(tasks=(task,), errors=(forged,))
+
+    class HostileActions(NotedActions):
+        def read_log(self, row: JobRow) -> list[str]:
+            return [EVIL, "\x1b[31mred\x1b[0m \x1b]8;;http://evil\x1b\\link", "end of the log"]
+
+        def explain(self, row: JobRow) -> list[str]:
+            return [EVIL, "end of why"]
+
+        def shell(self, row: JobRow) -> Sequence[str]:
+            raise RequestError(forged)
+
+    async def steps(pilot: Pilot[Exception], app: TopScreen, actions: NotedActions) -> None:
+        app.actions = HostileActions()
+        await pilot.press("r")
+        await until(pilot, lambda: "47" in text_of(app))
+        shown = {"r": "x?]52;c", "s": "x?]52;c", "l": "end of the log", "escape w": "end of why", "escape c": "y: yes"}
+        for keys, text in shown.items():
+            await pilot.press(*keys.split())
+            await until(pilot, lambda: text in text_of(app))  # noqa: B023 # within this turn
+            assert OBEYED.findall(text_of(app).replace("\n", "")) == [], (keys, text_of(app))
+            assert "\nhpcjobs: done" not in text_of(app)
+        await pilot.press("n")
+
+    drive(steps, hostile, size=(160, 40))
 
 
 def test_what_a_key_cannot_do_is_said() -> None:
