@@ -124,7 +124,13 @@ def _scaling() -> Any:
     interval: Any = derive(Interval)
     size = derive(SizeResult, throughput=interval, speedup=interval, efficiency=interval)
     law = make_type(
-        "LawFit", "A law fitted to the sizes.", law=str, rms=float, chosen=bool, parameters=dict[str, interval]
+        "LawFit",
+        "A law fitted to the sizes.",
+        law=str,
+        rms=float,
+        chosen=bool,
+        possible=bool,
+        parameters=dict[str, float],
     )
     knee = derive(Knee, fitted=interval | None)
     text = "What a scaling study says; docs/reports.md explains it."

@@ -247,34 +247,36 @@ def scaling(
 
     measured_study = read(path_of(study))
     runs = read_runs(measured_study)
-    analysis = analyse(runs, mode=measured_study.mode, target=target, allow_mixed=allow_mixed)
+    analysis = analyse(runs, target=target, allow_mixed=allow_mixed)
     rows = None
     if baseline is not None:
         other = read(path_of(baseline))
-        before = analyse(read_runs(other), mode=other.mode, target=target, allow_mixed=allow_mixed)
+        before = analyse(read_runs(other), target=target, allow_mixed=allow_mixed)
         rows = comparison.compare(analysis, before)
     folder = output or Path(f"{measured_study.name}-report")
     page.write(measured_study, analysis, runs, folder, baseline=baseline, comparison=rows)
     record_output(folder)
     if as_json:
-        fits = [
+        laws = [
             {
                 "law": fit.law.name,
                 "rms": fit.rms,
                 "chosen": fit is analysis.chosen,
-                "parameters": tables.parameters(analysis, fit),
+                "possible": fit in analysis.possible,
+                "parameters": fit.parameters,
             }
             for fit in analysis.fits
         ]
         groups = [group._asdict() for group in analysis.groups]
-        known = {"groups": groups, "summary": analysis.summary, "fits": fits, "knee": analysis.knee._asdict()}
+        known = {"groups": groups, "summary": analysis.summary, "fits": laws, "knee": analysis.knee._asdict()}
         print_output("report scaling", known | {"page": str(folder / "index.html")})
     else:
         for line in tables.warnings(analysis):
             note(line)
         headers, sizes = tables.sizes(analysis)
         print_table([header.upper() for header in headers], sizes)
-        print_table(["LAW", "PARAMETER", "VALUE", "95 %", "RESIDUALS"], tables.fit_rows(analysis))
+        if fits := tables.fit_rows(analysis):
+            print_table(["LAW", "VERDICT", "PARAMETER", "VALUE", "RESIDUALS"], fits)
         for line in analysis.summary:
             print(line)
         if rows:

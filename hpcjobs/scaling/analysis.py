@@ -13,14 +13,14 @@ import polars as pl
 
 from hpcjobs.accounting.derive import joint_energy_source
 from hpcjobs.errors import RequestError
-from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Fit, fit
+from hpcjobs.scaling.fits import LAWS, Fit, fit
 from hpcjobs.scaling.intervals import Interval, geometric_mean, mean_ratio
-from hpcjobs.scaling.law_choice import choose, find_rival
+from hpcjobs.scaling.law_choice import choose, find_possible
 from hpcjobs.scaling.runs import find_mixtures
 from hpcjobs.units import format_number
 
-_FURTHEST = 64
-"""The knee is looked for up to this many times the largest size measured."""
+_FURTHEST = 2
+"""The knee is looked for up to this many times the largest size measured: nothing is said of what lies further."""
 
 
 class SizeResult(NamedTuple):
@@ -70,11 +70,12 @@ class Analysis(NamedTuple):
     unit: str
     per: str
     """``nodes`` or ``ranks``: what N counts."""
-    mode: str
     groups: list[SizeResult]
     fits: list[Fit]
+    possible: list[Fit]
+    """The laws that the runs do not exclude: the bounds of the knee and of the next doubling are over all of them."""
     chosen: Fit | None
-    """The law that the knee and the next doubling are computed by."""
+    """The only one of them, if it was tested."""
     summary: list[str]
     """Which law was chosen and how well it fits; the knee; the next doubling."""
     knee: Knee
@@ -85,7 +86,7 @@ class Analysis(NamedTuple):
     """Runs without a figure, and why."""
 
 
-def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
+def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = False) -> Analysis:
     """Analyse the runs of a study.
 
     Raises:
@@ -114,33 +115,30 @@ def analyse(runs: pl.DataFrame, *, mode: str, target: float = 0.8, allow_mixed: 
     sizes = sound.sort(per, "nodes").partition_by("nodes", "ntasks_per_node", maintain_order=True)
     groups = [_group(part, per, sizes[0]) for part in sizes]
     n, x = [float(v) for v in sound[per]], [float(v) for v in sound["throughput"]]
-    laws = (GUSTAFSON, USL) if mode == "weak" else (AMDAHL, USL)
     shapes = [f"{group.nodes}x{group.ranks // group.nodes}" for group in groups]
+    fits: list[Fit] = []
+    possible: list[Fit] = []
+    chosen = None
     if len({group.n for group in groups}) < len(groups):
-        fits: list[Fit] = []
-        chosen = None
         same = f"Sizes ({', '.join(shapes)}) have the same number of ranks on different nodes"
         reasons = [f"{same}: no law of ranks is fitted."]
+    elif len(groups) < 3:
+        reasons = [f"{_count(len(groups), 'sizes')}: too few to tell a law; measure at least three."]
     else:
-        fits = [fitted for law in laws if (fitted := fit(law, n, x)) is not None and _is_law(fitted)]
-        chosen, reasons = choose(fits, [group.throughput.value for group in groups], per=per)
+        fits = [fitted for law in LAWS if (fitted := fit(law, n, x)) is not None and _is_law(fitted)]
+        if all(group.runs > 1 for group in groups):
+            possible = find_possible(fits)
+            chosen, reasons = choose(possible, fits)
+        else:
+            reasons = ["A size with a single run: no law can be excluded and nothing is predicted. Repeat every size."]
     slower = _describe_fall(groups, per, unit=str(sound["unit"][0]))
     if slower:
         reasons.insert(0, slower)
-    knee = _knee(groups, chosen, target)
-    doubling = chosen.at(2 * groups[-1].n) if chosen and not slower else None
-    rival = find_rival(fits, chosen)
-    if rival is not None:  # an interval of one law would leave out what the other predicts
-        doubling = Interval(doubling.value) if doubling else None
-        knee = knee._replace(fitted=Interval(knee.fitted.value) if knee.fitted else None)
+    knee = _knee(groups, possible, target)
+    doubling = None if slower or not possible else _predict(possible, groups)
     summary = [*reasons, *_outlook(knee, doubling, groups, per, unit=str(sound["unit"][0]))]
-    if rival is not None and doubling is not None:
-        summary.append(
-            f"{rival.law.name} fits equally well and predicts {rival.at(2 * groups[-1].n).value:,.0f}. Knee and"
-            " prediction therefore have no interval; more sizes or repeats would show which law holds."
-        )
     return Analysis(
-        str(sound["unit"][0]), per, mode, groups, fits, chosen, summary, knee, doubling, mixed, left_out
+        str(sound["unit"][0]), per, groups, fits, possible, chosen, summary, knee, doubling, mixed, left_out
     )  # fmt: skip
 
 
@@ -150,7 +148,7 @@ def _rest(runs: pl.DataFrame, sound: pl.DataFrame) -> pl.DataFrame:
 
 def _is_law(fitted: Fit) -> bool:
     """A contention above 1 would mean that two are slower than one."""
-    return all(value.value <= 1 for name, value in fitted.parameters.items() if name != "kappa")
+    return all(fitted.parameters.get(name, 0.0) <= 1 for name in ("serial", "sigma"))
 
 
 def _describe_fall(groups: list[SizeResult], per: str, *, unit: str) -> str | None:
@@ -226,14 +224,32 @@ def _lower_bound(interval: Interval) -> float:
     return interval.value if interval.low is None else interval.low
 
 
-def _knee(groups: list[SizeResult], chosen: Fit | None, target: float) -> Knee:
+def _knee(groups: list[SizeResult], possible: list[Fit], target: float) -> Knee:
     reached = find_reached(groups, target)
     measured = reached.n if reached else None
-    if chosen is None:
+    if not possible:
         return Knee(target, measured, None, beyond=False)
     base, largest = groups[0].n, groups[-1].n
-    fitted = chosen.knee(target, base=base, furthest=largest * _FURTHEST)
+    fitted = _unite([one.knee(target, base=base, furthest=largest * _FURTHEST) for one in possible])
     return Knee(target, measured, fitted, beyond=fitted.value > largest)
+
+
+def _predict(possible: list[Fit], groups: list[SizeResult]) -> Interval:
+    """Throughput at twice the largest N, at most that of a linear speed-up."""
+    base, n = groups[0], 2 * groups[-1].n
+    value, low, high = _unite([one.at(n) for one in possible])
+    linear = (base.throughput.high or base.throughput.value) * n / base.n
+    return Interval(value, low, linear if high is None else min(high, linear))
+
+
+def _unite(intervals: list[Interval]) -> Interval:
+    """The value of the first one, and the bounds of all; ``high`` is None where one has none."""
+    highs = [one.high for one in intervals if one.high is not None]
+    return Interval(
+        intervals[0].value,
+        min(one.value if one.low is None else one.low for one in intervals),
+        max(highs) if len(highs) == len(intervals) else None,
+    )
 
 
 def _count(n: int, per: str) -> str:

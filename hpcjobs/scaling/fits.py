@@ -5,11 +5,13 @@ X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 - Amdahl (1967), strong scaling:   X = X1 / (s + (1 - s)/N),              s: serial fraction
 - Gustafson (1988), weak scaling:  X = X1 (s + (1 - s) N),                s: serial fraction of the scaled run
 - USL (Gunther, 1993):             X = X1 N / (1 + sigma (N-1) + kappa N (N-1)), contention and crosstalk
+- logarithmic overhead:            X = X1 N / (1 + serial (N-1) + log N log2 N), as of messages along a tree
 
 Each law is a sum of coefficients times functions of N, for X or for 1/X. The coefficients, none below 0, have the
-least squares of log(measured / fitted). Near the solution that is a linear regression, whose covariance gives the
-intervals: Student's t for a prediction, and Fieller's theorem (1954) for parameters and speed-ups, which are
-ratios of sums of coefficients. The knee's interval holds every N whose efficiency may be the target.
+least squares of log(measured / fitted). Near the solution that is a linear regression: the coefficients are weighted
+sums of the sizes' means. Their covariance comes from the scatter of the runs of each size, which need not be equal,
+with the degrees of freedom of Welch (1947) and Satterthwaite (1946). A prediction has Student's t interval; the knee's
+interval holds every N whose efficiency may be the target.
 """
 
 from __future__ import annotations
@@ -61,6 +63,14 @@ USL: Final = Law(
     inverse=True,
     parameters={"sigma": ((0, 1, 0), (1, 0, 0)), "kappa": ((0, 0, 1), (1, 0, 0))},
 )
+LOGARITHMIC: Final = Law(
+    "logarithmic",
+    lambda n: _columns(1 / n, (n - 1) / n, np.log2(n)),
+    inverse=True,
+    parameters={"serial": ((0, 1, 0), (1, 0, 0)), "log": ((0, 0, 1), (1, 0, 0))},
+)
+LAWS: Final = (AMDAHL, GUSTAFSON, USL, LOGARITHMIC)
+"""Amdahl's law is the USL without crosstalk, and the logarithmic law without its overhead."""
 
 
 class LackOfFit(NamedTuple):
@@ -71,7 +81,7 @@ class LackOfFit(NamedTuple):
     misfit: float
     """Root mean square of the law's relative distance from the sizes' means."""
     p_value: float | None
-    """Of the F test for lack of fit; None: the law has a parameter for every size."""
+    """Of the F test for lack of fit; None: the law has as many coefficients above 0 as there are sizes."""
 
 
 class Fit(NamedTuple):
@@ -81,14 +91,14 @@ class Fit(NamedTuple):
     coefficients: Floats
     linear: Floats
     """The coefficients of the linear regression around the solution: they differ where one of them is kept at 0."""
-    covariance: Floats | None
-    """Of ``linear``; None: as many parameters as points."""
-    t: float
-    """Student's t of the intervals."""
+    means: Floats
+    """The share of each size's mean in ``linear``: one column per size."""
+    variances: Floats | None
+    """Of those means; None: a size has a single run."""
+    free: Floats
+    """Degrees of freedom of the variances."""
     residuals: tuple[float, ...]
     """log(measured / fitted), point by point."""
-    aicc: float | None
-    """Akaike's criterion for small samples; None with too few points for it."""
     lack: LackOfFit | None
     """None: no size has two runs."""
 
@@ -98,74 +108,66 @@ class Fit(NamedTuple):
         return float(np.sqrt(np.mean(np.square(self.residuals))))
 
     @property
-    def x1(self) -> Interval:
-        """Throughput at N = 1."""
-        return self.at(1)
-
-    @property
-    def parameters(self) -> dict[str, Interval]:
-        """The law's parameters by name, each at 0 or above."""
-        return {
-            name: self._ratio(np.asarray(above, float), np.asarray(below, float))
+    def parameters(self) -> dict[str, float]:
+        """X(1) and the law's parameters by name, each at 0 or above. They have no intervals: which law holds is chosen
+        by the same runs, and an interval that ignores the choice holds the truth in three of four studies only."""
+        ratios = {
+            name: float(np.asarray(above) @ self.coefficients) / float(np.asarray(below) @ self.coefficients)
             for name, (above, below) in self.law.parameters.items()
         }
+        return {"X(1)": self.at(1).value, **ratios}
+
+    def speedup(self, n: float, base: float) -> float:
+        """X(n) / X(base)."""
+        there, here = self.law.basis(np.array([float(n), float(base)])) @ self.coefficients
+        return float(here / there if self.law.inverse else there / here)
 
     def at(self, n: float) -> Interval:
-        """Throughput at ``n``, with the interval of the law's value (not of the next run)."""
+        """Throughput at ``n``, with the interval of the law's value (not of the next run); ``high`` is None beside a
+        ``low`` where the runs set no upper bound."""
         row = self.law.basis(np.array([float(n)]))[0]
-        value = float(row @ self.coefficients)
-        if self.covariance is None:
-            return _throughput_interval(Interval(value), self.law)
-        reach = self.t * float(np.sqrt(row @ self.covariance @ row))
-        middle = float(row @ self.linear)
-        if middle - reach <= 0:
-            return _throughput_interval(Interval(value), self.law)
-        return _throughput_interval(Interval(value, min(value, middle - reach), max(value, middle + reach)), self.law)
-
-    def speedup(self, n: float, base: float) -> Interval:
-        """X(n) / X(base)."""
-        rows = self.law.basis(np.array([float(n), float(base)]))
-        above, below = rows[::-1] if self.law.inverse else rows
-        return self._ratio(above, below)
-
-    def efficiency(self, n: float, base: float) -> Interval:
-        """Speed-up over the ideal one, n / base."""
-        return self.speedup(n, base).scale_by(base / n)
+        value, middle, reach = float(row @ self.coefficients), float(row @ self.linear), self._reach(row)
+        if reach is None:
+            return Interval(1 / value if self.law.inverse else value)
+        low, high = max(0.0, min(value, middle - reach)), max(value, middle + reach)
+        if self.law.inverse:
+            return Interval(1 / value, 1 / high, 1 / low if low > 0 else None)
+        return Interval(value, low, high)
 
     def knee(self, target: float, *, base: float, furthest: float) -> Interval:
         """Where the efficiency against ``base`` falls to ``target``, looked for up to ``furthest``; ``high`` is None
         beside a ``low`` where it lies beyond."""
-        value = _crossing(lambda n: self.efficiency(n, base).value - target, base, furthest)
-        if self.covariance is None:
+        value = _crossing(lambda n: -float(self._weights_below(n, base, target) @ self.coefficients), base, furthest)
+        if self.variances is None:
             return Interval(value)
-        low = _crossing(lambda n: -self._distance(n, base, target) - self.t, base, furthest)
-        high = _crossing(lambda n: self.t - self._distance(n, base, target), base, furthest)
+        low = _crossing(lambda n: -self._distance(n, base, target) - 1, base, furthest)
+        high = _crossing(lambda n: 1 - self._distance(n, base, target), base, furthest)
         return Interval(value, min(low, value), max(high, value) if high < furthest else None)
 
     def _distance(self, n: float, base: float, target: float) -> float:
-        """By how many standard errors the efficiency at ``n`` is below ``target``."""
-        rows = self.law.basis(np.array([float(n), float(base)]))
-        ideal = n / base
-        # Efficiency is below the target where this combination of the coefficients is above 0.
-        weights = target * ideal * rows[0] - rows[1] if self.law.inverse else target * ideal * rows[1] - rows[0]
-        assert self.covariance is not None
-        error = float(np.sqrt(max(0.0, weights @ self.covariance @ weights)))
-        distance = float(weights @ self.linear)
-        return distance / error if error > 0 else float(np.copysign(np.inf, distance))
+        """How far the efficiency at ``n`` is below ``target``, in half widths of its interval."""
+        weights = self._weights_below(n, base, target)
+        reach, distance = self._reach(weights), float(weights @ self.linear)
+        return distance / reach if reach else float(np.copysign(np.inf, distance))
 
-    def _ratio(self, above: Floats, below: Floats) -> Interval:
-        """(above @ c) / (below @ c), by Fieller's theorem: all quotients q for which (above - q below) @ c may be 0."""
-        value = float(above @ self.coefficients) / float(below @ self.coefficients)
-        if self.covariance is None:
-            return Interval(value)
-        c, spread = self.linear, self.covariance * self.t**2
-        a = (below @ c) ** 2 - below @ spread @ below
-        b = (above @ c) * (below @ c) - above @ spread @ below
-        inside = float(b**2 - a * ((above @ c) ** 2 - above @ spread @ above))
-        if a <= 0:  # what is below the fraction bar may be 0
-            return Interval(value)
-        low, high = (float(b + sign * np.sqrt(max(0.0, inside))) / float(a) for sign in (-1, 1))
-        return Interval(value, min(value, max(0.0, low)), max(value, high))
+    def _weights_below(self, n: float, base: float, target: float) -> Floats:
+        """Weights whose sum with the coefficients is above 0 where the efficiency at ``n`` is below ``target``."""
+        there, here = self.law.basis(np.array([float(n), float(base)]))
+        ideal = target * n / base
+        return np.asarray(ideal * there - here if self.law.inverse else ideal * here - there, np.float64)
+
+    def _reach(self, weights: Floats) -> float | None:
+        """Half the width of the interval of a weighted sum of the coefficients; None where nothing tells."""
+        if self.variances is None:
+            return None
+        return self._t(weights) * float(np.sqrt(np.square(weights @ self.means) @ self.variances))
+
+    def _t(self, weights: Floats) -> float:
+        """Student's t of such a sum, with the degrees of freedom of Welch and Satterthwaite."""
+        parts = np.square(weights @ self.means) * self.variances
+        total = float(parts.sum())
+        free = total**2 / float(np.sum(np.square(parts) / self.free)) if total > 0 else float(self.free.sum())
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, free))
 
 
 def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
@@ -183,10 +185,9 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
     unit = float(measured[np.argmin(where)])  # coefficients near 1
     rows = law.basis(where)
     goal = unit / measured if law.inverse else measured / unit
-    start = optimize.nnls(rows / goal[:, None], np.ones_like(goal))[0] + 1e-9
     solved = optimize.least_squares(
         lambda c: np.log(rows @ c / goal),
-        start,
+        optimize.nnls(rows / goal[:, None], np.ones_like(goal))[0] + 1e-9,
         jac=lambda c: rows / (rows @ c)[:, None],
         bounds=(0, np.inf),
         x_scale="jac",
@@ -194,34 +195,31 @@ def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:
     )  # fmt: skip
     best = np.where(solved.active_mask < 0, 0.0, solved.x)
     missed = np.log(goal / (rows @ best))
-    slopes = rows / (rows @ best)[:, None]
-    step = np.zeros(width)
-    if np.any(best == 0):
-        step = np.asarray(np.linalg.lstsq(slopes, missed, rcond=None)[0], np.float64)
-    free = len(where) - width
-    covariance = None
-    if free > 0:
-        variance = float(np.sum(np.square(missed - slopes @ step))) / free
-        covariance = variance * np.linalg.inv(slopes.T @ slopes)
+    inverse = np.linalg.pinv(rows / (rows @ best)[:, None])
+    of_size = [where == size for size in np.unique(where)]
+    step = np.asarray(inverse @ missed if np.any(best == 0) else np.zeros(width), np.float64)
+    runs = np.array([int(np.sum(here)) for here in of_size])
+    variances = None
+    if np.all(runs > 1):
+        variances = np.array([missed[here].var(ddof=1) for here in of_size]) / runs
     scale = 1 / unit if law.inverse else unit
     residuals = -missed if law.inverse else missed
     return Fit(
         law=law,
         coefficients=best * scale,
         linear=(best + step) * scale,
-        covariance=None if covariance is None else covariance * scale**2,
-        t=float(stats.t.ppf((1 + CONFIDENCE) / 2, free)) if free > 0 else float("nan"),
+        means=np.stack([inverse[:, here].sum(axis=1) for here in of_size], axis=-1) * scale,
+        variances=variances,
+        free=runs - 1.0,
         residuals=tuple(float(r) for r in residuals),
-        aicc=_aicc(residuals, width + 1),
-        lack=_lack_of_fit(where, residuals, width),
+        lack=_lack_of_fit([residuals[here] for here in of_size], int(np.sum(best > 0))),
     )
 
 
-def _lack_of_fit(n: Floats, residuals: Floats, parameters: int) -> LackOfFit | None:
+def _lack_of_fit(groups: Sequence[Floats], coefficients: int) -> LackOfFit | None:
     """The F test of the misfit of means against the scatter within sizes (Draper & Smith 1998, ch. 2)."""
-    sizes = sorted(set(n.tolist()))
-    groups = [residuals[n == size] for size in sizes]
-    within_free, between_free = len(n) - len(sizes), len(sizes) - parameters
+    runs = sum(len(group) for group in groups)
+    within_free, between_free = runs - len(groups), len(groups) - coefficients
     if within_free < 1:
         return None
     within = sum(float(np.sum(np.square(group - group.mean()))) for group in groups) / within_free
@@ -230,15 +228,7 @@ def _lack_of_fit(n: Floats, residuals: Floats, parameters: int) -> LackOfFit | N
     if between_free > 0:
         floor = max(within, _SCATTER_OF_NOTHING**2)
         p_value = float(stats.f.sf(misfit / between_free / floor, between_free, within_free))
-    return LackOfFit(float(np.sqrt(within)), float(np.sqrt(misfit / len(n))), p_value)
-
-
-def _throughput_interval(interval: Interval, law: Law) -> Interval:
-    """Of X, where the law gives 1/X."""
-    if not law.inverse:
-        return interval
-    value, low, high = interval
-    return Interval(1 / value, None if high is None else 1 / high, None if low is None else 1 / low)
+    return LackOfFit(float(np.sqrt(within)), float(np.sqrt(misfit / runs)), p_value)
 
 
 def _crossing(height: Callable[[float], float], base: float, furthest: float) -> float:
@@ -250,12 +240,3 @@ def _crossing(height: Callable[[float], float], base: float, furthest: float) ->
     if below == 0:
         return base
     return float(optimize.brentq(height, where[below - 1], where[below], rtol=1e-6))
-
-
-def _aicc(residuals: Floats, parameters: int) -> float | None:
-    """n ln(RSS/n) + 2k + 2k(k+1)/(n-k-1) (Hurvich & Tsai 1989); ``parameters`` counts the variance."""
-    count = len(residuals)
-    if count - parameters - 1 < 1:
-        return None
-    spread = max(float(np.mean(np.square(residuals))), 1e-12)
-    return float(count * np.log(spread) + 2 * parameters + 2 * parameters * (parameters + 1) / (count - parameters - 1))

@@ -88,7 +88,7 @@ def _markdown(
     parts += ["## Plots", *(f"![{tables.CAPTIONS[name]}]({name}.svg)" for name in names)]
     parts += [
         "## Fits",
-        _table(["law", "parameter", "value", "95 % interval", "residuals, rms"], tables.fit_rows(analysis)),
+        _table(["law", "verdict", "parameter", "value", "residuals, rms"], tables.fit_rows(analysis)),
         tables.FIT_NOTE,
     ]
     if comparison:

@@ -17,7 +17,7 @@ from hpcjobs.scaling.analysis import Analysis
 from hpcjobs.scaling.host_spread import draw_hosts, host_spread
 from hpcjobs.scaling.intervals import Interval
 
-_COLOURS: Final = {"measured": "#1f5fa8", "ideal": "#8a8f98", "fit": ("#c2571a", "#2c7a4b")}
+_COLOURS: Final = {"measured": "#1f5fa8", "ideal": "#8a8f98", "fit": ("#c2571a", "#2c7a4b", "#7a3fa0", "#b08900")}
 _PARTS: Final = {
     "compute": "#1f5fa8",
     "communication": "#c2571a",
@@ -63,16 +63,10 @@ def _curves(axes: Axes, analysis: Analysis, *, per_unit: bool) -> None:
     base, largest = analysis.groups[0].n, analysis.groups[-1].n
     where = np.geomspace(base, largest, 100)
     for fitted, colour in zip(analysis.fits, _COLOURS["fit"], strict=False):
-        curve = [fitted.efficiency(n, base) if per_unit else fitted.speedup(n, base) for n in where]
-        used = fitted is analysis.chosen
-        label = f"{fitted.law.name} (used)" if used else fitted.law.name
-        # The dashes of another law are drawn over the line of the one used, which may run below them.
-        style, order = ("-", 2.0) if used else ("--", 2.5)
-        axes.plot(where, [at.value for at in curve], style, color=colour, label=label, zorder=order)
-        if fitted is analysis.chosen:
-            low = [at.value if at.low is None else at.low for at in curve]
-            high = [at.value if at.high is None else at.high for at in curve]
-            axes.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+        curve = [fitted.speedup(n, base) * (base / n if per_unit else 1) for n in where]
+        is_excluded = bool(analysis.possible) and fitted not in analysis.possible
+        label = f"{fitted.law.name} (excluded)" if is_excluded else fitted.law.name
+        axes.plot(where, curve, "--" if is_excluded else "-", color=colour, label=label)
 
 
 def _speedup(axes: Axes, analysis: Analysis) -> None:

@@ -57,7 +57,7 @@ def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightS
     for name in names:
         if os.path.isfile(study.path_of(name)):
             measured_study = study.read(study.path_of(name))
-            analysis = analyse(read_runs(measured_study), mode=measured_study.mode, allow_mixed=True)
+            analysis = analyse(read_runs(measured_study), allow_mixed=True)
             results[measured_study.name] = RightSize(
                 advise_nodes(analysis), _estimate_study_starts(measured_study, analysis)
             )

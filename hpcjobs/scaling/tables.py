@@ -8,7 +8,6 @@ import polars as pl
 
 from hpcjobs.accounting.columns import format_energy
 from hpcjobs.scaling.analysis import Analysis, SizeResult
-from hpcjobs.scaling.fits import Fit
 from hpcjobs.scaling.intervals import Interval
 from hpcjobs.scaling.runs import WHOLE_JOBS
 from hpcjobs.units import format_number, human_duration, number_style
@@ -19,7 +18,7 @@ TABLE_NOTE: Final = (
     " batch) are shares of a step; checkpoint is a share of the complete run. ~: modelled with the watts of the site."
 )
 CAPTIONS: Final = {
-    "speedup": "Speed-up relative to the smallest size. The band is the 95 % interval of the law that is used.",
+    "speedup": "Speed-up relative to the smallest size. Dashed: laws that the runs exclude.",
     "efficiency": "Efficiency: speed-up divided by the ideal speed-up.",
     "breakdown": "Median time of a step, by part. Communication is the exposed part.",
     "spread": "Throughput of each run, divided by the median of its size: one row per host, slowest host first."
@@ -27,7 +26,7 @@ CAPTIONS: Final = {
 }
 FIT_NOTE: Final = (
     "X(1): throughput of one node or rank. serial: serial fraction (Amdahl, Gustafson). sigma: contention, kappa:"
-    " crosstalk (USL)."
+    " crosstalk (USL). log: overhead that grows with log2 N. possible: the runs do not exclude the law."
 )
 _PAGE_HEADERS: Final = {
     "step": "step time",
@@ -88,21 +87,15 @@ def interval(value: Interval, style: str) -> str:
     return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
 
 
-def parameters(analysis: Analysis, fitted: Fit) -> dict[str, Interval]:
-    """X(1) and the parameters of a law, with intervals if it is the one used: of a law that does not hold, an interval
-    says nothing."""
-    values = {f"X(1), {analysis.unit}": fitted.x1, **fitted.parameters}
-    return values if fitted is analysis.chosen else {name: Interval(value.value) for name, value in values.items()}
-
-
 def fit_rows(analysis: Analysis) -> list[list[str]]:
+    """Law, whether the runs exclude it, parameter, value, root mean square of the residuals."""
     rows = []
     for fitted in analysis.fits:
-        name = fitted.law.name + (" (used)" if fitted is analysis.chosen else "")
-        for parameter, (value, low, high) in parameters(analysis, fitted).items():
-            style = number_style(value) if parameter.startswith("X(1)") else ".4g"
-            width = "-" if low is None or high is None else f"{low:{style}} to {high:{style}}"
-            rows.append([name, parameter, f"{value:{style}}", width, f"{fitted.rms:.1%}"])
+        verdict = "used" if fitted is analysis.chosen else "possible" if fitted in analysis.possible else "excluded"
+        verdict = verdict if analysis.possible else "-"
+        for parameter, value in fitted.parameters.items():
+            name, style = (f"X(1), {analysis.unit}", number_style(value)) if parameter == "X(1)" else (parameter, ".4g")
+            rows.append([fitted.law.name, verdict, name, f"{value:{style}}", f"{fitted.rms:.1%}"])
     return rows
 
 

@@ -55,8 +55,8 @@ class Cluster:
         return self._records(self._queue, "squeue")
 
     def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
-        asked = set(job_ids)
-        return [record for record in self._records(self._ends, "sacct") if record.job_id in asked]
+        ids = set(job_ids)
+        return [record for record in self._records(self._ends, "sacct") if record.job_id in ids]
 
     def submit(self, plan: Plan) -> Submitted:
         pytest.fail("waiting submits nothing")

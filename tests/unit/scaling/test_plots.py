@@ -54,14 +54,14 @@ def _texts(figure: Figure) -> list[Text]:
 def test_labels_do_not_overlap(name: str, mode: str) -> None:
     of_size = amdahl(0.02, *STUDIES[name]) if mode == "strong" else {n: 100.0 * n**0.97 for n in STUDIES[name]}
     table = runs(of_size)
-    for kind, figure in plots.figures(analyse(table, mode=mode), table).items():
+    for kind, figure in plots.figures(analyse(table), table).items():
         assert overlaps(figure) == [], kind
 
 
 def test_the_smallest_sizes_have_labels_of_their_own() -> None:
     """On a linear axis from 1 to 64 the labels 1 and 2 ran into each other."""
     table = runs(amdahl(0.02, *STUDIES["doubled"]))
-    (axes,) = plots.figures(analyse(table, mode="strong"), table)["speedup"].axes
+    (axes,) = plots.figures(analyse(table), table)["speedup"].axes
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(n) for n in STUDIES["doubled"]]
 
 

@@ -187,7 +187,7 @@ def test_a_program_without_a_summary_is_measured_by_its_time(
     """Perfect weak scaling takes as long at every size: its efficiency is T(1) / T(N)."""
     done = submit_study(replace(STUDY, mode=mode, program=("sh", "-c", program), repeats=1), FILE)
     wait(entries(), timeout_s=300)
-    analysis = analyse(read_runs(done), mode=mode)
+    analysis = analyse(read_runs(done))
     least, most = efficiency
     assert least <= analysis.groups[1].efficiency.value <= most
     assert analysis.unit == ("rank-runs/h" if mode == "weak" else "runs/h")
