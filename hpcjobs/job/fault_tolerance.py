@@ -11,7 +11,7 @@ from hpcjobs.job.layers import Values
 from hpcjobs.job.models import JobSpec
 from hpcjobs.processes.modules import module_words
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.site.models import Site
+from hpcjobs.site.models import Partition, Site
 from hpcjobs.site.resources import node_range
 from hpcjobs.site.retries import WARNING_S, Retries, parse_retries
 from hpcjobs.units import walltime_s
@@ -27,6 +27,18 @@ def resolve_retries(spec: JobSpec, site: Site, values: Values) -> tuple[Retries 
         # B: the batch shell alone gets it, since node.pyz decides when the ranks are signalled
         values.default("signal", f"B:USR1@{signal_before_s or WARNING_S}", "retries")
     return retries, signal_before_s
+
+
+def preemption_messages(retries: Retries | None, partitions: Mapping[str, Partition]) -> tuple[str, ...]:
+    """One for each partition that ends preempted jobs where the request has them start again."""
+    if retries is None or not retries.preempt:
+        return ()
+    return tuple(
+        f"--retries: partition {name} cancels a job whose nodes others need (PreemptMode=CANCEL): Slurm does not"
+        " start it again"
+        for name, partition in partitions.items()
+        if partition.preemptible == "cancel"
+    )
 
 
 def resolve_elastic(spec: JobSpec, values: Values, *, launcher: str, retries: Retries | None) -> None:

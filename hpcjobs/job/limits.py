@@ -267,7 +267,8 @@ def _host_problems(job: Job) -> Iterator[str]:
 
 def _qos_problems(job: Job, site: Site, name: str | None, partition: Partition | None) -> Iterator[str]:
     """The QOS that is named, or that the job gets without: accepted by the partition, and for so long a job."""
-    qos = job.resources.qos or site.default_qos
+    # A plugin that may choose the partition of a job that names none may choose its QOS too.
+    qos = job.resources.qos or (None if site.chooses_partition else site.default_qos)
     if not qos:
         return
     source = job.describe_option("qos") if job.resources.qos else f"qos: none is named, and the default is {qos}"

@@ -203,7 +203,7 @@ class Job(Frozen, frozen=True):
     untrusted: tuple[str, ...] = ()
     """What a repository's site file, which nobody has trusted, has put into it: it cannot be submitted."""
     messages: tuple[str, ...] = ()
-    """What the centre wants its users to read."""
+    """What the centre wants its users to read, and what the partition does to such a job."""
     policies: tuple[AppliedPolicy, ...] = ()
     """The centre's policies that hold for it."""
     monitor: bool = False

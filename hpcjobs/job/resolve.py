@@ -21,7 +21,13 @@ from hpcjobs.job.batch import (
     site_of_batch,
 )
 from hpcjobs.job.environment import check_env, choose_node_python, choose_python, prologue
-from hpcjobs.job.fault_tolerance import preflight_words, resolve_elastic, resolve_retries, still_left_out
+from hpcjobs.job.fault_tolerance import (
+    preemption_messages,
+    preflight_words,
+    resolve_elastic,
+    resolve_retries,
+    still_left_out,
+)
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import choose_affinity, lay_out, read_gpu_model
@@ -89,7 +95,10 @@ def resolve(layers: Sequence[Layer], site: Site, *, avoid: Mapping[str, str] | N
         site=site.name,
         site_file=site.path,
         untrusted=site.untrusted,
-        messages=tuple(message for applied in site.policies for message in applied.policy.messages),
+        messages=(
+            *(message for applied in site.policies for message in applied.policy.messages),
+            *preemption_messages(retries, partitions),
+        ),
         policies=site.policies,
         rehearsal=site.rehearsal,
         scheduler=site.scheduler,

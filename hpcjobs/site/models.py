@@ -141,7 +141,7 @@ class Site(Frozen, frozen=True):
 
     chooses_partition: bool = False
     """A plugin of the cluster (job_submit) chooses the partition of jobs that name none: no default is named for
-    them, and a job fits if one of the partitions takes it."""
+    them, and a job fits if one of the partitions takes it. It may choose the QOS too: the default one refuses none."""
     max_submit_jobs: int | None = None
     """Jobs you may have in the queue (MaxSubmitJobs of account or QOS), array tasks counted one by one; a sweep
     submits what is beyond it later."""

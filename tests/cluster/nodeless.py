@@ -84,59 +84,71 @@ class Nodeless:
         return dict(part.split("=", 1) for part in shown.split() if "=" in part)
 
 
-def _node_lines(name: str) -> list[str]:
-    lines = (CLUSTERS / f"{name}.conf").read_text("utf-8").splitlines()
+def _cloud_lines(conf: str) -> list[str]:
+    lines = conf.splitlines()
     # Without an address the controller looks every name up.
     cloud = f" State=CLOUD NodeAddr={CONTROLLER}"
     return [line + cloud if line.startswith("NodeName=") else line for line in lines]
 
 
 def _gres_lines(lines: Sequence[str]) -> list[str]:
-    pattern = re.compile(r"NodeName=(\S+) .*Gres=gpu:(\w+):(\d+)")
+    pattern = re.compile(r"NodeName=(\S+) .*Gres=gpu:([\w.-]+):(\d+)")
     return [f"NodeName={m[1]} Name=gpu Type={m[2]} Count={m[3]}" for line in lines if (m := pattern.match(line))]
 
 
-def _manage(sandbox: Sandbox, *arguments: str) -> None:
+def manage(sandbox: Sandbox, *arguments: str) -> None:
     env = {**os.environ, "SLURM_CONF": sandbox.slurm_conf}
-    subprocess.run(["sacctmgr", "--immediate", "--quiet", *arguments], env=env, check=True, capture_output=True)
+    command = ["sacctmgr", "--immediate", "--quiet", *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
 def _fill_accounting(sandbox: Sandbox, name: str, site: Site) -> None:
     """The cluster's QOS and accounts, as the site file names them; jobs that name no QOS get `QOS`."""
     qos = sorted(site.known_qos | {QOS})
     accounts = {account for partition in site.partitions.values() for account in partition.accounts or ()}
-    _manage(sandbox, "add", "cluster", name)
+    manage(sandbox, "add", "cluster", name)
     for each in qos:
-        _manage(sandbox, "add", "qos", each)
+        manage(sandbox, "add", "qos", each)
         if (limit := time_limit_s(site.qos.get(each) or None)) is not None:
-            _manage(sandbox, "modify", "qos", each, "set", f"MaxWall={slurm_time(limit)}", "Flags=DenyOnLimit")
+            manage(sandbox, "modify", "qos", each, "set", f"MaxWall={slurm_time(limit)}", "Flags=DenyOnLimit")
     owned = (f"cluster={name}", f"qos={','.join(qos)}", f"defaultqos={QOS}")
     named = ",".join(sorted(accounts | {ACCOUNT}))
-    _manage(sandbox, "add", "account", named, *owned)
-    _manage(sandbox, "add", "user", "root", f"account={named}", f"defaultaccount={ACCOUNT}", *owned)
+    manage(sandbox, "add", "account", named, *owned)
+    manage(sandbox, "add", "user", "root", f"account={named}", f"defaultaccount={ACCOUNT}", *owned)
 
 
 def _empty_accounting(sandbox: Sandbox, name: str, site: Site) -> None:
-    _manage(sandbox, "delete", "cluster", name)
+    manage(sandbox, "delete", "cluster", name)
     for each in sorted(site.known_qos | {QOS}):
-        _manage(sandbox, "delete", "qos", each)
+        manage(sandbox, "delete", "qos", each)
+
+
+def write_files(sandbox: Sandbox, cluster: str, conf: str, home: Path, *, port: int = _PORT) -> Path:
+    """slurm.conf, with the settings, nodes and partitions of ``conf``, and gres.conf; the path of slurm.conf.
+
+    A setting of ``conf`` that is empty leaves out the one that such clusters have otherwise.
+    """
+    munge = Path(sandbox.root) / "munge/munge.socket"
+    lines = _cloud_lines(conf)
+    text = _SETTINGS.format(
+        name=cluster, host=socket.gethostname(), address=CONTROLLER, munge=munge, port=port, home=home,
+        dbd=ACCOUNTING_PORT,
+    )  # fmt: skip
+    overridden = {line.split("=")[0] for line in lines if "=" in line} - {"NodeName", "PartitionName"}
+    settings = [line for line in text.splitlines() if line.split("=")[0] not in overridden]
+    path = home / "slurm.conf"
+    stated = [line for line in [*settings, *lines] if not line.endswith("=")]
+    path.write_text("\n".join(stated) + "\n", encoding="utf-8")
+    (home / "gres.conf").write_text("\n".join(_gres_lines(lines)) + "\n", encoding="utf-8")
+    return path
 
 
 @contextmanager
 def nodeless(sandbox: Sandbox, name: str, site: Site, home: Path) -> Iterator[Nodeless]:
     """The cluster ``name`` beside the sandbox, with the sandbox's munge and accounting."""
     cluster = re.sub(r"\W", "_", name)
-    munge = Path(sandbox.root) / "munge/munge.socket"
-    lines = _node_lines(name)
-    text = _SETTINGS.format(
-        name=cluster, host=socket.gethostname(), address=CONTROLLER, munge=munge, port=_PORT, home=home,
-        dbd=ACCOUNTING_PORT,
-    )  # fmt: skip
-    overridden = {line.split("=")[0] for line in lines if "=" in line} - {"NodeName", "PartitionName"}
-    settings = [line for line in text.splitlines() if line.split("=")[0] not in overridden]
-    conf = home / "slurm.conf"
-    conf.write_text("\n".join([*settings, *lines]) + "\n", encoding="utf-8")
-    (home / "gres.conf").write_text("\n".join(_gres_lines(lines)) + "\n", encoding="utf-8")
+    conf = write_files(sandbox, cluster, (CLUSTERS / f"{name}.conf").read_text("utf-8"), home)
     _fill_accounting(sandbox, cluster, site)
     try:
         with controller(conf) as running:

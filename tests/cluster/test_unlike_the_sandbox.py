@@ -34,6 +34,18 @@ def test_memory_close_to_the_limit_of_a_control_group_is_an_alarm(machine: None)
     run_elsewhere("memory.py")
 
 
+def test_requests_on_three_public_clusters_have_the_effect_that_they_have_with_plain_sbatch(machine: None) -> None:
+    """The tests of unlike/public_clusters.py: names with a colon, associations per partition, a plugin that routes."""
+    run_elsewhere("public_clusters.py")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_requests_on_ten_more_public_clusters_have_the_effect_that_they_have_with_plain_sbatch(machine: None) -> None:
+    """The long tests of unlike/public_clusters.py: three minutes on two cores."""
+    run_elsewhere("public_clusters.py", "-m", "long")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_thousand_running_tasks_are_watched_by_one_question_per_refresh(machine: None) -> None:
@@ -41,9 +53,9 @@ def test_a_thousand_running_tasks_are_watched_by_one_question_per_refresh(machin
     run_elsewhere("many_tasks.py")
 
 
-def run_elsewhere(tests: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "unlike" / tests)]
+def run_elsewhere(tests: str, *options: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(HERE / "unlike" / tests)]
     done = subprocess.run(
         [str(ELSEWHERE), "unlike", *command],
         env=environment,

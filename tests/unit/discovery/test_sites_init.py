@@ -377,3 +377,12 @@ def test_a_time_that_cannot_be_read_is_left_out_with_a_warning(commands: Path) -
     assert answer.code == 0, answer
     assert "MaxTime of partition compute is left out" in answer.err
     assert "max_time" not in answer.json["site"]["partitions"]["compute"]
+
+
+def test_the_default_qos_refuses_nothing_where_a_plugin_may_choose_another_one(commands: Path, here: Path) -> None:
+    put_on_path(commands, "cpu", changes={CONFIG: ("\nClusterName", "\nJobSubmitPlugins = lua\nClusterName")})
+    ok("sites", "init", "mine", "--run-root", "/shared/runs")
+    site = Path(load_site("mine").path)
+    site.write_text(site.read_text().replace("max_time: 2-00:00:00", "max_time: 7-00:00:00"))
+    assert "--qos" not in ok("submit", "--site", "mine", "--dry-run", "-t", "3d", "hostname").out
+    assert within("submit", "--site", "mine", "--dry-run", "-q", "normal", "-t", "3d", "hostname").code == 5

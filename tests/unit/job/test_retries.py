@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import ok
 from scripts_here import planned, run_here
 
 from hpcjobs.errors import RequestError
@@ -170,3 +171,17 @@ sys.exit({code})
     done = script.start(program=program)
     assert script.state == state, done.stderr
     assert "cannot be written" not in done.stderr
+
+
+@pytest.mark.parametrize(("mode", "partition"), [("cancel", "cheap"), ("requeue", "cheap"), ("cancel", "usual")])
+def test_a_partition_that_cancels_preempted_jobs_is_named_where_they_are_to_start_again(
+    mode: str, partition: str, here: Path
+) -> None:
+    node = "nodes: 2\n    node: {cpus: 8}"
+    Path("mine.yaml").write_text(
+        f"partitions:\n  usual:\n    {node}\n  cheap:\n    {node}\n    preemptible: {mode}\ndefaults: {{time: 1h}}\n"
+    )
+    arguments = ("submit", "--site", "./mine.yaml", "--dry-run", "-p", partition)
+    note = "partition cheap cancels a job whose nodes others need"
+    assert (note in ok(*arguments, "--retries", "on", "true").err) == ((mode, partition) == ("cancel", "cheap"))
+    assert note not in ok(*arguments, "true").err
