@@ -109,8 +109,8 @@ class Fit(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """X(1) and the law's parameters by name, each at 0 or above. They have no intervals: which law holds is chosen
-        by the same runs, and an interval that ignores the choice holds the truth in three of four studies only."""
+        """X(1) and the law's parameters by name, each at 0 or above, without intervals: the same runs chose the law,
+        and parameters of a law that does not hold have no true value."""
         ratios = {
             name: float(np.asarray(above) @ self.coefficients) / float(np.asarray(below) @ self.coefficients)
             for name, (above, below) in self.law.parameters.items()
