@@ -191,7 +191,7 @@ def test_a_study_is_submitted_taken_further_and_told_on_one_page(slurm: Callable
         mine = sorted(s["throughput"]["value"] for s in summaries if s["nnodes"] == group["nodes"])
         assert group["throughput"]["value"] == pytest.approx((mine[0] * mine[1]) ** 0.5)
     assert {s["global_batch_size"] for s in summaries} == {4}
-    assert "too few to choose a law" in answer.json["summary"][0]
+    assert "too few to tell a law" in answer.json["summary"][0]
     page = Path("lm-report/index.html").read_text(encoding="utf-8")
     assert all(point["run_dir"] in page and point["job_id"] in page for point in points)
     assert stat.S_ISREG(Path("lm-report/speedup.png").stat().st_mode)
@@ -234,8 +234,8 @@ def copy_smallest_run(name: str, new_name: str) -> None:
     sweep_index.remember(folder.name, SweepFolder(folder))  # or it would be somebody's, and only be read
 
 
-def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
-    """Two studies that share the run of one node: at two, steps wait for gradients, and the serial fraction is larger.
+def test_a_slow_network_shows_as_communication_and_as_a_worse_efficiency(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
+    """Two studies that share the run of one node: at two, steps wait for gradients, and the efficiency is lower.
 
     On a busy machine two hosts that share its cores wait for each other on any network: figures are compared with
     those of the fast one, and with the time that the gradients must take.
@@ -250,6 +250,4 @@ def test_a_slow_network_shows_as_communication_and_as_a_worse_fit(sandbox: Sandb
     waited_s, waits_s = (group["communication"] * group["step_s"] for group in (before, after))
     assert waits_s > max(waited_s, 0.9 * GRADIENT_S)
     assert after["efficiency"]["value"] < before["efficiency"]["value"]
-    serial = [values["fits"][0]["parameters"]["serial"]["value"] for values in (fast, slow)]
-    assert serial[0] < serial[1] or serial[1] == 1.0  # a fraction ends at one
     ok("report", "scaling", "slow", "--baseline", "fast")
