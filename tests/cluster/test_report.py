@@ -234,7 +234,9 @@ def copy_smallest_run(name: str, new_name: str) -> None:
     sweep_index.remember(folder.name, SweepFolder(folder))  # or it would be somebody's, and only be read
 
 
-def test_a_slow_network_shows_as_communication_and_as_a_worse_efficiency(sandbox: Sandbox, slurm: Callable[..., str]) -> None:
+def test_a_slow_network_shows_as_communication_and_as_a_worse_efficiency(
+    sandbox: Sandbox, slurm: Callable[..., str]
+) -> None:
     """Two studies that share the run of one node: at two, steps wait for gradients, and the efficiency is lower.
 
     On a busy machine two hosts that share its cores wait for each other on any network: figures are compared with
