@@ -2,8 +2,8 @@
 
 Training stands still for the copy alone, and for the rest of the write before if saves come too fast.
 The time it stands still is measured. Storage that fails does not end the run: what was written before
-stays, the failure is reported, and later saves try again, ever less often. Whatever was tried, the state that
-was saved last is the one that is written at the end.
+stays, the failure is reported, and later saves try again, ever less often. Whatever was tried, the sound state
+that was saved last is the one that is written at the end.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class BackgroundWriter(ABC):
     def write_files(self, meta: CheckpointMeta, state: Any) -> Path:
         """Write one checkpoint; its folder. OSError if the storage fails."""
 
+    def find_refusal(self, state: Any) -> LossNotFinite | None:
+        """Why this state is not to be written, where that is known before it is copied."""
+        return None
+
     def save(self, meta: CheckpointMeta, state: Any, *, last: bool) -> None:
         """Write `state`, now or soon. While the storage is given time to recover it is kept, for the next try.
 
@@ -79,6 +83,10 @@ class BackgroundWriter(ABC):
         """
         began = time.perf_counter()
         self.wait()  # the copy before is still being written
+        self._refused = None
+        if self._unwritten is not None and (refusal := self.find_refusal(state)):  # it would take the place of that one
+            self._refuse(meta, refusal)
+            return
         due = self._agree(last or time.monotonic() >= self._not_before)
         if due and not self.background:
             self._try(meta, state)
@@ -109,24 +117,26 @@ class BackgroundWriter(ABC):
         """Have what was saved last on disk; StorageFault if that does not succeed in time.
 
         Raises:
-            LossNotFinite: what was saved last has NaN, and is not written at all.
+            LossNotFinite: what was saved last has NaN, and is not written at all; a sound state before it is.
         """
         self.wait()
-        if self._refused is not None:
-            raise self._refused
-        give_up = time.monotonic() + within_s
+        refused, give_up = self._refused, time.monotonic() + within_s
         while self._unwritten is not None:
             meta, state, _ = self._unwritten
             self._try(meta, state)
-            if self._refused is not None:
-                raise self._refused
             if self._unwritten is not None and self._agree(time.monotonic() >= give_up):
-                raise StorageFault(
+                fault = StorageFault(
                     f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}",
                     hint="free space or quota there; the checkpoints before it are complete, the next start finds them",
                 )
+                if refused is None:
+                    raise fault
+                print_error(f"warning: {fault}")
+                break
             if self._unwritten is not None:
                 time.sleep(INSISTING_PAUSE_S)
+        if refused := refused or self._refused:
+            raise refused
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -148,9 +158,8 @@ class BackgroundWriter(ABC):
             self._note_failure(meta, state, error)
             return
         except LossNotFinite as error:
-            self._refused, self._unwritten = error, None
-            if self._first:
-                print_error(f"warning: checkpoint of step {meta.step} not written: {error}; {self._describe_last()}")
+            self._unwritten = None  # a kept one's copy was overwritten
+            self._refuse(meta, error)
             return
         self.write_s.append(time.perf_counter() - began)
         self._written.append(meta.step)
@@ -163,6 +172,12 @@ class BackgroundWriter(ABC):
                 self._record(meta, place)
             except OSError as error:  # the checkpoint itself is complete
                 print_error(f"warning: {place.name} is written, but not recorded: {error}")
+
+    def _refuse(self, meta: CheckpointMeta, error: LossNotFinite) -> None:
+        self._refused = error
+        if self._first:
+            left = f"; step {self._unwritten[0].step} is still to be written" if self._unwritten is not None else ""
+            print_error(f"warning: checkpoint of step {meta.step} not written: {error}; {self._describe_last()}{left}")
 
     def _record(self, meta: CheckpointMeta, place: Path) -> None:
         """Report a checkpoint that is on disk, and remove those that it replaces."""

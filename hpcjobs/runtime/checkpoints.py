@@ -71,7 +71,7 @@ class Draft:
         One of the same step stays until this one is in its place.
         """
         number = 1 + max((_number_of(place) or 0 for place in steps(self.folder)), default=0)
-        own = {"number": number, "job": os.environ.get("HPCJOBS_JOB_ID")}
+        own = {"number": number, "job": name_job(os.environ)}
         write_json(self.path / MANIFEST, {**own, **asdict(self.meta), "files": dict(sums)})
         for inner in {(self.path / name).parent for name in sums} - {self.path}:
             sync_folder(inner)
@@ -91,6 +91,12 @@ class Draft:
 
     def discard(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def name_job(env: Mapping[str, str]) -> str | None:
+    """What all attempts of a job share: its id, or that of torch's agent, which starts ranks again; None: by hand."""
+    names = ("HPCJOBS_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+    return next((env[name] for name in names if env.get(name)), None)
 
 
 def measure(path: Path) -> tuple[int, int]:

@@ -63,10 +63,15 @@ class StateWriter(BackgroundWriter):
     def copy_state(self, state: Part) -> Part:
         return replace(state, state=self._snapshots.take(state.state))
 
+    def find_refusal(self, state: Part) -> LossNotFinite | None:
+        """Of a sharded one the parts of other ranks are not known."""
+        tensor_with_nan = None if state.sharded or state.allow_nan else state_file.find_nan(state.state)
+        return None if tensor_with_nan is None else nan_error(tensor_with_nan)
+
     def write_files(self, meta: CheckpointMeta, state: Part) -> Path:
         part = state if isinstance(state.state, RunState) else self.copy_state(state)
         draft = Draft(self.folder, meta, owner=self.owner)
-        tensor_with_nan = None if part.allow_nan else state_file.find_nan(part.state)
+        tensor_with_nan = None if part.allow_nan else state_file.find_nan(part.state.content)
         if part.sharded:
             return self._write_shard(draft, part.state, tensor_with_nan)
         if tensor_with_nan is not None:

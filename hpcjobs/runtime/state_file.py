@@ -57,13 +57,13 @@ class Snapshots:
             raise TypeError(f"save(): the state can't be written: {error}") from error
 
 
-def find_nan(snapshot: RunState) -> str | None:
+def find_nan(state: Any) -> str | None:
     """The keys that lead to the first tensor with NaN; None: there is none. Plain numbers may be NaN."""
-    if snapshot.suffix != ".pt":
+    if not _holds_tensors(state):
         return None
     from hpcjobs import torch_state
 
-    return torch_state.find_nan(snapshot.content)
+    return torch_state.find_nan(state)
 
 
 def write(path: Path, snapshot: RunState) -> Path:

@@ -134,7 +134,7 @@ def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str
     """A sound checkpoint, None where there is none yet, or words about why there is none."""
     job = None
     if resume != "auto":
-        job = os.environ.get("HPCJOBS_JOB_ID") if is_later_attempt() else None
+        job = checkpoints.name_job(os.environ) if is_later_attempt() else None
         if job is None:
             return _choose_first(resume)
     looked: Sequence[tuple[Path, str | None]] = list(checkpoints.newest_valid(run_dir / checkpoints.FOLDER, job=job))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.checkpoints import CheckpointMeta
+from hpcjobs.runtime.exits import LossNotFinite, StorageFault
+from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import state as resume
 from hpcjobs.trainers.checkpoint.format import WriterGroup
@@ -76,7 +78,13 @@ class Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._writer.close()
+        try:
+            if self._writes and isinstance(error[1], LossNotFinite):  # on all ranks; what was saved before is sound
+                self._writer.finish(within_s=min(self.fault_tolerance.left_s, LAST_SAVE_S))
+        except StorageFault as fault:
+            print_error(f"warning: {fault}")
+        finally:
+            self._writer.close()
 
     @property
     def stall_s(self) -> list[float]:

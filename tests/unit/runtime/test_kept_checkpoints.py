@@ -265,3 +265,40 @@ def test_the_best_checkpoint_is_chosen_anew_once_its_step_is_written_again(tmp_p
     save("first", (5, 0.9), (10, 0.1))
     save("second", (10, 0.8), (15, 0.5), (20, 0.6))
     assert (tmp_path / checkpoints.BEST).resolve().name == "step-00000015"
+
+
+@pytest.mark.parametrize("pause_s", ["0", "600"])
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_state_with_nan_does_not_take_the_place_of_a_sound_one_that_could_not_be_written_yet(
+    tmp_path: Path, pause_s: str, recovers: bool
+) -> None:
+    """The folder of checkpoints can't be written while steps 2 and 3 are saved, with and without a pause after that."""
+    pytest.importorskip("torch")
+    text = f"""
+import torch
+from hpcjobs.runtime import checkpoint_writer, run as runs
+checkpoint_writer.INSISTING_PAUSE_S, checkpoint_writer.FIRST_PAUSE_S = 0.01, {pause_s}
+runs.LAST_SAVE_S = 60.0 if {recovers} else 0.05
+{BEGIN}
+folder = run.run_dir / "checkpoints"
+run.save(1, {{"w": torch.full((3,), 1.0)}})
+run._checkpoints._writer.wait()
+folder.rename(folder.with_name("away"))
+folder.touch()
+run.save(2, {{"w": torch.full((3,), 2.0)}})
+run.save(3, {{"w": torch.full((3,), float("nan"))}})
+run._checkpoints._writer.wait()
+if {recovers}:
+    folder.unlink()
+    folder.with_name("away").rename(folder)
+run.finish()
+"""
+    done = run_script(tmp_path, text, KEEP="2")
+    assert done.returncode == 13, done.stderr
+    assert "checkpoint of step 3 not written: w has NaN" in done.stderr
+    assert "step 2 is still to be written" in done.stderr
+    if recovers:
+        after = run_script(tmp_path, f"{BEGIN}print('at', run.step, run.load()['w'].tolist())", KEEP="2")
+        assert "at 2 [2.0, 2.0, 2.0]" in after.stdout, after.stderr
+    else:
+        assert "step 2 can't be saved" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -90,6 +91,16 @@ def vanishing(config: Config) -> Workload:
             away.rename(folder)
 
     return _at_each_step(config, happens)
+
+
+def vanishing_then_nan(config: Config) -> Workload:
+    """As `vanishing`; the loss of step 44 is NaN."""
+    workload, count = vanishing(config), iter(range(1, 10**6))
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return workload.loss(model, batch) * (math.nan if next(count) == 44 else 1.0)
+
+    return replace(workload, loss=loss)
 
 
 def counted(config: Config) -> Workload:

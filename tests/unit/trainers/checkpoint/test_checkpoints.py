@@ -143,21 +143,23 @@ def test_a_run_of_so_many_epochs_takes_each_sample_as_often_and_goes_on_with_its
     assert ended.summary.epochs == 3
 
 
+@pytest.mark.parametrize("job", ["HPCJOBS_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"])
 @pytest.mark.parametrize("first", ["none", "folder"])
 def test_resume_says_where_the_first_attempt_of_a_job_begins_and_later_ones_go_on_from_what_it_saved(
-    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, first: str
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, first: str, job: str
 ) -> None:
+    """Also of a batch script that is submitted by hand, and of torchrun with `--max-restarts`."""
     flags = ("--resume", "none" if first == "none" else str(run_dir / "checkpoints" / "step-00000018"))
     own = tmp_path_factory.mktemp("own") if first == "folder" else run_dir
     monkeypatch.setenv("HPCJOBS_RUN_DIR", str(own))
-    monkeypatch.setenv("HPCJOBS_JOB_ID", "77")
+    monkeypatch.setenv(job, "77")
     begun = None if first == "none" else 18
     assert again(*flags, "--steps", "25") == 0
     assert RunSummary.read(own).resumed_from_step == begun
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT" if job == "TORCHELASTIC_RUN_ID" else "SLURM_RESTART_COUNT", "1")
     assert again(*flags, "--steps", "32") == 0
     assert RunSummary.read(own).resumed_from_step == 25
-    monkeypatch.setenv("HPCJOBS_JOB_ID", "78")  # whose first attempt saved nothing
+    monkeypatch.setenv(job, "78")  # whose first attempt saved nothing
     assert again(*flags, "--steps", "40") == 0
     assert RunSummary.read(own).resumed_from_step == begun
 

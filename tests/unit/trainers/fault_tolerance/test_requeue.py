@@ -156,3 +156,12 @@ def test_storage_that_fails_leaves_the_last_checkpoint_whole_and_the_run_going(
         assert ended.codes[0] == 20, ended.err
         assert newest.name in ("step-00000009", "step-00000018")
         assert any("step 60 can't be saved in" in line for line in ended.complaints)
+
+
+def test_a_loss_that_is_nan_does_not_lose_the_state_that_the_storage_did_not_take_before(world: World) -> None:
+    env = {"PYTHONPATH": worlds_path(), "RECOVERS": "yes"}
+    ended = world(1, "ddp", "--workload", "faulty:vanishing_then_nan", "--steps", "60", "--log-every", "1",
+                  "--checkpoint-every", "9", "--no-probe", env=env)  # fmt: skip
+    assert ended.codes == [13], ended.err
+    assert any("not written: " in line for line in ended.complaints), ended.err
+    assert (ended.run_dir / "checkpoints" / "latest").resolve().name == "step-00000036"
