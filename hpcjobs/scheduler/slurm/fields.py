@@ -31,8 +31,11 @@ def read_text(value: str) -> str | None:
 
 
 def read_name(value: str) -> str | None:
-    """A name that a user chose, which may be any word: ``None`` too."""
-    return None if value in ("", "(null)") else value
+    """A name that a user chose, which may be any word: ``None`` too.
+
+    slurmdbd calls a job "allocation" that ended before slurmctld sent its name, for some seconds.
+    """
+    return None if value in ("", "(null)", "allocation") else value
 
 
 def read_count(value: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from commandline import ok, within
 from scripted_slurm import answer
 
 from hpcjobs.run import index
+from hpcjobs.run.identity import user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.slurm import client
 
@@ -76,3 +78,16 @@ def test_a_job_out_of_memory_stays_so_when_slurmctld_has_forgotten_it(here: Path
     answer(slurm, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert records()["1"]["state"] == "OUT_OF_MEMORY"
     assert ok("show", "1").code == 0
+
+
+def test_a_short_job_of_sbatch_is_known_while_slurmdbd_has_no_name_for_it(here: Path, slurm: Path) -> None:
+    """As seen on Slurm 22.05: for seconds sacct calls a job that has just ended "allocation"."""
+    shown = (
+        f"JobId=7 JobName=job.sh UserId=root(0) JobState=COMPLETED Reason=None ExitCode=0:0 SubmitTime={NOW - 9}"
+        f" StartTime={NOW - 9} EndTime={NOW - 9} NodeList=n1 NumNodes=1 Command={here}/job.sh"
+    ).replace("root(0)", f"{user_name()}({os.getuid()})")
+    row = ["7", "allocation", "COMPLETED", "None", "", "n1", "1", *[str(NOW - 9)] * 3, "0", "0:0"]
+    answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{shown}';; esac")
+    answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    assert ok("cancel", "7").out == "job 7 had ended before: COMPLETED\n"
+    assert ok("wait", "7").code == 0
