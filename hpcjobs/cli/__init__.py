@@ -26,6 +26,7 @@ from hpcjobs.cli.terminal import printable_streams, raw
 # verb -> (module of this package, one line of help); in the order of the help page.
 VERBS = {
     "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
+    "init": ("init", "Write hpcjobs.yaml, the job that submit runs in this folder."),
     "ps": ("ps", "List my jobs, with state, reason and estimated start."),
     "top": ("top", "Watch my jobs on a screen: progress, loss, load."),
     "monitor": ("monitor", "Watch the load of a running job's nodes, with alarms."),

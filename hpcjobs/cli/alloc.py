@@ -54,7 +54,7 @@ def alloc(
 
     # Named bash or interactive, Lightning would not take it for a Slurm job.
     named = replace(request, program=request.program or ("bash",), name=request.name or "alloc")
-    job = resolve_request(named, site, spec=spec, settings_of="salloc")
+    job = resolve_request(named, site, spec=spec or (), settings_of="salloc")
     plan = plan_of(job, run_dir_of(job), made_by=shlex.join(["hpcjobs", *sys.argv[1:]]))
     if dry_run:
         print(plan.script, end="")

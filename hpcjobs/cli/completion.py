@@ -61,7 +61,7 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
     first, *arguments = ctx.params.get("program") or [None]
     if first is None:
         files = [path.name for path in Path().glob("*.py")] + [path.name for path in Path().glob("*.sbatch")]
-        return _filter_by_prefix(incomplete, [*trainers(), *sorted(files)])
+        return _filter_by_prefix(incomplete, [*_project_jobs(), *trainers(), *sorted(files)])
     if first not in trainers():
         return []  # the shell then offers files
     from hpcjobs.trainers.commandline.check import flag_choices, flag_names
@@ -69,6 +69,18 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
     if incomplete.startswith("-"):
         return _filter_by_prefix(incomplete, flag_names(first))
     return _filter_by_prefix(incomplete, flag_choices(first, arguments[-1]) if arguments else [])
+
+
+def _project_jobs() -> list[str]:
+    """Jobs of the project file; none where it cannot be read."""
+    from hpcjobs.errors import ConfigError
+    from hpcjobs.job.project import find_project, read_project
+
+    try:
+        path = find_project()
+        return [] if path is None else list(read_project(path).jobs)
+    except (ConfigError, OSError):
+        return []
 
 
 def complete_sites(incomplete: str) -> list[str]:

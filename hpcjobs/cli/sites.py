@@ -205,7 +205,7 @@ def trust(
     file: Annotated[
         str | None,
         typer.Argument(
-            help="Site file or name, template or recipe [those of ./site_configs, ./templates, ./containers].",
+            help="Site file or name, template, recipe, project file [those of site_configs, templates, containers].",
             show_default=False,
             autocompletion=complete_sites,
         ),
@@ -245,11 +245,16 @@ def _find(file: str) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether all of the file acts: a template or a recipe, and no site file."""
+    """Whether all of the file acts: a template, a recipe or a project file, and no site file."""
     from hpcjobs.containers import recipes
+    from hpcjobs.job import project
     from hpcjobs.job.script import is_template
 
-    return path.suffix == recipes.SUFFIX or (path.suffix not in (".yaml", ".yml", "") and is_template(path))
+    return (
+        path.name == project.FILE
+        or path.suffix == recipes.SUFFIX
+        or (path.suffix not in (".yaml", ".yml", "") and is_template(path))
+    )
 
 
 def _list_untrusted(path: Path) -> Iterator[_File]:

@@ -18,7 +18,9 @@ from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, print_out
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
-    from hpcjobs.job.models import Job, Plan
+    from collections.abc import Sequence
+
+    from hpcjobs.job.models import Job, Layer, Plan
     from hpcjobs.run.handle import JobHandle
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -70,18 +72,24 @@ def submit(
 ) -> None:
     """Submit PROGRAM. Options come before PROGRAM; everything after it is passed to PROGRAM.
 
+    Without PROGRAM, or with NAME in its place, submit the job, or the job NAME, of the file hpcjobs.yaml.
     Values that no option sets are those of the site file, else Slurm's defaults.
     """
     import hpcjobs
     from hpcjobs.job.notes import refuse_options_after_program
     from hpcjobs.job.program import print_trainer_help
+    from hpcjobs.job.project import with_project
 
     if print_trainer_help(request.program):
         return
+    layers: Sequence[Layer] | Path | None = spec
+    if spec is None:
+        request, layers, project_site = with_project(request)
+        site = site or project_site
     jobs = {"afterok": after, "afterany": after_any, "afternotok": after_fail}
     with_dependencies = _with_dependencies(request, jobs, site, is_dry=dry_run or explain)
     made_by = shlex.join(["hpcjobs", *sys.argv[1:]])
-    plan = hpcjobs.plan(with_dependencies, site, spec=spec, made_by=made_by, allow_untrusted=dry_run or explain)
+    plan = hpcjobs.plan(with_dependencies, site, spec=layers, made_by=made_by, allow_untrusted=dry_run or explain)
     # A batch script may hold these too.
     parsable, wait = parsable or "parsable" in plan.job.sources, wait or "wait" in plan.job.sources
     if parsable and as_json:

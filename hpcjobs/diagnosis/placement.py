@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from hpcjobs.diagnosis.cost import Cost, estimate_cost
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.job.models import Job, JobSpec
+from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.plan import resolve_request
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.scheduler.slurm.start_estimate import Estimate, estimate_start
@@ -58,7 +58,7 @@ def _load(path: str) -> Site | None:
 
 
 def find_placements(
-    request: JobSpec, sites: Iterable[Site], *, spec: Path | None = None, runner: Runner = run
+    request: JobSpec, sites: Iterable[Site], *, spec: Sequence[Layer] | Path = (), runner: Runner = run
 ) -> list[Placement]:
     """Each partition of each site, best first: by start, then by cost; then those without an estimate."""
     rows = [row for site in sites for row in _on_site(request, site, spec, runner)]
@@ -96,7 +96,7 @@ def can_ask(site: Site) -> bool:
     return os.path.exists(site.slurm_conf) if site.slurm_conf else site.name == find_default_site()
 
 
-def _on_site(request: JobSpec, site: Site, spec: Path | None, runner: Runner) -> Iterator[Placement]:
+def _on_site(request: JobSpec, site: Site, spec: Sequence[Layer] | Path, runner: Runner) -> Iterator[Placement]:
     named = request.resources.partition
     partitions = [named] if isinstance(named, str) else list(site.partitions) if site.scheduler == "slurm" else [None]
     for partition in partitions:

@@ -18,6 +18,7 @@ from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.layers import user_settings
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.policy import with_policies
+from hpcjobs.job.project import split_programs, with_project
 from hpcjobs.job.request import checked_spec, make_spec
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import render
@@ -31,7 +32,7 @@ def plan(
     request: JobSpec | str | Sequence[str] = (),
     site: Site | str | None = None,
     *,
-    spec: Layer | str | Path | None = None,
+    spec: Layer | Sequence[Layer] | str | Path | None = None,
     made_by: str | None = None,
     allow_untrusted: bool = False,
     **options: object,
@@ -43,9 +44,11 @@ def plan(
 
     Args:
         request: a `JobSpec`; or a program (a bundled trainer's name, a dotted module, a ``.py`` file or an executable)
-            and its arguments, where one text is split like a shell line.
-        site: a site, its name, or the path of its file; default HPCJOBS_SITE, then the user's config, then ``local``.
-        spec: a `JobSpec` in a YAML file, or as a layer; ``request`` and ``options`` win over it.
+            and its arguments, where one text is split like a shell line; or the name of a job of the project file, or
+            nothing for its only one.
+        site: a site, its name, or the path of its file; default that of the project file, then HPCJOBS_SITE, then the
+            user's config, then ``local``.
+        spec: a `JobSpec` in a YAML file, or as layers; ``request`` and ``options`` win over it.
         made_by: the command named in the script's header.
         allow_untrusted: also by a site file or template of a repository that is not trusted; such a plan cannot be
             submitted.
@@ -55,9 +58,13 @@ def plan(
     Raises:
         ConfigError: a file is wrong. RequestError: an option is wrong, or the job does not fit the site.
     """
+    if spec is None:
+        named = with_project(request if isinstance(request, JobSpec) else make_spec(request, {}))
+        if named.layers:
+            request, spec, site = named.request, named.layers, site or named.site
     if not isinstance(site, Site):
         site = load_site(site or default_site(), allow_untrusted=allow_untrusted)
-    job = resolve_request(request, site, spec=spec, settings_of="sbatch", **options)
+    job = resolve_request(request, site, spec=spec or (), settings_of="sbatch", **options)
     arguments = request.program if isinstance(request, JobSpec) else make_spec(request, {}).program
     made_by = made_by or shlex.join(["hpcjobs.plan:", *arguments])
     return plan_of(job, run_dir_of(job), made_by=made_by, allow_untrusted=allow_untrusted)
@@ -67,7 +74,7 @@ def resolve_request(
     request: JobSpec | str | Sequence[str],
     site: Site | str | None = None,
     *,
-    spec: Layer | str | Path | None = None,
+    spec: Layer | Sequence[Layer] | str | Path = (),
     settings_of: str = "sbatch",
     **options: object,
 ) -> Job:
@@ -76,7 +83,7 @@ def resolve_request(
     ``settings_of`` is the command whose variables of the environment count.
     """
     where = site if isinstance(site, Site) else load_site(site or default_site())
-    layers = [] if spec is None else [_layer(spec)]
+    layers = _layers(spec)
     if isinstance(request, JobSpec):
         layers.append(Layer("flag", checked_spec(request)))
         request = ()
@@ -86,10 +93,10 @@ def resolve_request(
     return resolve([*batch_layers(layers), *settings, *layers], where, avoid=avoided_on(where.name) if slurm else {})
 
 
-def _layer(spec: Layer | str | Path) -> Layer:
-    if isinstance(spec, Layer):
-        return spec
-    return Layer(str(spec), read_yaml(Path(spec), JobSpec, what="spec file"))
+def _layers(spec: Layer | Sequence[Layer] | str | Path) -> list[Layer]:
+    if isinstance(spec, str | Path):
+        return [Layer(str(spec), read_yaml(Path(spec), JobSpec, what="spec file", prepare=split_programs))]
+    return [spec] if isinstance(spec, Layer) else list(spec)
 
 
 def plan_of(job: Job, run_dir: Path, *, made_by: str, allow_untrusted: bool = False) -> Plan:

@@ -50,7 +50,9 @@ def program_argv(program: tuple[str, ...], *, python: str, chdir: Path) -> tuple
     """
     if not program:
         raise RequestError(
-            "no program to run", hint="a trainer (" + ", ".join(trainers()) + "), a .py file or a command"
+            "no program to run",
+            hint=f"a trainer ({', '.join(trainers())}), a .py file or a command; `hpcjobs init PROGRAM` writes "
+            "hpcjobs.yaml, whose job submit runs without PROGRAM",
         )
     first, *args = program
     if first in trainers():

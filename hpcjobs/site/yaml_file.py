@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,8 +24,10 @@ class YamlFile(NamedTuple):
     tree: Any
 
 
-def read_yaml(path: Path, kind: type[T], *, what: str = "file") -> T:
+def read_yaml(path: Path, kind: type[T], *, what: str = "file", prepare: Callable[[Any], Any] = lambda tree: tree) -> T:
     """The ``kind`` written in the YAML file ``path``; ``what`` it is, for the message where there is none.
+
+    ``prepare`` makes the tree of a ``kind`` from another spelling of it.
 
     Raises:
         ConfigError: unreadable, no YAML, or not a ``kind``; names file, line and key.
@@ -35,7 +37,7 @@ def read_yaml(path: Path, kind: type[T], *, what: str = "file") -> T:
             problem = "is a folder, not a file" if path.is_dir() else "does not exist"
             raise ConfigError(f"{what} {path.absolute()} {problem}")
     file = read_file(path)
-    return convert_tree(file.tree, kind, [file])
+    return convert_tree(prepare(file.tree), kind, [file])
 
 
 def read_file(path: Path) -> YamlFile:

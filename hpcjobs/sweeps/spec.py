@@ -12,6 +12,7 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.job.plan import plan
 from hpcjobs.job.program import check_trainer, split_module
+from hpcjobs.job.project import split_programs
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Frozen, Site
 from hpcjobs.site.yaml_file import read_yaml
@@ -59,7 +60,7 @@ def read_spec(path: Path) -> SweepSpec:
     Raises:
         ConfigError: the file is wrong.
     """
-    return read_yaml(path, SweepSpec, what="sweep file")
+    return read_yaml(path, SweepSpec, what="sweep file", prepare=split_programs)
 
 
 def make_points(spec: SweepSpec, sets: Sequence[str] = (), *, beside: Path | None = None) -> list[Point]:

@@ -161,6 +161,7 @@ CASES = (
     _case("submit --explain -N 2 --env A=1 train.py", name="submit_explain", fits=True),
     _case("submit --test-only train.py", name="submit_test_only", fits=True),
     _case("submit -N 9 train.py", name="submit_refused"),
+    _case("init -N 2 -t 1h train.py --lr 0.1"),
     _case("ps", fits=True),
     _case("ps --tasks", name="ps_tasks", fits=True),
     _case("ps --name nobody", name="ps_none"),

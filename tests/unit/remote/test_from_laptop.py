@@ -49,6 +49,14 @@ def test_a_site_with_a_login_host_is_far_on_a_machine_without_sbatch(bare_path: 
     assert destination("far") == "you@login.example"
 
 
+def test_the_site_of_the_project_file_is_where_its_jobs_go(bare_path: None, here: Path) -> None:
+    (here / "hpcjobs.yaml").write_text("program: train.py\nsite: far\n")
+    (here / "train.py").touch()
+    answer = within("submit", "--dry-run")
+    assert "ssh" in answer.err, answer
+    assert within("submit", "--site", "local", "--dry-run").code == 0
+
+
 def test_a_login_host_of_a_cloned_repository_is_not_talked_to(bare_path: None, here: Path) -> None:
     """Code would be sent to whoever wrote the site file."""
     (here / "site_configs").mkdir()

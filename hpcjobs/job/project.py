@@ -1,0 +1,167 @@
+"""The project file ``hpcjobs.yaml``: the jobs of a folder by name, which `submit` runs without further words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from hpcjobs.errors import RequestError
+from hpcjobs.job.batch import batch_layers
+from hpcjobs.job.models import Flag, JobSpec, Layer
+from hpcjobs.job.program import program_words, trainers
+from hpcjobs.site.trust import is_trusted, refusal_of_file
+from hpcjobs.site.yaml_file import read_file, read_yaml
+
+FILE = "hpcjobs.yaml"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z", re.ASCII)
+"""Names of jobs have no dot and no slash: these begin files and modules."""
+
+
+class Project(JobSpec, frozen=True):
+    """A project file: the keys of a spec file for its job, or for all of `jobs`."""
+
+    site: str | None = None
+    """Name of the site where its jobs run [the default site]."""
+    jobs: dict[str, JobSpec] = {}
+    """Further jobs by name, each with the keys of a spec file; the keys beside `jobs` hold for them too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.site is not None and ("/" in self.site or self.site.endswith((".yaml", ".yml"))):
+            raise ValueError(f"site {self.site!r} is a path; a project file names a site")
+        for name in self.jobs:
+            if not _NAME.match(name):
+                raise ValueError(f"job {name!r}: a name has letters, digits, _ and -, and begins with a letter")
+            if name in trainers():
+                raise ValueError(f"job {name!r}: a bundled trainer has this name; choose another one")
+
+
+class Requested(NamedTuple):
+    """A request, and the layers of the project file below it."""
+
+    request: JobSpec
+    layers: tuple[Layer, ...] = ()
+    """Lowest first; empty: the request has a program of its own."""
+    site: str | None = None
+    """The project file's site; None: it names none."""
+
+
+def find_project(folder: Path | None = None) -> Path | None:
+    """The project file of ``folder`` [here]: in it, or in a parent up to the root of its repository; None: none."""
+    here = (folder or Path.cwd()).absolute()
+    parents = [here, *here.parents]
+    root = next((number for number, parent in enumerate(parents) if os.path.exists(parent / ".git")), 0)
+    return next((path for parent in parents[: root + 1] if os.path.isfile(path := parent / FILE)), None)
+
+
+def read_project(path: Path) -> Project:
+    """The project file ``path``.
+
+    Raises:
+        ConfigError: the file is wrong, or another user owns it and it is not trusted.
+    """
+    if path.stat().st_uid not in (0, os.getuid()) and not is_trusted(path, read_file(path).text):
+        raise refusal_of_file("project file", path)
+    return read_yaml(path, Project, prepare=split_programs)
+
+
+def split_programs(tree: Any) -> Any:
+    """``tree`` of a spec or project file in which each ``program`` is a list; a text is split like a shell line."""
+    if not isinstance(tree, Mapping):
+        return tree
+    split = {key: program_words(value) if key == "program" and isinstance(value, str) else value
+             for key, value in tree.items()}  # fmt: skip
+    if isinstance(jobs := split.get("jobs"), Mapping):
+        split["jobs"] = {name: split_programs(job) for name, job in jobs.items()}
+    return split
+
+
+def with_project(request: JobSpec) -> Requested:
+    """Find the job of the project file that ``request`` names in place of a program, or its only job.
+
+    Arguments behind the name are added to those of the job's program.
+
+    Raises:
+        ConfigError: the project file is wrong. RequestError: it has several jobs, and none is named.
+    """
+    name, *arguments = request.program or (None,)
+    if request.wrap is not None or name in trainers() or (name is not None and not _NAME.match(name)):
+        return Requested(request)
+    if (path := find_project()) is None:
+        return Requested(request)
+    project = read_project(path)
+    if name is not None and name not in project.jobs:
+        return Requested(request)
+    if name is None and not project.program and project.wrap is None:
+        name = _only_job(project, path)
+    source = FILE if path.parent == Path.cwd() else str(path)
+    shared = {field: getattr(project, field) for field in JobSpec.__struct_fields__}
+    shared["chdir"] = project.chdir or (None if path.parent == Path.cwd() else ".")
+    layers = [Layer(source, _in_folder(JobSpec(**shared), path.parent))]
+    if name is not None:
+        job = project.jobs[name]
+        layers.append(Layer(f"{source}: {name}", _in_folder(replace(job, name=job.name or name), path.parent)))
+    program = next((layer.spec.program for layer in reversed(layers) if layer.spec.program), ())
+    return Requested(replace(request, program=(*program, *arguments) if arguments else ()), tuple(layers), project.site)
+
+
+def _only_job(project: Project, path: Path) -> str:
+    if len(project.jobs) == 1:
+        return next(iter(project.jobs))
+    if project.jobs:
+        raise RequestError(
+            f"{path} has the jobs {', '.join(project.jobs)}", hint="hpcjobs submit NAME runs one of them"
+        )
+    raise RequestError(f"{path} names no program", hint="write `program: train.py` there")
+
+
+def _in_folder(spec: JobSpec, folder: Path) -> JobSpec:
+    """``spec`` with paths from the project's folder on, from wherever it is submitted."""
+    image, chdir = spec.container, spec.chdir
+    if image is not None and os.path.isfile(folder / image):
+        image = str(folder / image)
+    if chdir is not None:
+        chdir = str(folder / Path(chdir).expanduser())
+    return replace(spec, chdir=chdir, container=image)
+
+
+def project_text(request: JobSpec, site: str | None = None) -> str:
+    """A project file whose job is ``request``, with the options of its program's ``#SBATCH`` lines.
+
+    Raises:
+        RequestError: a line of the script is no option of sbatch.
+    """
+    specs = [layer.spec for layer in batch_layers([Layer("flag", request)])] + [request]
+    stated = [{key: value for key, value in to_builtins(spec).items() if value} for spec in specs]
+    resources = {key: value for keys in stated for key, value in keys.get("resources", {}).items()}
+    keys = {"site": site, "program": shlex.join(request.program)} | {k: v for own in stated for k, v in own.items()}
+    keys |= {"program": shlex.join(request.program), "resources": resources}
+    import yaml
+
+    body: str = yaml.safe_dump({k: v for k, v in keys.items() if v}, sort_keys=False, allow_unicode=True, width=10**9)
+    return f"# The job that `hpcjobs submit` runs in this folder. Options of submit override these values.\n{body}"
+
+
+def schema_text() -> str:
+    """JSON Schema (2020-12) of a project file."""
+    schema = msgspec.json.schema(Project)
+    helps = {
+        field: parts[-1].help
+        for field, hint in get_type_hints(JobSpec, include_extras=True).items()
+        if (parts := get_args(hint)) and isinstance(parts[-1], Flag)
+    }
+    for definition in (schema["$defs"]["Project"], schema["$defs"]["JobSpec"]):
+        properties = definition["properties"]
+        properties["program"] = {"anyOf": [{"type": "string"}, properties["program"]]}
+        for field, text in helps.items():
+            properties[field]["description"] = text
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "hpcjobs project file"}
+    return msgspec.json.format(msgspec.json.encode(head | schema), indent=2).decode() + "\n"
