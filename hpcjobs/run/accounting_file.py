@@ -18,7 +18,6 @@ from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
 from hpcjobs.run.identity import CLOCK_TOLERANCE_S
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import StateFile, own_ids, read_json, read_state
-from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord
 
 FINAL_AFTER_S = 300.0
@@ -61,7 +60,7 @@ def may_be_requeued(entry: Entry, records: Iterable[JobRecord]) -> bool:
 def are_final(entry: Entry, records: Iterable[JobRecord]) -> bool:
     """Whether the records are final: in step with what the job wrote, or so old that nothing more will come.
 
-    In the first moments after a short job's end the accounting may have its first node alone, or the end before.
+    In the first moments after a short job's end the accounting may lack its name, or have the end before.
     """
     return all(_is_final(read_state(entry, task), record) for record in records for task in task_ids(record.job_id))
 
@@ -74,13 +73,10 @@ def _is_final(state: StateFile | None, record: JobRecord) -> bool:
     if record.source == "scontrol":  # slurmctld itself is never late, and soon forgets the job
         return True
     written_end = None if state is None else state.ended
-    in_step = written_end is not None and abs(written_end - record.ended) <= CLOCK_TOLERANCE_S
-    nodes = None if state is None else state.nodes
-    return (in_step and _hosts(nodes) <= _hosts(record.node_list)) or time.time() - record.ended >= FINAL_AFTER_S
-
-
-def _hosts(node_list: str | None) -> frozenset[str]:
-    return frozenset(hosts_of(node_list)) if node_list else frozenset()
+    in_step = (
+        record.name is not None and written_end is not None and abs(written_end - record.ended) <= CLOCK_TOLERANCE_S
+    )
+    return in_step or time.time() - record.ended >= FINAL_AFTER_S
 
 
 def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:

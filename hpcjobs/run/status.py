@@ -19,11 +19,18 @@ import msgspec
 
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.accounting_file import are_final, drop_accounting, keep_accounting, may_be_requeued, read_accounting
+from hpcjobs.run.accounting_file import (
+    are_final,
+    drop_accounting,
+    keep_accounting,
+    may_be_requeued,
+    read_accounting,
+)
 from hpcjobs.run.attempts import Continuation, current_id, read_attempts, write_continuation
 from hpcjobs.run.identity import CLOCK_TOLERANCE_S, SCRIPT, is_ours, owner_elsewhere
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records
+from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State
 from hpcjobs.scheduler.connect import connect
 
@@ -138,7 +145,7 @@ def _ask(members: list[_Open], scheduler: Scheduler) -> tuple[list[list[JobRecor
             there = {record.job_id for record in ended.get(job_id, [])}
             accounted[job_id] = ended.get(job_id, []) + [r for r in records if r.job_id not in there]
     return [
-        _resolve(member, records, [_correct_timeout(member.entry, r) for r in _ours(member.entry, accounted)])
+        _resolve(member, records, [_correct(member.entry, r) for r in _ours(member.entry, accounted)])
         if records or error is None or member.accounted is not None
         else _written(member.entry, reason=_NOT_ACCOUNTED)
         for member, records in zip(members, queued, strict=True)
@@ -209,15 +216,23 @@ def _of(entry: Entry, by_parent: dict[str, list[JobRecord]]) -> list[JobRecord]:
     return [record for record in records if only in (*task_ids(record.job_id), f"{record.job_id}_{entry.task}")]
 
 
-def _correct_timeout(entry: Entry, record: JobRecord) -> JobRecord:
-    """A job that completed while slurmctld was away, and whose limit had passed when it was back, met no limit."""
-    own = own_record(entry, record.job_id) if record.state is State.TIMEOUT else None
-    if own is None or own.state is not State.COMPLETED:
+def _correct(entry: Entry, record: JobRecord) -> JobRecord:
+    """Correct what the accounting has wrong for some seconds, or for good, by what the job wrote itself.
+
+    A job that has just ended may have its first node alone there. A job that completed while slurmctld was away, and
+    whose limit had passed when it was back, met no limit.
+    """
+    own = own_record(entry, record.job_id)
+    if own is None or own.started is None or record.started is None:
         return record
-    if own.started is None or own.ended is None or record.started is None or record.ended is None:
+    if abs(own.started - record.started) > CLOCK_TOLERANCE_S:
         return record
-    is_same_start = abs(own.started - record.started) <= CLOCK_TOLERANCE_S
-    if not is_same_start or own.ended + CLOCK_TOLERANCE_S > record.ended:
+    hosts = set(hosts_of(own.node_list or ""))
+    if set(hosts_of(record.node_list or "")) < hosts:
+        record = msgspec.structs.replace(record, node_list=own.node_list, nnodes=len(hosts))
+    if record.state is not State.TIMEOUT or own.state is not State.COMPLETED:
+        return record
+    if own.ended is None or record.ended is None or own.ended + CLOCK_TOLERANCE_S > record.ended:
         return record
     reason = "Slurm has TIMEOUT: it did not hear of the end"
     return msgspec.structs.replace(own, source=record.source, partition=record.partition, reason=reason)

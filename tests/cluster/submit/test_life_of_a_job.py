@@ -24,6 +24,19 @@ from hpcjobs.sandbox import Sandbox
 SLEEP = ("sleep", "600")
 
 
+def test_submit_with_the_site_alone_runs_the_job_of_the_project_file(cluster: Cluster) -> None:
+    cluster.program("train.py", "import os\nprint(f\"rank {os.environ['RANK']}\")\n")
+    wrote = cluster.hpcjobs("init", "-N", "2", "-t", "5", "train.py")
+    assert wrote.code == 0, wrote
+    answer = cluster.hpcjobs("submit", "--site", SITE)
+    assert answer.code == 0, answer
+    job_id = answer.out.split()[1]
+    cluster.submitted.append(job_id)
+    waited = cluster.hpcjobs("wait", job_id)
+    assert (waited.code, f"job {job_id} COMPLETED on tu[" in waited.err) == (0, True), waited
+    assert sorted(cluster.hpcjobs("logs", job_id).out.splitlines()) == ["0: rank 0", "1: rank 1"]
+
+
 def test_array_tasks_have_folders_of_their_own_and_the_first_failure_is_the_exit_code(cluster: Cluster) -> None:
     program = cluster.program(
         "task.sh",

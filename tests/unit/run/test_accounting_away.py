@@ -91,3 +91,16 @@ def test_a_short_job_of_sbatch_is_known_while_slurmdbd_has_no_name_for_it(here: 
     answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
     assert ok("cancel", "7").out == "job 7 had ended before: COMPLETED\n"
     assert ok("wait", "7").code == 0
+
+
+def test_the_nodes_of_a_job_that_has_just_ended_are_all_named(here: Path, slurm: Path) -> None:
+    """As seen on Slurm 22.05: for seconds the accounting has its first node alone."""
+    entry = job(here, "7")
+    content = {"job_id": "7", "state": "FAILED", "exit_code": 7, "started": NOW - 60, "ended": NOW - 9}
+    (Path(entry.run_dir) / "state.json").write_text(json.dumps({**content, "nodes": "n[1-4]"}))
+    times = [str(NOW - 600), str(NOW - 60), str(NOW - 9)]
+    row = ["7", "allocation", "FAILED", "None", "", "n1", "1", *times, "51", "7:0"]
+    answer(slurm, "sacct", "printf '" + "\\037".join(row) + "\\n'")
+    record = records("-a")["7"]
+    assert (record["source"], record["node_list"], record["nnodes"]) == ("sacct", "n[1-4]", 4)
+    assert "FAILED on n[1-4]" in within("wait", "7").err

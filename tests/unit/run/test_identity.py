@@ -227,10 +227,10 @@ def test_the_accountings_end_counts_where_the_job_still_says_running(job: Entry)
 @pytest.mark.parametrize(
     ("early", "is_kept"),
     [
-        ({"node_list": "n1", "ended": -2.0}, False),
+        ({"node_list": "n1", "ended": -2.0}, True),
         ({"node_list": "n[1-2]", "ended": -2.0}, True),
         ({"node_list": "n1", "ended": -2.0 - FINAL_AFTER_S}, True),
-        ({"name": "allocation", "node_list": "n1", "ended": -2.0}, False),
+        ({"name": None, "node_list": "n1", "ended": -2.0}, False),
     ],
 )
 def test_an_accounting_record_is_kept_once_it_agrees_with_the_job(
