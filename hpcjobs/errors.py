@@ -15,6 +15,7 @@ interrupted command. ``hpcjobs wait`` and
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 UNFORESEEN = 70
@@ -41,6 +42,11 @@ class HpcJobsError(Exception):
 
 class HpcJobsWarning(UserWarning):
     """Something that went wrong and did not keep the command from its work; the command line prints it once."""
+
+
+def warn_without_locks(folder: object, what: str) -> None:
+    """Warn once that nothing keeps two commands from doing ``what`` in ``folder`` at the same time."""
+    warnings.warn(f"{folder} has no file locks: do not {what} at the same time", HpcJobsWarning, stacklevel=2)
 
 
 class ConfigError(HpcJobsError):

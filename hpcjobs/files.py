@@ -4,6 +4,7 @@ Standard library of Python 3.6: what runs on a node takes this module with it (`
 """
 
 import errno
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -97,6 +98,29 @@ def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Of Lustre without its mount option flock, and of network file systems whose lock service is down."""
+
+
+def lock_file(descriptor: int, *, wait: bool = True, by_process: bool = False) -> bool:
+    """Lock an open file until it is closed. False: its file system has no locks, and the caller continues without.
+
+    Args:
+        by_process: the lock of POSIX, which the process has, and not the open file.
+
+    Raises:
+        BlockingIOError: somebody else has the lock, and the caller does not ``wait``. OSError: it cannot be locked.
+    """
+    lock = fcntl.lockf if by_process else fcntl.flock
+    try:
+        lock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
 
 
 def _sync_folder(folder: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -21,8 +19,8 @@ from hpcjobs.containers.images import SUFFIX, ImageManifest, folder_of, manifest
 from hpcjobs.containers.look import look, program_here
 from hpcjobs.containers.recipes import Recipe, recipe_hash, resolve_arguments
 from hpcjobs.containers.sif import check_whole, fingerprint, sha256
-from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError
-from hpcjobs.files import write_beside
+from hpcjobs.errors import CommandMissingError, ConfigError, HpcJobsError, RequestError, warn_without_locks
+from hpcjobs.files import lock_file, write_beside
 from hpcjobs.processes.programs import run, run_following
 from hpcjobs.site.models import Site
 
@@ -160,19 +158,12 @@ def _alone(image: Path, say: Say) -> Iterator[None]:
     """One build of an image at a time; who comes second finds it built."""
     with open(image.with_name(f".{image.name}.lock"), "a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock_file(lock.fileno(), wait=False):
+                warn_without_locks(image.parent, f"build {image.name} twice")
         except BlockingIOError:
             say(f"another build of {image.name} is under way: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            say(f"{image.parent} has no file locks: do not build {image.name} twice at the same time")
+            lock_file(lock.fileno())
         yield
-
-
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Of Lustre without its mount option flock, and of network file systems whose lock service is down."""
 
 
 @contextmanager

@@ -6,8 +6,6 @@ module or another kind of node gets a program of its own, and the second rank fi
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import os
 import platform
@@ -18,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpcjobs.files import cache_dir
+from hpcjobs.files import cache_dir, lock_file
 from hpcjobs.processes.start import run
 from hpcjobs.runtime.exits import MissingData, TrainerError, UsageError
 
@@ -140,15 +138,8 @@ def _alone(program: Path) -> Iterator[None]:
     """
     program.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(program.parent / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        lock_file(lock.fileno())
         yield
-
-
-_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def _compile(attempts: list[list[str]], program: Path) -> None:

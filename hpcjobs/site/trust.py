@@ -12,13 +12,14 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hpcjobs.errors import ConfigError, reason_of
-from hpcjobs.files import state_dir, write_beside
+from hpcjobs.errors import ConfigError, reason_of, warn_without_locks
+from hpcjobs.files import lock_file, state_dir, write_beside
 from hpcjobs.site.inheritance import Steps, where_of
 from hpcjobs.site.search import layer_of
 from hpcjobs.site.yaml_file import YamlFile
@@ -104,7 +105,8 @@ def trust_file(path: Path, text: str) -> None:
     Raises:
         ConfigError: that cannot be recorded.
     """
-    _save({**read_trusted(), _key(path): _hash(text)})
+    with _record_of_trust() as hashes:
+        hashes[_key(path)] = _hash(text)
 
 
 def forget_file(path: Path) -> bool:
@@ -113,10 +115,8 @@ def forget_file(path: Path) -> bool:
     Raises:
         ConfigError: that cannot be recorded.
     """
-    hashes = read_trusted()
-    was_trusted = hashes.pop(_key(path), None) is not None
-    _save(hashes)
-    return was_trusted
+    with _record_of_trust() as hashes:
+        return hashes.pop(_key(path), None) is not None
 
 
 def read_trusted() -> dict[str, str]:
@@ -136,10 +136,17 @@ def read_trusted() -> dict[str, str]:
         ) from error
 
 
-def _save(hashes: dict[str, str]) -> None:
+@contextmanager
+def _record_of_trust() -> Iterator[dict[str, str]]:
+    """What `read_trusted` gives, to be changed: one command at a time, and written at the end."""
     try:
         _record().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_beside(_record(), msgspec.json.encode(hashes))
+        with open(_record().with_suffix(".lock"), "a") as lock:
+            if not lock_file(lock.fileno()):
+                warn_without_locks(_record().parent, "trust files twice")
+            hashes = read_trusted()
+            yield hashes
+            write_beside(_record(), msgspec.json.encode(hashes))
     except OSError as error:
         raise ConfigError(f"{_record()}: cannot be written: {reason_of(error)}") from error
 

@@ -18,6 +18,7 @@ from hpcjobs.site.yaml_file import YamlFile, find_source
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
+_OCTAL = re.compile(r"[-+]?0_*[0-7]")
 _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu", "max_mem_per_node", "max_mem_per_cpu")
 _OF_THE_LOADER = set(OF_THE_LOADER) - {"name"}  # no file may have them
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z")
@@ -53,6 +54,9 @@ class _Loader(_Fastest):  # type: ignore[misc]
         except Exception as error:  # PyYAML's constructors raise whatever int(), float() and datetime() do
             kind = str(node.tag).rpartition(":")[2]
             raise _wrong(f"{_short(node.value)} cannot be read as {kind}", node.start_mark) from error
+        if isinstance(value, int) and _OCTAL.match(node.value):
+            hint = "without the leading 0, or as text in quotes"
+            raise _wrong(f"{_short(node.value)} is octal to YAML, {value}: write it {hint}", node.start_mark)
         if isinstance(value, int) and abs(value) >= 1 << 63:
             raise _wrong(f"{_short(node.value)} is too large a number", node.start_mark)
         if isinstance(value, (set, bytes)):

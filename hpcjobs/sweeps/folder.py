@@ -18,7 +18,6 @@ nothing or a chunk that can be found in the queue by the path of its script, or 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -28,8 +27,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, UnknownJobError
-from hpcjobs.files import write_beside
+from hpcjobs.errors import RequestError, UnknownJobError, warn_without_locks
+from hpcjobs.files import lock_file, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.run.folder import SUBMITTED, make_root
 from hpcjobs.run.index import Entry
@@ -135,7 +134,8 @@ class SweepFolder:
         """Lock the sweep for submission, and wait for a process that has the lock. A crash releases it."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            if not lock_file(descriptor, by_process=True):
+                warn_without_locks(self.path, f"resume sweep {self.path.name} twice")
             self._locked = True
             yield
         finally:
@@ -150,7 +150,7 @@ class SweepFolder:
             return True
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor, wait=False, by_process=True)
         except BlockingIOError:
             return True
         finally:

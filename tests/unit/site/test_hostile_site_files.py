@@ -97,6 +97,19 @@ def test_the_list_of_sites_names_what_is_wrong_with_each_hostile_file_and_shows_
     assert all("broken: " in line for line in lines)
 
 
+def test_a_number_with_a_leading_zero_is_refused_in_every_file() -> None:
+    Path("mine.yaml").write_text("partitions: {main: {nodes: 010, node: {cpus: 4}}}\n", encoding="utf-8")
+    Path("job.yaml").write_text("nodes: 010\n", encoding="utf-8")
+    Path("study.yaml").write_text("parameters: {lr: [1, 010]}\n", encoding="utf-8")
+    for arguments in (
+        ["submit", "--site", "./mine.yaml", "true"],
+        ["submit", "--site", "local", "--spec", "job.yaml", "true"],
+        ["sweep", "--site", "local", "--sweep", "study.yaml", "--dry-run", "true"],
+    ):
+        answer = within(*arguments)
+        assert (answer.code, "'010' is octal to YAML, 8" in answer.err) == (4, True), answer
+
+
 VALUES = [
     ("retries: two", "retries", "'two' is neither on, off nor a cause"),
     ("retries: node=-1", "retries", "neither a number nor"),

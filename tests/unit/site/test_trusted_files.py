@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from commandline import ok, within
+from commandline import await_answer, ok, start, within
 from scripted_slurm import answer
 
 import hpcjobs
 from hpcjobs.errors import ConfigError
 from hpcjobs.files import state_dir
 from hpcjobs.processes.programs import own_command, run
+from hpcjobs.site.trust import read_trusted
 
 SITE = "scheduler: local\npartitions: {main: {nodes: 1, node: {cpus: 64}}}\n"
 EVIL = 'setup: ["touch {marker}"]\n'
@@ -391,6 +392,15 @@ def test_the_list_of_sites_marks_what_is_not_trusted(here: Path) -> None:
     assert rows["mine"]["untrusted"] == [f"{path}:3: setup"]
     ok("sites", "trust", "mine")
     assert "(not trusted)" not in ok("sites").out
+
+
+def test_files_that_are_trusted_at_the_same_time_are_all_trusted(here: Path, marker: Path) -> None:
+    files = [project(here, f"file{n}", SITE + EVIL.format(marker=marker)) for n in range(8)]
+    trusting = [start("sites", "trust", str(path)) for path in files]
+    for process in trusting:
+        ended = await_answer(process, timeout_s=120)
+        assert ended.code == 0, ended
+    assert len(read_trusted()) == len(files)
 
 
 def test_a_damaged_record_of_trust_trusts_nothing(here: Path, marker: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -109,3 +111,17 @@ def test_a_chunk_is_given_up_where_hard_links_fail_and_only_if_no_array_has_it(
     (chunk / "owner").unlink()
     (chunk / "owner").symlink_to("101")
     assert folder.give_up(only) == "101"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_without_file_locks_a_sweep_is_submitted_with_a_warning(
+    chunk: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    answer = within("sweep", "resume", "s")
+    assert answer.code == 0, answer
+    assert answer.err.count("has no file locks: do not resume sweep sweep-s twice at the same time") == 1, answer
+    assert within("sweep", "status", "s").code in (0, 1)
