@@ -169,23 +169,26 @@ class SlurmScheduler:
     def history(
         self, user: str, *, job_ids: Collection[str] | None = None, since: float | None = None
     ) -> list[JobRecord]:
-        """The jobs of ``user`` with these ids, or that ended after ``since`` (seconds since 1970): one sacct.
+        """The jobs of ``user`` with these ids, or that ended after ``since`` (seconds since 1970): sacct and squeue.
 
-        Without an accounting those that slurmctld still remembers.
+        The accounting may lack a job for minutes after its end, and there may be none: slurmctld still remembers it.
         """
         if job_ids is not None and not job_ids:
             return []
         options = [f"--jobs={','.join(job_ids)}"] if job_ids is not None else [f"--starttime={_sacct_time(since or 0)}"]
+        accounted: list[JobRecord] = []
         try:
-            return parse_sacct(self._ask(ACCOUNTED.sacct("--allocations", f"--user={user}", *options)).out)
+            accounted = parse_sacct(self._ask(ACCOUNTED.sacct("--allocations", f"--user={user}", *options)).out)
         except SchedulerError as error:
             if not isinstance(error, CommandMissingError) and "disabled" not in error.message:
                 warnings.warn(
                     f"{error.message}; asking slurmctld, which remembers minutes", HpcJobsWarning, stacklevel=2
                 )
         ids = None if job_ids is None else {job_id.split("_")[0] for job_id in job_ids}
+        there = {record.job_id for record in accounted}
         remembered = parse_squeue(self._ask(QUEUED.squeue("--me", "--states=all")).out)
-        return [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
+        further = [record for record in remembered if ids is None or record.job_id.split("_")[0] in ids]
+        return accounted + [record for record in further if record.job_id not in there]
 
     def show_jobs(self, ids: Collection[str]) -> list[JobRecord]:
         """The jobs as slurmctld remembers them; one that it has forgotten gives none."""

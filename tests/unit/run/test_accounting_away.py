@@ -93,6 +93,12 @@ def test_a_short_job_of_sbatch_is_known_while_slurmdbd_has_no_name_for_it(here: 
     assert ok("wait", "7").code == 0
 
 
+def test_ps_lists_a_job_of_sbatch_that_the_accounting_does_not_have_yet(here: Path, slurm: Path) -> None:
+    row = ["7", "job.sh", "COMPLETED", "None", "main", "n1", "1", *[str(NOW - 9)] * 2, "0:01", "1:00", f"{here}/job.sh"]
+    answer(slurm, "squeue", "case $* in *states=all*) printf '" + "\\037".join(row) + "\\n';; esac")
+    assert records("-a")["7"]["state"] == "COMPLETED"
+
+
 def test_the_nodes_of_a_job_that_has_just_ended_are_all_named(here: Path, slurm: Path) -> None:
     """As seen on Slurm 22.05: for seconds the accounting has its first node alone."""
     entry = job(here, "7")
