@@ -33,6 +33,20 @@ def state_dir() -> Path:
     return _user_dir("XDG_STATE_HOME", ".local/state")
 
 
+def runtime_dir() -> Optional[Path]:
+    """``$XDG_RUNTIME_DIR/hpcjobs``, for sockets; None where another user can make something in a folder above it."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    if folder.is_dir() and all(_is_closed(each) for each in (folder, *folder.parents)):
+        return folder / "hpcjobs"
+    return None
+
+
+def _is_closed(folder: Path) -> bool:
+    """Whether only root and this user can make something in it."""
+    status = folder.stat()
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+
+
 def _user_dir(variable: str, in_home: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
 

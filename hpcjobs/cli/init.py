@@ -10,7 +10,7 @@ import typer
 
 from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import SiteName
+from hpcjobs.cli.output import SiteName, note
 from hpcjobs.job.models import JobSpec
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -45,7 +45,6 @@ def init(
         if path.exists() and not force:
             raise RequestError(f"{path} exists", hint="edit it, or replace it with --force")
         write_beside(path, text, mode=None)
-    sys.stdout.write(text)
+    print(text, end="", flush=True)
     if not dry_run:
-        print(f"wrote {path}", file=sys.stderr)
-        print("next: hpcjobs submit --dry-run, then hpcjobs submit", file=sys.stderr)
+        note(f"wrote {path}; next: hpcjobs submit --dry-run, then hpcjobs submit")

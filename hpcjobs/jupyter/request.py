@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hpcjobs.containers.images import known
 from hpcjobs.containers.look import program_there
 from hpcjobs.errors import RequestError, reason_of
-from hpcjobs.files import state_dir
+from hpcjobs.files import runtime_dir, state_dir
 from hpcjobs.job.models import Job, JobSpec, Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.node.session.files import PRIVATE, Kernel, Settings
@@ -122,16 +122,7 @@ def _relay_folder() -> str:
 
     So no folder below one that others may write to, as /tmp: what a tunnel leads to there could be somebody else's.
     """
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
-    if runtime.is_dir() and all(_is_closed(folder) for folder in (runtime, *runtime.parents)):
-        return str(runtime / "hpcjobs")
-    return str(state_dir() / "relay")
-
-
-def _is_closed(folder: Path) -> bool:
-    """Whether only root and this user can make something in it."""
-    status = folder.stat()
-    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+    return str(runtime_dir() or state_dir() / "relay")
 
 
 def _kernels(site: Site, job: Job) -> list[Kernel]:

@@ -8,6 +8,7 @@ command.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shlex
 import stat
@@ -18,7 +19,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 from hpcjobs.errors import HpcJobsError
-from hpcjobs.files import cache_dir
+from hpcjobs.files import cache_dir, runtime_dir, state_dir, write_beside
 from hpcjobs.processes import programs
 from hpcjobs.processes.programs import Result, run_in_terminal
 from hpcjobs.site.login import Login
@@ -189,13 +190,30 @@ def _socket_folder() -> str:
     """A private folder for the sockets of connections, its path short enough for them.
 
     Raises:
-        HpcJobsError: another user has the folder.
+        HpcJobsError: others may write to the folder.
     """
-    folder = cache_dir() / "ssh"
-    if len(os.fsencode(folder)) + 1 + _NAME_OF_SOCKET > _LONGEST_SOCKET:
-        folder = Path(f"/tmp/hpcjobs-ssh-{os.getuid()}")
+    runtime = runtime_dir()
+    folders = [cache_dir() / "ssh", *([runtime / "ssh"] if runtime is not None else [])]
+    short = [folder for folder in folders if len(os.fsencode(folder)) + 1 + _NAME_OF_SOCKET <= _LONGEST_SOCKET]
+    folder = short[0] if short else _folder_in_tmp()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not _is_private(folder):
         raise HpcJobsError(f"{folder} is no private folder of yours: sockets of ssh are not safe there")
     return str(folder).replace("%", "%%")
+
+
+def _folder_in_tmp() -> Path:
+    """A folder below /tmp whose name nobody can know beforehand and take; the next command finds it again."""
+    record = state_dir() / "ssh_sockets"
+    with contextlib.suppress(OSError, ValueError):
+        if _is_private(known := Path(record.read_text("utf-8"))):
+            return known
+    folder = Path(tempfile.mkdtemp(prefix="hpcjobs-ssh-", dir="/tmp"))
+    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_beside(record, str(folder))
+    return folder
+
+
+def _is_private(folder: Path) -> bool:
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077

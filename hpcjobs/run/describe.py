@@ -92,4 +92,5 @@ def _code(code: dict[str, Any] | None) -> str | None:
     if code is None:
         return None
     changed = ", changed since (code.patch)" if code["dirty"] else ""
-    return f"commit {code['commit']}{changed}"
+    missing = f"; not kept: {code['missing']}" if code.get("missing") else ""
+    return f"commit {code['commit']}{changed}{missing}"

@@ -24,13 +24,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hpcjobs import __version__
-from hpcjobs.errors import RequestError
+from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.script import MONITOR_PROGRAM, SHELL_FOLDER, shell_files
@@ -120,8 +121,12 @@ def _fill(plan: Plan, code: CodeState | None) -> None:
         "command_line": plan.made_by,
         "command": plan.command,
         "job": job,
-        "code": None if code is None else {"commit": code.commit, "dirty": code.dirty, "untracked": code.untracked},
+        "code": None
+        if code is None
+        else {"commit": code.commit, "dirty": code.dirty, "untracked": code.untracked, "missing": code.missing},
     }
+    if code is not None and code.missing and code.dirty:
+        warnings.warn(f"code.patch does not have {code.missing}", HpcJobsWarning, stacklevel=2)
     if code is not None and code.patch:
         write_beside(plan.run_dir / "code.patch", code.patch)
     if job.snapshot:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcjobs.errors import CommandMissingError
+from hpcjobs.errors import CommandMissingError, HpcJobsWarning
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.git import read_difference, read_status
 
@@ -22,6 +24,8 @@ class CodeState(NamedTuple):
     untracked: list[str]
     patch: str
     """``git diff HEAD --binary``; empty when clean or over 20 MiB."""
+    missing: str | None = None
+    """What `patch` lacks of the changes, and why."""
 
 
 def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
@@ -33,6 +37,13 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
         status = read_status(folder, runner=runner)
     except CommandMissingError:
         return None
+    if "dubious ownership" in status.err:
+        warnings.warn(
+            f"no commit and no code.patch of {folder} are kept: another user owns the repository"
+            " (git config --global --add safe.directory FOLDER lets git read it)",
+            HpcJobsWarning,
+            stacklevel=2,
+        )
     if status.code != 0:
         return None
     entries = status.out.split("\0")
@@ -41,7 +52,15 @@ def code_state(folder: Path, *, runner: Runner = run) -> CodeState | None:
     dirty = any(entry[:2] in ("1 ", "2 ", "u ") for entry in entries)
     known = None if commit == "(initial)" else commit
     patch = read_difference(folder, runner=runner) if dirty and known else ""
-    return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "")
+    missing = _say_missing(folder, patch)
+    return CodeState(known, dirty, untracked, patch if len(patch) <= _LARGEST_PATCH else "", missing)
+
+
+def _say_missing(folder: Path, patch: str) -> str | None:
+    if len(patch) > _LARGEST_PATCH:
+        return f"the changes since the commit, which are {len(patch) >> 20} MiB, more than {_LARGEST_PATCH >> 20} MiB"
+    top = next((each for each in (folder, *folder.parents) if os.path.exists(each / ".git")), folder)
+    return "changes within submodules" if os.path.exists(top / ".gitmodules") else None
 
 
 def _printable(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -72,3 +73,26 @@ def test_a_filter_that_cannot_be_switched_off_is_refused(here: Path) -> None:
     assert answer.code != 0
     assert "filter 'a=b', which cannot be switched off" in answer.err
     assert not (here / "runs").exists()
+
+
+def test_changes_that_are_not_kept_are_named(here: Path) -> None:
+    git("init", "-q")
+    (here / "data.txt").write_text("one\n")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (here / "data.txt").write_text("0123456789abcdef\n" * (21 << 16))
+    submitted = ok("submit", "--site", "local", "--wait", "true")
+    assert "code.patch does not have the changes since the commit" in submitted.err
+    assert "more than 20 MiB" in submitted.err
+    assert "not kept: the changes" in ok("show", "L1").out
+    assert not list(here.glob("runs/true-*/code.patch"))
+
+
+def test_a_repository_of_another_user_is_named_whose_code_is_not_recorded(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = tmp_path / "git"
+    refusing.write_text("#!/bin/sh\necho 'fatal: detected dubious ownership in repository' >&2\nexit 128\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "another user owns the repository" in ok("submit", "--site", "local", "--wait", "true").err
