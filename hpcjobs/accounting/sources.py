@@ -22,10 +22,11 @@ from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.processes.programs import run
 from hpcjobs.run import index
+from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import own_records
-from hpcjobs.run.status import statuses
-from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.run.status import parent_id, statuses
+from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.scheduler.slurm.table import SHOW_JOB
@@ -79,14 +80,31 @@ def gather(job_filter: JobFilter, *, site: str | Site | None = None) -> Accounti
             reason = error.message.splitlines()[0]
             notes.append(f"no accounting by sacct ({reason}); jobs as the queue and their own files tell")
             jobs = derive(_query_without_sacct(job_filter, jobs_site, notes), jobs_site)
-    own = {entry.job_id: entry.run_dir for entry in index.entries() if entry.site == jobs_site.name}
-    parent = pl.col("job_id").str.extract(r"^([^_+]+)")
-    folder = parent.replace_strict(own, default=None, return_dtype=pl.String)
     attempts = number_uses(jobs)
-    jobs = filter_jobs(merge_attempts(attempts), job_filter).with_columns(run_dir=pl.coalesce("run_dir", folder))
+    jobs = filter_jobs(merge_attempts(attempts), job_filter)
+    jobs = jobs.with_columns(run_dir=pl.coalesce("run_dir", _run_dirs(jobs, _entries_by_id(jobs_site))))
     attempts = attempts.join(jobs, on=[*JOB_KEY, USE], how="semi", nulls_equal=True).drop(USE)
     jobs = add_gpu_usage(add_goodput(jobs.drop(USE)), jobs_site)
     return AccountingTable(jobs, doubts.by_frequency(), notes, attempts)
+
+
+def _entries_by_id(site: Site) -> dict[str, list[Entry]]:
+    by_id: dict[str, list[Entry]] = {}
+    for entry in index.entries():
+        if entry.site == site.name:
+            by_id.setdefault(entry.job_id, []).append(entry)
+    return by_id
+
+
+def _find_own(record: JobRecord, entries: dict[str, list[Entry]]) -> Entry | None:
+    """The entry whose job the record is about: a cluster that lost its state gives an id to several."""
+    return next((entry for entry in entries.get(parent_id(record.job_id), ()) if is_ours(entry, record)), None)
+
+
+def _run_dirs(jobs: pl.DataFrame, entries: dict[str, list[Entry]]) -> pl.Series:
+    rows = jobs.select("job_id", "name", "user", "submitted", "started", "ended").iter_rows(named=True)
+    own = (_find_own(JobRecord(state=State.UNKNOWN, source="sacct", **row), entries) for row in rows)
+    return pl.Series([None if entry is None else entry.run_dir for entry in own], dtype=pl.String)
 
 
 def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.DataFrame:
@@ -149,20 +167,22 @@ def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:
 
 def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) -> pl.DataFrame:
     """squeue for what lives, scontrol for what ended lately, then the files of jobs submitted with hpcjobs."""
-    known = {entry.job_id: entry for entry in index.entries() if entry.site == site.name}
+    known = _entries_by_id(site)
     slurm = SlurmScheduler(site.slurm_conf)
-    records: dict[str, tuple[JobRecord, Entry | None]] = {}
+    records: dict[tuple[str, str | None], tuple[JobRecord, Entry | None]] = {}
     try:
         for record in [*slurm.queue(), *_query_scontrol(site)]:
-            records.setdefault(record.job_id, (record, known.get(record.job_id.split("_")[0])))
+            own = _find_own(record, known)
+            records.setdefault((record.job_id, None if own is None else own.run_dir), (record, own))
     except SchedulerError as error:
         notes.append(f"the queue does not answer either ({error.message.splitlines()[0]})")
         if not known:
             raise
-    seen = {job_id.split("_")[0] for job_id in records}
-    for entry in _select_entries([entry for entry in known.values() if entry.job_id not in seen], job_filter):
+    seen = {run_dir for _, run_dir in records}
+    unseen = [entry for entries in known.values() for entry in entries if entry.run_dir not in seen]
+    for entry in _select_entries(unseen, job_filter):
         for record in own_records(entry):
-            records.setdefault(record.job_id, (record, entry))
+            records[record.job_id, entry.run_dir] = record, entry
     mine = pl.col("user").is_null() & (pl.col("source") == "squeue")  # squeue listed mine; scontrol lists every user's
     return to_frame(records.values(), site).with_columns(user=pl.when(mine).then(pl.lit(user_name())).otherwise("user"))
 

@@ -104,7 +104,9 @@ def _subject(job: str | None, log: Path | None, site: str | None) -> Subject:
     if job is None:
         return gather_entry(newest(site=site))
     try:
-        return gather_entry(select([job], site=site)[0], log=log)
+        entry = select([job], site=site, foreign=True)[0]
+        if not entry.is_foreign:
+            return gather_entry(entry, log=log)
     except UnknownJobError:
         if not re.fullmatch(r"\d+(?:[_+]\d+)?", job):
             raise

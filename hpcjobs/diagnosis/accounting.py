@@ -5,21 +5,32 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpcjobs.diagnosis.values import StepRecord
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.scheduler.base import State
+from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm import fields
-from hpcjobs.scheduler.slurm.parse import accounted_reason
+from hpcjobs.scheduler.slurm.parse import accounted_reason, parse_scontrol
 from hpcjobs.scheduler.slurm.table import SHOW_JOB, Table, TableRow
 
 _TABLE = Table(
     (
         *("JobID", "JobName", "State", "Reason", "Partition", "ExitCode", "NodeList", "NNodes", "Start", "ElapsedRaw"),
-        *("TimelimitRaw", "ReqMem", "ReqCPUS", "MaxRSS", "MaxRSSNode", "MaxRSSTask", "User", "WorkDir"),
+        *(
+            "TimelimitRaw",
+            "ReqMem",
+            "ReqCPUS",
+            "MaxRSS",
+            "MaxRSSNode",
+            "MaxRSSTask",
+            "User",
+            "WorkDir",
+            "Submit",
+            "End",
+        ),
     )
 )
 _NEAR_LIMIT = 0.95
@@ -55,17 +66,22 @@ class Account(NamedTuple):
     out_of_memory: StepRecord | None
 
 
-def read_account(job_id: str, *, env: dict[str, str], runner: Runner = run) -> Account | None:
+def read_account(
+    job_id: str, *, env: dict[str, str], runner: Runner = run, is_meant: Callable[[JobRecord], bool] = lambda _: True
+) -> Account | None:
     """What sacct knows of ``job_id``, or scontrol where the accounting does not answer; None: neither knows it.
 
     Of an array or heterogeneous job that is the first task or component that failed, else the first one.
 
+    Args:
+        is_meant: whether a record with this id is about the job; a cluster may have given the id out before or since.
+
     Raises:
         CommandMissingError: Slurm's commands are not on PATH.
     """
-    all_shown = {each.job_id: each for each in _read_scontrol(job_id, env=env, runner=runner)}
+    all_shown = {each.job_id: each for each in _read_scontrol(job_id, is_meant, env=env, runner=runner)}
     answer = runner(_TABLE.sacct("--duplicates", f"--jobs={job_id}"), env=env)
-    all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [])
+    all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [], is_meant)
     known = sorted([*all_shown.values(), *all_accounted.values()], key=lambda each: _number(each.job_id))
     if not known:
         return None
@@ -108,11 +124,20 @@ def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run)
     return tuple(dict.fromkeys(row[0] for row in rows if len(row) == 2 and _BAD_NODE.search(row[1].upper())))
 
 
-def _from_sacct(job_id: str, rows: list[TableRow]) -> dict[str, Account]:
+def _from_sacct(job_id: str, rows: list[TableRow], is_meant: Callable[[JobRecord], bool]) -> dict[str, Account]:
     """The job, or its tasks or components, by id."""
     of_job = re.compile(re.escape(job_id) + f"(?:{_TASK})?")
-    last = {row.raw("JobID"): n for n, row in enumerate(rows) if of_job.fullmatch(row.raw("JobID"))}
+    all_own = ((n, row) for n, row in enumerate(rows) if of_job.fullmatch(row.raw("JobID")))
+    last = {row.raw("JobID"): n for n, row in all_own if is_meant(_record(row))}
     return {name: _from_row(name, rows[n], rows[n + 1 :]) for name, n in last.items()}  # the last of several starts
+
+
+def _record(row: TableRow) -> JobRecord:
+    """What tells whose job it is."""
+    return JobRecord(
+        row.raw("JobID"), row.state(), "sacct", name=row.name("JobName"), user=row.text("User"),
+        submitted=row.time("Submit"), started=row.time("Start"), ended=row.time("End"),
+    )  # fmt: skip
 
 
 def _from_row(job_id: str, job: TableRow, behind: Sequence[TableRow]) -> Account:
@@ -155,9 +180,12 @@ def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | N
     return None
 
 
-def _read_scontrol(job_id: str, *, env: dict[str, str], runner: Runner) -> Iterator[Account]:
+def _read_scontrol(
+    job_id: str, is_meant: Callable[[JobRecord], bool], *, env: dict[str, str], runner: Runner
+) -> Iterator[Account]:
     answer = runner([*SHOW_JOB, job_id], env=env)
-    records = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
+    shown = [line for line in answer.out.splitlines() if "JobState=" in line] if answer.code == 0 else []
+    records = [line for line in shown if all(map(is_meant, parse_scontrol(line)))]
     for record in records:
         job = TableRow(fields.read_shown(record))
         yield _make_account(job_id if len(records) == 1 else _id_of(job), job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, 
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run import logs as job_logs
 from hpcjobs.run.folder import MANIFEST, STATE
-from hpcjobs.run.identity import is_reachable
+from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import read_json, read_state
 from hpcjobs.run.status import statuses
@@ -55,7 +56,7 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     facts, own = JobFacts(record.job_id, by_hpcjobs=True), record.source in ("job", "local", "nobody")
     account = None
     if entry.scheduler == "slurm" and not errors and is_reachable(entry) and record.state is not State.PENDING:
-        account = _account(record.job_id, entry.slurm_conf, runner)
+        account = _account(entry, record.job_id, runner)
     if account is not None:
         facts = _with_account(facts, account)
     facts = _with_run_folder(facts, task, record)
@@ -100,9 +101,9 @@ def gather_log(log: Path) -> Subject:
     return Subject(None, JobFacts(None, logs=(str(log),)), read_lines(log))
 
 
-def _account(job_id: str, slurm_conf: str | None, runner: Runner) -> Account | None:
+def _account(entry: Entry, job_id: str, runner: Runner) -> Account | None:
     try:
-        return read_account(job_id, env=_env(slurm_conf), runner=runner)
+        return read_account(job_id, env=_env(entry.slurm_conf), runner=runner, is_meant=partial(is_ours, entry))
     except CommandMissingError:
         return None  # the run folder still says much
 

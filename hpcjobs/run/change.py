@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,16 +15,16 @@ from hpcjobs.run.control import KEYS
 from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
-from hpcjobs.scheduler.slurm.client import SlurmScheduler
-from hpcjobs.scheduler.slurm.fields import read_clock_s
-from hpcjobs.scheduler.slurm.table import SHOW_JOB
 from hpcjobs.site.centre import policies_of_job
 from hpcjobs.site.resources import Resources, gpus_in_gres, node_range
 from hpcjobs.units import requested_time, slurm_time, time_limit_s
 
 
-def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler) -> None:
+def check_settings(settings: Sequence[str], entry: Entry, limit_s: float | None) -> None:
     """Compare the job of ``entry``, as ``settings`` of scontrol would change it, with the centre's policies.
+
+    Args:
+        limit_s: the time limit that the job has now; None: none.
 
     Raises:
         RequestError: a policy refuses the change, or the job's manifest, which is needed for that, cannot be read.
@@ -37,7 +36,7 @@ def check_settings(settings: Sequence[str], entry: Entry, slurm: SlurmScheduler)
     for setting in settings:
         name, _, value = setting.partition("=")
         for field in (field for field, key in KEYS.items() if key == name):
-            changed = _change(changed, field, _limit_now(value, entry, slurm) if field == "time" else value)
+            changed = _change(changed, field, _new_limit(value, limit_s) if field == "time" else value)
     check_change(job, changed, policies)
 
 
@@ -60,7 +59,7 @@ def _change(job: Job, field: str, value: str) -> Job:
         raise RequestError(f"update {field}: {error}") from error
 
 
-def _limit_now(value: str, entry: Entry, slurm: SlurmScheduler) -> str:
+def _new_limit(value: str, now_s: float | None) -> str:
     """The time limit that ``value`` leads to, in Slurm's spelling; ``+`` and ``-`` change the one that the job has."""
     sign, rest = (value[0], value[1:]) if value[:1] in ("+", "-") else ("", value)
     try:
@@ -69,8 +68,5 @@ def _limit_now(value: str, entry: Entry, slurm: SlurmScheduler) -> str:
         raise RequestError(f"update time: {error}") from error
     if not sign:
         return limit
-    shown = slurm.query([*SHOW_JOB, entry.job_id])
-    match = re.search(r"\bTimeLimit=(\S+)", shown)
-    now_s = read_clock_s(match[1]) if match else None
     step_s = time_limit_s(limit) or 0
     return "UNLIMITED" if now_s is None else slurm_time(max(60, round(now_s) + (step_s if sign == "+" else -step_s)))

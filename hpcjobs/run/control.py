@@ -82,7 +82,8 @@ def update(entry: Entry, settings: Sequence[str], *, connect: Connect = connect)
 
     arguments = [_setting(setting) for setting in settings]
     for slurm, known in _by_cluster([entry], "update", connect):
-        check_settings(arguments, known[0].entry, slurm)
+        alive = [record for record in known[0].records if not record.state.ended]
+        check_settings(arguments, known[0].entry, alive[0].time_limit_s)
         slurm.update(known[0].ids()[0], arguments)
     return arguments
 

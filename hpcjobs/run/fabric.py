@@ -16,6 +16,7 @@ from hpcjobs.job.fault_tolerance import check_words
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
 from hpcjobs.run.folder import STATE
+from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect
 from hpcjobs.runtime.dist import first_host
@@ -113,7 +114,7 @@ def silent_first_node(
         now = clock()
         if now - last_query >= _ASK_S:
             last_query = now
-            record = next((each for each in scheduler.queue() if each.job_id == entry.job_id), None)
+            record = next((each for each in scheduler.queue() if is_queued(entry, [each])), None)
             if record is None:
                 return None
             if node is None and record.state is not State.PENDING and record.node_list:

@@ -35,8 +35,10 @@ def scheduler_of(site: Site | None) -> tuple[str, str | None]:
     return ("slurm", None) if site is None else (site.scheduler, site.slurm_conf)
 
 
-def find_foreign(job_ids: Collection[str], *, site: str | None = None) -> list[Entry]:
+def find_foreign(job_ids: Collection[str], known: Collection[Entry] = (), *, site: str | None = None) -> list[Entry]:
     """My jobs with these ids, as the scheduler of ``site`` has them: queued, running or ended.
+
+    An id of a job of ``known`` is looked for in the queue alone, where another job may have it.
 
     Raises:
         SchedulerError: it does not answer.
@@ -45,10 +47,14 @@ def find_foreign(job_ids: Collection[str], *, site: str | None = None) -> list[E
     kind, conf = scheduler_of(where)
     if kind != "slurm" or not job_ids:
         return []
+    taken = {entry.job_id for entry in known}
+    here = [entry for entry in known if (entry.scheduler, entry.cluster) == (kind, own_cluster(kind, conf))]
+    if not (to_find := {*job_ids} - (taken - {entry.job_id for entry in here})):
+        return []
     slurm = _slurm(conf)
-    records = [record for record in slurm.queue() if parent_id(record.job_id) in job_ids]
+    records = without_known((r for r in slurm.queue() if parent_id(r.job_id) in to_find), here)
     in_full = {record.job_id for record in records if "_" not in record.job_id}  # tasks of an array leave one by one
-    if rest := sorted({*job_ids} - in_full):
+    if rest := sorted(to_find - taken - in_full):
         remembered = [record for record in slurm.show_jobs(rest) if record.user == user_name()]
         records += remembered + slurm.history(user_name(), job_ids=rest)
     return make_entries(records, where)

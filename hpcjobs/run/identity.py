@@ -85,14 +85,15 @@ def _here(entry: Entry) -> str:
 def is_ours(entry: Entry, record: JobRecord) -> bool:
     """Whether ``record``, which has the entry's id, is about the entry's job.
 
-    The script decides where the record has it: its path holds the run folder. Else name, user and submit time must
-    fit. A requeue moves the submit time: a later one is accepted when our job's own start or end agrees with it.
+    A record of another user is not. The script decides where the record has it: its path holds the run folder. Else
+    name and submit time must fit. A requeue moves the submit time: a later one is accepted when our job's own start or
+    end agrees with it.
     """
+    if None not in (record.user, entry.user) and record.user != entry.user:
+        return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == SCRIPT:
         return record.command == os.path.join(entry.run_dir, SCRIPT)
     if record.name is not None and record.name != entry.name:
-        return False
-    if None not in (record.user, entry.user) and record.user != entry.user:
         return False
     submitted = continuation(entry).submitted
     if entry.is_foreign:  # read from the scheduler by this very command; a requeue since then has moved the time

@@ -31,7 +31,8 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
 
     ``123`` an id · ``123_4`` a task of an array · ``123-130`` those of the range that exist · a run
     folder · a name (the newest job of that name). ``site``, a name or the path of a site file, restricts the search.
-    With ``foreign``, an id may also be that of a job that was submitted by other means: the scheduler is asked.
+    With ``foreign``, an id may also be that of a job that was submitted by other means: the scheduler is asked. Such a
+    job in the queue counts before an earlier one that hpcjobs submitted: a cluster that lost its state gives ids again.
 
     Raises:
         UnknownJobError: a name stands for no job. RequestError: an id that two sites have given out.
@@ -39,8 +40,8 @@ def select(names: Sequence[str], *, site: str | None = None, foreign: bool = Fal
     """
     known = entries_of(site)
     of_site = f" of site {site}" if site is not None else ""
-    if foreign and (unknown := _unknown_ids(names, known)):
-        known = _with_foreign(unknown, known, site)
+    if foreign and (ids := _ids_of_slurm(names)):
+        known = _with_foreign(ids, known, site)
     selected = [entry for name in names for entry in _one(name, known, of_site)]
     return list({(entry.run_dir, entry.job_id, entry.task): entry for entry in selected}.values())
 
@@ -70,26 +71,29 @@ def newest(*, site: str | None = None) -> Entry:
     return _here_first(known)[-1]
 
 
-def _unknown_ids(names: Sequence[str], known: list[Entry]) -> set[str]:
-    """Ids of Slurm among ``names`` that no reachable job of ``known`` has."""
+def _ids_of_slurm(names: Sequence[str]) -> set[str]:
     ids = {match[2] for name in names if (match := _ID.match(name)) and not match[1]}
     for match in filter(None, map(_RANGE.match, names)):
         if not match[1] and int(match[3]) - int(match[2]) < _MOST_OF_RANGE:
             ids |= {str(number) for number in range(int(match[2]), int(match[3]) + 1)}
-    return ids - {entry.job_id for entry in known if entry.job_id in ids and is_reachable(entry)}
+    return ids
 
 
 def _with_foreign(job_ids: set[str], known: list[Entry], site: str | None) -> list[Entry]:
     """``known`` and those of ``job_ids`` that the scheduler has for this user."""
     from hpcjobs.run.foreign import find_foreign
 
+    there = [entry for entry in known if entry.job_id in job_ids and is_reachable(entry)]
+    unknown = job_ids - {entry.job_id for entry in there}
     try:
-        return [*known, *find_foreign(job_ids, site=site)]
+        return [*known, *find_foreign(job_ids, there, site=site)]
     except CommandMissingError:  # a workstation
         return known
     except SchedulerError as error:
+        if not unknown:
+            return known
         raise UnknownJobError(
-            f"no job {', '.join(sorted(job_ids, key=int))} was submitted with hpcjobs, and Slurm cannot be asked about"
+            f"no job {', '.join(sorted(unknown, key=int))} was submitted with hpcjobs, and Slurm cannot be asked about"
             f" others: {error.message}",
             hint=error.hint,
         ) from error

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.adopt import adopt_job, plan_in
+from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.record import remember
 from hpcjobs.run.state_file import StateFile
@@ -94,11 +95,11 @@ def cell_statuses(folder: SweepFolder, scheduler: Scheduler, *, certain: bool = 
 def tail_is_queued(folder: SweepFolder, scheduler: Scheduler) -> bool:
     """Whether the job that submits the rest of the sweep is in the queue, or has just submitted its successor."""
     tail = folder.tail()
-    return tail is not None and _is_queued(tail, folder, scheduler)
+    return tail is not None and _submits_the_rest(tail, folder, scheduler)
 
 
-def _is_queued(tail: Entry, folder: SweepFolder, scheduler: Scheduler) -> bool:
-    return any(record.job_id == tail.job_id for record in scheduler.queue()) or folder.tail() != tail
+def _submits_the_rest(tail: Entry, folder: SweepFolder, scheduler: Scheduler) -> bool:
+    return is_queued(tail, scheduler.queue()) or folder.tail() != tail
 
 
 def _is_final(own: StateFile | None, *, certain: bool) -> bool:
@@ -120,7 +121,7 @@ def _will_be_submitted(folder: SweepFolder, chunk: Chunk, scheduler: Scheduler, 
     """Whether the sweep is being submitted: a process holds its lock, or the job that submits the rest exists."""
     if folder.owner(chunk) == NOBODY:
         return False
-    served = folder.being_submitted() or (tail is not None and _is_queued(tail, folder, scheduler))
+    served = folder.being_submitted() or (tail is not None and _submits_the_rest(tail, folder, scheduler))
     return served or folder.entry(chunk) is not None
 
 

@@ -196,7 +196,7 @@ def _check_that_waiting_helps(
     if stop.refusal is not None and unclear and _takes_a_small_job(folder, definition):
         raise stop.refusal
     tail = folder.tail()
-    if all(tail is not None and record.job_id == tail.job_id for record in scheduler.queue()):
+    if all(tail is not None and is_queued(tail, [record]) for record in scheduler.queue()):
         refusal_text = f": {stop.refusal.message}" if stop.refusal is not None else ""
         raise RequestError(
             f"sweep {definition.name}: the queue takes {jobs} of your jobs although no other job of yours is there,"

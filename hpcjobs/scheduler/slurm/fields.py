@@ -20,9 +20,17 @@ _SIZE = re.compile(r"(\d+(?:\.\d*)?)([KMGTP]?)[BN]?", re.ASCII)
 def read_shown(record: str) -> dict[str, str]:
     """The fields of one record of ``scontrol --oneliner show``; a value, such as a path, may hold blanks.
 
-    The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too.
+    The first field of a name counts: the comments of users and sites, at the end, may hold NAME=VALUE too. A job's name
+    may as well, and goes up to UserId. A job with two of these gives nothing: its user may have invented either.
     """
-    return dict(reversed(_SHOWN_FIELD.findall(record)))
+    if record.startswith("JobId=") and record.count(" UserId=") > 1:
+        return {}
+    before, _, behind = record.partition(" JobName=")
+    name, *rest = behind.split(" UserId=")
+    if not before.startswith("JobId=") or not rest:
+        return dict(reversed(_SHOWN_FIELD.findall(record)))
+    behind_name = _SHOWN_FIELD.findall(f"UserId={rest[0]}")
+    return dict(reversed([*_SHOWN_FIELD.findall(before), ("JobName", name), *behind_name]))
 
 
 def read_text(value: str) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 from commandline import ok, within
 from scripted_slurm import answer
 
+from hpcjobs.diagnosis.gather import gather_entry
 from hpcjobs.run import index
 from hpcjobs.run.identity import user_name
 from hpcjobs.run.index import Entry
@@ -110,3 +111,22 @@ def test_the_nodes_of_a_job_that_has_just_ended_are_all_named(here: Path, slurm:
     record = records("-a")["7"]
     assert (record["source"], record["node_list"], record["nnodes"]) == ("sacct", "n[1-4]", 4)
     assert "FAILED on n[1-4]" in within("wait", "7").err
+
+
+def test_why_takes_no_facts_of_another_job_that_was_given_the_same_id(here: Path, slurm: Path) -> None:
+    """A controller that lost its state began again at 1."""
+    entry = job(here, "1", state="FAILED")
+    answer(slurm, "sacct", NONE)
+    other = (
+        f"JobId=1 JobName=other UserId=eve(7) JobState=NODE_FAIL Reason=NodeDown ExitCode=0:0 SubmitTime={NOW - 60}"
+        f" StartTime={NOW - 50} EndTime={NOW - 40} NodeList=n9 NumNodes=1 TimeLimit=00:10:00 Command=/elsewhere/o.sh"
+    )
+    answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{other}';; esac")
+    facts = gather_entry(entry).facts
+    assert (facts.name, facts.nodes, facts.time_limit_s) == ("job1", ("n1",), None)
+    answer(slurm, "scontrol", f"case $* in *'show job'*) echo '{_of(entry, other)}';; esac")
+    assert gather_entry(entry).facts.time_limit_s == 600
+
+
+def _of(entry: Entry, shown: str) -> str:
+    return shown.replace("/elsewhere/o.sh", f"{entry.run_dir}/job.sh").replace("eve(7)", "me(7)")

@@ -1,0 +1,97 @@
+"""A cluster that lost its state gives out job 1 again: no verb takes one of the two jobs for the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from commandline import ok, within
+from scripted_slurm import answer
+
+from hpcjobs.run import index
+from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.slurm.parse import parse_scontrol
+from hpcjobs.user import user_name
+
+NOW = int(time.time())
+SITE = "{cluster: c, partitions: {main: {nodes: 2, node: {cpus: 4, mem: 8G}}}}\n"
+
+
+@pytest.fixture
+def slurm(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster whose job 1, of plain sbatch, runs since a minute."""
+    commands = tmp_path / "slurm"
+    commands.mkdir()
+    times = [NOW - 60, NOW - 60, "1:00", "1:00:00"]
+    row = ["1", "later", "RUNNING", "None", "main", "n9", "1", *times, f"{here}/later.sh"]
+    shown = (
+        f"JobId=1 JobName=later UserId={user_name()}({os.getuid()}) GroupId=x(1) JobState=RUNNING Reason=None"
+        f" ExitCode=0:0 SubmitTime={NOW - 60} StartTime={NOW - 60} TimeLimit=01:00:00 NodeList=n9 NumNodes=1"
+        f" Command={here}/later.sh StdOut={here}/later.out"
+    )
+    answer(commands, "squeue", "printf '" + "\\037".join(map(str, row)) + "\\n'")
+    answer(commands, "scontrol", f"case $* in *'show job'*) echo '{shown}';; *) echo ClusterName = c;; esac")
+    answer(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    answer(commands, "scancel", ":")
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    (here / "site_configs").mkdir()
+    (here / "site_configs" / "mine.yaml").write_text(SITE)
+    monkeypatch.setenv("HPCJOBS_SITE", "mine")
+    (here / "later.out").write_text("line of the later job\n")
+    return commands
+
+
+@pytest.fixture
+def earlier(here: Path) -> Entry:
+    """The earlier job 1, of hpcjobs, which failed."""
+    folder = here / "runs" / "earlier"
+    (folder / "logs").mkdir(parents=True)
+    entry = Entry("1", "earlier", "mine", "slurm", str(folder), NOW - 9000.0, "c", user=user_name())
+    state = {"job_id": "1", "state": "FAILED", "exit_code": 3, "started": NOW - 8990, "ended": NOW - 8000}
+    (folder / "state.json").write_text(json.dumps(state | {"nodes": "n1"}))
+    job = {"resources": {}, "nodes": 1, "ntasks_per_node": 1}
+    (folder / "manifest.json").write_text(json.dumps({"user": user_name(), "job": job}))
+    (folder / "submitted.json").write_bytes(msgspec.json.encode(entry))
+    index.add(entry)
+    return entry
+
+
+def test_the_id_means_the_later_job_in_every_verb_while_that_is_in_the_queue(slurm: Path, earlier: Entry) -> None:
+    assert '"RUNNING"' in ok("show", "1", "--json").out
+    assert ok("why", "1").out == "job 1 RUNNING: it has not failed\n"
+    assert ok("logs", "1").out == "line of the later job\n"
+    assert "job 1 has not ended" in within("wait", "1", "--timeout", "1").err
+    rows = json.loads(ok("ps", "-a", "--json").out)
+    assert [(row["name"], row["record"]["state"]) for row in rows] == [("earlier", "FAILED"), ("later", "RUNNING")]
+    ok("update", "1", "time=2h")
+    assert "update JobId=1 TimeLimit=02:00:00" in (slurm / "scontrol.asked").read_text()
+    ok("cancel", "1")
+    assert (slurm / "scancel.asked").read_text() == "--quiet 1\n"
+
+
+def test_the_run_folder_means_the_earlier_job_which_ended(slurm: Path, earlier: Entry) -> None:
+    folder = earlier.run_dir
+    assert '"FAILED"' in ok("show", folder, "--json").out
+    assert '"n9"' not in within("why", folder, "--json").out
+    assert within("wait", folder).code == 3
+    assert "has ended: FAILED" in within("update", folder, "time=2h").err
+    assert "had ended before: FAILED" in ok("cancel", folder).out
+    assert not (slurm / "scancel.asked").exists()
+
+
+def test_without_an_accounting_a_report_has_both_jobs(slurm: Path, earlier: Entry) -> None:
+    rows = json.loads(ok("report", "jobs", "--json").out)
+    assert sorted((row["name"], row["state"], row["run_dir"]) for row in rows) == [
+        ("earlier", "FAILED", earlier.run_dir),
+        ("later", "RUNNING", None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["x UserId=me(1000)", "train Command=/me/job.sh", "x\nJobId=1 UserId=me(1000)"])
+def test_no_name_of_a_job_says_whose_it_is(name: str) -> None:
+    shown = f"JobId=7 JobName={name} UserId=eve(7) GroupId=x(7) JobState=RUNNING Command=/eve/x.sh"
+    assert {(record.user, record.command) for record in parse_scontrol(shown)} <= {("eve", "/eve/x.sh")}
