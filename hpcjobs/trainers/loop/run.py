@@ -119,10 +119,15 @@ class TrainingRun:
         self.stop_if_asked(step, epoch)
 
     def finish(self, *, exposed_s: Sequence[float], compute_s: Sequence[float]) -> RunSummary:
-        """The summary, once the last checkpoint is on disk; a collective call."""
+        """The summary, once the last checkpoint is on disk; a collective call.
+
+        Raises:
+            LossNotFinite: the held-out loss of the trained model is NaN or infinite.
+        """
         with self.watchdog.suspend():
             self.checkpoints.finish()
             self.group.barrier()  # the other ranks wait for the one that writes
+        self.recorder.check_result()
         self.profiler.close()
         strategy, config = self.stepper.strategy, self.config
         traffic = strategy.traffic(self.stepper.model) if self.group.world_size > 1 else None

@@ -140,6 +140,15 @@ class Recorder:
             f"{extra}  ({result.predictions:,} predictions)"
         )
 
+    def check_result(self) -> None:
+        """Raise LossNotFinite if the loss of the evaluation after the last step is NaN or infinite."""
+        last = self.evaluation_at(self.plan.total_steps)
+        if last is not None and not math.isfinite(last.loss):
+            raise LossNotFinite(
+                f"the loss of the held-out part is {last.loss} after the last step, {self.plan.total_steps}",
+                hint="are its samples finite? --precision fp32 shows whether the precision is the cause",
+            )
+
     def finish(self, *, steps: int, precision: str, tf32: bool, compute_s: Sequence[float], **known: Any) -> RunSummary:
         """The summary, written by rank 0; the same value on every rank."""
         self.meter.read_gpu_times()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hpcjobs import trainers
+from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.summary import METRICS_FILE, RunSummary
 
 from ..fsdp_here import strategies
@@ -70,11 +71,15 @@ def test_the_best_checkpoint_is_the_one_whose_own_evaluation_was_best_the_last_i
     assert (folder / "best").resolve().name == (folder / "latest").resolve().name == "step-00000032"
 
 
-def test_a_held_out_loss_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+def test_a_held_out_loss_that_is_no_number_is_never_the_best_and_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No loss is smaller than NaN: the first checkpoint remained the best for ever, also after a resume."""
     flags = ("--workload", "worlds:scored_nan", "--save-every-epochs", "1")
     best = tmp_path / "checkpoints" / "best"
-    train(tmp_path, *flags, "--epochs", "1")
+    once = [*flags, "--epochs", "1", "--run-dir", str(tmp_path)]
+    assert trainers.run("ddp", once) == ExitCode.LOSS_NOT_FINITE
+    assert "held-out part is nan after the last step, 8" in capsys.readouterr().err
     assert not best.exists()
     train(tmp_path, *flags, "--resume", "none", "--epochs", "4")
     assert best.resolve().name == "step-00000032"
