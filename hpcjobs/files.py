@@ -7,8 +7,9 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from pathlib import Path
-from typing import Iterable, Optional, Union
+from typing import BinaryIO, Iterable, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -49,6 +50,35 @@ def _is_closed(folder: Path) -> bool:
 
 def _user_dir(variable: str, in_home: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / in_home).absolute() / "hpcjobs"
+
+
+MOST_BYTES = 64 << 20
+"""Of a file that is read whole: larger ones are none of hpcjobs."""
+
+
+def open_regular(path: AnyPath) -> BinaryIO:
+    """Open a file that may be anybody's for reading; a pipe or a device of its name is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: AnyPath) -> bytes:
+    """The content of a file that may be anybody's.
+
+    Raises:
+        OSError: as `open_regular`, or it is larger than `MOST_BYTES`.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MOST_BYTES >> 20} MiB", os.fspath(path))
+        return file.read(MOST_BYTES)
 
 
 def write_beside(

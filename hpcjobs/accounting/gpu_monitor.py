@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
+from hpcjobs.files import read_regular
 from hpcjobs.run.folder import output_dir
 from hpcjobs.site.models import Site
 
@@ -79,7 +80,7 @@ _CHANGED: Final = ("gpu_utilization", "gpu_mem_bytes", "gpu_source", "energy_j",
 
 def _samples(path: Path) -> pl.DataFrame:
     """Samples that tell something of a GPU, in the order of time; the last line may be in the writing."""
-    data = path.read_bytes()
+    data = read_regular(path)
     lines = data[: data.rfind(b"\n") + 1]
     if not lines:
         return pl.DataFrame(schema=_SCHEMA)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import polars as pl
 
 from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.index import Entry
+from hpcjobs.run.state_file import read_json
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site.models import Site
 from hpcjobs.units import memory_bytes, time_limit_s
@@ -32,26 +33,45 @@ class ResourceRequest(NamedTuple):
     time_limit_s: int | None = None
 
 
+class _RequestedResources(msgspec.Struct):
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    cpus_per_task: int | None = None
+    gpus_per_node: int | None = None
+    mem: str | None = None
+    time: str | None = None
+
+
+class _RequestedJob(msgspec.Struct):
+    nodes: int
+    ntasks_per_node: int
+    resources: _RequestedResources
+
+
+class _RequestManifest(msgspec.Struct):
+    job: _RequestedJob
+    user: str | None = None
+
+
 def read_request(run_dir: Path) -> ResourceRequest:
     """What the manifest of ``run_dir`` says; nothing where there is none."""
-    path = run_dir / MANIFEST
-    if not path.exists():
+    manifest = read_json(run_dir / MANIFEST, _RequestManifest)
+    if manifest is None:
         return ResourceRequest()
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    job: dict[str, Any] = manifest["job"]
-    resources: Mapping[str, Any] = job["resources"]
-    nodes, tasks = job["nodes"], job["nodes"] * job["ntasks_per_node"]
+    job, resources = manifest.job, manifest.job.resources
+    nodes, tasks = job.nodes, job.nodes * job.ntasks_per_node
     return ResourceRequest(
-        user=manifest.get("user"),
-        partition=resources.get("partition"),
-        account=resources.get("account"),
-        qos=resources.get("qos"),
+        user=manifest.user,
+        partition=resources.partition,
+        account=resources.account,
+        qos=resources.qos,
         nodes=nodes,
         tasks=tasks,
-        cpus=tasks * (resources.get("cpus_per_task") or 1),
-        gpus=nodes * (resources.get("gpus_per_node") or 0),
-        mem_bytes=nodes * memory_bytes(resources["mem"]) or None if resources.get("mem") else None,
-        time_limit_s=time_limit_s(resources.get("time")),
+        cpus=tasks * (resources.cpus_per_task or 1),
+        gpus=nodes * (resources.gpus_per_node or 0),
+        mem_bytes=nodes * memory_bytes(resources.mem) or None if resources.mem else None,
+        time_limit_s=time_limit_s(resources.time),
     )
 
 

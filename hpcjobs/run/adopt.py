@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import RequestError, SchedulerError, reason_of
+from hpcjobs.files import read_regular
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.run import index, record
 from hpcjobs.run.folder import MANIFEST, SUBMITTED
@@ -38,8 +40,8 @@ def plan_in(run_dir: Path) -> Plan:
         RequestError: its files cannot be used.
     """
     try:
-        manifest = msgspec.json.decode((run_dir / MANIFEST).read_bytes(), type=_FoundManifest)
-        script = (run_dir / "job.sh").read_text()
+        manifest = msgspec.json.decode(read_regular(run_dir / MANIFEST), type=_FoundManifest)
+        script = read_regular(run_dir / "job.sh").decode()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RequestError(f"{run_dir} is no run folder that can be used: {reason_of(error)}") from error
     return Plan(manifest.job, script, run_dir, manifest.command, manifest.command_line)
@@ -51,7 +53,8 @@ def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:
     Raises:
         SchedulerError: it does not answer, so there may be one.
     """
-    if (entry := read_json(run_dir / SUBMITTED, Entry)) is not None:
+    entry = read_json(run_dir / SUBMITTED, Entry)
+    if entry is not None and os.path.realpath(entry.run_dir) == os.path.realpath(run_dir):
         if all((known.run_dir, known.job_id) != (entry.run_dir, entry.job_id) for known in index.entries()):
             with suppress(OSError):  # the next command tries again
                 index.add(entry)

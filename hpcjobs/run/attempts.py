@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
-from hpcjobs.files import write_beside
+from hpcjobs.files import read_regular, write_beside
 from hpcjobs.run.index import Entry
 
 HISTORY, CONTINUED = "attempts.jsonl", Path("control", "continued")
@@ -41,7 +41,7 @@ class Attempt(msgspec.Struct, frozen=True):
 def read_attempts(run_dir: Path) -> list[Attempt]:
     """Oldest first; none for a job without ``--retries``. A line that the job was killed over is left out."""
     try:
-        lines = (run_dir / HISTORY).read_bytes().splitlines()
+        lines = read_regular(run_dir / HISTORY).splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -71,7 +71,7 @@ def continuation(entry: Entry) -> Continuation:
         return first
     path = Path(entry.run_dir) / CONTINUED
     try:
-        job_id, *submitted = path.read_text(encoding="ascii").split() or [""]
+        job_id, *submitted = read_regular(path).decode("ascii").split() or [""]
         return Continuation(job_id, float(submitted[0]) if submitted else path.stat().st_mtime) if job_id else first
     except (OSError, ValueError):
         return first

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
+from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
@@ -40,6 +41,7 @@ def cancel(entries: Iterable[Entry], *, only: Collection[State] = (), connect: C
     require_reachable(chosen)
     for (kind, conf), group in groupby(statuses(chosen, connect=connect), key=lambda known: _where(known.entry)):
         alive = [known for known in group if _alive(known, outcome)]
+        require_all_own(alive)
         ids = [job_id for known in alive for job_id in known.ids(only)]
         if ids:
             connect(kind, conf or None).cancel(ids)

@@ -11,6 +11,7 @@ from hpcjobs.errors import RequestError, UnknownJobError, nearest
 from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
+from hpcjobs.run.select import require_all_own
 from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
@@ -120,6 +121,7 @@ def _by_cluster(
         hint = _INSTEAD.get(verb, "`hpcjobs cancel` ends a job")
         raise RequestError(f"{verb} {', '.join(local)}: jobs of this machine's own queue have no {verb}", hint=hint)
     known = statuses(named, connect=connect)
+    require_all_own(known)
     if only:
         known = [job for job in known if any(record.state in only for record in job.records)]
     if missing := [job.entry.job_id for job in known if all(r.state is State.UNKNOWN for r in job.records)]:

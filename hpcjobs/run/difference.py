@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.files import read_regular
 from hpcjobs.job.models import Job
 from hpcjobs.job.script import render
 from hpcjobs.run.describe import flat
@@ -142,7 +143,7 @@ def _script_lines(first: tuple[Manifest, Path], second: tuple[Manifest, Path]) -
 def _neutral(manifest: Manifest, run_dir: Path) -> list[str]:
     """The script without its header, which names the command, and with the run folder, also moved, by one name."""
     try:
-        text = (run_dir / "job.sh").read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_regular(run_dir / "job.sh").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return []
     for folder in (Path(manifest.job.run_root, run_dir.name), run_dir):

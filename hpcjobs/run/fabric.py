@@ -12,6 +12,7 @@ import msgspec
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.fabric import node_record
 from hpcjobs.fabric.node_record import record_path
+from hpcjobs.files import read_regular
 from hpcjobs.job.fault_tolerance import check_words
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
@@ -141,7 +142,7 @@ def read_report(run_dir: Path) -> FabricReport:
     """
     path = run_dir / REPORT
     try:
-        return msgspec.json.decode(path.read_bytes(), type=FabricReport)
+        return msgspec.json.decode(read_regular(path), type=FabricReport)
     except FileNotFoundError as error:
         raise HpcJobsError(f"the check wrote no {path}", hint=f"its log is in {run_dir / 'logs'}") from error
     except msgspec.MsgspecError as error:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hpcjobs.files import open_regular
 from hpcjobs.runtime.numbers import restore
 
 T = TypeVar("T")
@@ -17,7 +18,7 @@ _END_BYTES = 1 << 16
 def first_line(path: Path) -> bytes:
     """The first line of a file; empty where it is not there."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.readline(_END_BYTES)
     except OSError:  # removed meanwhile: as if it had not begun
         return b""
@@ -26,7 +27,7 @@ def first_line(path: Path) -> bytes:
 def last_lines(path: Path) -> list[bytes]:
     """The lines of the last 64 KiB; the first of them may be the end of one."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, 2) - _END_BYTES))
             return file.read().splitlines()
     except OSError:  # not there yet

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from hpcjobs.files import open_regular
+
 _BLOCK = 1 << 16
 _TIME = re.compile(
     rb"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,]\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?(?!\d)"
@@ -34,7 +36,7 @@ class Tail:
             self._read_bytes = 0
         if size == self._read_bytes or (size == self._seen_bytes and not last):
             return
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self._read_bytes)
             begun: list[bytes] = []  # pieces of a line whose end is not read yet
             while block := file.read(_BLOCK):
@@ -100,7 +102,7 @@ def line_time(line: bytes) -> float | None:
 
 def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
     """Each line with its offset, the last one first; one block and one line are in memory."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         position = file.seek(0, os.SEEK_END)
         if not position:
             return

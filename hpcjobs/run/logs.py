@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, RequestError
+from hpcjobs.files import read_regular
 from hpcjobs.run.folder import MANIFEST, log_path
 from hpcjobs.run.foreign import log_files
 from hpcjobs.run.index import Entry
@@ -197,7 +198,7 @@ class _StagingReports:
 def has_labels(entry: Entry) -> bool:
     """Whether each line of the log begins with its rank."""
     try:
-        job = msgspec.json.decode((Path(entry.run_dir) / MANIFEST).read_bytes(), type=_Manifest).job
+        job = msgspec.json.decode(read_regular(Path(entry.run_dir) / MANIFEST), type=_Manifest).job
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):  # a damaged run folder: its log is still of use
         return False
     return (job.max_nodes or job.nodes) * job.ntasks_per_node > 1 and job.batch_script is None

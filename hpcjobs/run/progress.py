@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from hpcjobs.files import open_regular, read_regular
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.json_lines import decode_line, last_lines
 from hpcjobs.units import human_bytes, human_duration
@@ -128,7 +129,7 @@ class RunLines:
         """None: the file has none, or is not there."""
         position, run = self._known.get(path, (0, None))
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if file.seek(0, 2) < position:  # begun anew
                     position, run = 0, None
                 file.seek(position)
@@ -194,7 +195,7 @@ def job_progress(run_dir: str | None, job_id: str) -> Progress | None:
 def read_staging(run_dir: Path) -> StagingProgress | None:
     """The progress of copying data; None: no copy is being made."""
     try:
-        return msgspec.json.decode((run_dir / "staging.json").read_bytes(), type=StagingProgress)
+        return msgspec.json.decode(read_regular(run_dir / "staging.json"), type=StagingProgress)
     except (OSError, ValueError):  # not there, or from a newer hpcjobs
         return None
 

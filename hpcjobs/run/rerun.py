@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import ConfigError, RequestError, reason_of
+from hpcjobs.files import read_regular
 from hpcjobs.job.fault_tolerance import avoided_on
 from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
@@ -65,7 +66,7 @@ def read_manifest(run_dir: Path) -> Manifest:
     """
     path = run_dir / MANIFEST
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return msgspec.json.decode(read_regular(path), type=Manifest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RequestError(
             f"{path} cannot be used: {reason_of(error)}", hint="a run can be compared or repeated by its manifest only"
@@ -180,7 +181,7 @@ def _changed_code(manifest: Manifest, run_dir: Path) -> str | None:
 def read_patch(run_dir: Path) -> str:
     """``code.patch`` of a run folder; empty where the code was as committed."""
     try:
-        return (run_dir / "code.patch").read_bytes().decode("utf-8", "surrogateescape")
+        return read_regular(run_dir / "code.patch").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
 

@@ -20,6 +20,7 @@ from hpcjobs.run.state_file import read_json
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.site import rehearsal
 from hpcjobs.site.library import load_site
+from hpcjobs.user import name_of
 
 _ID = re.compile(r"(L?)(\d+)(?:_(\d+))?\Z")
 _MOST_OF_RANGE = 1_000_000
@@ -166,15 +167,19 @@ def _by_range(name: str, prefix: str, first: int, last: int, known: list[Entry],
 
 
 def _by_folder(folder: Path) -> Entry:
+    real = os.path.realpath(folder)
+    # What the user's own list says of the job counts before what the folder says.
+    alike = (e for e in reversed(index.entries()) if os.path.basename(e.run_dir) == os.path.basename(real))
+    known = next((entry for entry in alike if os.path.realpath(entry.run_dir) == real), None)
+    if known is not None:
+        return known
     entry = read_json(folder / SUBMITTED, Entry)
-    known = index.entries()
-    if entry is None:
-        entry = next((e for e in known if e.run_dir == str(folder.absolute())), None)
-    else:  # what the user's own list says of the job counts before what the folder says
-        entry = next((e for e in known if (e.run_dir, e.job_id) == (entry.run_dir, entry.job_id)), entry)
     if entry is None:
         raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
-    return without_unknown_configuration(entry)
+    # A copy, or anybody's: it is about this folder, and about a job of whoever owns it.
+    owner = folder.stat().st_uid
+    user = entry.user if owner == os.getuid() else name_of(owner)
+    return without_unknown_configuration(msgspec.structs.replace(entry, run_dir=str(folder.absolute()), user=user))
 
 
 def is_own(entry: Entry) -> bool:
@@ -208,6 +213,18 @@ def require_own(entry: Entry, records: Iterable[JobRecord] = ()) -> None:
         "as you",
         hint="`hpcjobs rerun FOLDER` prints what its job was, and submits it as yours where you add --trust",
     )
+
+
+def require_all_own(jobs: Iterable[tuple[Entry, list[JobRecord]]]) -> None:
+    """Refuse jobs that a run folder alone names: see `require_own`.
+
+    Raises:
+        RequestError: there is one.
+    """
+    own = {(entry.run_dir, entry.job_id) for entry in index.entries()}
+    for entry, records in jobs:
+        if not entry.is_foreign and (entry.run_dir, entry.job_id) not in own:
+            require_own(entry, records)
 
 
 def without_unknown_configuration(entry: Entry) -> Entry:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
+from hpcjobs.files import read_regular
 from hpcjobs.job.array import array_indices
 from hpcjobs.run.folder import STATE, task_dir
 from hpcjobs.run.index import Entry
@@ -45,7 +46,7 @@ class StateFile(msgspec.Struct, frozen=True):
 def read_json(path: Path, type: type[T]) -> T | None:
     """The content of a file of a run folder; None where there is none, or, with a warning, none that can be used."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=type)
+        return msgspec.json.decode(read_regular(path), type=type)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

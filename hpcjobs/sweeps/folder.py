@@ -28,7 +28,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError, UnknownJobError, warn_without_locks
-from hpcjobs.files import lock_file, write_beside
+from hpcjobs.files import lock_file, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.run.folder import SUBMITTED, make_root
 from hpcjobs.run.index import Entry
@@ -112,7 +112,7 @@ class SweepFolder:
             UnknownJobError: no sweep lies here.
         """
         try:
-            definition = msgspec.json.decode((self.path / "sweep.json").read_bytes(), type=Definition)
+            definition = msgspec.json.decode(read_regular(self.path / "sweep.json"), type=Definition)
         except FileNotFoundError as error:
             raise UnknownJobError(f"{self.path} is no sweep (no sweep.json)") from error
         if not self.foreign or is_known_configuration(definition.job.slurm_conf):
@@ -187,7 +187,7 @@ class SweepFolder:
         chunks = []
         for folder in sorted((self.path / "chunks").iterdir(), key=lambda path: int(path.name)):
             with suppress(FileNotFoundError):  # a crash came before it was complete
-                chunks.append(msgspec.json.decode((folder / "chunk.json").read_bytes(), type=Chunk))
+                chunks.append(msgspec.json.decode(read_regular(folder / "chunk.json"), type=Chunk))
         return chunks
 
     def next_number(self) -> int:

@@ -6,7 +6,7 @@ import contextlib
 
 import msgspec
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import read_regular, write_beside
 from hpcjobs.run.state_file import StateFile
 from hpcjobs.scheduler.base import State
 from hpcjobs.sweeps.folder import SweepFolder
@@ -29,7 +29,7 @@ def read_states(folder: SweepFolder) -> dict[str, StateFile]:
 
 def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
     try:
-        return msgspec.json.decode((folder.path / _FILE).read_bytes(), type=dict[str, StateFile])
+        return msgspec.json.decode(read_regular(folder.path / _FILE), type=dict[str, StateFile])
     except (FileNotFoundError, msgspec.MsgspecError):  # none yet, or of another version
         return {}
 
@@ -37,6 +37,6 @@ def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
 def read_cell_state(folder: SweepFolder, cell: str) -> StateFile | None:
     """What a cell last wrote; None before it started."""
     try:
-        return msgspec.json.decode((folder.cell_dir(cell) / "state.json").read_bytes(), type=StateFile)
+        return msgspec.json.decode(read_regular(folder.cell_dir(cell) / "state.json"), type=StateFile)
     except FileNotFoundError:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import ok, within
+from commandline import hpcjobs, ok, within
 from scripted_slurm import answer
 
 from hpcjobs.scaling.right_size import estimate_starts
@@ -138,3 +138,47 @@ def test_a_folder_that_names_a_job_of_mine_is_no_run_of_mine(hostile: Hostile) -
     answer = within("rerun", str(hostile.folder))
     assert answer.code == 4, answer
     assert hostile.obeyed() == []
+
+
+def test_a_folder_that_names_a_job_of_mine_ends_none(here: Path, tmp_path: Path) -> None:
+    own = Path(ok("submit", "--site", "local", "--json", "sleep", "600").json["run_dir"])
+    eve = tmp_path / "eve"
+    shutil.copytree(own, eve / own.name)
+    assert within("cancel", str(eve / own.name)).code == 6
+    (eve / own.name / "submitted.json").write_bytes((own / "submitted.json").read_bytes())
+    assert within("hold", str(eve / own.name)).code == 5
+    assert ok("ps", "--json").json[0]["record"]["state"] in ("PENDING", "RUNNING")
+    (tmp_path / "link").symlink_to(own)
+    assert "cancelled L1" in ok("cancel", str(tmp_path / "link")).out
+    within("wait", "L1")
+
+
+VERBS = ("show", "why", "logs", "cancel", "wait --timeout 5", "rerun", "archive", "report advise", "diff")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge", "folder", "nonsense"])
+def test_files_of_a_strange_folder_that_are_none_stop_no_verb(here: Path, tmp_path: Path, kind: str) -> None:
+    """No verb waits for a pipe, reads a file of gigabytes, or ends by an error that nobody foresaw."""
+    own = Path(ok("submit", "--site", "local", "--json", "--wait", "true").json["run_dir"])
+    eve = tmp_path / "eve" / own.name
+    shutil.copytree(own, eve)
+    for path in [path for path in eve.rglob("*") if path.is_file()]:
+        if kind in ("huge", "nonsense") and path.parent.name == "logs":
+            continue  # a log may be as long as it likes
+        path.unlink()
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(b'{"job_id": 1e999, "x": \xff}')
+        if kind == "huge":
+            os.truncate(path, 8 << 30)
+    if kind != "folder":
+        (eve / "submitted.json").unlink()
+        submitted = json.loads((own / "submitted.json").read_text())
+        (eve / "submitted.json").write_text(json.dumps({**submitted, "run_dir": str(eve)}))
+    for verb in VERBS:
+        answer = hpcjobs(*verb.split(), str(eve), *([str(own)] if verb == "diff" else []), timeout_s=60)
+        assert answer.code not in (70, -9), (verb, answer)
+        assert "Traceback" not in answer.err
