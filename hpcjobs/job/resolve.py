@@ -271,5 +271,9 @@ def _leave_out(
 
 def _hosts(values: Values, site: Site) -> tuple[str, ...]:
     """The first of the hosts named for a site that has no scheduler to ask."""
-    named = tuple(hosts_of(values["nodelist"] or ""))
-    return named[: node_range(values["nodes"])[0]] if site.scheduler == "local" else ()
+    if site.scheduler != "local":
+        return ()
+    try:
+        return tuple(hosts_of(values["nodelist"] or ""))[: node_range(values["nodes"])[0]]
+    except ValueError as error:
+        raise RequestError(f"nodelist {values['nodelist']!r}: {error}", hint="such as n1,n[03-05]") from error

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
-from threading import current_thread, main_thread
+from threading import Timer, current_thread, main_thread
 from typing import Protocol
 
 from hpcjobs.errors import CommandMissingError
@@ -36,6 +36,8 @@ NOT_LEAKING = frozenset(("SLURM_CONF", "SLURM_CLUSTERS"))
 """Variables of an enclosing job: those that begin with `LEAKING` or stand in `LEAKING_NAMES`, but for `NOT_LEAKING`."""
 
 _SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "sprio", "srun", "sdiag", "sacctmgr")
+_SILENCE_S = 10.0
+"""After this time without an answer of a command of Slurm's the user is told."""
 # Defaults of a user for commands typed by hand: SQUEUE_STATES or SCANCEL_STATE would hide jobs from us.
 _USER_DEFAULTS = tuple(f"{command.upper()}_" for command in _SLURM_COMMANDS)
 
@@ -112,10 +114,20 @@ def run(argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] |
         CommandMissingError: the program is not on PATH.
     """
     own_session = os.path.basename(argv[0]) in _SLURM_COMMANDS
+    silence = Timer(_SILENCE_S, _report_silence, [argv[0]])
+    silence.daemon = True
     try:
+        if own_session and os.path.basename(argv[0]) != "srun":  # whose step may run for long
+            silence.start()
         return starting.run(argv, cwd=cwd, env=command_env(argv[0]) | dict(env or {}), new_session=own_session)
     except (FileNotFoundError, PermissionError) as error:
         raise _missing(argv[0], cwd, error) from error
+    finally:
+        silence.cancel()
+
+
+def _report_silence(program: str) -> None:
+    print(f"hpcjobs: {program} has not answered for {_SILENCE_S:.0f} s: wait, or press Ctrl-C", file=sys.stderr)
 
 
 def run_following(

@@ -36,7 +36,18 @@ def copy_code(source: Path, target: Path, *, leave_out: Path) -> None:
     target.mkdir(mode=0o700)
     for path in files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / path, target / path, follow_symlinks=False)
+        _copy(source, path, target)
+
+
+def _copy(source: Path, path: Path, target: Path) -> None:
+    """Copy a file or link; a relative link out of ``source`` leads to the same place from the copy."""
+    link = source / path
+    if link.is_symlink() and not os.path.isabs(os.readlink(link)):
+        leads_to = os.path.normpath(link.parent.resolve() / os.readlink(link))
+        if not Path(leads_to).is_relative_to(source.resolve()):
+            (target / path).symlink_to(leads_to)
+            return
+    shutil.copy2(link, target / path, follow_symlinks=False)
 
 
 def _is_snapshot(source: Path) -> bool:
@@ -65,7 +76,7 @@ def code_files(source: Path) -> list[Path]:
 def _walk(source: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name not in _NOT_CODE and not _ignores_itself(Path(folder, name))]
-        for name in names:
+        for name in (*names, *(name for name in folders if Path(folder, name).is_symlink())):
             yield (Path(folder) / name).relative_to(source)
 
 

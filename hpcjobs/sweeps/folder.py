@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from hpcjobs.errors import RequestError, UnknownJobError, warn_without_locks
+from hpcjobs.errors import ConfigError, RequestError, UnknownJobError, reason_of, warn_without_locks
 from hpcjobs.files import lock_file, read_regular, write_beside
 from hpcjobs.job.models import Job
 from hpcjobs.run.folder import SUBMITTED, make_root
@@ -186,8 +186,15 @@ class SweepFolder:
         """Every complete chunk, in the order of submission."""
         chunks = []
         for folder in sorted((self.path / "chunks").iterdir(), key=lambda path: int(path.name)):
-            with suppress(FileNotFoundError):  # a crash came before it was complete
-                chunks.append(msgspec.json.decode(read_regular(folder / "chunk.json"), type=Chunk))
+            path = folder / "chunk.json"
+            try:
+                chunks.append(msgspec.json.decode(read_regular(path), type=Chunk))
+            except FileNotFoundError:  # a crash came before it was complete
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # without it a cell could run twice
+                raise ConfigError(
+                    f"{path} cannot be used: {reason_of(error)}", hint="`hpcjobs sweep run` with another --name"
+                ) from error
         return chunks
 
     def next_number(self) -> int:

@@ -10,6 +10,7 @@ import msgspec
 
 from hpcjobs.errors import UnknownJobError, nearest
 from hpcjobs.files import file_name, state_dir, write_beside
+from hpcjobs.run.state_file import read_json
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.folder import SweepFolder
 
@@ -73,4 +74,4 @@ def list_sweeps() -> list[KnownSweep]:
     if not _index().is_dir():
         return []
     files = sorted(_index().glob("[!.]*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [msgspec.json.decode(path.read_bytes(), type=KnownSweep) for path in files]
+    return [known for path in files if (known := read_json(path, KnownSweep)) is not None]

@@ -106,3 +106,37 @@ def test_a_job_that_cannot_be_recorded_runs_and_its_id_and_folder_are_there(here
     assert "job L1 was accepted, but could not be recorded in the list of jobs" in answer.err
     assert (run_dir / "submitted.json").exists()
     assert within("show", str(run_dir)).out.startswith("job L1  true")
+
+
+@pytest.mark.filterwarnings("default::hpcjobs.errors.HpcJobsWarning")
+def test_a_record_of_a_sweep_that_is_cut_or_no_text_is_named(here: Path) -> None:
+    ok("sweep", "--site", "local", "--launcher", "spawn", "--name", "s", "--set", "i=1", "--wait", "true")
+    sweeps = Path.home() / ".local/state/hpcjobs/sweeps"
+    (sweeps / "cut.json").write_text('{"na', encoding="utf-8")
+    answer = within("sweep", "status", "s")
+    assert (answer.code, "cut.json cannot be used" in answer.err) == (0, True), answer
+    (chunk,) = (here / "runs/sweep-s/chunks").iterdir()
+    (chunk / "chunk.json").write_bytes(b'{"number": 1, "cells": ["\xff"], "pack": 1}')
+    answer = within("sweep", "status", "s")
+    assert (answer.code, "chunk.json cannot be used" in answer.err) == (4, True), answer
+
+
+@pytest.mark.parametrize("site", ["local", "./mine.yaml"])
+def test_a_list_of_hosts_beyond_slurms_limit_is_refused(here: Path, site: str) -> None:
+    (here / "mine.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4}}}\n", encoding="utf-8")
+    answer = within("submit", "--site", site, "-w", "n[1-999999999]", "true")
+    assert (answer.code, "a range of more than 65536 hosts" in answer.err) == (5, True), answer
+
+
+def test_a_snapshot_keeps_its_links_and_where_they_lead(here: Path) -> None:
+    (here / "data").mkdir()
+    (here / "data/d").write_text("d", encoding="utf-8")
+    (here / "project/sub").mkdir(parents=True)
+    (here / "project/sub/f").write_text("f", encoding="utf-8")
+    for name, target in {"inner": "sub", "outer": "../data", "file": "../data/d"}.items():
+        (here / "project" / name).symlink_to(target)
+    ok("submit", "--site", "local", "--launcher", "spawn", "--chdir", "project", "--snapshot", "--wait",
+       "cat", "inner/f", "outer/d", "file")  # fmt: skip
+    (copy,) = here.rglob("runs/cat-*/code")
+    assert os.readlink(copy / "inner") == "sub"
+    assert [(copy / name).read_text(encoding="utf-8") for name in ("inner/f", "outer/d", "file")] == ["f", "d", "d"]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripted_slurm import answer
 
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes import programs, start
@@ -59,3 +60,19 @@ def test_a_progress_bar_is_followed_line_by_line() -> None:
     lines: list[str] = []
     assert run_following(["printf", r"10%%\r100%%\r\ndone\n"], lines.append) == 0
     assert lines == ["10%", "100%", "done"]
+
+
+def test_a_command_of_slurms_that_has_not_answered_is_named_and_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
+    answer(tmp_path, "squeue", "exec sleep 1000")
+    Path("mine.yaml").write_text("partitions: {main: {nodes: 2, node: {cpus: 4}}}\n", encoding="utf-8")
+    script = "from hpcjobs.processes import programs; programs._SILENCE_S = 0.2; from hpcjobs.cli import main; main()"
+    command = subprocess.Popen(
+        [sys.executable, "-c", script, "ps", "--site", "./mine.yaml"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stderr is not None
+    assert command.stderr.readline() == "hpcjobs: squeue has not answered for 0 s: wait, or press Ctrl-C\n"
+    command.send_signal(signal.SIGINT)
+    assert (command.communicate()[1], command.returncode) == ("", 130)
