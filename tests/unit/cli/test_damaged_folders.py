@@ -76,21 +76,21 @@ def test_one_bad_run_folder_ends_no_verb(jobs: Path) -> None:
 def test_a_run_folder_that_cannot_be_read_is_named_and_ends_no_verb(
     jobs: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    read, stat = Path.read_bytes, os.stat
+    open_descriptor, stat = os.open, os.stat
 
     def refused(path: object) -> None:
         if str(path).startswith(str(jobs)):
             raise OSError(number, os.strerror(number), str(path))
 
-    def read_bytes(path: Path) -> bytes:
+    def open_refused(path: str | Path, *arguments: int, **more: int) -> int:
         refused(path)
-        return read(path)
+        return open_descriptor(path, *arguments, **more)
 
     def stat_of(path: int | str | Path, *arguments: object, **more: object) -> os.stat_result:
         refused(path)
         return stat(path, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(os, "open", open_refused)
     monkeypatch.setattr(os, "stat", stat_of)
     each_verb(jobs)
     assert f"{jobs}/accounting.json cannot be used: {os.strerror(number)}" in within("ps").err
