@@ -13,7 +13,7 @@ def test_each_row_of_the_page_names_a_test_that_exists() -> None:
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| who ")]
     assert len(rows) >= 6
     for row in rows:
-        names = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        names = re.findall(r"`(tests/[\w/]+\.py)` `(test_\w+)`", row)
         assert names, row
-        for name in names:
-            assert "def test_" in (REPOSITORY / name).read_text(encoding="utf-8"), name
+        for file, function in names:
+            assert f"def {function}(" in (REPOSITORY / file).read_text(encoding="utf-8"), (file, function)
