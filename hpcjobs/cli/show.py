@@ -71,7 +71,8 @@ def show(
     if status.results:
         print("results:")
     for key, result in status.results.items():
-        print(f"  {key}: {result:.4g}" if isinstance(result, float) else f"  {key}: {result}")
+        style = "" if not isinstance(result, float) else ",.0f" if 1000 <= abs(result) < 1e15 else ".4g"
+        print(f"  {key}: {result:{style}}")
     if entry.is_foreign:
         for path in paths(entry):
             print(f"log {path}")

@@ -93,24 +93,31 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
 
 
 def _read_measurements(summary: RunSummary) -> dict[str, Any]:
-    stall, elapsed = summary.checkpoint_stall_s, summary.elapsed_s
-    step_s = _median(summary.step_time_s)
-    stalled_s = None if stall is None else stall.median * stall.count if stall.total is None else stall.total
+    stalled_s, stepped_s = _sum(summary.checkpoint_stall_s), _sum(summary.step_time_s)
+    measured = 0 if summary.step_time_s is None else summary.step_time_s.count
+    per_epoch = summary.steps / summary.epochs if summary.steps and summary.epochs else None
     return {
         "throughput": summary.throughput.value if summary.throughput else None,
         "unit": summary.throughput.unit if summary.throughput else None,
-        "elapsed_s": elapsed,
-        "step_s": step_s,
+        "elapsed_s": summary.elapsed_s,
+        "step_s": _median(summary.step_time_s),
         "communication_s": _median(summary.exposed_communication_s),
         "data_wait_s": _median(summary.data_wait_s),
-        "checkpoint_share": stalled_s / elapsed if stalled_s is not None and elapsed else None,
+        "checkpoint_share": stalled_s / stepped_s if stalled_s is not None and stepped_s else None,
         "samples": summary.samples,
-        "epoch_s": step_s * summary.steps / summary.epochs if step_s and summary.steps and summary.epochs else None,
+        "epoch_s": stepped_s / measured * per_epoch if stepped_s and measured and per_epoch else None,
         "mfu": summary.mfu,
         "loss": summary.loss,
         "node_model": summary.device_name,
         "torch_version": summary.torch_version,
     }
+
+
+def _sum(value: Quantiles | None) -> float | None:
+    """Over all steps; of a version that did not record it, the median times their number."""
+    if value is None:
+        return None
+    return value.median * value.count if value.total is None else value.total
 
 
 def _median(value: Quantiles | None) -> float | None:

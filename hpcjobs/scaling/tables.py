@@ -32,10 +32,10 @@ _PAGE_HEADERS: Final = {
     "step": "step time",
     "comm.": "exposed communication",
     "data": "data wait",
-    "ckpt": "checkpoint",
+    "ckpt": "checkpoint, relative to the steps",
     "CPU": "CPU efficiency",
     "GPU": "GPU utilisation",
-    "epoch": "time of the steps of an epoch, without evaluations and the start",
+    "epoch": "time of the steps of an epoch, without evaluations, checkpoints and the start",
 }
 """Headers that are short in the terminal."""
 RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
