@@ -14,7 +14,7 @@ from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_ta
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.remote.outputs import record_output
-from hpcjobs.units import format_count
+from hpcjobs.units import format_count, format_number
 
 if TYPE_CHECKING:
     import polars as pl
@@ -289,7 +289,8 @@ def scaling(
 def _print_verdicts(bounds: list[BoundCheck]) -> None:
     for bound in bounds:
         value = "held" if bound.held else "MISSED"
-        print(f"{value}: {bound.what} at {bound.n}: {bound.measured:.4g}, at least {bound.least:.4g}")
+        measured, least = format_number(bound.measured), format_number(bound.least)
+        print(f"{value}: {bound.what} at {bound.size}: {measured}, at least {least}")
     if not all(bound.held for bound in bounds):
         raise typer.Exit(1)
 

@@ -26,16 +26,16 @@ class Bound(Frozen, frozen=True):
 
 
 class Reference(Frozen, frozen=True):
-    """``ref.yaml``: bounds by N (nodes, or ranks where the study varies ranks)."""
+    """``ref.yaml``: bounds by size: ``4`` (nodes, or ranks where the study varies ranks), or ``2x4``."""
 
-    sizes: dict[int, Bound]
+    sizes: dict[int | str, Bound]
     unit: str | None = None
 
 
 class BoundCheck(NamedTuple):
     """One bound, and whether it held."""
 
-    n: int
+    size: str
     what: str
     measured: float
     least: float
@@ -55,12 +55,17 @@ def compare(analysis: Analysis, baseline: Analysis) -> list[list[str]]:
         raise RequestError(
             f"the studies cannot be compared: {analysis.unit} by {analysis.per}, {baseline.unit} by {baseline.per}"
         )
-    before = {group.n: group for group in baseline.groups}
-    shared = [(group, before[group.n]) for group in analysis.groups if group.n in before]
+    before = {name_size(group): group for group in baseline.groups}
+    shared = [(group, before[name_size(group)]) for group in analysis.groups if name_size(group) in before]
     if not shared:
         raise RequestError("the studies share no size")
-    headers = [analysis.per, analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
+    headers = ["nodes x tasks", analysis.unit, "baseline", "ratio", "efficiency", "baseline", "significant at 5 %"]
     return [headers, *(_row(group, old) for group, old in shared)]
+
+
+def name_size(group: SizeResult) -> str:
+    """``2x4``: nodes, and tasks on each."""
+    return f"{group.nodes}x{group.ranks // group.nodes}"
 
 
 def _row(group: SizeResult, old: SizeResult) -> list[str]:
@@ -70,7 +75,7 @@ def _row(group: SizeResult, old: SizeResult) -> list[str]:
     if p_value is not None:
         significant += f" ({format_p_value(p_value)})"
     return [
-        str(group.n), f"{now.value:{number_style(now.value)}}", f"{then.value:{number_style(then.value)}}",
+        name_size(group), f"{now.value:{number_style(now.value)}}", f"{then.value:{number_style(then.value)}}",
         interval(ratio, ".2f"), f"{group.efficiency.value:.0%}", f"{old.efficiency.value:.0%}", significant,
     ]  # fmt: skip
 
@@ -84,14 +89,17 @@ def check(analysis: Analysis, path: Path) -> list[BoundCheck]:
     reference = read_yaml(path, Reference)
     if reference.unit is not None and reference.unit != analysis.unit:
         raise RequestError(f"{path} is about {reference.unit}, the study about {analysis.unit}")
-    measured = {group.n: group for group in analysis.groups}
     verdicts = []
-    for n, bound in reference.sizes.items():
-        if n not in measured:
-            raise RequestError(f"{path} bounds {n} {analysis.per}, which the study has not measured")
+    for size, bound in reference.sizes.items():
+        measured = [group for group in analysis.groups if size in (group.n, name_size(group))]
+        if not measured:
+            raise RequestError(f"{path} bounds size {size}, which the study has not measured")
+        if len(measured) > 1:
+            names = ", ".join(map(name_size, measured))
+            raise RequestError(f"{path} bounds {size} {analysis.per}, which are several sizes", hint=f"write {names}")
         for what in ("throughput", "efficiency", "speedup"):
             least = getattr(bound, what)
             if least is not None:
-                value = getattr(measured[n], what).value
-                verdicts.append(BoundCheck(n, what, value, least * (1 - bound.tolerance)))
+                value = getattr(measured[0], what).value
+                verdicts.append(BoundCheck(name_size(measured[0]), what, value, least * (1 - bound.tolerance)))
     return verdicts

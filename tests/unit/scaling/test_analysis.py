@@ -181,11 +181,32 @@ def test_the_page_needs_no_network_and_escapes_what_it_is_given(here: Path) -> N
 def test_two_studies_are_compared_at_the_sizes_they_share() -> None:
     now, then = analyse(runs({1: 100, 2: 190, 4: 300})), analyse(runs({1: 100, 2: 150}))
     headers, one, two = comparison.compare(now, then)
-    assert headers[0] == "nodes"
+    assert (headers[0], one[0], two[0]) == ("nodes x tasks", "1x2", "2x2")
     assert headers[-1] == "significant at 5 %"
     assert (one[3][:4], one[-1]) == ("1.00", "no (p = 1)")
     assert two[3].startswith("1.27 (1.2")
     assert two[-1].startswith("yes (p ")
+
+
+def two_shapes(value: float) -> pl.DataFrame:
+    """Two ranks on one node, and on two, which are half as fast."""
+    shapes = [(1, 1, value / 2), (1, 2, value), (2, 1, value / 2)]
+    parts = [runs({n: v}, ranks=n * tasks, ntasks_per_node=tasks) for n, tasks, v in shapes]
+    return pl.concat(parts)
+
+
+def test_sizes_of_as_many_ranks_are_compared_by_their_nodes_too(here: Path) -> None:
+    rows = comparison.compare(analyse(two_shapes(200)), analyse(two_shapes(100)))[1:]
+    assert [(row[0], row[1].split()[0], row[2].split()[0]) for row in rows] == [
+        ("1x1", "100", "50"), ("1x2", "200", "100"), ("2x1", "100", "50"),
+    ]  # fmt: skip
+    bounds = here / "ref.yaml"
+    bounds.write_text("sizes: {2x1: {throughput: 90}, 1x2: {throughput: 190}}\n")
+    checks = comparison.check(analyse(two_shapes(200)), bounds)
+    assert [(check.size, check.held) for check in checks] == [("2x1", True), ("1x2", True)]
+    bounds.write_text("sizes: {2: {throughput: 90}}\n")
+    with pytest.raises(RequestError, match="several sizes"):
+        comparison.check(analyse(two_shapes(200)), bounds)
 
 
 def test_bounds_hold_or_are_missed(here: Path) -> None:
