@@ -38,6 +38,7 @@ def notes(job: Job) -> Iterator[str]:
     for node, why in job.left_out.items():
         yield f"leaves out {node}: {why}; hpcjobs nodes --clear {node} forgets it"
     yield from _options_of_script(job)
+    yield from _own_checkpoints(job)
     for arg, _ in _options_after_program(job):
         yield f"warning: {arg} comes after the program, which gets it; options of submit come before the program"
     if (path := _shadowing_template(job.template)) is not None:
@@ -61,6 +62,18 @@ def _options_of_script(job: Job) -> Iterator[str]:
     for field in ("output", "error"):
         if field in job.sources:
             yield f"--{field} ({job.sources[field]}) is left out: `hpcjobs logs` prints the output, of the run folder"
+
+
+def _own_checkpoints(job: Job) -> Iterator[str]:
+    """A script that is started again and does not use hpcjobs, which would find its last checkpoint."""
+    if job.retries is None:
+        return
+    text = _source(job) if job.batch_script is None else job.batch_script.decode(errors="replace")
+    if text is not None and "hpcjobs" not in text:
+        yield (
+            f"retries start {job.name} again with the same arguments: it must find its last checkpoint itself "
+            "(docs/own_scripts.md)"
+        )
 
 
 def refuse_options_after_program(job: Job) -> None:

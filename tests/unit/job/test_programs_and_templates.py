@@ -106,3 +106,16 @@ def test_a_user_id_without_a_name_can_submit(site: str, monkeypatch: pytest.Monk
     assert hpcjobs.plan(["true"], site="local").run_dir
     assert hpcjobs.plan(["true"], site=site).run_dir
     assert os.environ["USER"] == ""
+
+
+def test_a_script_without_hpcjobs_is_told_that_it_must_find_its_last_checkpoint(site: str, here: Path) -> None:
+    (here / "own.py").write_text("import torch\ntorch.save({}, 'last.pt')\n")
+    (here / "kit.py").write_text("import hpcjobs.runtime\n")
+
+    def is_told(program: str, **options: str) -> bool:
+        lines = notes(hpcjobs.plan([program], site=site, **options).job)
+        return any("must find its last checkpoint itself" in line for line in lines)
+
+    assert is_told("own.py", retries="on")
+    assert not is_told("own.py")
+    assert not is_told("kit.py", retries="on")

@@ -14,6 +14,7 @@ from scripted_slurm import answer
 
 from hpcjobs.run import index
 from hpcjobs.run.index import Entry
+from hpcjobs.scheduler.slurm.fields import read_shown
 from hpcjobs.scheduler.slurm.parse import parse_scontrol
 from hpcjobs.user import user_name
 
@@ -95,3 +96,9 @@ def test_without_an_accounting_a_report_has_both_jobs(slurm: Path, earlier: Entr
 def test_no_name_of_a_job_says_whose_it_is(name: str) -> None:
     shown = f"JobId=7 JobName={name} UserId=eve(7) GroupId=x(7) JobState=RUNNING Command=/eve/x.sh"
     assert {(record.user, record.command) for record in parse_scontrol(shown)} <= {("eve", "/eve/x.sh")}
+
+
+def test_the_name_of_a_heterogeneous_job_is_its_name_alone() -> None:
+    """Slurm prints the set of the components between the name and the user."""
+    record = "JobId=5 HetJobId=5 HetJobOffset=0 JobName=het.sh HetJobIdSet=5-6 UserId=me(1000) JobState=RUNNING"
+    assert read_shown(record)["JobName"] == "het.sh"
