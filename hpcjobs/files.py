@@ -8,8 +8,9 @@ import fcntl
 import os
 import re
 import stat
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Iterable, Optional, Union
+from typing import BinaryIO, Iterable, Iterator, Optional, Union
 
 AnyPath = Union[str, "os.PathLike[str]"]
 
@@ -98,7 +99,7 @@ def write_beside(
     beside = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(2).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with _naming(path), os.fdopen(descriptor, "wb") as file:
             if mode is not None and mode & 0o077:
                 _set_mode(descriptor, mode)
             file.write(data)
@@ -112,6 +113,16 @@ def write_beside(
         raise
     if durable:
         _sync_folder(folder or ".")
+
+
+@contextmanager
+def _naming(path: AnyPath) -> Iterator[None]:
+    """Have errors of an open file name ``path``: a full disk fails a write, and the system does not say of what."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
 
 
 def _set_mode(descriptor: int, mode: int) -> None:
@@ -137,9 +148,10 @@ def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
         cut_short = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         text = "".join(f"{line}\n" for line in lines)
         data = (b"\n" if cut_short else b"") + text.encode("utf-8", "surrogateescape")
-        while data:
-            data = data[os.write(descriptor, data) :]
-        os.fsync(descriptor)
+        with _naming(path):
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

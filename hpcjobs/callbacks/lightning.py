@@ -7,17 +7,20 @@ trainer.fit(model, data, ckpt_path=callback.find_checkpoint())
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.checkpoint_writer import FULL
 from hpcjobs.runtime.checkpoints import CheckpointMeta, Draft, measure
-from hpcjobs.runtime.exits import UsageError, WorldMismatch
+from hpcjobs.runtime.exits import StorageFault, UsageError, WorldMismatch
 from hpcjobs.runtime.run import Run
 from hpcjobs.runtime.script_start import start
+from hpcjobs.runtime.streams import print_error
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins import CheckpointIO
 except ImportError as error:
     raise UsageError("hpcjobs.callbacks.lightning needs the package lightning", hint="pip install lightning") from error
 
@@ -81,28 +84,79 @@ class RunCallback(Callback):
         if self.run.should_stop():
             trainer.should_stop = True
         if self.run.stopping or (self.save_every is not None and self._step % self.save_every == 0):
-            self._save(trainer)
+            self._save(trainer, last=self.run.stopping or self._step == self.run.total_steps)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.run.stopping and self.save_every is not None and self._step % self.save_every:
-            self._save(trainer)
+            self._save(trainer, last=True)
         self.run.finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.run.flush()
 
-    def _save(self, trainer: Trainer) -> None:
-        """A collective call: Lightning gathers, or each rank writes its part; the folder is renamed when all have."""
+    def _save(self, trainer: Trainer, *, last: bool = False) -> None:
+        """A collective call: Lightning gathers, or each rank writes its part; the folder is renamed when all have.
+
+        Storage that fails costs this checkpoint alone, and the next one is tried. Raises StorageFault for the last.
+        """
         meta = CheckpointMeta(self._step, trainer.current_epoch, 0, self.run.world_size, self.run.metrics_bytes, None)
         draft = Draft(self._folder, meta, owner=f"kit-{self.run.attempt}")
+        wrong = self._do_on_first_rank(trainer, draft.begin)
+        if wrong is None:
+            storage = _Storage(trainer.strategy.checkpoint_io)
+            trainer.strategy.checkpoint_io = storage
+            try:
+                trainer.save_checkpoint(draft.path / STATE)
+            finally:
+                trainer.strategy.checkpoint_io = storage.inner
+            trainer.strategy.barrier("hpcjobs.saved")
+            wrong = self._do_on_first_rank(trainer, lambda: self._complete(draft, storage.error))
+        if wrong is None:
+            self.run.record_saved_step(self._step)
+        elif last:
+            raise StorageFault(
+                f"step {self._step} can't be saved: {wrong}",
+                hint="free space or quota there; the checkpoints before it are complete, the next start finds them",
+            )
+        elif self.run.rank == 0:
+            print_error(f"warning: checkpoint of step {self._step} not written: {wrong}; the run goes on")
+
+    def _complete(self, draft: Draft, error: OSError | None) -> None:
+        if error is not None:
+            draft.discard()
+            raise error
+        files = [path for path in sorted(draft.path.rglob("*")) if path.is_file()]
+        draft.complete({str(path.relative_to(draft.path)): measure(path) for path in files})
+        checkpoints.prune(self._folder, keep=self.keep, soundness=self._soundness, owner=draft.owner)
+
+    def _do_on_first_rank(self, trainer: Trainer, work: Callable[[], object]) -> str | None:
+        """Have rank 0 do `work`; on every rank how its storage failed, or None."""
+        wrong = None
         if self.run.rank == 0:
-            draft.begin()
-        trainer.strategy.barrier("hpcjobs.draft")
-        trainer.save_checkpoint(draft.path / STATE)
-        trainer.strategy.barrier("hpcjobs.saved")
-        if self.run.rank == 0:
-            files = [path for path in sorted(draft.path.rglob("*")) if path.is_file()]
-            draft.complete({str(path.relative_to(draft.path)): measure(path) for path in files})
-            checkpoints.prune(self._folder, keep=self.keep, soundness=self._soundness, owner=draft.owner)
-        self.run.record_saved_step(self._step)
-        trainer.strategy.barrier("hpcjobs.renamed")
+            try:
+                work()
+            except OSError as error:
+                wrong = f"{error.filename or self._folder}: {error.strerror or error}"
+                if error.errno in FULL:  # room for the next try: one good checkpoint is enough
+                    checkpoints.prune(self._folder, keep=1, soundness=self._soundness)
+        return cast("str | None", trainer.strategy.broadcast(wrong))
+
+
+class _Storage(CheckpointIO):
+    """Keeps an error of the storage: rank 0 alone meets it, and must not leave the others in Lightning's barrier."""
+
+    def __init__(self, inner: CheckpointIO) -> None:
+        self.inner = inner
+        self.error: OSError | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        try:
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+        except OSError as error:
+            self.error = error
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.inner.load_checkpoint(path, *args, **options))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        self.inner.remove_checkpoint(path)

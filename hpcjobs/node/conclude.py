@@ -77,7 +77,7 @@ class CurrentAttempt:
     def _notify(self, state: str, code: Optional[int]) -> None:
         """Report the end to the user; that this cannot be done must not end a job."""
         argv = [*self.options.notify, state, "null" if code is None else str(code)]
-        environ = dict(os.environ, HPCJOBS_JOB_ID=self.job_id, HPCJOBS_RUN_DIR=self.options.run_dir)
+        environ = dict(os.environ, HPCJOBS_JOB_ID=self.scheduler.job_id, HPCJOBS_RUN_DIR=self.options.run_dir)
         try:
             start.run(argv, env=environ, timeout_s=NOTIFY_S, show_errors=True, errors="replace")
         except OSError as error:

@@ -74,3 +74,18 @@ def test_the_state_folder_is_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     assert state_dir() == tmp_path / "state" / "hpcjobs"
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says which file it cannot open, and not which it cannot write."""
+
+    def find_no_room(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", find_no_room)
+    path = tmp_path / "lines"
+    with pytest.raises(OSError, match="No space left") as written:
+        write_beside(path, "one")
+    with pytest.raises(OSError, match="No space left") as appended:
+        append_lines(path, ["one"])
+    assert (written.value.filename, appended.value.filename) == (str(path), str(path))

@@ -272,6 +272,22 @@ def test_a_history_that_cannot_be_read_holds_the_job_instead_of_spending_nothing
     assert "requeuehold 42" in node.log.read_text()
 
 
+def test_the_report_of_a_task_of_an_array_names_it_as_the_other_commands_do(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**node.environ, "SLURM_ARRAY_JOB_ID": "24", "SLURM_ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(name, value)
+    report = node.run_dir / "report"
+    known = {"run_dir": str(node.run_dir), "scheduler": "slurm"}
+    options = supervisor.Options(**{**dict.fromkeys(supervisor.Options._fields), **known})._replace(  # type: ignore[arg-type]
+        notify=["sh", "-c", f'printf %s "$HPCJOBS_JOB_ID" >{report}']
+    )
+    scheduler = supervisor.connect(options, dict(os.environ))
+    job = supervisor.CurrentAttempt(options, scheduler, job_id="42", nodes="here", started=1)
+    job.write_state("FAILED", 1, 2)
+    assert report.read_text() == "24_3"
+
+
 @pytest.mark.parametrize("reaped", [True, False])
 def test_a_job_whose_deciding_process_was_killed_is_requeued_by_rank_0(node: Node, reaped: bool) -> None:
     """Also where nobody waits for that process, since slurmstepd was killed as well."""

@@ -228,6 +228,48 @@ def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_los
         assert "trainer_state.json has 2 bytes" in str(find_damage(place))
 
 
+FULL = f"""
+import resource
+from lightning.pytorch import Callback
+
+class Disk(Callback):  # no file may grow beyond 200 kB while it is full, and the state has a megabyte
+    def on_train_batch_start(self, trainer, module, batch, number):
+        first, last = map(int, os.environ["FULL"].split("-"))
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000 if first <= trainer.global_step <= last else most, most))
+
+{STARTS}
+start("run", "", "0")
+"""
+
+
+def write_lightning_on_a_disk(folder: Path) -> None:
+    large = LIGHTNING.replace(
+        "        self.layer", '        self.register_buffer("ballast", torch.zeros(1 << 18))\n        self.layer', 1
+    )
+    (folder / "script.py").write_text(large.replace("callbacks=[callback]", "callbacks=[Disk(), callback]") + FULL)
+
+
+def test_lightning_goes_on_where_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
+    write_lightning_on_a_disk(tmp_path)
+    codes, printed = run_two_ranks(tmp_path, FULL="5-14")
+    assert codes == [0, 0], printed
+    assert "checkpoint of step 10 not written: " in printed[0][1]
+    assert "File too large; the run goes on" in printed[0][1]
+    places = checkpoints.steps(tmp_path / "run" / "checkpoints")
+    assert [place.name for place in places] == ["step-00000030", "step-00000020"]
+    assert [checkpoints.damage(place) for place in places] == [None, None]
+
+
+def test_lightning_whose_last_checkpoint_cannot_be_written_ends_on_every_rank(tmp_path: Path) -> None:
+    write_lightning_on_a_disk(tmp_path)
+    codes, printed = run_two_ranks(tmp_path, FULL="15-30")
+    assert codes == [20, 20], printed
+    assert "step 30 can't be saved: " in printed[0][1], printed
+    (place,) = checkpoints.steps(tmp_path / "run" / "checkpoints")
+    assert (place.name, checkpoints.damage(place)) == ("step-00000010", None)
+
+
 UNEVEN = """
 import warnings
 warnings.simplefilter("ignore")
