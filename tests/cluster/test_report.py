@@ -253,3 +253,76 @@ def test_a_slow_network_shows_as_communication_and_as_a_worse_efficiency(
     assert waits_s > max(waited_s, 0.9 * GRADIENT_S)
     assert after["efficiency"]["value"] < before["efficiency"]["value"]
     ok("report", "scaling", "slow", "--baseline", "fast")
+
+
+# Hold SIZE MiB for SECONDS in PROCESSES that share it; each says "done".
+HOLD = """
+import mmap, os, sys, time
+size, seconds, processes = map(int, sys.argv[1:])
+shared = mmap.mmap(-1, size << 20)
+def touch():
+    for page in range(0, size << 20, mmap.PAGESIZE): shared[page] = shared[page] + 1 & 255
+touch()
+children = []
+while len(children) < processes - 1 and (child := os.fork()): children.append(child)
+touch()
+time.sleep(seconds)
+for child in children if len(children) == processes - 1 else (): os.waitpid(child, 0)
+print("done", flush=True)
+"""
+SPIN = "import time\nend = time.time() + 64\nwhile time.time() < end: pass\nprint('done')\n"
+AT_ONCE = "for step in 1 2 3 4; do srun -n 1 --exact --mem=512M python3 hold.py 300 64 1 & done; wait"
+AGAIN = "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then sleep 8; scontrol requeue $SLURM_JOB_ID; sleep 60; fi"
+# Kind of job: options, lines of the script, processes that say "done".
+ADVISED = {
+    "one-step": (("-n", "1", "--mem", "4G"), "srun python3 hold.py 300 64 1", 1),
+    "no-step": (("-n", "1", "--mem", "4G"), "python3 hold.py 300 64 1", 1),
+    "steps-at-once": (("-n", "4", "--mem", "8G"), AT_ONCE, 4),
+    "steps-in-turn": (("-n", "1", "--mem", "4G"), "srun python3 hold.py 100 30 1\nsrun python3 hold.py 300 40 1", 2),
+    "two-nodes": (("-N", "2", "--ntasks-per-node", "2", "--mem", "6G"), "srun python3 hold.py 300 64 1", 4),
+    "shared-memory": (("-n", "1", "--mem", "8G"), "srun python3 hold.py 400 64 4", 4),
+    "idle-cpus": (("-n", "1", "-c", "8", "--mem", "4G"), "srun python3 spin.py", 1),
+    "script-beside-step": (
+        ("-n", "1", "--mem", "4G"),
+        "python3 hold.py 200 64 1 & srun python3 hold.py 300 64 1; wait",
+        2,
+    ),
+    "requeued": (("-n", "1", "--mem", "4G", "--requeue"), f"{AGAIN}\nsrun python3 hold.py 300 64 1", 1),
+    "short-of-time": (("-n", "1", "--mem", "4G", "-t", "1"), "srun python3 hold.py 100 90 1", 1),
+}
+
+
+@pytest.mark.long
+def test_jobs_complete_again_with_what_was_advised(slurm: Callable[..., str]) -> None:
+    """Ten kinds of job; each does its whole work a second time, in no more than was advised."""
+    Path("hold.py").write_text(HOLD)
+    Path("spin.py").write_text(SPIN)
+
+    def submit_all(extra: Mapping[str, list[str]]) -> dict[str, str]:
+        ids = {}
+        for kind, (options, body, _) in ADVISED.items():
+            Path(f"{kind}.sh").write_text(f"#!/bin/bash\n#SBATCH -J {kind}\n{body}\n")
+            limit = () if "-t" in options else ("-t", "2h")
+            arguments = (*limit, *options, *extra.get(kind, []), f"{kind}.sh")
+            ids[kind] = ok("submit", *SITE, "--json", *arguments).json["job_id"]
+        return ids
+
+    def follow(ids: Mapping[str, str], *, ends: Mapping[str, str]) -> None:
+        hpcjobs("wait", *ids.values())
+        for kind, job_id in ids.items():
+            accounted(job_id, lambda values, kind=kind: values["state"] == ends.get(kind, "COMPLETED"))
+
+    first = submit_all({})
+    follow(first, ends={"short-of-time": "TIMEOUT"})
+    advised = {
+        kind: {one["option"]: one["value"] for one in ok("report", "advise", job_id, "--json").json[0]["advice"]}
+        for kind, job_id in first.items()
+    }
+    assert all("--mem" in advised[kind] for kind in ADVISED if kind != "short-of-time"), advised
+    assert advised["idle-cpus"]["--cpus-per-task"] == "2", advised
+    assert advised["short-of-time"]["--time"] == "00:02:00", advised
+    second = submit_all({kind: [f"{option}={value}" for option, value in own.items()] for kind, own in advised.items()})
+    follow(second, ends={})
+    for kind, (_, _, processes) in ADVISED.items():
+        printed = ok("logs", second[kind]).out
+        assert printed.count("done") == processes, (kind, advised[kind], printed)
