@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class RunCallback(TrainerCallback):
         """Log numbers of your own by its `log`."""
         self._logged_step = 0
         self._epoch_samples: int | None = None
+        self._steps_ended = 0.0
+        """When the newest step ended, or the evaluation or the checkpoint after it."""
 
     def find_checkpoint(self, output_dir: str) -> str | None:
         """The Trainer's newest sound checkpoint, for `train(resume_from_checkpoint=...)`; None: there is none yet."""
@@ -92,6 +95,7 @@ class RunCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
+        self._steps_ended = time.perf_counter()
         if self.run.should_stop():
             control.should_log = control.should_save = control.should_training_stop = True
         return control
@@ -104,6 +108,21 @@ class RunCallback(TrainerCallback):
             write_json(place / SUMS, {str(path.relative_to(place)): measure(path) for path in files})
         self.run.record_saved_step(state.global_step)
         wait_for_all()
+        self._exclude_since_step()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._steps_ended = time.perf_counter()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._exclude_since_step()
+
+    def _exclude_since_step(self) -> None:
+        """Evaluations and checkpoints follow a step or an epoch, one after the other."""
+        now = time.perf_counter()
+        self.run.exclude(now - self._steps_ended)
+        self._steps_ended = now
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

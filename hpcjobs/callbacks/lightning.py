@@ -7,6 +7,7 @@ trainer.fit(model, data, ckpt_path=callback.find_checkpoint())
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ class RunCallback(Callback):
         self._soundness = checkpoints.Soundness()
         self._step = 0
         self._losses: list[Any] = []
+        self._validation_began = 0.0
 
     def find_checkpoint(self) -> str | None:
         """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None: there is none yet."""
@@ -86,6 +88,12 @@ class RunCallback(Callback):
         if self.run.stopping or (self.save_every is not None and self._step % self.save_every == 0):
             self._save(trainer, last=self.run.stopping or self._step == self.run.total_steps)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_began = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.run.exclude(time.perf_counter() - self._validation_began)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.run.stopping and self.save_every is not None and self._step % self.save_every:
             self._save(trainer, last=True)
@@ -99,6 +107,10 @@ class RunCallback(Callback):
 
         Storage that fails costs this checkpoint alone, and the next one is tried. Raises StorageFault for the last.
         """
+        with self.run.exclude_time():
+            self._write(trainer, last=last)
+
+    def _write(self, trainer: Trainer, *, last: bool) -> None:
         meta = CheckpointMeta(self._step, trainer.current_epoch, 0, self.run.world_size, self.run.metrics_bytes, None)
         draft = Draft(self._folder, meta, owner=f"kit-{self.run.attempt}")
         wrong = self._do_on_first_rank(trainer, draft.begin)

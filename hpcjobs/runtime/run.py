@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -123,6 +124,15 @@ class Run(ScriptRank):
             if self._heartbeat is not None:
                 self._heartbeat.update_limit()
 
+    @contextmanager
+    def exclude_time(self) -> Iterator[None]:
+        """Inside, time belongs to no step: that of an evaluation, say. `save()` leaves its own time out."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.exclude(time.perf_counter() - began)
+
     # --- stopping
 
     def should_stop(self) -> bool:
@@ -199,10 +209,11 @@ class Run(ScriptRank):
         loss = None if loss is None else float(read_number("loss", loss, "save"))
         self._checkpoints.saved_step = step
         if self.env.rank == 0 or sharded:
-            meta = CheckpointMeta(step, epoch, 0, self.env.world_size, self._log.tell(), loss)
-            self._checkpoints.save(
-                meta, Part(state, sharded, allow_nan), last=self.stopping or step == self.total_steps
-            )
+            with self.exclude_time():
+                meta = CheckpointMeta(step, epoch, 0, self.env.world_size, self._log.tell(), loss)
+                self._checkpoints.save(
+                    meta, Part(state, sharded, allow_nan), last=self.stopping or step == self.total_steps
+                )
         if self.env.rank == 0:
             self._log_checkpoints()
             self._control.record_step(max(step, self._newest_step))
@@ -243,6 +254,10 @@ class Run(ScriptRank):
         """Hear the signals that ask to stop, though another library has put its own handlers in place."""
         signals.listen_with(self._stop)
         self._listens = True
+
+    def exclude(self, seconds: float) -> None:
+        """Leave so much of the time since the newest line out of the steps: it was an evaluation, or a checkpoint."""
+        self._log.exclude(seconds)
 
     def flush(self) -> None:
         """Have every line of metrics in its file."""

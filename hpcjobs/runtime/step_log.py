@@ -2,6 +2,9 @@
 
 `add` only keeps its values; a line is made of them, and of all since, once a second at most. What a device still
 computes is read then, so that a step does not wait for it.
+
+Throughput, as of the trainers: the work of all ranks over the time of the steps that did it, without evaluations,
+checkpoints (`exclude`) and the first steps.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ COUNTS = ("tokens", "samples", "images")
 """What is counted, of this rank since the line before; the first one that is logged gives the throughput."""
 OWN_KEYS = ("loss", "lr")
 WARMUP = 2
-"""So many first lines are left out of the summary: the first steps compile and allocate."""
+"""So many first lines are left out of the summary, if there are more: the first steps compile and allocate."""
 
 
 def read_number(name: str, value: Any, method: str = "log") -> Any:
@@ -92,12 +95,14 @@ class StepLog:
         self.unit: str | None = None
         self.step_s: deque[float] = deque(maxlen=WINDOW)
         """Seconds per step, of the newest lines; the first ones left out."""
-        self._pending: list[tuple[int, float, dict[str, Any]]] = []
+        self._pending: list[tuple[int, float, float, dict[str, Any]]] = []
+        self._excluded_s = 0.0
         self._began_at, self._began = time.time(), time.perf_counter()
         self._flush_at = 0.0
         self._lines = 0
         self._last: tuple[int, float] = (first_step, self._began)
-        self._counted, self._counted_s = 0.0, 0.0
+        self._work = {True: (0.0, 0.0), False: (0.0, 0.0)}
+        """What was counted, and in how many seconds: by whether it belongs to the first lines."""
         self._path = folder / METRICS_FILE if env.rank == 0 else None
         self._head = {
             "kind": "run",
@@ -116,12 +121,16 @@ class StepLog:
         """Keep a line; whether lines were written."""
         now = time.perf_counter()
         self.step = step
-        self._pending.append((step, now, values))
+        self._pending.append((step, now, now - self._excluded_s, values))
         if now < self._flush_at:
             return False
         self._flush_at = now + FLUSH_S
         self.flush()
         return True
+
+    def exclude(self, seconds: float) -> None:
+        """Time since the newest line that belongs to no step: of an evaluation, or of a checkpoint."""
+        self._excluded_s += seconds
 
     def flush(self) -> None:
         """Have every line in the file."""
@@ -129,10 +138,11 @@ class StepLog:
         if pending:
             self._append("".join(self._make_line(*line) for line in pending))
 
-    def _make_line(self, step: int, now: float, values: Mapping[str, Any]) -> str:
+    def _make_line(self, step: int, now: float, worked: float, values: Mapping[str, Any]) -> str:
+        """`worked` is the time `now` on a clock that stands still outside the steps."""
         last_step, last = self._last
-        steps, took = step - last_step, now - last
-        self._last = step, now
+        steps, took = step - last_step, worked - last
+        self._last = step, worked
         self._lines += 1
         line: dict[str, Any] = {"kind": "step", "time_s": round(now - self._began, 6), "step": step}
         metrics: dict[str, float] = {}
@@ -154,16 +164,17 @@ class StepLog:
                 self.unit = f"{count}/s"
                 done = metrics.pop(count) * self.world_size
                 line["throughput"], line["unit"] = done / took, self.unit
-                if self._lines > WARMUP:
-                    self._counted, self._counted_s = self._counted + done, self._counted_s + took
+                counted, counted_s = self._work[self._lines <= WARMUP]
+                self._work[self._lines <= WARMUP] = counted + done, counted_s + took
         if metrics:
             line["metrics"] = metrics
         return encode(line) + "\n"
 
     @property
     def throughput(self) -> float | None:
-        """The throughput of all ranks per second, over all lines but the first ones; None: nothing was counted."""
-        return self._counted / self._counted_s if self._counted_s else None
+        """Work of all ranks per second of steps, without the first lines if there are more; None: none was counted."""
+        counted, counted_s = self._work[False] if self._work[False][1] else self._work[True]
+        return counted / counted_s if counted_s else None
 
     @property
     def elapsed_s(self) -> float:

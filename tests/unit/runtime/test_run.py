@@ -117,6 +117,33 @@ def test_a_script_alone_writes_what_trainers_write_and_says_once_where(tmp_path:
     assert [place.name for place in checkpoints.steps(run_dir / "checkpoints")] == ["step-00000060", "step-00000040"]
 
 
+@pytest.mark.parametrize(("steps", "first"), [(20, 2), (2, 0)], ids=["many", "two"])
+def test_throughput_is_the_work_over_the_time_of_its_steps(tmp_path: Path, steps: int, first: int) -> None:
+    """By the script's own stopwatch: without evaluations and the first two steps, if there are more."""
+    done = run_script(
+        tmp_path,
+        f"""
+import time
+from hpcjobs.runtime import start
+run, step_s = start(), []
+for step in range(1, {steps} + 1):
+    began = time.perf_counter()
+    time.sleep(0.03)
+    run.log(step, samples=8)
+    step_s.append(time.perf_counter() - began)
+    with run.exclude_time():
+        time.sleep(0.1)
+run.finish(rate=8 * len(step_s[{first}:]) / sum(step_s[{first}:]))
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.rglob("summary.json")
+    summary = RunSummary.read(path.parent)
+    assert summary.throughput is not None
+    assert summary.results is not None
+    assert summary.throughput.value == pytest.approx(summary.results["rate"], rel=0.05)
+
+
 @pytest.mark.parametrize(("kind", "ranks"), [("one file", 4), ("sharded", 3)])
 def test_one_rank_hears_the_signal_all_save_at_the_same_step_and_the_next_start_has_the_same_losses(
     tmp_path: Path, kind: str, ranks: int

@@ -228,6 +228,44 @@ def test_a_trainer_that_is_told_to_end_saves_stops_and_goes_on_with_the_same_los
         assert "trainer_state.json has 2 bytes" in str(find_damage(place))
 
 
+EVALUATED = f"""{STARTS}
+start("run", "", "0")
+"""
+IN_LIGHTNING = [
+    ("    def configure", "    def validation_step(self, batch, number):\n        time.sleep(0.3)\n    def configure"),
+    ("Module(), data, ", "Module(), data, torch.utils.data.DataLoader(torch.zeros(2, 1)), "),
+    ("max_steps=30, ", "max_steps=30, val_check_interval=10, num_sanity_val_steps=0, "),
+]
+IN_HUGGING_FACE = [
+    ("save_steps=10, ", "save_steps=10, eval_strategy='steps', eval_steps=10, "),
+    ("train_dataset=", "eval_dataset=Points(), train_dataset="),
+    (
+        "        self.calls += 1\n",
+        "        self.calls += self.training\n        time.sleep(0 if self.training else 0.05)\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "changes"),
+    [(LIGHTNING, IN_LIGHTNING), (HUGGING_FACE, IN_HUGGING_FACE)],
+    ids=["lightning", "huggingface"],
+)
+def test_evaluations_are_no_part_of_the_time_of_steps(
+    tmp_path: Path, script: str, changes: list[tuple[str, str]]
+) -> None:
+    for old, new in changes:
+        assert old in script, old
+        script = script.replace(old, new, 1)
+    (tmp_path / "script.py").write_text(script + EVALUATED)
+    codes, printed = run_two_ranks(tmp_path)
+    assert codes == [0, 0], printed
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert max(line["step_time_s"] for line in steps[2:]) < 0.25, "an evaluation takes 0.3 s and more"
+    assert steps[-1]["time_s"] > 0.6, "two evaluations lie before the last step"
+
+
 FULL = f"""
 import resource
 from lightning.pytorch import Callback
