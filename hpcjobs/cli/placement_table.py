@@ -50,4 +50,5 @@ def _cost(cost: Cost | None) -> str:
     if cost is None:
         return "-"
     amount = f", {format_number(cost.amount)} {cost.currency}" if cost.amount is not None else ""
-    return f"{format_number(cost.node_hours)} node hours{amount}"
+    attempt = " per attempt" if cost.per_attempt else ""
+    return f"{format_number(cost.node_hours)} node hours{amount}{attempt}"
