@@ -82,8 +82,20 @@ def print_output(verb: str, value: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """``value`` as indented JSON."""
-    sys.stdout.write(escape_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n")
+    """``value`` as indented JSON; bytes that are not UTF-8, as of a path, are ``?``."""
+    try:
+        document = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        document = msgspec.json.encode(_replace_bytes(msgspec.to_builtins(value)))
+    sys.stdout.write(escape_json(msgspec.json.format(document, indent=2).decode()) + "\n")
+
+
+def _replace_bytes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_replace_bytes(key): _replace_bytes(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_replace_bytes(one) for one in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 _UNLIMITED = 1_000_000

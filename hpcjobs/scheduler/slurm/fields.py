@@ -48,6 +48,12 @@ def read_name(value: str) -> str | None:
     return None if value in ("", "(null)", "allocation") else value
 
 
+def read_job_name(value: str) -> str | None:
+    """A job's name, with ``?`` for each byte that is not UTF-8: so slurmdbd keeps it, and records can be compared."""
+    name = read_name(value)
+    return None if name is None else name.encode("utf-8", "replace").decode()
+
+
 def read_count(value: str) -> int | None:
     """A whole number that is not negative."""
     number = int(value) if value.isascii() and value.isdecimal() else None

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.scheduler.slurm.fields import read_shown
+from hpcjobs.scheduler.slurm.fields import read_job_name, read_shown
 from hpcjobs.scheduler.slurm.table import Table, TableRow
 
 ACCOUNTED: Final = Table(
@@ -49,7 +49,7 @@ def _queued_job(row: TableRow) -> JobRecord:
         job_id=row.raw("JobID"),
         state=state,
         source="squeue",
-        name=row.name("JobName"),
+        name=read_job_name(row.raw("JobName")),
         reason=reason,
         partition=row.text("Partition"),
         node_list=row.text("NodeList"),
@@ -75,7 +75,7 @@ def _accounted_job(row: TableRow) -> JobRecord:
         job_id=row.raw("JobID"),
         state=state,
         source="sacct",
-        name=row.name("JobName"),
+        name=read_job_name(row.raw("JobName")),
         reason=accounted_reason(row),
         partition=row.text("Partition"),
         node_list=row.text("NodeList"),
@@ -113,7 +113,7 @@ def _parse_shown_job(row: TableRow) -> JobRecord:
         job_id=_task_id(array, task) if array and task else row.raw("JobId"),
         state=state,
         source="scontrol",
-        name=row.name("JobName"),
+        name=read_job_name(row.raw("JobName")),
         reason=row.text("Reason"),
         partition=row.text("Partition"),
         node_list=row.text("NodeList"),

@@ -106,3 +106,21 @@ def test_the_log_of_a_job_that_slurmctld_has_forgotten_is_found(ids: dict[str, s
     path = f"{forgetful}:{os.environ['PATH']}"
     for name in names:
         assert hpcjobs("logs", ids[name], env={"PATH": path}).out == PRINTED[name], name
+
+
+def test_a_job_whose_name_is_not_utf8_is_served_by_every_verb(
+    sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmctld keeps the byte, slurmdbd a question mark, and JSON can have no such byte."""
+    monkeypatch.setenv("SLURM_CONF", sandbox.slurm_conf)
+    (workdir / "odd.sh").write_text("#!/bin/bash\nsleep 600\n")
+    command = [b"sbatch", b"--parsable", b"-J", b"a\xffb", b"odd.sh"]
+    job_id = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    eventually(lambda: states().get(job_id) == {"RUNNING"}, what="the start")
+    assert [row["name"] for row in ok("ps", "--json").json if row["record"]["job_id"] == job_id] == ["a?b"]
+    assert f"job {job_id}  a?b" in ok("show", job_id).out
+    assert ok("show", job_id, "--json").json
+    ok("cancel", job_id)
+    waited = within("wait", job_id, "--timeout", "120")
+    assert "CANCELLED" in waited.out + waited.err
+    assert states("-a")[job_id] == {"CANCELLED"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from hpcjobs.cli import app
 from hpcjobs.cli.json_output import output_type, print_as, schema
 from hpcjobs.cli.json_page import page
 from hpcjobs.cli.json_types import OUTPUTS
+from hpcjobs.cli.output import print_json
 
 PAGE = Path(__file__).parents[3] / "docs" / "json.md"
 Prepare = Callable[[SampleCluster, pytest.MonkeyPatch], None]
@@ -134,3 +136,8 @@ def test_the_page_is_made_from_the_types() -> None:
     if os.environ.get("GOLDEN") == "write":
         PAGE.write_text(page(), encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == page(), "GOLDEN=write makes it anew"
+
+
+def test_a_path_that_is_not_utf8_is_printed_with_question_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"path": "a\udcff", "paths": ["\udcfe/b"], "rate": float("nan")})
+    assert json.loads(capsys.readouterr().out) == {"path": "a?", "paths": ["?/b"], "rate": None}
