@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import shlex
 import signal
 import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from subprocess import Popen
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.jupyter.remote import Remote
@@ -30,6 +31,9 @@ _ANSWER_S, _LOOK_S = 60.0, 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, an end of the laptop's own, and a closed terminal: each ends the session."""
+_HOST = re.compile(r"(?!-)[\w.@:/%\[\]-]+", re.ASCII)
+_JUMP = ("-N", "-J", "HOST")
+_SHOWN = 200
 Say = Callable[[str], None]
 
 
@@ -166,8 +170,7 @@ class _Link:
         if not self._has_port():
             return False
         answer = self._remote.ask(["jupyter", "open", self._job_id, "--site", self._site, "--json"])
-        connection = Connection(**answer["connection"])
-        way = Tunnel(**answer["way"])
+        connection, way = _read_way(answer)
         tunnel = self._remote.start_tunnel(way, self._port)
         try:
             if not self._await_page(tunnel):
@@ -226,6 +229,33 @@ class _Link:
         if connection.kind == "code":
             self._say(f"password: {connection.token}")
         show(address, folder)
+
+
+def _read_way(answer: Mapping[str, Any]) -> tuple[Connection, Tunnel]:
+    """The way to a session, of which a login host chooses nothing but where it leads.
+
+    Raises:
+        HpcJobsError: a word of it would be an option of ssh, which can run programs here, or a name that is none.
+    """
+    try:
+        connection, way = Connection(**answer["connection"]), Tunnel(**answer["way"])
+        options, words = list(way.options), list(way.host)
+        hosts = [*words[:1], *options[2:]]
+        usable = (
+            (options in ([], ["-N"]) or (options[:2] == ["-N", "-J"] and len(options) == len(_JUMP)))
+            and len(words) in (1, 2)
+            and all(_HOST.fullmatch(host) for host in hosts)
+            and not words[-1].startswith("-")
+            and connection.path.startswith("/")
+        )
+    except (AttributeError, KeyError, TypeError):
+        usable = False
+    if not usable:
+        raise HpcJobsError(
+            f"the login host names no way to a session that ssh may take: {str(answer.get('way'))[:_SHOWN]!r}",
+            hint="is it the same version there?",
+        )
+    return connection, way
 
 
 def answers(port: int) -> bool:

@@ -22,6 +22,8 @@ from hpcjobs.site.login import Login
 OFF = "HPCJOBS_REMOTE"
 RESULTS = Path("results")
 """The folder below the current one that gets what a command wrote on the login host."""
+_OF_GIT = (".git", "head")
+"""A folder with a file HEAD can be a bare repository, whose configuration names programs that git then runs."""
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Say = Callable[[str], None]
 Answer = TypeVar("Answer")
@@ -44,7 +46,7 @@ def choose_place(root: Path, name: str | PurePosixPath) -> Path:
         HpcJobsError: the name leads elsewhere, or to a folder of git.
     """
     parts = PurePosixPath(name).parts
-    if not parts or any(part in ("/", "..") or part.lower() == ".git" for part in parts):
+    if not parts or any(part in ("/", "..") or part.lower() in _OF_GIT for part in parts):
         raise HpcJobsError(f"the login host names a file {str(name)!r}, which is no place below {root}: not fetched")
     place = root
     for part in parts:
@@ -178,7 +180,11 @@ class Laptop:
         local.parent.mkdir(parents=True, exist_ok=True)
         test = self.connection.run(f"[ -d {shlex.quote(path)} ]")
         end = "/" if test.code == 0 else ""
-        excluded = ("--exclude=.git", *(f"--exclude=/{name}" for name in without))
+        excluded = (
+            "--exclude=.[gG][iI][tT]",
+            "--exclude=[hH][eE][aA][dD]",
+            *(f"--exclude=/{name}" for name in without),
+        )
         modes = "--chmod=D700,F600"  # by the rsync of this side, whatever the other one sends
         self.connection.copy(
             ["-rptz", "--no-links", modes, *excluded, "-s", self.connection.path_there(f"{path}{end}"), f"{local}{end}"]

@@ -246,3 +246,27 @@ def test_an_answer_is_found_between_what_a_profile_prints(output: str) -> None:
 def test_no_answer_at_all_is_an_error_that_shows_what_came() -> None:
     with pytest.raises(HpcJobsError, match="no answer of hpcjobs in what the login node printed: 'Welcome!'"):
         find_json("Welcome!\n")
+
+
+@pytest.mark.parametrize("way", [
+    {"options": ["-N"], "to": "127.0.0.1:1", "host": ["front.example", "-oProxyCommand=touch ran"]},
+    {"options": ["-N"], "to": "127.0.0.1:1", "host": ["-oProxyCommand=touch ran", "front.example"]},
+    {"options": ["-oProxyCommand=touch ran"], "to": "127.0.0.1:1", "host": ["front.example"]},
+    {"options": ["-N", "-J", "x`touch ran`"], "to": "/a", "host": ["you@node"]},
+    {"options": ["-N", "-J", "front.example"], "to": "/a", "host": ["you@$(touch ran)"]},
+    {"options": ["-N"], "to": "127.0.0.1:1"},
+    "no way",
+])  # fmt: skip
+def test_a_login_host_that_lies_gives_ssh_no_option(desk: Path, way: object) -> None:
+    """An option of ssh runs programs on the laptop, also behind the name of the host."""
+    fields = ["schema", "job_id", "kind", "host", "socket", "port", "token", "path", "python", "started", "ends"]
+    connection = {**dict.fromkeys(fields), "path": "/"}
+    answer = {"job_id": "1", "site": "afar", "connection": connection, "way": way}
+    lying = desk / "lying"
+    lying.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    lying.chmod(0o755)
+    fields_of_site = {"scheduler": "local", "login": "front.example", "jupyter": {"hpcjobs": str(lying)}}
+    (desk / "afar.yaml").write_text(json.dumps(fields_of_site))
+    refused = within(*CONNECT)
+    assert (refused.code, "names no way to a session" in refused.err) == (3, True), refused
+    assert " -L " not in (desk / "calls").read_text()

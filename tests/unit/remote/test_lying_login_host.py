@@ -45,7 +45,7 @@ def write(path: Path, mode: int = 0o755) -> None:
 
 
 @pytest.mark.parametrize("path", ["/code/.git/hooks/pre-commit", "/code/../../.bashrc", "/x/..", "/code/a/../../b",
-                                  "/code/x/.GIT/config", "/"])  # fmt: skip
+                                  "/code/x/.GIT/config", "/", "/code/HEAD", "/code/head"])  # fmt: skip
 def test_outputs_that_lead_elsewhere_are_refused(host: Path, here: Path, tmp_path: Path, path: str) -> None:
     (tmp_path / "outputs").write_text(path + "\n")
     refused = within("--remote", "you@far", "report", "jobs")
@@ -78,6 +78,8 @@ def test_what_is_fetched_has_neither_links_nor_execute_bits_nor_a_repository(
     write(host / RUN_DIR[1:] / "tool", 0o4755)
     write(host / RUN_DIR[1:] / "logs" / "a.out", 0o777)
     write(host / RUN_DIR[1:] / "logs" / ".git" / "config")
+    write(host / RUN_DIR[1:] / "logs" / ".GIT" / "config")
+    write(host / RUN_DIR[1:] / "logs" / "HEAD")  # of a bare repository
     (host / RUN_DIR[1:] / "link").symlink_to("/etc/passwd")
     monkeypatch.setattr("hpcjobs.remote.connection.LoginConnection.path_there", lambda _, path: f"{host}{path}")
     monkeypatch.setattr("hpcjobs.jupyter.remote.SharedRemote.ask", lambda *_: {"entry": {"run_dir": RUN_DIR}})
