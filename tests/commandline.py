@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -69,12 +71,20 @@ def await_answer(process: subprocess.Popen[str], *, timeout_s: float) -> Answer:
 
 
 def within_streams(*arguments: str) -> int:
-    """``hpcjobs ARGUMENTS`` in this process, printing to its streams; the exit code."""
+    """``hpcjobs ARGUMENTS`` in this process, printing to its streams; the exit code.
+
+    A command may leave signals ignored, which programs of later tests would inherit: the handlers are set back.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with patch.object(sys, "argv", ["hpcjobs", *arguments]):
         try:
             main()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
+        finally:
+            for number, handler in handlers.items() if main_thread else ():
+                signal.signal(number, handler)
     return 0
 
 

@@ -239,13 +239,13 @@ def _read_way(answer: Mapping[str, Any]) -> tuple[Connection, Tunnel]:
     """
     try:
         connection, way = Connection(**answer["connection"]), Tunnel(**answer["way"])
-        options, words = list(way.options), list(way.host)
-        hosts = [*words[:1], *options[2:]]
+        options, target = list(way.options), list(way.host)
+        hosts = [*target[:1], *options[2:]]
         usable = (
             (options in ([], ["-N"]) or (options[:2] == ["-N", "-J"] and len(options) == len(_JUMP)))
-            and len(words) in (1, 2)
+            and len(target) in (1, 2)
             and all(_HOST.fullmatch(host) for host in hosts)
-            and not words[-1].startswith("-")
+            and not target[-1].startswith("-")
             and connection.path.startswith("/")
         )
     except (AttributeError, KeyError, TypeError):
