@@ -48,7 +48,7 @@ class SizeResult(NamedTuple):
     energy_j: float | None
     energy_source: str | None
     cost_per_million: float | None
-    """Per million samples (of the unit that throughput counts)."""
+    """Cost of all runs over the samples (not tokens) that they used, times a million."""
     currency: str | None
 
 

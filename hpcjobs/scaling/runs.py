@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.job.array import task_ids
-from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, RunSummary
+from hpcjobs.run.state_file import read_json
+from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, Throughput
 from hpcjobs.scaling.code_versions import read_code, read_image
 from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.study import Mode, Study, StudyRun
@@ -39,6 +41,24 @@ _FROM_ACCOUNTING = (
     *("state", "cpu_efficiency", "gpu_utilization", "queue_wait_s", "energy_j", "energy_source", "cost", "currency"),
     *("node_list", "source"),
 )
+
+
+class Measurements(msgspec.Struct):
+    """What a study reads of summary.json, which any program may write: hpcjobs.runtime.summary has the meanings."""
+
+    throughput: Throughput | None = None
+    elapsed_s: float | None = None
+    step_time_s: Quantiles | None = None
+    exposed_communication_s: Quantiles | None = None
+    data_wait_s: Quantiles | None = None
+    checkpoint_stall_s: Quantiles | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    samples: int | None = None
+    mfu: float | None = None
+    loss: float | None = None
+    device_name: str | None = None
+    torch_version: str | None = None
 
 
 def read_runs(study: Study) -> pl.DataFrame:
@@ -85,14 +105,15 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
     if run.job_dir is not None:
         row.update(code=read_code(Path(run.job_dir)), image=read_image(Path(run.job_dir)))
     if (folder / SUMMARY_FILE).exists():
-        row.update(_read_measurements(RunSummary.read(folder)))
+        summary = read_json(folder / SUMMARY_FILE, Measurements)
+        row.update({} if summary is None else _measured(summary))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
 
 
-def _read_measurements(summary: RunSummary) -> dict[str, Any]:
+def _measured(summary: Measurements) -> dict[str, Any]:
     stalled_s, stepped_s = _sum(summary.checkpoint_stall_s), _sum(summary.step_time_s)
     measured = 0 if summary.step_time_s is None else summary.step_time_s.count
     per_epoch = summary.steps / summary.epochs if summary.steps and summary.epochs else None

@@ -13,8 +13,9 @@ from hpcjobs.scaling.runs import WHOLE_JOBS
 from hpcjobs.units import format_number, human_duration, number_style
 
 TABLE_NOTE: Final = (
-    "Throughput is the geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares"
-    " are medians of the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
+    "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps: the"
+    " geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares are medians of"
+    " the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
     " batch) are shares of a step; checkpoint is a share of the complete run. ~: modelled with the watts of the site."
 )
 CAPTIONS: Final = {

@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 
 from hpcjobs.files import read_regular, write_beside
-from hpcjobs.run.state_file import StateFile
+from hpcjobs.run.state_file import StateFile, read_json
 from hpcjobs.scheduler.base import State
 from hpcjobs.sweeps.folder import SweepFolder
 
@@ -35,8 +35,5 @@ def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
 
 
 def read_cell_state(folder: SweepFolder, cell: str) -> StateFile | None:
-    """What a cell last wrote; None before it started."""
-    try:
-        return msgspec.json.decode(read_regular(folder.cell_dir(cell) / "state.json"), type=StateFile)
-    except FileNotFoundError:
-        return None
+    """What a cell last wrote; None before it started, and, with a warning, where that cannot be used."""
+    return read_json(folder.cell_dir(cell) / "state.json", StateFile)

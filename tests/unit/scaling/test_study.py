@@ -288,3 +288,23 @@ def test_show_has_what_a_run_measured() -> None:
     wait(entries(), timeout_s=300)
     assert ok("show", run.job_id or "", "--json").json["results"] == {"throughput.value": 7}
     assert [str(path.resolve()) for path in all_monitor_files(entries()[0])] == [f"{run.run_dir}/monitor.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("written", "rate"),
+    [
+        ('{"throughput": {"value": 7, "unit": "atoms/s"}}', 7.0),
+        ('{"throughput": {"value": "7", "unit": "atoms/s"}}', None),
+        ('{"throughput": 7}', None),
+        ("[7]", None),
+        ("", None),
+    ],
+)
+def test_a_summary_that_another_program_wrote_is_read_or_named_as_unusable(written: str, rate: float | None) -> None:
+    program = f"""echo '{written}' > "$HPCJOBS_RUN_DIR/summary.json"; [ {{repeat}} = 1 ] || exit 0
+        echo '{{"throughput": {{"value": 2, "unit": "atoms/s"}}}}' > "$HPCJOBS_RUN_DIR/summary.json" """
+    ok("scale", "--site", "local", "--name", "s", "--repeats", "2", "--wait", "sh", "-c", program)
+    answer = within("report", "scaling", "s", "--json")
+    assert answer.code == 0, answer
+    assert read_runs(study.read(FILE))["throughput"].to_list() == [2.0, rate]
+    assert ("summary.json cannot be used" in answer.err) == (rate is None)

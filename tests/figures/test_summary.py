@@ -1,0 +1,77 @@
+"""The throughput and the times of summary.json, from a stopwatch in the program and from the lines of metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from commandline import ok
+
+SCRIPT = """
+import json, random, time
+import hpcjobs.runtime
+
+random.seed(4)
+run, state, durations = hpcjobs.runtime.start(total_steps=60), bytes(8 << 20), []
+run.log(0, loss=1.0)
+for step in range(1, 61):
+    began = time.perf_counter()
+    time.sleep(random.uniform(0.005, 0.03))
+    durations.append(time.perf_counter() - began)
+    run.log(step, loss=1 / step, samples=24)
+    if step % 10 == 0:
+        with run.exclude_time():
+            time.sleep(0.3)  # an evaluation
+        run.save(step, {"weights": state})
+run.finish()
+print("stopwatch", json.dumps(durations))
+"""
+
+
+def run_of(*arguments: str) -> tuple[Path, dict[str, Any]]:
+    job = ok("submit", "--site", "local", "--wait", "--json", *arguments).json
+    folder = Path(job["run_dir"])
+    return folder, json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def test_the_throughput_of_a_script_is_its_work_over_the_stopwatch_of_its_steps() -> None:
+    Path("timed.py").write_text(SCRIPT, encoding="utf-8")
+    folder, left = run_of("timed.py")
+    (log,) = (folder / "logs").iterdir()
+    text = log.read_text(encoding="utf-8").partition("stopwatch ")[2]
+    took = np.array(json.loads(text.partition("\n")[0]))[1:]  # the first two lines: of step 0 and of step 1
+    assert left["throughput"]["unit"] == "samples/s"
+    assert left["throughput"]["value"] == pytest.approx(24 * len(took) / took.sum(), rel=0.03)
+    assert left["step_time_s"]["count"] == len(took)
+    assert left["step_time_s"]["median"] == pytest.approx(np.median(took), abs=2e-3)
+    assert left["step_time_s"]["p95"] == pytest.approx(np.quantile(took, 0.95, method="inverted_cdf"), abs=2e-3)
+    assert left["elapsed_s"] > took.sum() + 6 * 0.3  # evaluations are part of the run, but of no step
+
+
+def test_the_throughput_of_a_trainer_is_its_work_over_the_time_of_its_steps() -> None:
+    pytest.importorskip("torch")
+    flags = ("--steps", "40", "--log-every", "1", "--checkpoint-every", "8", "--eval-every", "10")
+    folder, left = run_of("hpcjobs.trainers.ddp", *flags)
+    lines = pd.read_json(folder / "metrics.jsonl", lines=True)
+    steps = lines[lines["kind"] == "step"]
+    assert steps["step"].tolist() == list(range(1, 41))
+    counted = steps.iloc[2:]
+    work = (counted["throughput"] * counted["step_time_s"]).sum()
+    took = counted["step_time_s"].sum()
+    assert left["throughput"]["value"] == pytest.approx(work / took, rel=1e-3)
+    assert left["throughput"]["unit"] == counted["unit"].iloc[0]
+    assert left["step_time_s"]["count"] == len(counted)
+    for name, share in (("median", 0.5), ("p95", 0.95)):
+        expected = np.quantile(counted["step_time_s"], share, method="inverted_cdf")
+        assert left["step_time_s"][name] == pytest.approx(expected, rel=1e-3)
+    stalls = lines.loc[lines["kind"] == "checkpoint", "stall_s"]
+    assert left["checkpoint_stall_s"]["count"] == len(stalls)
+    assert left["checkpoint_stall_s"]["total"] == pytest.approx(stalls.sum(), rel=0.01)
+    assert left["loss"] == pytest.approx(steps["loss"].iloc[-1], rel=1e-6)
+    beside = lines.loc[lines["kind"] == "end", "elapsed_s"].iloc[0] - steps["step_time_s"].sum()
+    assert beside > 0  # evaluations and checkpoints
+    assert left["elapsed_s"] >= took + beside

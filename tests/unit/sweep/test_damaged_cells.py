@@ -1,0 +1,29 @@
+"""A cell whose files are damaged takes no other cell with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commandline import ok, within
+
+
+@pytest.fixture(autouse=True)
+def folder(here: Path) -> Path:
+    return here
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"job_id": "L1_0"}', "[]", '"x"'])
+def test_a_damaged_state_of_a_cell_is_named_and_the_others_are_shown(text: str) -> None:
+    arguments = ("--site", "local", "--set", "lr=1,2", "--name", "lr")
+    ok("sweep", "run", *arguments, "--wait", "true")
+    (first, _) = ok("sweep", "results", "lr", "--json").json
+    state = Path(first["folder"], "state.json")
+    assert state.exists()
+    for cache in state.parents[2].glob("completed.json"):
+        cache.unlink()
+    state.write_text(text)
+    answer = within("sweep", "results", "lr", "--json")
+    assert answer.code == 0, answer
+    assert f"{state} cannot be used" in answer.err
+    assert [row["state"] for row in answer.json][1] == "COMPLETED"
