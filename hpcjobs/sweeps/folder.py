@@ -23,6 +23,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ from hpcjobs.run.select import is_known_configuration, without_unknown_configura
 from hpcjobs.site.models import Frozen
 from hpcjobs.sweeps.cells import Cell, Passing
 
+T = TypeVar("T")
 NOBODY = "nobody"
 _TAIL = "tail.json"
 
@@ -112,7 +114,7 @@ class SweepFolder:
             UnknownJobError: no sweep lies here.
         """
         try:
-            definition = msgspec.json.decode(read_regular(self.path / "sweep.json"), type=Definition)
+            definition = _read(self.path / "sweep.json", Definition)
         except FileNotFoundError as error:
             raise UnknownJobError(f"{self.path} is no sweep (no sweep.json)") from error
         if not self.foreign or is_known_configuration(definition.job.slurm_conf):
@@ -160,9 +162,7 @@ class SweepFolder:
     def tail(self) -> Entry | None:
         """The job that submits what the queue had no room for; None: there never was one."""
         try:
-            return self._without_unknown_configuration(
-                msgspec.json.decode((self.path / _TAIL).read_bytes(), type=Entry)
-            )
+            return self._without_unknown_configuration(_read(self.path / _TAIL, Entry))
         except FileNotFoundError:
             return None
 
@@ -186,15 +186,8 @@ class SweepFolder:
         """Every complete chunk, in the order of submission."""
         chunks = []
         for folder in sorted((self.path / "chunks").iterdir(), key=lambda path: int(path.name)):
-            path = folder / "chunk.json"
-            try:
-                chunks.append(msgspec.json.decode(read_regular(path), type=Chunk))
-            except FileNotFoundError:  # a crash came before it was complete
-                continue
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # without it a cell could run twice
-                raise ConfigError(
-                    f"{path} cannot be used: {reason_of(error)}", hint="`hpcjobs sweep run` with another --name"
-                ) from error
+            with suppress(FileNotFoundError):  # a crash came before it was complete
+                chunks.append(_read(folder / "chunk.json", Chunk))
         return chunks
 
     def next_number(self) -> int:
@@ -210,10 +203,9 @@ class SweepFolder:
     def entry(self, chunk: Chunk) -> Entry | None:
         """The chunk's job; None: not recorded as submitted."""
         try:
-            data = (self.chunk_dir(chunk.number) / SUBMITTED).read_bytes()
+            return self._without_unknown_configuration(_read(self.chunk_dir(chunk.number) / SUBMITTED, Entry))
         except FileNotFoundError:
             return None
-        return self._without_unknown_configuration(msgspec.json.decode(data, type=Entry))
 
     def _without_unknown_configuration(self, entry: Entry) -> Entry:
         return without_unknown_configuration(entry) if self.foreign else entry
@@ -236,3 +228,18 @@ class SweepFolder:
         with suppress(FileExistsError):
             os.symlink(NOBODY, self.chunk_dir(chunk.number) / "owner")  # in one step, which no crash leaves half-done
         return self.owner(chunk)
+
+
+def _read(path: Path, type: type[T]) -> T:
+    """The content of a file of a sweep, without which a cell could run twice.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it cannot be used.
+    """
+    try:
+        return msgspec.json.decode(read_regular(path), type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} cannot be used: {reason_of(error)}", hint="`hpcjobs sweep run` with another --name"
+        ) from error

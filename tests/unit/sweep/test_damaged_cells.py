@@ -27,3 +27,16 @@ def test_a_damaged_state_of_a_cell_is_named_and_the_others_are_shown(text: str) 
     assert answer.code == 0, answer
     assert f"{state} cannot be used" in answer.err
     assert [row["state"] for row in answer.json][1] == "COMPLETED"
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "chunks/0001/chunk.json", "chunks/0001/submitted.json"])
+@pytest.mark.parametrize("text", ["", '{"name": 7}', "[]", "\udcff"], ids=["empty", "of other types", "list", "bytes"])
+def test_a_damaged_file_of_a_sweep_is_named_by_every_verb(name: str, text: str) -> None:
+    ok("sweep", "run", "--site", "local", "--set", "lr=1,2", "--name", "lr", "--wait", "true")
+    (folder,) = Path("runs").glob("sweep-lr*")
+    (folder / name).write_text(text, errors="surrogateescape")
+    verbs = (("status", "lr"), ("results", "lr"), ("resume", "lr"), ("cancel", "lr"))
+    for verb in verbs:
+        answer = within("sweep", *verb)
+        assert answer.code not in (0, 1, 70), (verb, answer)
+        assert f"{name} cannot be used" in answer.err, (verb, answer)
