@@ -11,20 +11,21 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hpcjobs.diagnosis.accounting import Account, failed_nodes, read_account
-from hpcjobs.diagnosis.foreign_logs import find_foreign_logs, with_rank_of_file
+from hpcjobs.diagnosis.foreign_logs import LogFile, find_foreign_logs, with_rank
 from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run import logs as job_logs
-from hpcjobs.run.folder import MANIFEST, STATE
+from hpcjobs.run.folder import BATCH_SCRIPT, MANIFEST, STATE
 from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import read_json, read_state
+from hpcjobs.run.state_file import own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.scheduler.slurm.output_files import files_of_steps
 
 _NODE_FAILURES = ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED")
 _ONE_TASK_PER_NODE = ("torchrun", "mpirun", "horovodrun")
@@ -62,9 +63,9 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     facts = _with_run_folder(facts, task, record)
     if account is None or own or not account.state.ended:
         facts = _with_record(facts, record)
-    paths = [log] if log is not None else [p for p in job_logs.paths(task) if p.exists()]
+    files = [(log, None)] if log is not None else [*_logs_of(task), *_files_of_steps(task)]
     facts = _with_bad_nodes(facts, account, _env(entry.slurm_conf), runner) if account is not None else facts
-    return _subject(record, facts, paths)._replace(entry=entry, slurm_conf=entry.slurm_conf)
+    return _subject(record, facts, files)._replace(entry=entry, slurm_conf=entry.slurm_conf)
 
 
 def gather_foreign(
@@ -87,8 +88,9 @@ def gather_foreign(
         exit_code=account.exit_code, signal=account.signal, partition=account.partition,
     )  # fmt: skip
     facts = _with_bad_nodes(facts, account, _env(slurm_conf), runner)
-    paths = [log] if log is not None else find_foreign_logs(account, SlurmScheduler(slurm_conf, runner=runner))
-    subject = _subject(record, facts, paths)
+    slurm = SlurmScheduler(slurm_conf, runner=runner)
+    files = [(log, None)] if log is not None else find_foreign_logs(account, slurm)
+    subject = _subject(record, facts, files)
     return subject._replace(slurm_conf=slurm_conf)
 
 
@@ -173,19 +175,34 @@ def _nodes(text: str | None) -> tuple[str, ...]:
     return tuple(hosts_of(text)) if text else ()
 
 
-def _lines_of(path: Path) -> list[LogLine] | None:
+def _logs_of(entry: Entry) -> list[LogFile]:
+    return [(path, None) for path in job_logs.paths(entry) if path.exists()]
+
+
+def _files_of_steps(entry: Entry) -> list[LogFile]:
+    script = Path(entry.run_dir) / BATCH_SCRIPT
+    if entry.is_foreign or not script.is_file():
+        return []
+    from hpcjobs.run.rerun import read_manifest  # loads all that resolves a request
+
+    folder = Path(read_manifest(Path(entry.run_dir)).job.chdir)
+    ids = own_ids(entry)
+    return [file for job_id in ids for file in files_of_steps(script, job_id=job_id, name=entry.name, folder=folder)]
+
+
+def _lines_of(path: Path, rank: int | None) -> list[LogLine] | None:
     try:
-        return with_rank_of_file(read_lines(path), path)
+        return with_rank(read_lines(path), rank)
     except OSError as error:
         warnings.warn(f"{path} cannot be read: {reason_of(error)}", HpcJobsWarning, stacklevel=3)
         return None
 
 
-def _subject(record: JobRecord, facts: JobFacts, paths: Iterable[Path]) -> Subject:
+def _subject(record: JobRecord, facts: JobFacts, files: Iterable[LogFile]) -> Subject:
     lines: list[LogLine] = []
     readable: list[str] = []
-    for path in paths:
-        own = _lines_of(path)
+    for path, rank in files:
+        own = _lines_of(path, rank)
         if own is not None:
             lines += own
             readable.append(str(path))

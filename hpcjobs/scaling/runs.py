@@ -106,14 +106,14 @@ def _row(run: StudyRun, job: dict[str, Any], *, mode: Mode) -> dict[str, Any]:
         row.update(code=read_code(Path(run.job_dir)), image=read_image(Path(run.job_dir)))
     if (folder / SUMMARY_FILE).exists():
         summary = read_json(folder / SUMMARY_FILE, Measurements)
-        row.update({} if summary is None else _measured(summary))
+        row.update({} if summary is None else _take_measurements(summary))
     elif job.get("state") == "COMPLETED" and job.get("elapsed_s"):
         work, unit = (run.size.ranks, WHOLE_JOBS[1]) if mode == "weak" else (1, WHOLE_JOBS[0])
         row.update(throughput=work * 3600 / job["elapsed_s"], unit=unit)
     return row
 
 
-def _measured(summary: Measurements) -> dict[str, Any]:
+def _take_measurements(summary: Measurements) -> dict[str, Any]:
     stalled_s, stepped_s = _sum(summary.checkpoint_stall_s), _sum(summary.step_time_s)
     measured = 0 if summary.step_time_s is None else summary.step_time_s.count
     per_epoch = summary.steps / summary.epochs if summary.steps and summary.epochs else None

@@ -25,13 +25,13 @@ def submitted() -> tuple[str, Path]:
 
 
 def numbers_of(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= numbers_of(value, f"{prefix}{key}.")
+            numbers |= numbers_of(value, f"{prefix}{key}.")
         elif isinstance(value, (int, float)):
-            found[prefix + key] = float(value)
-    return found
+            numbers[prefix + key] = float(value)
+    return numbers
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,10 @@ _STATED = {
     "output": re.compile(r"(?:-o|--outp?u?t?[= ])[ ]*(\S+)"),
     "error": re.compile(r"(?:-e|--err?o?r?[= ])[ ]*(\S+)"),
 }
+_SRUN = re.compile(r"(?:^|[\s;&|(])srun\s(?P<options>[^;&|]*)")
+_OF_STEP = re.compile(r"(?:^|\s)(?:-[oe][= ]?|--(?:outp?u?t?|err?o?r?)[= ])\s*[\"']?([^\s\"']+)")
+_ID_VARIABLE = re.compile(r"\$(?:SLURM_JOB_?ID\b|\{SLURM_JOB_?ID\})")
+_SYMBOLS = {"t": r"(?P<rank>\d+)", "n": r"\d+"}
 _DEFAULT, _DEFAULT_OF_TASK = "slurm-%j.out", "slurm-%A_%a.out"
 
 
@@ -34,25 +39,62 @@ def output_file(slurm: SlurmScheduler, job_id: str) -> Path | None:
         shown = {}
     if path := TableRow(shown).name("StdOut"):
         return _expand(Path(path), job_id, {"x": shown.get("JobName"), "j": shown.get("JobId")})
-    try:
-        rows = _SUBMISSION.rows(slurm.query(_SUBMISSION.sacct("--allocations", f"--jobs={job_id}")))
-        row = next(rows, None)
-    except SchedulerError:
-        return None
+    row = _submission(slurm, job_id)
     return None if row is None else _from_accounting(row, job_id)
 
 
 def accounted_files(slurm: SlurmScheduler, job_id: str) -> list[Path]:
     """The files of standard output and error of a job that slurmctld has forgotten, as far as the accounting shows."""
-    try:
-        rows = _SUBMISSION.rows(slurm.query(_SUBMISSION.sacct("--allocations", f"--jobs={job_id}")))
-        row = next(rows, None)
-    except SchedulerError:
-        return []
+    row = _submission(slurm, job_id)
     if row is None:
         return []
     error = _stated_file(row.name("SubmitLine") or "", Path(row.name("WorkDir") or "."), "error")
     return [_from_accounting(row, job_id), *([_from_accounting(row, job_id, error)] if error else [])]
+
+
+def find_script(slurm: SlurmScheduler, job_id: str) -> tuple[Path, Path] | None:
+    """The batch script of a job as it is now, and the folder that the job began in; None: there is no such file."""
+    try:
+        shown = read_shown(slurm.query([*SHOW_JOB, job_id]).splitlines()[0])
+        folder, arguments = Path(shown.get("WorkDir") or "."), (shown.get("Command") or "").split()
+    except (SchedulerError, IndexError):
+        row = _submission(slurm, job_id)
+        folder, arguments = Path("." if row is None else row.name("WorkDir") or "."), []
+        if row is not None:
+            arguments = (row.name("SubmitLine") or "").partition(" --wrap")[0].split()[1:]
+    return next(((folder / argument, folder) for argument in arguments if is_batch_script(folder / argument)), None)
+
+
+def files_of_steps(script: Path, *, job_id: str, name: str | None, folder: Path) -> Iterator[tuple[Path, int | None]]:
+    """The files that a batch script's ``srun -o`` and ``-e`` have written, each with the rank that ``%t`` stands for.
+
+    Only names that the script has as they are, or with ``$SLURM_JOB_ID``: the rest is known to bash alone.
+    """
+    try:
+        text = script.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    except OSError:
+        return
+    for line in text.splitlines():
+        srun = None if line.lstrip().startswith("#") else _SRUN.search(line)
+        for stated in _OF_STEP.findall(srun["options"]) if srun else []:
+            pattern = _ID_VARIABLE.sub(job_id, stated)
+            if "$" in pattern:
+                continue
+            pieces = re.split(r"%\d*([JNnst])", str(folder / pattern))
+            pieces[::2] = [_fill(piece, job_id, {"x": name, "j": job_id}) for piece in pieces[::2]]
+            form = "".join(
+                _SYMBOLS.get(piece, ".*") if odd % 2 else re.escape(piece) for odd, piece in enumerate(pieces)
+            )
+            for path in sorted(glob.glob("*".join(map(glob.escape, pieces[::2])))):
+                if (match := re.fullmatch(form, path)) and Path(path).is_file():
+                    yield Path(path), int(match["rank"]) if match.re.groups else None
+
+
+def _submission(slurm: SlurmScheduler, job_id: str) -> TableRow | None:
+    try:
+        return next(_SUBMISSION.rows(slurm.query(_SUBMISSION.sacct("--allocations", f"--jobs={job_id}"))), None)
+    except SchedulerError:
+        return None
 
 
 def _from_accounting(row: TableRow, job_id: str, stated: str | None = None) -> Path:
@@ -89,7 +131,11 @@ def _file_of_script(path: Path, stream: str) -> str | None:
 
 
 def _expand(path: Path, job_id: str, names: Mapping[str, str | None]) -> Path:
-    """``path`` with sbatch's replacement symbols filled in; one whose value is not known stays."""
+    return Path(_fill(str(path), job_id, names))
+
+
+def _fill(text: str, job_id: str, names: Mapping[str, str | None]) -> str:
+    """``text`` with sbatch's replacement symbols filled in; one whose value is not known stays."""
     parent, _, task = job_id.partition("_")
     values = {**names, "%": "%", "A": parent, "a": task, "s": "batch", "t": "0", "n": "0"}
 
@@ -99,4 +145,4 @@ def _expand(path: Path, job_id: str, names: Mapping[str, str | None]) -> Path:
             return match[0]
         return value.zfill(min(int(match[1] or 0), 10)) if value.isdigit() else value
 
-    return Path(_PATTERN.sub(replace, str(path)))
+    return _PATTERN.sub(replace, text)

@@ -174,6 +174,30 @@ def test_the_file_of_standard_error_is_read_and_those_of_each_rank(tmp_path: Pat
     assert [Path(log).name for log in answer.logs] == ["5_0_log.out", "5_0_log.err", "5_1_log.err"]
 
 
+SCRIPT_OF_STEPS = """#!/bin/bash
+#SBATCH -o main.out
+# srun -o comment_%t.out true
+srun -n 2 --output=logs/%x_$SLURM_JOB_ID-%t.out \\
+    -e logs/%j_%2t.err python train.py | tee -o no_%t.out
+"""
+
+
+def test_the_files_of_each_rank_that_srun_writes_are_read(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(SCRIPT_OF_STEPS)
+    (logs := tmp_path / "logs").mkdir()
+    (tmp_path / "main.out").write_text("srun: error: tu01: task 1: Exited with exit code 1\n")
+    (logs / "t_5-0.out").write_text("epoch 1\n")
+    (logs / "5_01.err").write_text("Traceback (most recent call last):\nKeyError: 'label'\n")
+    for other in ("t_5-x.out", "t_6-0.out", "../comment_0.out", "../no_0.out"):
+        (logs / other).write_text("ValueError: of something else\n")
+    values = {"JobId": "5", "JobName": "t", "JobState": "FAILED", "ExitCode": "1:0", "WorkDir": str(tmp_path)}
+    slurm = Slurm(scontrol=shown(**values, StdOut=f"{tmp_path}/main.out", Command=f"{tmp_path}/job.sh"))
+    subject = gather_foreign("5", runner=slurm)
+    answer = diagnose(subject.facts, subject.lines)
+    assert [Path(log).name for log in answer.logs] == ["main.out", "t_5-0.out", "5_01.err"]
+    assert (answer.cause, answer.rank) == ("python-error", 1)
+
+
 def test_the_files_of_a_job_that_the_controller_forgot_are_those_of_its_script(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
