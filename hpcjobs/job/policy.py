@@ -113,12 +113,12 @@ def _size_problems(job: Job, applied: AppliedPolicy) -> Iterator[Problem]:
     if policy.max_nodes is not None and nodes > policy.max_nodes:
         yield f"{job.describe_option(name)}: at most {format_count(policy.max_nodes, 'node')}", ("max_nodes",)
     if policy.max_gpus is not None:
-        for text, count in _gpu_counts(job, applied, nodes):
+        for text, count in gpu_counts(job, applied, nodes):
             if count > policy.max_gpus:
                 yield f"{text}: {format_count(count, 'GPU')} in all, at most {policy.max_gpus}", ("max_gpus",)
 
 
-def _gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[str, int]]:
+def gpu_counts(job: Job, applied: AppliedPolicy, nodes: int) -> Iterator[tuple[str, int]]:
     """How many GPUs the job has by each option that says so, and the option."""
     resources = job.resources
     per_node = resources.ntasks_per_node if isinstance(resources.ntasks_per_node, int) else job.ntasks_per_node

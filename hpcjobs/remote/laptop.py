@@ -27,6 +27,8 @@ _OF_GIT = (".git", "head")
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 Say = Callable[[str], None]
 Answer = TypeVar("Answer")
+_HANDED_ON = ("NO_COLOR", "HPCJOBS_DEBUG", "HPCJOBS_READ_ONLY", "HPCJOBS_BUDGET")
+"""Variables of this environment that hold on the login host too."""
 
 
 class Target(NamedTuple):
@@ -81,7 +83,7 @@ class Laptop:
         """Lines of bash that run ``hpcjobs ARGUMENTS`` in the copy of the current folder."""
         folder = str(Path(self._place.code, self._code.below))
         settings = {OFF: "no", **({"HPCJOBS_SITE": self._target.site} if self._target.site else {})}
-        settings |= {name: os.environ[name] for name in ("NO_COLOR", "HPCJOBS_DEBUG") if name in os.environ}
+        settings |= {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
         exports = (
             f"export {name}={shlex.quote(value)}\n" for name, value in {**settings, **(environment or {})}.items()
         )

@@ -20,6 +20,7 @@ from hpcjobs.job.models import Job, Plan
 from hpcjobs.job.script import setup_text
 from hpcjobs.run import folder
 from hpcjobs.run.attempts import current_id
+from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.identity import require_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest
@@ -29,6 +30,7 @@ from hpcjobs.run.status import Connect, statuses
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
+from hpcjobs.scheduler.read_only import refuse_change
 
 RC = "interactive.bash"
 _MPI_TYPE = "SLURM_MPI_TYPE"
@@ -164,7 +166,9 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
         raise RequestError(f"site {job.site} ({job.site_file}) is this machine: there is nothing to allocate")
     if job.resources.array or job.batch_script is not None:
         raise RequestError("an allocation is neither a job array nor a batch script", hint="hpcjobs submit")
-    folder.create(plan, None)
+    refuse_change("alloc")
+    with count_against_budget(job):  # salloc may still be refused; that it was given back is not seen here
+        folder.create(plan, None)
     rc = _write_rc(job, plan.run_dir, task_dir=plan.run_dir, job_id=None)
     options = [("job-name", job.name), *(option for option in sbatch_options(job) if option[0] not in _NOT_OF_SALLOC)]
     argv = ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options)]

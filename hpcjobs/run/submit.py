@@ -12,6 +12,7 @@ from hpcjobs.errors import HpcJobsError, HpcJobsWarning, RequestError, Scheduler
 from hpcjobs.job.models import Job, Plan
 from hpcjobs.processes.deferred import defer_signals
 from hpcjobs.run import folder, record
+from hpcjobs.run.budget import count_against_budget
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.provenance import code_state
 from hpcjobs.scheduler.base import Scheduler
@@ -101,7 +102,8 @@ def hand_over(plan: Plan, scheduler: Scheduler, *, refused: Callable[[Plan], Non
     with defer_signals() as deferred:
         record.begin(plan)
         try:
-            accepted = scheduler.submit(plan)
+            with count_against_budget(plan.job):
+                accepted = scheduler.submit(plan)
         except (HpcJobsError, OSError) as error:
             if not (isinstance(error, SchedulerDownError) and error.maybe_taken):
                 if refused is not None:

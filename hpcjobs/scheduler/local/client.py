@@ -28,6 +28,7 @@ from hpcjobs.scheduler.local.job_folder import LocalJob, Lock
 from hpcjobs.scheduler.local.listing import records
 from hpcjobs.scheduler.local.records import Ended
 from hpcjobs.scheduler.local.request import job_number, request_for
+from hpcjobs.scheduler.read_only import refuse_change
 
 _PACKAGE_ROOT = Path(hpcjobs.__file__).resolve().parent.parent
 
@@ -51,6 +52,7 @@ class LocalScheduler:
                 dependency on a job that does not exist.
             SchedulerError: the supervisor did not start.
         """
+        refuse_change("submit")
         request = request_for(plan, lambda job_id: self._known(job_id) is not None)
         (plan.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
         try:
@@ -146,6 +148,7 @@ class LocalScheduler:
         Raises:
             UnknownJobError: one of the ids belongs to no job; then none is cancelled.
         """
+        refuse_change("cancel")
         jobs = {job_id: self._known(job_id) for ids in job_ids for job_id in task_ids(ids)}
         unknown = [job_id for job_id, job in jobs.items() if job is None]
         if unknown:

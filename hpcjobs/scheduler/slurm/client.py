@@ -12,6 +12,7 @@ from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerDownErr
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.programs import Result, Runner, run
 from hpcjobs.scheduler.base import JobRecord, Submitted
+from hpcjobs.scheduler.read_only import refuse_change
 from hpcjobs.scheduler.slurm.parse import (
     ACCOUNTED,
     QUEUED,
@@ -78,6 +79,7 @@ class SlurmScheduler:
         Raises:
             SchedulerDownError: no answer. SchedulerError: Slurm refused; its message is quoted.
         """
+        refuse_change("submit")
         maybe_taken, begun = 0, self._clock()
         for tries, pause in enumerate((*_PAUSES_S, None), start=1):
             # sbatch hands its environment on to the job.
@@ -208,20 +210,24 @@ class SlurmScheduler:
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel; a job that has ended already is no error."""
+        refuse_change("cancel")
         for portion in split_ids(sorted(set(job_ids))):
             self._ask(["scancel", "--quiet", *portion])
 
     def control(self, verb: str, job_ids: Iterable[str]) -> None:
         """Hold, release or requeue jobs."""
+        refuse_change(verb)
         for portion in split_ids(job_ids):
             self._ask(["scontrol", verb, ",".join(portion)])
 
     def update(self, job_id: str, settings: Sequence[str]) -> None:
         """Change ``Name=value`` settings of a job, by scontrol's names."""
+        refuse_change("update")
         self._ask(["scontrol", "update", f"JobId={job_id}", *settings])
 
     def signal(self, job_ids: Iterable[str], name: str, *, batch_script: bool) -> None:
         """Send a signal to the steps of jobs; with ``batch_script`` to all their processes."""
+        refuse_change("signal")
         for portion in split_ids(sorted(set(job_ids))):
             self._ask(["scancel", f"--signal={name}", *(["--full"] if batch_script else []), *portion])
 

@@ -1,0 +1,129 @@
+"""HPCJOBS_READ_ONLY and HPCJOBS_BUDGET hold for every verb, whatever the options."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from commandline import hpcjobs, ok, within
+from sample_cluster import SampleCluster
+
+from hpcjobs.files import state_dir
+
+CHANGES = (
+    ("submit", "train.py"),
+    ("submit", "-a", "0-3", "train.py"),
+    ("rerun", "41"),
+    ("cancel", "44"),
+    ("cancel", "--all"),
+    ("hold", "45"),
+    ("release", "45"),
+    ("requeue", "44"),
+    ("update", "44", "time=1:00:00"),
+    ("cancel", "--signal", "USR1", "44"),
+    ("scale", "-N", "1,2", "--name", "speed", "train.py"),
+    ("sweep", "run", "--set", "lr=1,2", "--name", "lr", "train.py"),
+    ("fabric",),
+    ("alloc", "-N", "1", "true"),
+)
+
+
+@pytest.fixture
+def record(cluster: SampleCluster) -> Path:
+    """A file that each command that changes something would write to."""
+    file = cluster.commands / "record"
+    for name in ("sbatch", "scancel", "salloc"):
+        cluster.command(name, f'echo {name} "$@" >>{file}; echo 47')
+    shown = (cluster.commands / "scontrol").read_text().partition("\n")[2]
+    cluster.command("scontrol", f'[ "$1" = show ] || echo scontrol "$@" >>{file}\n{shown}')
+    return file
+
+
+@pytest.mark.parametrize("verb", CHANGES, ids=" ".join)
+def test_nothing_is_changed_in_a_read_only_environment(
+    record: Path, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {*Path("runs").iterdir()}
+    monkeypatch.setenv("HPCJOBS_READ_ONLY", "1")
+    answer = within(*verb)
+    assert answer.code == 5, answer
+    assert "refused, because HPCJOBS_READ_ONLY=1 is set" in answer.err
+    assert not record.exists(), record.read_text()
+    assert {
+        path for path in {*Path("runs").iterdir()} - before if not path.name.startswith(("sweep", "study"))
+    } == set()
+    for reading in (("ps",), ("show", "41"), ("why", "42"), ("submit", "--dry-run", "train.py")):
+        ok(*reading)
+
+
+@pytest.mark.parametrize(
+    ("verb", "budget", "message"),
+    [
+        (("submit", "-t", "2:00:00", "train.py"), "node_hours=1", "job train: up to 2 node_hours, and 1 of 1 are left"),
+        (("submit", "-a", "0-3", "-t", "10", "train.py"), "jobs=3", "up to 4 jobs, and 3 of 3 are left"),
+        (("submit", "-N", "2", "--gpus-per-node", "4", "-t", "60", "train.py"), "gpu_hours=7.5", "up to 8 gpu_hours"),
+        (("submit", "-N", "2", "-c", "8", "-t", "60", "train.py"), "cpu_hours=15", "up to 16 cpu_hours"),
+        (("submit", "--retries", "on", "-t", "1", "train.py"), "node_hours=99", "retries ∞"),
+        (("submit", "-t", "60", "--retries", "timeout=1,preempt=0,node=2", "train.py"), "node_hours=3", "up to 4 node"),
+        (("submit", "--exclusive", "-t", "1", "train.py"), "cpu_hours=99", "--exclusive"),
+        (("rerun", "41"), "jobs=0", "up to 1 jobs, and 0 of 0 are left"),
+        (("sweep", "run", "--set", "lr=1,2,3", "--name", "lr", "train.py"), "jobs=2", "up to 3 jobs"),
+        (("scale", "-N", "1", "--repeats", "3", "--name", "speed", "train.py"), "jobs=2", "up to 3 jobs"),
+        (("fabric",), "jobs=0", "up to 1 jobs"),
+        (("alloc", "-N", "1", "true"), "jobs=0", "up to 1 jobs"),
+    ],
+)
+def test_what_may_exceed_the_budget_is_refused(
+    record: Path, verb: tuple[str, ...], budget: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", budget)
+    answer = within(*verb)
+    assert answer.code == 5, answer
+    assert message in answer.err
+    assert not record.exists()
+
+
+@pytest.mark.parametrize("text", ["gpu_hours", "gpus=3", "jobs=-1", "jobs=nan", "jobs=1,jobs=2", "jobs=1,,"])
+def test_a_budget_that_cannot_be_read_stops_every_submission(
+    record: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", text)
+    answer = within("submit", "train.py")
+    assert answer.code == 4, answer
+    assert "HPCJOBS_BUDGET=gpu_hours=10,jobs=5" in answer.err
+    assert not record.exists()
+
+
+def test_a_budget_is_counted_over_commands_and_not_for_what_was_refused(
+    cluster: SampleCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=3,node_hours=10")
+    ok("submit", "-t", "2:00:00", "train.py")
+    sbatch = (cluster.commands / "sbatch").read_text()
+    cluster.command("sbatch", "echo 'sbatch: error: no' >&2; exit 1")
+    assert within("submit", "-t", "2:00:00", "train.py").code != 0
+    cluster.command("sbatch", sbatch)
+    ok("submit", "-N", "4", "-t", "2:00:00", "train.py")
+    answer = within("submit", "-t", "1", "train.py")
+    assert "up to 0.01667 node_hours, and 0 of 10 are left" in answer.err
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=3,node_hours=10,name=other")
+    ok("submit", "-t", "2:00:00", "train.py")
+    (ledger, _) = sorted((state_dir() / "budgets").iterdir(), key=lambda path: -path.stat().st_size)
+    lines = [json.loads(line)["amounts"]["node_hours"] for line in ledger.read_text().splitlines()]
+    assert lines == [2, 2, -2, 8]
+    monkeypatch.setenv("HPCJOBS_BUDGET", "jobs=3,node_hours=10")
+    ledger.write_text("x\n")
+    assert "cannot be used" in within("submit", "-t", "1", "train.py").err
+
+
+def test_forty_submissions_at_once_stay_within_the_budget(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "HPCJOBS_BUDGET": "jobs=7", "XDG_STATE_HOME": str(tmp_path / "state")}
+    env |= {"HPCJOBS_SANDBOX_ROOT": str(tmp_path / "sandbox")}
+    with ThreadPoolExecutor(8) as pool:
+        submit = ("submit", "--site", "local", "-t", "1", "true")
+        answers = [*pool.map(lambda _: hpcjobs(*submit, cwd=tmp_path, env=env), range(40))]
+    assert sorted(answer.code for answer in answers) == [0] * 7 + [5] * 33
+    assert len(hpcjobs("ps", "-a", "--json", cwd=tmp_path, env=env).json) == 7
+    hpcjobs("wait", "--all", cwd=tmp_path, env=env)
