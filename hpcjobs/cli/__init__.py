@@ -23,44 +23,60 @@ from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.options import check_values, refuse_options_as_values
 from hpcjobs.cli.terminal import printable_streams, raw
 
-# verb -> (module of this package, one line of help); in the order of the help page.
-VERBS = {
-    "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
-    "init": ("init", "Write hpcjobs.yaml, the job that submit runs in this folder."),
-    "ps": ("ps", "List my jobs, with state, reason and estimated start."),
-    "top": ("top", "Watch my jobs on a screen: progress, loss, load."),
-    "monitor": ("monitor", "Watch the load of a running job's nodes, with alarms."),
-    "show": ("show", "Show one job: state, settings with their sources, results."),
-    "logs": ("logs", "Print the output of a job; -f follows it."),
-    "why": ("why", "Explain why a job failed or is pending, and what to do."),
-    "diff": ("rerun", "Show the differences between two runs."),
-    "where": ("where", "Show where a program can run: fit, start and cost by partition."),
-    "rerun": ("rerun", "Submit a run again, unchanged or with changes."),
-    "wait": ("wait", "Wait for jobs to end, and return their exit code."),
-    "cancel": ("control", "Cancel jobs, or send them a signal."),
-    "alloc": ("alloc", "Allocate nodes now for a shell or a program."),
-    "shell": ("shell", "Open a shell on a node of a running job."),
-    "exec": ("shell", "Run a command on the nodes of a running job."),
-    "hold": ("control", "Keep jobs from starting."),
-    "release": ("control", "Let held jobs start."),
-    "requeue": ("control", "Put jobs back into the queue."),
-    "update": ("control", "Change a job: hpcjobs update JOB time=2h."),
-    "prune": ("archive", "List old run folders and records, or remove them."),
-    "archive": ("archive", "Write a run folder to one tar file, with checksums."),
-    "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
-    "sweep": ("sweep", "Many runs of one program: run, status, resume, results, cancel."),
-    "scale": ("scale", "Scaling study: measure one program at several node counts."),
-    "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
-    "report": ("report", "Reports: accounting, scaling, what to request next time."),
-    "fetch": ("fetch", "On a laptop: copy a run folder from the cluster."),
-    "fabric": ("fabric", "Health check: measure nodes and name the bad ones."),
-    "nodes": ("nodes", "List the known bad nodes, which submit excludes."),
-    "container": ("container", "Images: build, list, check against a site."),
-    "sites": ("sites", "List the sites; `sites init` writes a site file."),
-    "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
-    "sandbox": ("sandbox", "Start a real Slurm on this machine, to rehearse jobs."),
-    "completion": ("completion_script", "Print the completion script of bash, zsh or fish."),
+GROUPS = {
+    "Submit and follow": {
+        "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
+        "init": ("init", "Write hpcjobs.yaml, the job that submit runs in this folder."),
+        "where": ("where", "Show where a program can run: fit, start and cost by partition."),
+        "ps": ("ps", "List my jobs, with state, reason and estimated start."),
+        "top": ("top", "Watch my jobs on a screen: progress, loss, load."),
+        "logs": ("logs", "Print the output of a job; -f follows it."),
+        "show": ("show", "Show one job: state, settings with their sources, results."),
+        "wait": ("wait", "Wait for jobs to end, and return their exit code."),
+        "cancel": ("control", "Cancel jobs, or send them a signal."),
+        "hold": ("control", "Keep jobs from starting."),
+        "release": ("control", "Let held jobs start."),
+        "requeue": ("control", "Put jobs back into the queue."),
+        "update": ("control", "Change a job: hpcjobs update JOB time=2h."),
+        "rerun": ("rerun", "Submit a run again, unchanged or with changes."),
+        "fetch": ("fetch", "On a laptop: copy a run folder from the cluster."),
+    },
+    "Understand": {
+        "why": ("why", "Explain why a job failed or is pending, and what to do."),
+        "diff": ("rerun", "Show the differences between two runs."),
+        "report": ("report", "Reports: accounting, scaling, what to request next time."),
+        "monitor": ("monitor", "Watch the load of a running job's nodes, with alarms."),
+    },
+    "Many runs": {
+        "sweep": ("sweep", "Many runs of one program: run, status, resume, results, cancel."),
+        "scale": ("scale", "Scaling study: measure one program at several node counts."),
+        "prune": ("archive", "List old run folders and records, or remove them."),
+        "archive": ("archive", "Write a run folder to one tar file, with checksums."),
+    },
+    "Interactive": {
+        "alloc": ("alloc", "Allocate nodes now for a shell or a program."),
+        "shell": ("shell", "Open a shell on a node of a running job."),
+        "exec": ("shell", "Run a command on the nodes of a running job."),
+        "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
+    },
+    "Sites, nodes and images": {
+        "sites": ("sites", "List the sites; `sites init` writes a site file."),
+        "nodes": ("nodes", "List the known bad nodes, which submit excludes."),
+        "fabric": ("fabric", "Health check: measure nodes and name the bad ones."),
+        "container": ("container", "Images: build, list, check against a site."),
+    },
+    "Rehearse and rent": {
+        "sandbox": ("sandbox", "Start a real Slurm on this machine, to rehearse jobs."),
+        "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
+        "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
+    },
+    "This program": {
+        "completion": ("completion_script", "Print the completion script of bash, zsh or fish."),
+    },
 }
+"""Verb -> its module and its line of help, by the groups in which the help lists them."""
+
+VERBS = {verb: row for group in GROUPS.values() for verb, row in group.items()}
 
 
 _OTHER_NAMES = {
@@ -112,8 +128,10 @@ class _LazyGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+        widest = max(map(len, VERBS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:{widest}}", text) for verb, (_, text) in group.items()])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         self._is_listing = True
