@@ -225,8 +225,31 @@ class SbatchGroup(OptionalValues, VerbGroup):
     """A verb with sbatch's options and verbs of its own."""
 
 
+SECTIONS = {
+    "Used most": "partition nodes ntasks-per-node cpus-per-task gpus-per-node mem time account site job-name",
+    "What runs": "launcher container stage-image env chdir snapshot template wrap srun spec no-check",
+    "Resources": "ntasks gpus constraint nodelist exclude exclusive",
+    "When and where": "qos array dependency after after-any after-fail test-only sbatch o",
+    "Fault tolerance": "retries signal-before preflight spare min-nodes",
+    "Output": "monitor notify notify-on mail-type mail-user dry-run explain parsable wait follow json help",
+}
+"""The options of a job, in the order of the help; a verb's own options come first."""
+
+
 class ProgramCommand(SbatchCommand):
     """A command with a PROGRAM: what follows it are the program's own words, of a bundled trainer its flags."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        lines = [(max(param.opts, key=len).lstrip("-"), param) for param in self.get_params(ctx)]
+        records = {name: (param, record) for name, param in lines if (record := param.get_help_record(ctx))}
+        listed = {name for names in SECTIONS.values() for name in names.split()}
+        own = [name for name in records if name not in listed]
+        arguments = [name for name in own if records[name][0].param_type_name == "argument"]
+        sections = {"Arguments": arguments, "Options": [name for name in own if name not in arguments]}
+        for title, names in (sections | {title: names.split() for title, names in SECTIONS.items()}).items():
+            if rows := [records[name][1] for name in names if name in records]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         if not ctx.params.get("program"):

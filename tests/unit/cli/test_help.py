@@ -1,0 +1,36 @@
+"""Help that can be read: verbs in groups, and the options of a job in sections, those that are typed most first."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from commandline import ok
+
+from hpcjobs.cli import VERBS
+from hpcjobs.cli.options import SECTIONS
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^(\S.*):$", text, re.MULTILINE)
+
+
+def test_every_verb_stands_in_one_group_of_the_help() -> None:
+    out = ok("--help").out
+    assert headings(out)[:3] == ["Options", "Submit and follow", "Understand"]
+    listed = re.findall(r"^  ([a-z]+) +\S", out.partition("Submit and follow:")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(VERBS)
+
+
+def test_every_option_of_submit_stands_in_one_section_of_its_help() -> None:
+    out = ok("submit", "--help").out
+    assert headings(out) == ["Arguments", *SECTIONS]
+    listed = [name for names in SECTIONS.values() for name in names.split()]
+    assert len(listed) == len(set(listed))
+    assert all(re.search(rf"^  .*--?{name}\b", out, re.MULTILINE) for name in listed)
+    assert len(SECTIONS["Used most"].split()) == 10
+
+
+@pytest.mark.parametrize("verb", [("sweep", "run"), ("scale",)])
+def test_the_own_options_of_a_verb_come_before_those_of_its_jobs(verb: tuple[str, ...]) -> None:
+    assert headings(ok(*verb, "--help").out)[:3] == ["Arguments", "Options", "Used most"]
