@@ -37,7 +37,8 @@ class JobUsage(NamedTuple):
     cpus: int | None
     tasks: int | None
     gpus: int
-    elapsed_s: int | None
+    needed_s: float | None
+    """Of all attempts, less what is known to be lost: a job that is submitted anew starts without a checkpoint."""
     time_limit_s: int | None
     mem_requested_bytes: int | None
     mem_per_node_bytes: int | None
@@ -47,7 +48,10 @@ class JobUsage(NamedTuple):
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> JobUsage:
         """The values of a row of the accounting's table, by column."""
-        return cls(*(row[column] for column in cls._fields))
+        lost_s = row["lost_s"] if row["goodput_source"] == "checkpoints" else 0
+        needed_s = None if row["elapsed_all_s"] is None else row["elapsed_all_s"] - lost_s
+        values = {name: row[name] for name in cls._fields if name != "needed_s"}
+        return cls(**values, needed_s=needed_s)
 
 
 def advise(job: JobUsage) -> list[Advice]:
@@ -83,7 +87,7 @@ def _memory_text(size: float) -> str:
 
 
 def _time(job: JobUsage) -> Advice | None:
-    limit, took = job.time_limit_s, job.elapsed_s
+    limit, took = job.time_limit_s, job.needed_s
     if not limit or not took:
         return None
     if job.state == "TIMEOUT":
@@ -91,7 +95,7 @@ def _time(job: JobUsage) -> Advice | None:
     enough = max(300, math.ceil(took * _TIME_MARGIN / 300) * 300)
     if job.state != "COMPLETED" or not _long_enough(job) or enough > limit / 2:
         return None
-    reason = f"requested {slurm_time(limit)}, took {slurm_time(took)}; a shorter limit lets it start earlier"
+    reason = f"requested {slurm_time(limit)}, took {slurm_time(round(took))}; a shorter limit lets it start earlier"
     return Advice("--time", slurm_time(enough), reason)
 
 
@@ -117,4 +121,4 @@ def _gpus(job: JobUsage) -> Advice | None:
 
 
 def _long_enough(job: JobUsage) -> bool:
-    return bool(job.elapsed_s and job.elapsed_s >= _SHORTEST_S)
+    return bool(job.needed_s and job.needed_s >= _SHORTEST_S)

@@ -21,6 +21,8 @@ REQUEUE_S = 3600
 (MinJobAge: minutes). Later the id was given out again: the counter was reset."""
 JOB_KEY = ("site", "job_id", "job_id_raw", "name", "user")
 USE = "_use"
+_OF_ALL = ("energy_j", "cost", "mem_per_node_bytes", "attempts", "elapsed_all_s", "lost_s")
+"""Columns of a requeued job that cover every attempt, not the last one alone."""
 _TYPES = {"text": pl.String, "whole": pl.Int64, "real": pl.Float64, "time": pl.Int64}
 SCHEMA = {name: _TYPES[kind]() for name, (kind, _) in COLUMNS.items()}
 MEASURED_J = "_counted_j"
@@ -64,7 +66,7 @@ def number_uses(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
-    """One row per job of `number_uses`: the last attempt's, with energy, cost and elapsed time of all of them."""
+    """One row per job of `number_uses`: the last attempt's, with energy, cost, time and peaks of all of them."""
     key = [*JOB_KEY, USE]
     several = frame.select(key).is_duplicated()
     if not several.any():
@@ -74,10 +76,11 @@ def merge_attempts(frame: pl.DataFrame) -> pl.DataFrame:
         frame.filter(several)
         .group_by(key, maintain_order=True)
         .agg(
-            pl.all().exclude("energy_j", "energy_source", "cost", "attempts", "elapsed_all_s", "lost_s").last(),
+            pl.all().exclude(*_OF_ALL, "energy_source").last(),
             known_sum(pl.col("energy_j")),
             joint_energy_source(),
             known_sum(pl.col("cost")),
+            pl.col("mem_per_node_bytes").max(),
             attempts=pl.col("started").count().cast(pl.Int64),
             elapsed_all_s=first.sum(),
             lost_s=(first.sum() - first.last()).cast(pl.Float64),

@@ -204,6 +204,8 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         gpu_mem_bytes="gpu_mem_bytes",
         _counted_j=pl.when((energy > 0) & (energy < _LARGEST_J)).then(energy),
         _ended_steps_cpu_s=pl.when(live).then(cpu.fill_null(0.0)),
+        _ended_steps_mem_bytes=pl.when(live).then("mem_used_bytes"),
+        _ended_steps_rss_bytes=pl.when(live).then("max_rss_bytes"),
         steps=pl.col("steps").fill_null(0).cast(pl.Int64),
     )  # fmt: skip
     frame = frame.with_columns(

@@ -51,18 +51,29 @@ def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Ru
             cpu_s=pl.when(live & pl.col("_cpu").is_not_null())
             .then(pl.col("_cpu") + pl.col("_ended_steps_cpu_s").fill_null(0.0))
             .otherwise("cpu_s"),
-            mem_used_bytes=pl.when(live).then(pl.coalesce("_mem", "mem_used_bytes")).otherwise("mem_used_bytes"),
-            max_rss_bytes=pl.when(live).then(pl.coalesce("_rss", "max_rss_bytes")).otherwise("max_rss_bytes"),
+            mem_used_bytes=_largest(
+                live & pl.col("_mem").is_not_null(), "_mem", "_ended_steps_mem_bytes", "mem_used_bytes"
+            ),
+            max_rss_bytes=_largest(
+                live & pl.col("_rss").is_not_null(), "_rss", "_ended_steps_rss_bytes", "max_rss_bytes"
+            ),
         )
         .select(frame.columns)
     )
 
 
+def _largest(known: pl.Expr, now: str, ended: str, column: str) -> pl.Expr:
+    """The larger one of what runs now and of what the ended steps held; ``column`` as it is where it is not known."""
+    return pl.when(known).then(pl.max_horizontal(now, ended)).otherwise(column)
+
+
 def parse_sstat(out: str) -> dict[str, StepUsage]:
-    """Job id -> use, from the table `_STEPS`."""
+    """Job id -> use, from the table `_STEPS`, without Slurm's extern step."""
     used: dict[str, StepUsage] = {}
     for row in _STEPS.rows(out):
-        job_id, sampled = row.raw("JobID").partition(".")[0], row.raw("TRESUsageInTot")
+        (job_id, _, step), sampled = row.raw("JobID").partition("."), row.raw("TRESUsageInTot")
+        if step == "extern":
+            continue
         before = used.get(job_id, StepUsage(None, None, None))
         used[job_id] = StepUsage(
             _add(before.cpu_s, read_clock_s(read_resource(sampled, "cpu"))),

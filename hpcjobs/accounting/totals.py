@@ -35,6 +35,7 @@ _SUMS: Final = {
     "not_measured_j": pl.col("energy_j").filter(pl.col("energy_source") != "measured"),
     "cost": pl.col("cost"),
 }
+_CURRENCY: Final = pl.col("currency").drop_nulls().first()
 _OF_ATTEMPTS: Final = (*JOB_KEY, "state", "submitted", "ended")
 
 
@@ -54,13 +55,13 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataF
         if len(frame):
             grouped = frame.with_columns(key.alias("group"))
             sums = {name: known_sum(column) for name, column in _SUMS.items()}
-            parts.append(grouped.group_by("group").agg(**_COUNTS, **sums))
+            parts.append(grouped.group_by("group").agg(**_COUNTS, **sums, currency=_CURRENCY))
             attempts.add(grouped)
     if not parts:
         return pl.DataFrame()
     every = pl.concat([*parts, _taken_off(attempts.put_back(), parts[0].schema)], how="vertical")
     added = {name: known_sum(pl.col(name)) for name in (*_COUNTS, *_SUMS)}
-    summed = every.group_by("group").agg(**added)
+    summed = every.group_by("group").agg(**added, currency=_CURRENCY)
     return summed.select(
         pl.col("group").alias(by or "all"),
         "jobs",
@@ -79,6 +80,7 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataF
         .when(pl.col("energy_j").is_not_null())
         .then(pl.lit("measured")),
         cost="cost",
+        currency="currency",
     ).sort("cpu_h", descending=True, nulls_last=True)
 
 

@@ -179,6 +179,7 @@ class GroupTotals(Document, frozen=True, kw_only=True):
     energy_source: str | None
     """``measured``, or ``modelled`` where a part of it is not measured."""
     cost: float | None
+    currency: str | None
 
 
 class SessionSubmitted(Document, frozen=True, kw_only=True):

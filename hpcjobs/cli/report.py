@@ -75,7 +75,7 @@ def _cells(job: dict[str, Any]) -> list[str]:
         percent(job["mem_efficiency"]),
         percent(job["goodput"]) if job["attempts"] and job["attempts"] > 1 else "",
         format_energy(job["energy_j"], job["energy_source"]),
-        "-" if job["cost"] is None else f"{format_cost(job['cost'])} {job['currency']}",
+        format_cost(job["cost"], job["currency"]),
     ]
 
 
@@ -89,9 +89,11 @@ def number(value: float | None, style: str) -> str:
     return "-" if value is None else f"{value:{style}}"
 
 
-def format_cost(amount: float) -> str:
-    """Two decimals; ``< 0.01`` for what they would call nothing."""
-    return "< 0.01" if 0 < amount < 0.005 else f"{amount:.2f}"
+def format_cost(amount: float | None, currency: str) -> str:
+    """Two decimals; ``< 0.01 EUR`` for what they would call nothing; ``-`` where it is not known."""
+    if amount is None:
+        return "-"
+    return f"< 0.01 {currency}" if 0 < amount < 0.005 else f"{amount:.2f} {currency}"
 
 
 def print_totals(frame: pl.DataFrame, by: str) -> None:
@@ -108,7 +110,7 @@ def print_totals(frame: pl.DataFrame, by: str) -> None:
             percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
             "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
             number(row["lost_h"], ".2f"), format_energy(joules, row["energy_source"]),
-            "-" if row["cost"] is None else format_cost(row["cost"]),
+            format_cost(row["cost"], row["currency"]),
         ]  # fmt: skip
 
     if frame.is_empty():

@@ -43,7 +43,7 @@ def show(
             facts.append(f"for {human_duration(record.elapsed_s)}")
         facts.extend(record.ending)
         if record.max_rss_bytes:
-            facts.append(f"peak memory {human_bytes(record.max_rss_bytes)}")
+            facts.append(f"peak memory of a process {human_bytes(record.max_rss_bytes)}")
         print(f"  {record.job_id}: {', '.join(facts)}" + (f" ({record.reason})" if record.reason else ""))
     for number, past in enumerate(status.attempts, 1):
         lost = f", {past.lost} lost" if past.lost else ""

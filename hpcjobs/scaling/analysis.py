@@ -265,7 +265,8 @@ def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], pe
     if knee.fitted is not None:
         value, low, high = knee.fitted
         far = value >= largest * _FURTHEST
-        reach = "" if low is None else f" (95 %: {low:.3g} to {high:.3g})" if high else f" (95 %: {low:.3g} or more)"
+        bounds = "" if low is None else f"{low:.3g} to {high:.3g}" if high else f"{low:.3g} or more"
+        reach = f" ({bounds} by the laws that are not excluded)" if bounds else ""
         beyond = f", which is an extrapolation beyond the {largest} measured" if knee.beyond else ""
         where = f"{largest * _FURTHEST} {per} or more" if far else f"at {value:.3g} {per}"
         lines.append(f"The knee of the law is {where}{reach}{beyond}.")

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from hpcjobs.scaling.intervals import CONFIDENCE, Interval
 
@@ -167,7 +167,7 @@ class Fit(NamedTuple):
         parts = np.square(weights @ self.means) * self.variances
         total = float(parts.sum())
         free = total**2 / float(np.sum(np.square(parts) / self.free)) if total > 0 else float(self.free.sum())
-        return float(stats.t.ppf((1 + CONFIDENCE) / 2, free))
+        return float(special.stdtrit(free, (1 + CONFIDENCE) / 2))
 
 
 def fit(law: Law, n: Sequence[float], x: Sequence[float]) -> Fit | None:

@@ -90,7 +90,9 @@ def _estimate_study_starts(measured_study: Study, analysis: Analysis) -> StartEs
     largest, at = analysis.groups[-1], find_reached(analysis.groups, analysis.knee.target)
     if at is None or at is largest:
         return None
-    job_dir = next(run.job_dir for run in list_runs(measured_study) if run.job_dir and run.size.ranks == largest.ranks)
+    shape = largest.nodes, largest.ranks
+    runs = list_runs(measured_study)
+    job_dir = next(run.job_dir for run in runs if run.job_dir and (run.size.nodes, run.size.ranks) == shape)
     return estimate_starts(Path(job_dir), [f"--nodes={at.nodes}", f"--ntasks-per-node={at.ranks // at.nodes}"])
 
 

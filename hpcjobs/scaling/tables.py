@@ -16,7 +16,8 @@ TABLE_NOTE: Final = (
     "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps: the"
     " geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares are medians of"
     " the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
-    " batch) are shares of a step; checkpoint is a share of the complete run. ~: modelled with the watts of the site."
+    " batch) are shares of a step; checkpoint is its time relative to that of the steps. ~: modelled with the watts"
+    " of the site."
 )
 CAPTIONS: Final = {
     "speedup": "Speed-up relative to the smallest size. Dashed: laws that the runs exclude.",

@@ -69,6 +69,8 @@ def test_a_node_with_a_slow_network_is_named_and_a_spare_one_takes_its_place(san
     verdicts = {node["host"]: node for node in report("j")["nodes"]}
     assert verdicts["tu02"]["verdict"] == "bad"
     assert any("sends at" in reason for reason in verdicts["tu02"]["reasons"])
+    assert verdicts["tu02"]["network_bytes_per_s"] == pytest.approx(20e6 / 8, rel=0.3)
+    assert verdicts["tu01"]["network_bytes_per_s"] > 20e6
     assert "hpcjobs: runs on tu01, tu03, without tu02" in log("j")
     assert {"0: tu01", "1: tu03"} <= set(log("j").splitlines())
     later = hpcjobs("submit", "--site", "tu-hpc", "-N", "2", "--dry-run", "hostname")

@@ -71,6 +71,11 @@ class ScriptedCluster:
         """From now on sacct has these rows: jobs, each before its steps."""
         (self.folder / "sacct.json").write_text(json.dumps(rows), encoding="utf-8")
 
+    def accounted(self) -> list[dict[str, str]]:
+        """The rows that sacct has."""
+        rows: list[dict[str, str]] = json.loads((self.folder / "sacct.json").read_text(encoding="utf-8"))
+        return rows
+
     def queue(self, rows: Sequence[Mapping[str, str]]) -> None:
         """From now on squeue has these jobs, by the letters of its ``--format``."""
         (self.folder / "squeue.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -87,7 +92,7 @@ def read_table(out: str, first: str) -> list[dict[str, str]]:
     columns = [(match.start(), match[0]) for match in re.finditer(r"\S+(?: \S+)*", lines[top])]
     rows = []
     for line in lines[top + 2 :]:
-        if not line.strip():
+        if not line.strip() or line.startswith("page "):
             break
         ends = [start for start, _ in columns[1:]] + [len(line)]
         rows.append({name: line[start:end].strip() for (start, name), end in zip(columns, ends, strict=True)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,41 @@ def test_the_advice_names_what_was_used_and_a_value_that_holds_it(cluster: Scrip
     assert float(idle_from) == pytest.approx(int(busy * lasted) / lasted / tasks, abs=0.051)
     assert int(share) == pytest.approx(100 * busy / 32, abs=0.51)
     assert busy / tasks <= int(cpus) <= 1.2 * busy / tasks + 1
+
+
+@pytest.mark.parametrize(
+    ("state", "advice"), [("TIMEOUT", "--time=1-06:00:00"), ("OUT_OF_MEMORY", "--mem=128G")], ids=["time", "memory"]
+)
+def test_what_a_job_ran_out_of_is_doubled(cluster: ScriptedCluster, state: str, advice: str) -> None:
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    job_id = ok("submit", "--json", "-N", "2", "train.py").json["job_id"]
+    cluster.account([accounted(job_id, nodes=2, State=state)])
+    assert advice in ok("report", "advise", job_id).out.split()
+
+
+def test_a_requeued_job_is_advised_what_all_its_attempts_needed(cluster: ScriptedCluster) -> None:
+    """Three hours, then a quarter of an hour from a checkpoint: the next job begins without one."""
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    job_id = ok("submit", "--json", "train.py").json["job_id"]
+    first = accounted(job_id, lasted=3 * 3600, State="PREEMPTED")
+    second = accounted(job_id, lasted=900) | {"Submit": first["End"], "Eligible": first["End"]}
+    second |= {"Start": first["End"], "End": str(int(first["End"]) + 900)}
+
+    def step(job: dict[str, str], held: int) -> dict[str, str]:
+        used = f"cpu=00:10:00,mem={held}"
+        return job | {"JobID": f"{job_id}.0", "NTasks": "1", "MaxRSS": str(held), "AveRSS": str(held), "User": "",
+                      "TimelimitRaw": "", "TRESUsageInTot": used, "TRESUsageInAve": used}  # fmt: skip
+
+    cluster.account([first, step(first, 12 * GIB), second, step(second, 2 * GIB)])
+    printed = ok("report", "advise", job_id).out.split()
+    assert "--mem=16G" in printed
+    assert "--time=04:55:00" in printed  # 1.5 x 3.25 hours, to five minutes
+
+
+def test_the_moments_of_start_are_those_that_slurm_estimates(cluster: ScriptedCluster) -> None:
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    job_id = ok("submit", "--json", "train.py").json["job_id"]
+    cluster.account([accounted(job_id, lasted=600)])
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 7330))
+    cluster.estimate(f"sbatch: Job 7 to start at {begin} using 16 processors on nodes n1 in partition gpu")
+    assert f"{job_id}: submitted now it would start in 2h02m either way" in ok("report", "advise", job_id).out

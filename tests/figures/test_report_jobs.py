@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 from commandline import ok
@@ -139,7 +140,9 @@ def assert_sums(shown: dict[str, str], attempts: pd.DataFrame) -> None:
         elif header == "ENERGY":
             assert_energy(shown[header], value, is_measured=bool(attempts["is_measured"].all()))
         else:
-            assert float(shown[header]) == pytest.approx(value, abs=0.00501), header
+            number, _, unit = shown[header].partition(" ")
+            assert float(number) == pytest.approx(value, abs=0.00501), header
+            assert unit == ("EUR" if header == "COST" else ""), header
 
 
 def test_the_sums_of_all_jobs_are_those_of_every_attempt(cluster: ScriptedCluster) -> None:
@@ -158,3 +161,31 @@ def test_the_sums_of_a_group_are_those_of_its_attempts(cluster: ScriptedCluster,
     assert {row[by.upper()] for row in printed} == set(groups)
     for row in printed:
         assert_sums(row, groups[row[by.upper()]])
+
+
+def test_the_gpu_use_and_the_memory_of_the_fullest_node_are_those_of_the_steps(cluster: ScriptedCluster) -> None:
+    rows = simulated_rows(10)
+    cluster.account(rows)
+    printed = {row["job_id"]: row for row in ok("report", "jobs", "-a", "--since", "20d", "--json").json}
+    frame = pd.DataFrame(rows)
+    frame["attempt"] = (~frame["JobID"].str.contains(".", regex=False)).cumsum()
+    steps = frame[frame["JobID"].str.contains(r"\.\d+$")].copy()
+    steps["job"] = steps["JobID"].str.partition(".")[0]
+    steps["gpus"] = [amount(text, "gres/gpu") for text in steps["AllocTRES"]]
+    steps["percent"] = [amount(text, "gres/gpuutil") for text in steps["TRESUsageInTot"]]
+    steps["weight"] = steps["ElapsedRaw"].astype(float).clip(lower=1) * steps["gpus"]
+    is_checked = False
+    for job_id, every in steps.groupby("job"):
+        last = every[every["attempt"] == every["attempt"].max()]
+        if (last["gpus"] > 0).all():
+            share = (last["percent"] / last["gpus"] / 100 * last["weight"]).sum() / last["weight"].sum()
+            assert printed[job_id]["gpu_utilization"] == pytest.approx(share, abs=1e-9), job_id
+            is_checked = True
+        begin, end = every["Start"].astype(int), every["End"].astype(int)
+        node = every["MaxRSS"].astype(float) * np.ceil(every["NTasks"].astype(int) / every["NNodes"].astype(int))
+        held = [
+            node[(every["attempt"] == attempt) & (begin <= at) & ((end > at) | (begin == at))].sum() + (5 << 20)
+            for attempt, at in zip(every["attempt"], begin, strict=True)
+        ]
+        assert printed[job_id]["mem_per_node_bytes"] == pytest.approx(max(held)), job_id
+    assert is_checked

@@ -8,37 +8,46 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commandline import ok
+from commandline import ok, within
 from run_summaries import accounted, clock, summary_of_steps, write_summary
-from scipy import stats
+from scipy import optimize, stats
 from scripted_cluster import ScriptedCluster, read_duration, read_table
 
 SIZES, REPEATS = (1, 2, 4), 4
-CPU_HOUR, NODE_HOUR = 0.02, 0.25
-CPU_W, NODE_W = 4, 120
+CPU_HOUR, GPU_HOUR, NODE_HOUR = 0.02, 1.5, 0.25
+CPU_W, GPU_W, NODE_W = 4, 300, 120
 
 
 @pytest.fixture
 def study(cluster: ScriptedCluster) -> dict[int, list[dict[str, Any]]]:
+    return study_of(cluster, "speed", seed=11)
+
+
+def study_of(cluster: ScriptedCluster, name: str, *, seed: int, slower: float = 1.0) -> dict[int, list[dict[str, Any]]]:
     """By nodes: for each run its summary, and what sacct says."""
-    chance = np.random.default_rng(11)
+    chance = np.random.default_rng(seed)
     Path("train.py").write_text("print('hello')\n", encoding="utf-8")
-    ok("scale", "-N", ",".join(map(str, SIZES)), "--repeats", str(REPEATS), "--name", "speed", "train.py")
+    ok("scale", "-N", ",".join(map(str, SIZES)), "--repeats", str(REPEATS), "--name", name, "train.py")
     rows, runs = [], dict[int, list[dict[str, Any]]]()
-    for cell in ok("sweep", "results", "study-speed", "--json").json:
+    for cell in ok("sweep", "results", f"study-{name}", "--json").json:
         nodes = cell["params"]["param.nodes"]
         scatter = chance.lognormal(0, 0.02 * nodes)
-        left = summary_of_steps(chance, step_s=(0.15 + 0.02 * np.log2(nodes)) * scatter, ranks=nodes)
+        left = summary_of_steps(chance, step_s=slower * (0.15 + 0.02 * np.log2(nodes)) * scatter, ranks=nodes)
         write_summary(Path(cell["folder"]), left)
         lasted, waited = int(chance.integers(300, 900)), int(chance.integers(10, 5000))
         busy = int(chance.uniform(0.3, 1) * 16 * nodes * lasted)
-        rows.append(accounted(cell["job_id"], nodes=nodes, lasted=lasted, waited=waited, TotalCPU=clock(busy)))
+        job = accounted(cell["job_id"], nodes=nodes, lasted=lasted, waited=waited, TotalCPU=clock(busy))
+        job["AllocTRES"] = job["AllocTRES"].replace("gres/gpu=0", f"gres/gpu={2 * nodes}")
+        used = int(chance.uniform(1, 200 * nodes))
+        step = job | {"JobID": f"{cell['job_id']}.0", "NTasks": str(nodes), "TRESUsageInTot": f"gres/gpuutil={used}"}
+        rows += [job, step]
         runs.setdefault(nodes, []).append({
             "left": left, "waited": waited, "cpu": busy / (16 * nodes * lasted),
-            "paid": lasted / 3600 * nodes * (NODE_HOUR + 16 * CPU_HOUR),
-            "watt_hours": lasted / 3600 * nodes * (16 * CPU_W + 16 / 64 * NODE_W),
+            "gpu": used / 2 / nodes / 100,
+            "paid": lasted / 3600 * nodes * (NODE_HOUR + 16 * CPU_HOUR + 2 * GPU_HOUR),
+            "watt_hours": lasted / 3600 * nodes * (16 * CPU_W + 2 * GPU_W + 16 / 64 * NODE_W),
         })  # fmt: skip
-    cluster.account(rows)
+    cluster.account([*cluster.accounted(), *rows])
     return runs
 
 
@@ -82,6 +91,7 @@ def test_each_column_of_a_size_is_what_summaries_and_sacct_give(study: dict[int,
         stalls = [each["checkpoint_stall_s"]["total"] / each["step_time_s"]["total"] for each in left]
         assert percent("CKPT") == pytest.approx(np.median(stalls), abs=0.0051)
         assert percent("CPU") == pytest.approx(np.median([run["cpu"] for run in study[n]]), abs=0.0051)
+        assert percent("GPU") == pytest.approx(np.median([run["gpu"] for run in study[n]]), abs=0.0051)
         epochs = [each["step_time_s"]["total"] / 498 * 500 / 4 for each in left]
         seconds, unit = read_duration(row["EPOCH"])
         assert seconds <= np.median(epochs) + 0.5
@@ -94,3 +104,105 @@ def test_each_column_of_a_size_is_what_summaries_and_sacct_give(study: dict[int,
         (energy,) = printed_interval(row["ENERGY"])
         assert row["ENERGY"].startswith("~")  # modelled, by the watts of the site file
         assert energy == pytest.approx(np.median([run["watt_hours"] for run in study[n]]), rel=0.01)
+
+
+LAWS = {
+    "Amdahl": lambda n, x1, serial: x1 / (serial + (1 - serial) / n),
+    "Gustafson": lambda n, x1, serial: x1 * (serial + (1 - serial) * n),
+    "USL": lambda n, x1, sigma, kappa: x1 * n / (1 + sigma * (n - 1) + kappa * n * (n - 1)),
+    "logarithmic": lambda n, x1, serial, log: x1 * n / (1 + serial * (n - 1) + log * n * np.log2(n)),
+}
+
+
+def test_the_laws_have_the_least_squares_and_the_outlook_is_theirs(study: dict[int, list[dict[str, Any]]]) -> None:
+    """No other parameters come nearer to the runs; knee and prediction lie on the best law that is not excluded."""
+    out = ok("report", "scaling", "speed", "--target", "0.9").out
+    nodes = np.array([n for n, runs in study.items() for _ in runs], float)
+    rates = np.array([run["left"]["throughput"]["value"] for runs in study.values() for run in runs])
+    fits: dict[str, list[dict[str, str]]] = {}
+    table = out[out.index("LAW ") :].partition("\nAmdahl")
+    printed = read_table(table[0] + table[1] + table[2].replace("\nRuns", "\n\nRuns", 1), "LAW")
+    for row in (row for row in printed if row["LAW"] in LAWS and row["PARAMETER"]):
+        fits.setdefault(row["LAW"], []).append(row)
+    assert fits.keys() == LAWS.keys()
+    best: dict[str, Any] = {}
+    for name, rows in fits.items():
+        law = LAWS[name]
+
+        def misses(values: Any, law: Any = law) -> Any:
+            return np.log(rates / law(nodes, *values))
+
+        shown = [float(row["VALUE"].replace(",", "")) for row in rows]
+        low = [1e-9, *[0] * (len(shown) - 1)]
+        best[name] = optimize.least_squares(
+            misses, np.maximum(shown, 1e-4), bounds=(low, np.inf), xtol=1e-14, ftol=1e-14
+        ).x
+        square = float(np.sqrt(np.mean(misses(best[name]) ** 2)))
+        assert float(rows[0]["RESIDUALS"].removesuffix("%")) / 100 == pytest.approx(square, abs=6e-4), name
+        assert shown == pytest.approx(best[name], rel=0.02, abs=2e-3), name
+    reached = 1
+    for n in SIZES[1:]:
+        sides = [np.log([run["left"]["throughput"]["value"] for run in study[size]]) for size in (n, 1)]
+        test = stats.ttest_ind(*sides, equal_var=False)
+        if np.exp(test.confidence_interval(0.95).low) / n < 0.9:
+            break
+        reached = n
+    assert f"Efficiency of 90% or more was measured up to {reached} node" in out
+    predicted = re.search(r"Prediction for 8 nodes: ([\d,]+) images/s \(([\d,]+) to ([\d,]+), if", out)
+    assert predicted is not None, out
+    value, low, high = (float(text.replace(",", "")) for text in predicted.groups())
+    possible = [name for name, rows in fits.items() if rows[0]["VERDICT"] != "excluded"]
+    ends = [LAWS[name](8, *best[name]) for name in possible]
+    assert min(abs(value / end - 1) for end in ends) < 2e-3
+    assert low <= min(ends) * 1.002
+    assert high >= min(max(ends), 8 * rates[nodes == 1].mean()) / 1.002
+    knee = re.search(r"The knee of the law is at ([\d.]+) nodes", out)
+    if knee is not None:
+        efficiency = [
+            LAWS[name](float(knee[1]), *best[name]) / LAWS[name](1, *best[name]) / float(knee[1]) for name in possible
+        ]
+        assert min(abs(each - 0.9) for each in efficiency) < 0.005
+
+
+def test_the_ratio_to_another_study_and_its_bounds_are_those_of_welch(
+    cluster: ScriptedCluster, study: dict[int, list[dict[str, Any]]]
+) -> None:
+    other = study_of(cluster, "after", seed=12, slower=1.05)
+    Path("ref.yaml").write_text("sizes: {2: {throughput: 1}, 4: {efficiency: 0.999}}\n", encoding="utf-8")
+    answer = within("report", "scaling", "speed", "--baseline", "after", "--check", "ref.yaml")
+    assert answer.code == 1
+    rows = {row["NODES X TASKS"]: row for row in read_table(answer.out, "NODES X TASKS")}
+    means = {}
+    for n in SIZES:
+        sides = [np.log([run["left"]["throughput"]["value"] for run in runs[n]]) for runs in (study, other)]
+        errors = [side.std(ddof=1) / np.sqrt(REPEATS) for side in sides]
+        far = sides[0].mean() - sides[1].mean()
+        freedom = (errors[0] ** 2 + errors[1] ** 2) ** 2 / (sum(error**4 for error in errors) / (REPEATS - 1))
+        reach = stats.t.ppf(0.975, freedom) * np.hypot(*errors)
+        p_value = 2 * stats.t.sf(abs(far) / np.hypot(*errors), freedom)
+        row = rows[f"{n}x1"]
+        assert printed_interval(row["RATIO"]) == pytest.approx(np.exp([far, far - reach, far + reach]), abs=0.0051)
+        assert row["SIGNIFICANT AT 5 %"].startswith("yes" if p_value < 0.05 else "no")
+        (shown,) = re.findall(r"p [=<] ([\d.e-]+)", row["SIGNIFICANT AT 5 %"])
+        assert float(shown) == pytest.approx(p_value, rel=0.06) or p_value < float(shown)
+        means[n] = np.exp(sides[0].mean())
+    assert f"held: throughput at 2x1: {means[2]:,.0f}, at least 1\n" in answer.out
+    (reached, least) = re.findall(r"MISSED: efficiency at 4x1: ([\d.]+), at least ([\d.]+)", answer.out)[0]
+    assert (float(reached), float(least)) == (pytest.approx(means[4] / means[1] / 4, rel=0.006), 0.999)
+    assert advised_nodes() == max(n for n in SIZES if reaches(study, n, 0.8))
+
+
+def reaches(study: dict[int, list[dict[str, Any]]], nodes: int, target: float) -> bool:
+    """By the lower bound of Welch's interval of each size up to this one."""
+    logs = {n: np.log([run["left"]["throughput"]["value"] for run in runs]) for n, runs in study.items()}
+    bounds = [
+        np.exp(stats.ttest_ind(logs[n], logs[1], equal_var=False).confidence_interval(0.95).low) / n
+        for n in SIZES
+        if 1 < n <= nodes
+    ]
+    return all(bound >= target for bound in bounds)
+
+
+def advised_nodes() -> int:
+    (nodes,) = re.findall(r"--nodes=(\d+)", ok("report", "advise", "speed").out)
+    return int(nodes)

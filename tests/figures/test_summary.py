@@ -27,7 +27,7 @@ for step in range(1, 61):
         with run.exclude_time():
             time.sleep(0.3)  # an evaluation
         run.save(step, {"weights": state})
-run.finish()
+run.finish(accuracy=sum(durations))
 print("stopwatch", json.dumps(durations))
 """
 
@@ -43,12 +43,14 @@ def test_the_throughput_of_a_script_is_its_work_over_the_stopwatch_of_its_steps(
     folder, left = run_of("timed.py")
     (log,) = (folder / "logs").iterdir()
     text = log.read_text(encoding="utf-8").partition("stopwatch ")[2]
-    took = np.array(json.loads(text.partition("\n")[0]))[1:]  # the first two lines: of step 0 and of step 1
+    every = json.loads(text.partition("\n")[0])
+    took = np.array(every)[1:]  # the first two lines: of step 0 and of step 1
     assert left["throughput"]["unit"] == "samples/s"
     assert left["throughput"]["value"] == pytest.approx(24 * len(took) / took.sum(), rel=0.03)
     assert left["step_time_s"]["count"] == len(took)
     assert left["step_time_s"]["median"] == pytest.approx(np.median(took), abs=2e-3)
     assert left["step_time_s"]["p95"] == pytest.approx(np.quantile(took, 0.95, method="inverted_cdf"), abs=2e-3)
+    assert left["results"] == {"accuracy": pytest.approx(sum(every))}
     assert left["elapsed_s"] > took.sum() + 6 * 0.3  # evaluations are part of the run, but of no step
 
 
@@ -75,3 +77,39 @@ def test_the_throughput_of_a_trainer_is_its_work_over_the_time_of_its_steps() ->
     beside = lines.loc[lines["kind"] == "end", "elapsed_s"].iloc[0] - steps["step_time_s"].sum()
     assert beside > 0  # evaluations and checkpoints
     assert left["elapsed_s"] >= took + beside
+
+
+def test_the_figures_of_two_ranks_are_those_of_their_lines_and_of_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    flags = ("--steps", "30", "--log-every", "1", "--eval-every", "10", "--probe-every", "10", "--monitor")
+    folder, left = run_of("--ntasks-per-node", "2", "hpcjobs.trainers.ddp", *flags)
+    lines = pd.read_json(folder / "metrics.jsonl", lines=True)
+    steps = lines[lines["kind"] == "step"]
+    counted = steps.iloc[2:]
+    assert left["samples"] == len(steps) * left["global_batch_size"] == len(steps) * 2 * left["batch_size_per_rank"]
+    assert left["epochs"] == pytest.approx(left["samples"] / 4000)  # digits that are shipped for training
+    waits = np.quantile(counted["data_wait_s"], 0.5, method="inverted_cdf")
+    assert left["data_wait_s"]["median"] == pytest.approx(waits, rel=1e-3)
+    own = np.add(left["by_rank"]["compute_s"], left["by_rank"]["data_wait_s"])
+    assert left["imbalance"] == pytest.approx(own.max() / own.mean() - 1)
+    first, second, hidden = 16, 32, 128  # channels of the two convolutions of 5 x 5, width of the hidden layer
+    weights = 26 * first + 2 * first + 25 * first * second + 3 * second + (49 * second + 3) * hidden + 10 * (hidden + 1)
+    assert left["parameters"] == weights
+    assert left["bytes_moved_per_step"] == 4 * weights  # a gradient of fp32 for each
+    assert left["collectives_per_step"] == 1  # they fit into one bucket
+    assert left["peak_flops_per_s"] is left["mfu"] is None  # nobody states the peak of a CPU
+    products = 28**2 * first * 25 + 14**2 * second * first * 25 + 49 * second * hidden + 10 * hidden
+    assert left["flops_per_s"] == pytest.approx(left["throughput"]["value"] * 6 * products)
+    evaluation = lines[lines["kind"] == "evaluation"].iloc[-1]
+    assert left["evaluation"]["accuracy"] == pytest.approx(evaluation["accuracy"])
+    assert left["evaluation"]["loss"] == pytest.approx(evaluation["loss"])
+    samples = pd.read_json(folder / "monitor.jsonl", lines=True).query("kind == 'sample'")
+    for key in ("cpu_percent", "rss_bytes", "network_sent_bytes_per_s", "written_bytes_per_s"):
+        assert left["monitor"]["mean"][key] == pytest.approx(samples[key].mean())
+        assert left["monitor"]["peak"][key] == pytest.approx(samples[key].max())
+    assert left["monitor"]["samples"] == len(samples)
+    assert left["monitor"]["idle_share"] == pytest.approx((samples["cpu_percent"] < 5).mean())
+    assert samples["rss_bytes"].max() / 2 == pytest.approx(
+        left["memory_peak_bytes"], rel=0.1
+    )  # the larger of two ranks
+    assert 0 < left["exposed_communication_s"]["median"] < left["elapsed_s"]

@@ -39,3 +39,6 @@ def test_the_rows_of_a_sweep_are_what_its_cells_left(cluster: ScriptedCluster) -
         assert float(row["ELAPSED_S"].replace(",", "")) == lasted
     (best,) = read_table(ok("sweep", "results", "lr", "--min", "loss").out, "LR")
     assert best["JOB"] == min(expected, key=lambda job_id: expected[job_id][0])
+    (reported,) = read_table(ok("report", "sweep", "lr").out, "LR")
+    assert reported["JOB"] == best["JOB"]
+    assert float(reported["LOSS"]) == pytest.approx(expected[best["JOB"]][0], rel=0.005)

@@ -30,6 +30,7 @@ def test_the_cost_of_a_placement_is_that_of_what_slurm_would_allocate(
     cluster.estimate(f"sbatch: Job 7 to start at {begin} using {cpus} processors on nodes n1 in partition gpu")
     (row,) = read_table(ok("where", "--site", "mine", "-t", "3:00:00", *options, "hostname").out, "SITE")
     assert row["START"] == "in 2h02m"
+    assert (row["NODES"], row["TIME"]) == (str(nodes), "03:00:00")
     euros = 3 * nodes * (NODE_HOUR + cpus * CPU_HOUR + gpus * GPU_HOUR)
     printed = re.fullmatch(r"(\S+) node hours, (\S+) EUR( per attempt)?", row["COST AT MOST"])
     assert printed is not None, row

@@ -52,7 +52,7 @@ def test_each_kind_of_waste_has_its_option(values: dict[str, Any], option: str, 
     assert [(advice.option, advice.value) for advice in advise(usage(**values))] == [(option, value)]
 
 
-@pytest.mark.parametrize("values", [{"state": "FAILED"}, {"elapsed_s": 20}, {"mem_per_node_bytes": 40 * GIB},
+@pytest.mark.parametrize("values", [{"state": "FAILED"}, {"elapsed_all_s": 20}, {"mem_per_node_bytes": 40 * GIB},
                                     {"mem_per_node_bytes": None}, {"mem_requested_bytes": None}])  # fmt: skip
 def test_nothing_is_advised_from_what_says_nothing(values: dict[str, Any]) -> None:
     assert advise(usage(**values)) == []

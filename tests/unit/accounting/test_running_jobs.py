@@ -52,12 +52,23 @@ def test_a_running_job_is_not_idle_because_nobody_measured_it() -> None:
 def test_running_jobs_have_what_sstat_and_their_ended_steps_tell() -> None:
     """Ten minutes on 8 CPUs: a step of 1,000 s of CPU time has ended, one of 1,400 runs beside the batch script's."""
     live = row(**LIVE)
-    ended = step(live, TotalCPU="16:40", State="COMPLETED", End=BEGUN + 100)
-    sstat = FakeSstat("7.1|1048576|cpu=00:23:20,energy=0,mem=4194304\n7.batch|1024|cpu=00:00:00,mem=1024\n")
+    ended = step(live, TotalCPU="16:40", State="COMPLETED", End=BEGUN + 100, TRESUsageInTot="mem=1", MaxRSS="1")
+    sstat = FakeSstat(
+        "7.1|1048576|cpu=00:23:20,energy=0,mem=4194304\n7.batch|1024|cpu=00:00:00,mem=1024\n"
+        "7.extern|9999999|cpu=00:00:00,mem=9999999\n"
+    )
     (job,) = derive(add_running_usage(folded(live, ended), slurm_conf=None, runner=sstat), SITE).to_dicts()
     assert job["cpu_s"] == 2400
     assert job["cpu_efficiency"] == pytest.approx(2400 / 4800)
     assert (job["mem_used_bytes"], job["max_rss_bytes"]) == (4194304 + 1024, 1048576)
+
+
+def test_a_running_job_has_held_what_its_ended_steps_held() -> None:
+    live = row(**LIVE)
+    ended = step(live, State="COMPLETED", End=BEGUN + 100, TRESUsageInTot="mem=8388608", MaxRSS="2097152")
+    sstat = FakeSstat("7.1|1048576|cpu=00:00:01,mem=4194304\n")
+    (job,) = derive(add_running_usage(folded(live, ended), slurm_conf=None, runner=sstat), SITE).to_dicts()
+    assert (job["mem_used_bytes"], job["max_rss_bytes"]) == (8388608, 2097152)
     assert "--jobs=7" in sstat.queries[0]
 
 

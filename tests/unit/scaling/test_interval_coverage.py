@@ -6,7 +6,7 @@ The target efficiency lies 0.1 % above the true one of the middle size: there a 
 
 Bounds of knee and prediction are over all laws that the runs do not exclude, so they may hold more often than 95 %.
 
-The short test takes 432 studies, one of each kind; ``long`` takes 300 of each law, number
+The short test takes 1,296 studies, three of each kind; ``long`` takes 300 of each law, number
 of sizes and kind of scatter.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -98,10 +99,11 @@ def simulate(design: Design, random: np.random.Generator) -> Analysis:
     return analyse(table(sizes, design.repeats), target=design.target)
 
 
-def true_knee(design: Design) -> float:
+@cache
+def true_knee(law: str, target: float) -> float:
     """Where the efficiency falls to the target; infinite where it does not."""
-    where = np.geomspace(1, 64 * design.counts[-1], 20_000)
-    low = [LAWS[design.law].throughput(n) / n / 1000 < design.target for n in where]
+    where = np.geomspace(1, 1024, 20_000)
+    low = [LAWS[law].throughput(n) / n / 1000 < target for n in where]
     return float(where[low.index(True)]) if any(low) else math.inf
 
 
@@ -112,7 +114,7 @@ def printed(result: Analysis, design: Design) -> Iterator[tuple[str, Interval, f
         yield "mean", group.throughput, truth.throughput(group.n)
         yield "ratio", group.speedup, truth.throughput(group.n) / truth.throughput(1)
     if result.knee.fitted is not None:
-        yield "knee", result.knee.fitted, true_knee(design)
+        yield "knee", result.knee.fitted, true_knee(design.law, design.target)
     if result.doubling is not None:
         yield "prediction", result.doubling, truth.throughput(2 * result.groups[-1].n)
 
@@ -159,7 +161,7 @@ def assert_true(tally: Tally, studies: int) -> None:
 
 
 def test_what_a_report_prints_of_simulated_studies_is_true() -> None:
-    designs = [Design(*parts) for parts in product(LAWS, SIZES, REPEATS, SCATTER)]
+    designs = [Design(*parts) for parts in product(LAWS, SIZES, REPEATS, SCATTER)] * 3
     assert_true(simulate_all(designs, seed=5), len(designs))
 
 
@@ -177,6 +179,7 @@ def test_300_studies_of_each_kind_are_reported_truly(law: str) -> None:
     print(law, shares)
     kinds = shares if LAWS[law].names else ("mean", "ratio", "measured up to", "law")  # else no formula has its shape
     assert all(shares[kind] >= 0.93 for kind in kinds), shares
+    assert all(shares[kind] <= 0.97 for kind in ("mean", "ratio")), shares
 
 
 def false_alarms(repeats: int, studies: int) -> float:
