@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage
+.PHONY: help demo test long fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -48,6 +48,14 @@ drills: ## Every drill (hpcjobs drill) on the sandbox; root, about 15 minutes
 soak: ## A training run killed a hundred times (KILLS=100); about 10 minutes
 	@tools/venv dev
 	$(BIN)/pytest -m long tests/unit/trainers/checkpoint/test_soak.py
+
+docs: ## Build the documentation site, strictly, into build/site
+	@tools/venv dev
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+
+pictures: ## Make the pictures of docs/images anew; needs Chromium
+	@tools/venv dev
+	$(BIN)/python tools/pictures
 
 notebooks: ## Run the notebooks anew on this machine and keep what they show
 	@tools/venv dev

@@ -7,6 +7,8 @@ from hpcjobs.site.sbatch import OPTIONS, Argument, Sbatch
 _INTRODUCTION = """\
 # sbatch's options
 
+After reading this page you can say what becomes of each option of sbatch.
+
 Every long option of sbatch from Slurm 22.05 to 25.05, and what becomes of it. This page is made from the table in
 `hpcjobs/site/sbatch.py`, and a test compares the table with the sbatch of the machine that runs it.
 

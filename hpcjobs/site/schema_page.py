@@ -16,6 +16,8 @@ from hpcjobs.site.schema import SECTIONS, Key, list_keys
 _INTRODUCTION = """\
 # Every key of a site file
 
+After reading this page you can look up every key of a site file.
+
 This page is made from the types in `hpcjobs/site/`, as is the JSON Schema that `hpcjobs sites schema` prints.
 [Sites and requests](sites.md) explains how the keys work together. A key without a default is optional unless it is
 marked as required.

@@ -33,7 +33,7 @@ def test_a_command_in_a_table_makes_its_script(command: str) -> None:
     assert re.search(r"hpcjobs\.(trainers|fabric)\.", done.stdout)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/sites.md"])
+@pytest.mark.parametrize("page", ["docs/sites.md"])
 def test_the_site_file_shown_is_one(tmp_path: Path, page: str) -> None:
     """A reader who copies it can submit to it."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")

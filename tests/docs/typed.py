@@ -35,17 +35,27 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def work_through(page: Path, where: Where, folder: Path) -> None:
-    steps = [(block, command) for block in blocks(page) if block.where == where for command in block.commands]
-    answers = _type(folder, [command.text for _, command in steps])
+def work_through(page: Path, where: Where, folder: Path) -> dict[str, int]:
+    """Type what ``page`` shows: from the root of the checkout; a tutorial's in an empty folder of an empty home.
+
+    Returns:
+        When each command began, in seconds.
+    """
+    steps = [(block, command) for block in blocks(page) if block.where in (where, "file") for command in block.commands]
+    home, here = folder.parent, folder
+    if page.parent.name == "tutorials":
+        home, here = folder.parent / "you", folder.parent / "you" / "project"
+        here.mkdir(parents=True)
+    answers = _type(folder, home, here, [command.text for _, command in steps])
     assert len(answers) == len(steps), f"{page}: the shell ended at: {steps[len(answers)][1].text}"
-    for number, ((block, command), (code, output)) in enumerate(zip(steps, answers, strict=True)):
+    for number, ((block, command), (code, output, _)) in enumerate(zip(steps, answers, strict=True)):
         place = f"{page}:{block.line}: {command.text}"
         if not _tells_its_code(block, command):
             assert code == 0, f"{place}\nended with {code}:\n{output}"
         if command.shown is not None:
             difference = _difference(command, _as_shown(output, folder))
             assert difference is None, f"step {number}, {place}\n{difference}"
+    return {command.text: began for (_, command), (_, _, began) in zip(steps, answers, strict=True)}
 
 
 def _tells_its_code(block: Block, command: Command) -> bool:
@@ -54,28 +64,37 @@ def _tells_its_code(block: Block, command: Command) -> bool:
     return bool(after) and after[0].text == "echo $?"
 
 
-def _type(folder: Path, commands: Sequence[str]) -> list[tuple[int, str]]:
-    """Exit code and output (both kinds, as on a terminal) of each command, typed into one shell."""
-    script = "".join(f"{text}\ncode=$?; echo; echo {ENDED} $code; (exit $code)\n" for text in commands)
+def _type(folder: Path, home: Path, here: Path, commands: Sequence[str]) -> list[tuple[int, str, int]]:
+    """Exit code, output (both kinds, as on a terminal) and start of each command, typed into one shell."""
+    script = "".join(
+        f"{text}\ncode=$?; echo; echo {ENDED} $code ${{began:-0}}; began=$SECONDS; (exit $code)\n" for text in commands
+    )
     env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     env |= {
         "USER": "you",
-        "HOME": str(folder.parent),
+        "HOME": str(home),
         "COLUMNS": "400",
         "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}",
     }
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=env, stdin=subprocess.DEVNULL,
+        ["bash", "-c", script], cwd=here, env=env, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
     )  # fmt: skip
-    parts = re.split(rf"\n{ENDED} (\d+)\n", done.stdout)
-    return [(int(code), output) for output, code in zip(parts[0::2], parts[1::2], strict=False)]
+    parts = re.split(rf"\n{ENDED} (\d+) (\d+)\n", done.stdout)
+    return [
+        (int(code), output, int(began))
+        for output, code, began in zip(parts[0::3], parts[1::3], parts[2::3], strict=False)
+    ]
 
 
 def _as_shown(output: str, folder: Path) -> list[str]:
     """Output with this machine's names replaced by those that the pages use."""
-    for here in (folder, REPOSITORY):
-        output = output.replace(str(here), "/home/you/hpcjobs")
+    for place, shown in (
+        (folder, "/home/you/hpcjobs"),
+        (REPOSITORY, "/home/you/hpcjobs"),
+        (folder.parent / "you", "/home/you"),
+    ):
+        output = output.replace(str(place), shown)
     output = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", output)
     return [line.rstrip() for line in output.splitlines() if line.strip()]
 
