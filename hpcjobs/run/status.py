@@ -257,8 +257,12 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     reported |= {task for record in final for task in task_ids(record.job_id)}
     rest = [task for task in own_ids(entry) if task not in reported] if os.path.exists(entry.run_dir) else []
     in_queue = {task: record for record in queued for task in task_ids(record.job_id)}
-    own = [_own_or_lost(entry, task, in_queue.get(task)) for task in rest]
-    return [*alive, *final, *(record for record in own if record is not None)] or [*queued] or [_unknown(entry)]
+    own = {task: _own_or_lost(entry, task, in_queue.get(task)) for task in rest}
+    known = [*alive, *final, *(record for record in own.values() if record is not None)]
+    if not known:
+        return [*queued] or [_unknown(entry)]
+    never_started = (task for task, record in own.items() if record is None and task not in in_queue)
+    return [*known, *(msgspec.structs.replace(_unknown(entry), job_id=task, reason=_LOST) for task in never_started)]
 
 
 def _own_or_lost(entry: Entry, task: str, queued: JobRecord | None) -> JobRecord | None:

@@ -204,6 +204,13 @@ def test_a_job_nobody_knows_ends_the_waiting_as_a_failure(tmp_path: Path) -> Non
     assert cluster.wait() == 1
 
 
+def test_a_task_that_was_cancelled_before_it_began_and_that_no_accounting_has_ends_the_waiting(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"1_0": 5.0}, array="0-1")
+    assert cluster.wait(timeout_s=3600) == 1
+    (known,) = statuses(cluster.entries, connect=cluster.connect)
+    assert [(r.job_id, r.state) for r in known.records] == [("1_0", State.COMPLETED), ("1_1", State.UNKNOWN)]
+
+
 def test_an_arrays_logs_are_followed_together_until_all_tasks_have_ended(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"7_0": 1.0, "7_1": 3.0}, array="0-1")
     (entry,) = cluster.entries
