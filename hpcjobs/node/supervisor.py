@@ -69,7 +69,8 @@ class Supervisor:
         return self._end()
 
     def _patience_s(self) -> float:
-        left = self.clock.left_s - self.signal_before_s if self.signalled is None else math.inf
+        is_due = self.signalled is None and not self.terminated  # as `_check_time` has it
+        left = self.clock.left_s - self.signal_before_s if is_due else math.inf
         return min(LOOK_S, max(0.0, left), max(0.0, self._record_cancelled_at - time.monotonic()))
 
     @property

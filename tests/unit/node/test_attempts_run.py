@@ -154,6 +154,17 @@ def test_ranks_of_a_script_that_was_killed_save_before_the_job_is_requeued(node:
     assert time.monotonic() - began < 30
 
 
+def test_after_sigterm_a_script_that_takes_its_time_is_awaited_without_a_busy_loop(node: Node) -> None:
+    deaf = "trap '' TERM; touch $HPCJOBS_CONTROL_DIR/ready; sleep 6"
+    deadline = f"{time.time() + 61:.0f}"
+    process = node.begin(deaf, "--signal-before", "58", scheduler="local", HPCJOBS_DEADLINE=deadline)
+    wait_until((node.control / "ready").exists)
+    process.terminate()
+    _, _, usage = os.wait4(process.pid, 0)
+    process.communicate()
+    assert usage.ru_utime + usage.ru_stime < 1.5
+
+
 def test_the_limit_of_an_earlier_attempt_is_not_taken_for_that_of_the_next_one(node: Node) -> None:
     node.control.mkdir()
     (node.control / "deadline").write_text("1700000000\n")
