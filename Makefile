@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures
+.PHONY: help demo test long simulate fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -36,6 +36,10 @@ lint: ## ruff, mypy --strict, shellcheck
 unit: ## The unit tests without what trains; needs no root and no Slurm
 	@tools/venv dev
 	$(BIN)/pytest tests/unit --ignore tests/unit/trainers --ignore tests/unit/horovod
+
+simulate: ## Lives of jobs in a simulated cluster with faults, SEEDS=0-99999 (tests/simulation)
+	@tools/venv dev
+	nice -n 15 $(BIN)/python -W ignore tests/simulation/simulate.py --seeds "$(or $(SEEDS),0-9999)"
 
 coverage: ## Lines that make unit runs, with a floor; build/coverage/worst_modules.md names the worst modules
 	@tools/venv dev

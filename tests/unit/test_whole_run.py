@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("cluster/jupyter", "cluster/submit", "cluster", "docs", "unit/trainers", "unit/horovod", "unit"),
-    *("figures", "packaging"),
+    *("simulation", "figures", "packaging"),
 )
 PASSES = "def test_{name}():\n    pass\n"
 FLAKY = """

@@ -1,0 +1,229 @@
+"""What must hold in each schedule. The truth is the simulated cluster's; what users saw is compared with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm import ENDED, Job
+
+from hpcjobs.run import index
+from hpcjobs.run.attempts import read_attempts
+
+if TYPE_CHECKING:
+    from life import Life, Submission
+
+BUDGET = {"timeout": 3, "preempt": 3, "node": 2, "error": 1}
+
+
+def jobs_of(life: Life, run_dir: str) -> list[Job]:
+    """Each job that was given the folder's script, one for each task of an array."""
+    return [job for job in life.slurm.every if job.script == f"{run_dir}/job.sh"]
+
+
+def folders_of(life: Life, one: Submission) -> list[str]:
+    first = str(life.home / "runs" / Path(one.work.run_dir).name)
+    return [folder for folder in life.works if folder == first or folder.startswith(f"{first}-again")]
+
+
+def check_end(life: Life) -> None:
+    for one in life.submissions:
+        check_once(life, one)
+        check_known(life, one)
+        check_cancelled(life, one)
+        check_waits(life, one)
+        check_attempts(life, one)
+    check_states(life)
+    check_folders(life)
+
+
+def check_once(life: Life, one: Submission) -> None:
+    """A submission runs exactly once, or is reported as not submitted."""
+    jobs = [job for folder in folders_of(life, one) for job in jobs_of(life, folder)]
+    roots = {job.root: job for job in jobs}
+    # Jobs that continue another one are submitted by the job itself.
+    originals = [job for job in roots.values() if "--dependency=afterany" not in job.submit_line]
+    cancelled_copies = [job for job in originals[1:] if job.state == "CANCELLED"]
+    alive = [job for job in originals if job not in cancelled_copies]
+    if life.has_forgotten:
+        return  # a controller that lost its state knows none of its jobs: nobody can tell
+    if one.outcome == "accepted":
+        if not originals:
+            life.errors.append(
+                f"{one.plan.run_dir}: reported as job {one.entry and one.entry.job_id}, and there is none"
+            )
+        elif one.entry is not None and int(one.entry.job_id) not in roots:
+            life.errors.append(f"{one.plan.run_dir}: reported as job {one.entry.job_id}, and it is {sorted(roots)}")
+    if one.outcome == "refused" and originals and one.sent == 1:
+        still = [job for job in originals if job.state != "CANCELLED"]
+        if still:
+            life.errors.append(f"{one.plan.run_dir}: reported as not submitted, and job {still[0].root} was")
+    if len(alive) > 1:
+        life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
+
+
+def check_known(life: Life, one: Submission) -> None:
+    """No accepted job is unknown to `ps`, once a command has run after the faults."""
+    if life.has_forgotten:
+        return
+    listed = {(entry.run_dir, entry.job_id) for entry in index.entries()}
+    for folder in folders_of(life, one):
+        jobs = jobs_of(life, folder)
+        if not jobs or not os.path.isdir(folder):
+            continue
+        originals = sorted({job.root for job in jobs if "--dependency=afterany" not in job.submit_line})
+        if not any((folder, str(root)) in listed for root in originals) and not _is_untraceable(life, folder, jobs):
+            life.errors.append(f"{folder}: job {originals} was accepted, and ps does not list it")
+
+
+def _is_untraceable(life: Life, folder: str, jobs: list[Job]) -> bool:
+    """Slurm has forgotten it, keeps no command of it, and it wrote nothing: no trace is left to find it by."""
+    if os.path.exists(f"{folder}/state.json") or list(Path(folder).glob("*/state.json")):
+        return False
+    if any(job.number in life.slurm.jobs for job in jobs):
+        return False
+    settings = life.settings
+    return settings.accounting in ("absent", "lossy", "late") or not settings.keeps_commands
+
+
+def check_cancelled(life: Life, one: Submission) -> None:
+    """A cancelled job stays cancelled."""
+    if one.cancelled is None or life.has_forgotten:
+        return
+    for folder in folders_of(life, one):
+        for job in jobs_of(life, folder):
+            if job.first_submit > one.cancelled and "--dependency=afterany" not in job.submit_line:
+                continue
+            if any(when > one.cancelled for when in one.requeued):
+                continue
+            if not job.has_ended and job.state != "LOST":
+                life.errors.append(f"{folder}: cancelled, and job {job.id} is {job.shown_state}")
+            later = [a for a in job.attempts if a.started > one.cancelled + 1.0]
+            if later:
+                life.errors.append(f"{folder}: cancelled, and job {job.id} started again")
+
+
+def check_waits(life: Life, one: Submission) -> None:
+    """`wait` ends, once the world is quiet, with the job's code."""
+    for this in one.waits:
+        if this.process.alive:
+            life.errors.append(f"{one.plan.run_dir}: wait, begun at {this.began:.0f}, goes on for ever")
+        if this.known is None or this.code is None:
+            continue
+        states = {job.state for job in jobs_of(life, this.known[0].entry.run_dir)}
+        is_unknown = any(record.state.value == "UNKNOWN" for known in this.known for record in known.records)
+        if states == {"COMPLETED"} and this.code != 0 and not one.requeued and not is_unknown:
+            life.errors.append(f"{one.plan.run_dir}: wait ends with {this.code}, and the job completed")
+        if this.code == 0 and not states & {"COMPLETED"} and not life.works[this.known[0].entry.run_dir].completed:
+            life.errors.append(f"{one.plan.run_dir}: wait ends with 0, and the job ended as {sorted(states)}")
+
+
+def check_attempts(life: Life, one: Submission) -> None:
+    """Budgets hold, attempts do not overlap, each work is completed once."""
+    for folder in folders_of(life, one):
+        work = life.works[folder]
+        if not work.retries:
+            continue
+        runs = sorted((run for run in work.runs if run.began), key=lambda run: run.began)
+        for first, second in pairwise(runs):
+            process = first.process
+            lives = first.ended is None and process is not None and process.alive
+            if (lives or (first.ended is not None and first.ended > second.began)) and not first.attempt.is_ghost:
+                life.errors.append(f"{folder}: an attempt began at {second.began:.0f} while the last one lived")
+        if len(work.completed) > 1 and not one.requeued and not any(run.attempt.is_ghost for run in runs):
+            life.errors.append(f"{folder}: the program was completed {len(work.completed)} times")
+        lines = read_attempts(Path(folder)) if os.path.isdir(folder) else []
+        keys = [(line.job_id, line.started) for line in lines]
+        if len(set(keys)) != len(keys):
+            life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
+        for cause, budget in BUDGET.items():
+            spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
+            if spent > budget:
+                life.errors.append(f"{folder}: {spent} attempts after {cause}, and the budget is {budget}")
+
+
+def check_states(life: Life) -> None:
+    """A final state never changes, and agrees with what happened."""
+    by_task: dict[tuple[str, str], list[tuple[float, str, str, str]]] = {}
+    for when, who, run_dir, record in life.seen:
+        by_task.setdefault((run_dir, record.job_id), []).append((when, who, record.state.value, record.source))
+    for (run_dir, job_id), rows in by_task.items():
+        submission = next((s for s in life.submissions if run_dir in folders_of(life, s)), None)
+        starts = [a.started for job in jobs_of(life, run_dir) for a in job.attempts]
+        final: tuple[float, str, str] | None = None
+        for when, who, state, source in sorted(rows):
+            if state not in ENDED:
+                if final is not None and state == "UNKNOWN":
+                    life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
+                continue
+            may_differ = source == "job" and {state, final[1] if final else ""} <= {
+                "CANCELLED",
+                "FAILED",
+                "TIMEOUT",
+                "NODE_FAIL",
+            }
+            if may_differ and not _accounting_answers(life):
+                continue  # what a job writes at its time limit is all that is left
+            if final is not None and final[1] != state and not any(final[0] <= start <= when for start in starts):
+                life.errors.append(
+                    f"{run_dir}: job {job_id} was {final[1]} ({final[2]}), and then {state} ({source}) to {who}"
+                )
+            if source != "job":
+                final = (when, state, source)
+        if submission is None or not rows or life.has_forgotten:
+            continue
+        _check_last(life, run_dir, job_id, sorted(rows)[-1])
+
+
+def _accounting_answers(life: Life) -> bool:
+    away = any(fault.kind == "event" and fault.detail == "dbd" for fault in life.schedule.faults)
+    return life.settings.accounting == "prompt" and not away
+
+
+def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, str, str]) -> None:
+    """What is shown at the very end agrees with the truth, as far as anybody can know it."""
+    _, who, state, source = last
+    task = job_id.partition("_")[2]
+    jobs = [job for job in jobs_of(life, run_dir) if not task or str(job.task) == task]
+    if not jobs or "[" in job_id:
+        return
+    truth = jobs[-1]
+    if truth.state == "LOST":
+        return
+    if not truth.has_ended and state in ENDED:
+        life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and is {truth.shown_state}")
+    if state == truth.state:
+        return
+    completed = bool(life.works[run_dir].completed)
+    if state == "COMPLETED" and not completed:
+        life.errors.append(f"{run_dir}: job {job_id} is shown as COMPLETED ({source}), and ended as {truth.state}")
+    if truth.state == "COMPLETED" and state in ENDED:
+        life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and COMPLETED")
+    if source == "sacct" and life.settings.accounting == "prompt" and not life.slurm.down["dbd"] and state in ENDED:
+        life.errors.append(f"{run_dir}: job {job_id} is shown as {state} (sacct), and ended as {truth.state}")
+    if state == "UNKNOWN" and life.settings.accounting == "prompt":
+        life.errors.append(f"{run_dir}: job {job_id} is UNKNOWN to {who}, and the accounting has {truth.state}")
+
+
+def check_removal(life: Life, run_dir: str) -> None:
+    """`prune` removes nothing that anybody needs."""
+    for job in jobs_of(life, run_dir):
+        if not job.has_ended and job.state != "LOST":
+            life.errors.append(f"{run_dir}: prune removes the folder of job {job.id}, which is {job.shown_state}")
+
+
+def check_folders(life: Life) -> None:
+    """Nothing is written into a folder of another job, and nothing is left half-written where it is read."""
+    for folder in life.works:
+        path = Path(folder, "submitted.json")
+        if not path.exists():
+            continue
+        content = json.loads(path.read_text())
+        roots = {str(job.root) for job in jobs_of(life, folder)}
+        if content["job_id"] not in roots or content["run_dir"] != folder:
+            life.errors.append(
+                f"{folder}: submitted.json names job {content['job_id']}, and its jobs are {sorted(roots)}"
+            )

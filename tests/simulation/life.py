@@ -1,0 +1,408 @@
+"""The whole life of jobs: users submit, ask, wait, cancel, requeue and prune, while faults happen; then all is quiet.
+
+`run` plays one schedule, which its seed gives: the cluster, the jobs, what users do, and the faults.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import bodies
+import checkers
+import msgspec
+import seams
+import slurm as simulated
+from slurm import Settings, Slurm
+from world import EPOCH_S, Fault, World
+
+from hpcjobs.errors import HpcJobsError, SchedulerDownError
+from hpcjobs.job.models import JobSpec, Plan
+from hpcjobs.job.plan import plan
+from hpcjobs.run import cancel, control, listing, prune, select, status, wait
+from hpcjobs.run.handle import JobHandle
+from hpcjobs.run.index import Entry
+from hpcjobs.run.submit import submit
+from hpcjobs.scheduler.base import JobRecord
+from hpcjobs.site.models import Site
+from hpcjobs.user import user_name
+
+simulated.USER = user_name()
+PLACE = "/place-of-the-run-folder"
+BUSY_S = 4 * 3600.0
+"""Faults and users' deeds happen within this time."""
+
+
+class Schedule(NamedTuple):
+    """One schedule, and nothing else decides about it."""
+
+    seed: int
+    faults: tuple[Fault, ...]
+
+
+@dataclass
+class Submission:
+    """One submission as its user saw it."""
+
+    work: bodies.Work
+    plan: Plan
+    array: int = 0
+    kind: str = "plain"
+    token: str | None = None
+    sent: int = 0
+    outcome: str = "not begun"
+    """``accepted``, ``refused``, ``unknown`` (may have been taken), ``killed``, ``interrupted``."""
+    entry: Entry | None = None
+    cancelled: float | None = None
+    requeued: list[float] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    pruned: bool = False
+
+
+@dataclass
+class Wait:
+    """One `hpcjobs wait`."""
+
+    began: float
+    ended: float | None = None
+    known: list[status.Known] | None = None
+    code: int | None = None
+    error: str | None = None
+    killed: bool = False
+    process: Any = None
+
+
+class Seen(NamedTuple):
+    """A record that a user was shown."""
+
+    when: float
+    who: str
+    run_dir: str
+    record: JobRecord
+
+
+@functools.cache
+def _plan(kind: str, array: str | None) -> Plan:
+    compute = {"nodes": 4, "node": {"cpus": 16}}
+    site = msgspec.convert({"name": "sim", "partitions": {"compute": compute}, "run_root": f"{PLACE}/runs"}, Site)
+    more: dict[str, Any] = {"retries": "node=2,error=1,timeout=3,preempt=3"} if kind == "retries" else {}
+    return plan(["true"], site, time="30m", name=kind, **({"array": array} if array else {}), **more)
+
+
+def plan_for(kind: str, run_dir: Path, *, array: str | None = None) -> Plan:
+    made = _plan(kind, array)
+    return made._replace(
+        run_dir=run_dir,
+        script=made.script.replace(str(made.run_dir), str(run_dir)),
+        command=tuple(token.replace(str(made.run_dir), str(run_dir)) for token in made.command),
+        job=made.job,
+    )
+
+
+ANSWERS = (
+    "lost_before",
+    "lost_after",
+    "lost_after",
+    "killed_after",
+    "empty",
+    "garbage",
+    "slow20",
+    "slow70",
+    "late15",
+    "late3",
+)
+QUESTIONS = ("lost_before", "lost_after", "killed_after", "empty", "garbage", "cut", "slow20", "slow70")
+DEATHS = ("kill", "kill", "kill_after", "INT", "TERM", "HUP")
+FILE_ERRORS = ("ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "kill", "kill", "TERM", "INT")
+EVENTS = ("node", "ghost", "preempt", "restart", "dbd", "forget", "jump+", "jump-")
+
+
+def draw_faults(seed: int) -> tuple[Fault, ...]:
+    """The faults of the schedule ``seed``: none in one of ten."""
+    draw = random.Random(seed * 7919 + 1)
+    if draw.random() < 0.1:
+        return ()
+    faults = []
+    for _ in range(1 + int(draw.expovariate(0.6))):
+        kind = draw.choice(
+            ("sbatch", "sbatch", "sbatch", "program", "program", "file", "file", "write", "event", "event")
+        )
+        if kind == "sbatch":
+            faults.append(Fault(kind, draw.randrange(4), draw.choice(ANSWERS + DEATHS)))
+        elif kind == "program":
+            faults.append(Fault(kind, draw.randrange(60), draw.choice(QUESTIONS + QUESTIONS + DEATHS)))
+        elif kind == "file":
+            faults.append(Fault(kind, draw.randrange(120), draw.choice(FILE_ERRORS)))
+        elif kind == "write":
+            faults.append(Fault(kind, draw.randrange(60), draw.choice(("ENOSPC", "EIO", "torn", "short"))))
+        else:
+            faults.append(Fault(kind, int(draw.uniform(1, BUSY_S)), draw.choice(EVENTS)))
+    return tuple(faults)
+
+
+class Life:
+    """The world of one schedule, and what was seen in it."""
+
+    def __init__(self, schedule: Schedule, home: Path) -> None:
+        self.schedule, self.home = schedule, home
+        self.world = world = World(schedule.seed, faults=[f for f in schedule.faults if f.kind != "event"])
+        draw = world.random
+        kinds = ("prompt", "prompt", "late", "absent", "lossy")
+        self.settings = Settings(
+            nodes=draw.choice((1, 2, 4)), accounting=draw.choice(kinds),
+            accounting_lag_s=draw.choice((5.0, 60.0, 400.0)),
+            min_job_age_s=draw.choice((10.0, 300.0)), keeps_commands=draw.random() < 0.8,
+            allows_requeue=draw.random() < 0.85,
+        )  # fmt: skip
+        world.log(f"{self.settings}")
+        self.works: dict[str, bodies.Work] = {}
+        self.arguments: dict[str, list[str]] = {}
+        self.submissions: list[Submission] = []
+        self.seen: list[Seen] = []
+        self.errors: list[str] = []
+        self.slurm = Slurm(world, self.settings, bodies.body_of(world, self.works, self.arguments))
+        self.has_forgotten = False
+
+    # --- what users do
+
+    def user(self, name: str, deed: Callable[[], None], *, host: str = "login1", delay_s: float = 0.0) -> Any:
+        """A command of hpcjobs; an error that it would print is its end."""
+
+        def main() -> None:
+            try:
+                deed()
+            except HpcJobsError as error:
+                self.world.log(f"{name}: {type(error).__name__}: {error.message}")
+            except (KeyboardInterrupt, TimeoutError) as error:
+                self.world.log(f"{name}: {type(error).__name__}")
+            except OSError as error:
+                if error.filename is None:
+                    self.errors.append(f"{name} ends with {error!r}, which names no file")
+                self.world.log(f"{name}: {error!r}")
+            except Exception as error:
+                self.errors.append(f"{name} ends with {type(error).__name__}: {error}")
+                self.world.log(f"{name}: {type(error).__name__}: {error}")
+                raise
+
+        return self.world.start(name, main, host=host, delay_s=delay_s)
+
+    def submit(self, one: Submission) -> None:
+        one.sent += 1
+        one.outcome = "killed"  # unless it gets further
+        try:
+            handle = submit(one.plan)
+        except SchedulerDownError as error:
+            one.outcome = "unknown" if error.maybe_taken else "refused"
+            raise
+        except KeyboardInterrupt:
+            one.outcome = "interrupted"
+            raise
+        except (HpcJobsError, OSError):
+            one.outcome = "refused"
+            raise
+        one.outcome, one.entry = "accepted", handle.entry
+
+    def resubmit(self, one: Submission) -> None:
+        """The laptop sends the same command again: a new plan, the same token."""
+        if one.outcome == "accepted":
+            return
+        run_dir = Path(f"{one.plan.run_dir}-again{one.sent}")
+        again = plan_for(one.kind, run_dir, array=one.plan.job.resources.array)
+        self._know(run_dir, one.work, one.kind)
+        one.plan = again
+        self.submit(one)
+
+    def _know(self, run_dir: Path, work: bodies.Work, kind: str) -> None:
+        copy = bodies.Work(**{**vars(work), "run_dir": str(run_dir), "completed": [], "runs": [], "failed_once": False})
+        self.works[str(run_dir)] = copy
+        self.arguments[str(run_dir)] = [
+            *("--run-dir", str(run_dir), "--tasks", "1", "--scheduler", "slurm", "--warning", "300"),
+            *("--budgets", "timeout=3,preempt=3,node=2,error=1", "--", "bash", f"{run_dir}/job.sh"),
+        ]
+
+    def look(self) -> None:
+        """`hpcjobs ps -a`."""
+        shown = listing.listing(since=EPOCH_S - 1)
+        self.note("ps", [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None])
+
+    def note(self, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
+        self.seen += [Seen(self.world.now, who, run_dir, record) for run_dir, record in rows if run_dir is not None]
+
+    def entry_of(self, one: Submission) -> Entry:
+        """As a user names the job: by its folder."""
+        return select.select([str(one.plan.run_dir)])[0]
+
+    def wait(self, one: Submission) -> None:
+        this = Wait(self.world.now, killed=True, process=self.world.current)
+        one.waits.append(this)
+        try:
+            entry = self.entry_of(one)
+            this.known = wait.wait([entry])
+        except BaseException as error:
+            if isinstance(error, Exception):
+                this.killed, this.error = False, f"{type(error).__name__}: {error}"
+            raise
+        this.killed, this.ended, this.code = False, self.world.now, wait.exit_code(this.known)
+        self.note("wait", [(entry.run_dir, record) for known in this.known for record in known.records])
+
+    def cancel(self, one: Submission) -> None:
+        entry = self.entry_of(one)
+        outcome = cancel.cancel([entry])
+        if outcome.cancelled:
+            one.cancelled = self.world.now
+            self.world.log(f"user: cancelled {outcome.cancelled}")
+
+    def control(self, verb: control.Verb, one: Submission) -> None:
+        entry = self.entry_of(one)
+        control.control(verb, [entry])
+        if verb == "requeue":
+            one.requeued.append(self.world.now)
+
+    def prune(self, age_s: float) -> None:
+        choice = prune.select_old(age_s=age_s)
+        self.remove(choice.old)
+
+    def remove(self, old: list[prune.Old]) -> None:
+        for one in old:
+            checkers.check_removal(self, one.entry.run_dir)
+        for one in prune.remove(old):
+            for submission in self.submissions:
+                if str(submission.plan.run_dir) == one.entry.run_dir:
+                    submission.pruned = True
+
+    # --- the schedule
+
+    def prepare(self) -> None:
+        draw = self.world.random
+        runs = self.home / "runs"
+        for number in range(draw.choice((1, 1, 2, 3))):
+            kind = draw.choice(("plain", "retries", "retries", "array"))
+            run_dir = runs / f"{kind}-{number}"
+            fails = draw.random() < 0.3
+            work = bodies.Work(
+                str(run_dir),
+                retries=kind == "retries",
+                steps=draw.choice((1, 10, 40, 100)),
+                step_s=draw.choice((0.5, 20.0, 60.0)),
+                code=draw.choice((1, 3, 137)) if fails else 0,
+                fails_at=draw.randrange(1, 12) if fails and kind == "retries" else None,
+                fails_always=draw.random() < 0.3,
+                on_term=draw.choice(("save", "save", "die", "ignore")),
+                save_s=draw.choice((1.0, 8.0)),
+            )
+            array = "0-2" if kind == "array" else None
+            self._know(run_dir, work, kind)
+            one = Submission(
+                work, plan_for("plain" if kind == "array" else kind, run_dir, array=array), 3 if array else 0
+            )
+            one.kind = "plain" if kind == "array" else kind
+            self.submissions.append(one)
+            self._plan_deeds(one, number)
+        for _ in range(draw.randrange(4)):
+            self.user("ps", self.look, host=draw.choice(("login1", "login2")), delay_s=draw.uniform(0, BUSY_S))
+        if draw.random() < 0.3:
+            self.user("prune", lambda: self.prune(0.0), delay_s=draw.uniform(600, BUSY_S))
+        for fault in self.schedule.faults:
+            if fault.kind == "event":
+                self.world.after(fault.at, functools.partial(self._happen, fault))
+
+    def _plan_deeds(self, one: Submission, number: int) -> None:
+        draw, at = self.world.random, self.world.random.uniform(0, 600)
+        token = f"token{number}" if draw.random() < 0.4 else None
+        one.token = token
+        process = self.user(f"submit {number}", lambda: self.submit(one), delay_s=at)
+        if token is not None:
+            process.environ["HPCJOBS_SUBMISSION"] = token
+            for again in range(2):
+                later = at + draw.uniform(1, 900) * (again + 1)
+                host = draw.choice(("login1", "login1", "login2"))
+                repeat = self.user(f"submit {number} again", lambda: self.resubmit(one), host=host, delay_s=later)
+                repeat.environ["HPCJOBS_SUBMISSION"] = token
+        for _ in range(draw.randrange(3)):
+            delay_s = at + draw.choice((2.0, 30.0, 600.0)) * draw.random()
+            self.user(f"wait {number}", lambda: self.wait(one), delay_s=delay_s)
+        if draw.random() < 0.3:
+            self.user(
+                f"cancel {number}", lambda: self.cancel(one), delay_s=at + draw.choice((5, 300, 3000)) * draw.random()
+            )
+        if draw.random() < 0.2:
+            verb: control.Verb = draw.choice(("hold", "requeue", "requeue"))
+            after = at + draw.uniform(1, 4000)
+            self.user(f"{verb} {number}", lambda: self.control(verb, one), delay_s=after)
+            if verb == "hold":
+                self.user(f"release {number}", lambda: self.control("release", one), delay_s=after + 100)
+
+    def _happen(self, fault: Fault) -> None:
+        slurm, draw = self.slurm, self.world.random
+        self.world.injected.append(fault)
+        if fault.detail in ("node", "ghost"):
+            busy = [name for job in slurm.jobs.values() if job.attempt is not None for name in job.attempt.nodes]
+            name = draw.choice(busy or slurm.names)
+            slurm.fail_node(name, back_after_s=600.0, ghost_s=0.0 if fault.detail == "node" else draw.uniform(5, 200))
+        elif fault.detail == "preempt":
+            slurm.preempt()
+        elif fault.detail in ("restart", "forget"):
+            self.has_forgotten = self.has_forgotten or fault.detail == "forget"
+            slurm.restart(away_s=draw.choice((10.0, 100.0, 700.0)), keeps_state=fault.detail == "restart")
+        elif fault.detail == "dbd":
+            slurm.lose_accounting(away_s=draw.choice((30.0, 3000.0)))
+        else:
+            self.world.skew += {"jump+": 200.0, "jump-": -200.0}[fault.detail]
+            self.world.log(f"clocks jump by {fault.detail}")
+
+    def quieten(self) -> None:
+        """No fault happens any more; held jobs are released; then somebody looks at everything, twice."""
+        world = self.world
+        world.faults.clear()
+        world.skew = 0.0
+        for job in list(self.slurm.jobs.values()):
+            if job.held:
+                self.slurm._do_release(job)
+        world.run(2 * 86400.0)
+        for delay_s in (1.0, 700.0):  # a submission that was cut short is given up after 10 minutes
+            self.user("last ps", self.look, delay_s=delay_s)
+        world.run(1000.0)
+
+
+def run(schedule: Schedule, place: Path) -> Life:
+    """Play a schedule; what the checkers found is in ``errors``."""
+    for kind, array in (("plain", None), ("plain", "0-2"), ("retries", None)):
+        _plan(kind, array)
+    home = place / "home"
+    seams.clear(place)
+    home.mkdir(parents=True)
+    (home / "runs").mkdir()
+    life = Life(schedule, home)
+    start_script = bodies.start_script(life.world, lambda: _job_of_current(life))
+    with (
+        seams.inside(life.world, life.slurm, home, start_script=start_script),
+        patch.object(os, "getcwd", lambda: str(home)),
+    ):
+        try:
+            life.prepare()
+            life.world.run(BUSY_S)
+            life.quieten()
+            checkers.check_end(life)
+        except AssertionError as error:
+            life.errors.append(f"{error}")
+    life.errors += life.world.problems
+    return life
+
+
+def _job_of_current(life: Life) -> tuple[bodies.Work, Any]:
+    current = life.world.current
+    job = next(j for j in life.slurm.every for a in j.attempts if a.process is current)
+    return life.works[str(Path(job.script).parent)], job.attempts[-1]
+
+
+def ended_in_truth(states: Collection[str]) -> bool:
+    return all(state in simulated.ENDED or state == "LOST" for state in states)
+
+
+__all__ = ["Fault", "JobHandle", "JobSpec", "Life", "Schedule", "draw_faults", "run"]

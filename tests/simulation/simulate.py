@@ -1,0 +1,143 @@
+"""Plays schedules: ``python tests/simulation/simulate.py --seeds 0-999``; a failing seed is minimised and replayable.
+
+python tests/simulation/simulate.py --seed 17            one schedule, with its trace
+python tests/simulation/simulate.py --seeds 0-999999     many, on --jobs processes
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import life
+import world
+from life import Life, Schedule
+from world import Fault
+
+
+class Failure(NamedTuple):
+    """A schedule in which something did not hold."""
+
+    schedule: Schedule
+    errors: list[str]
+    trace: list[str]
+
+
+def place() -> Path:
+    """A folder of this process's own, in memory where there is such."""
+    shared = Path("/dev/shm")
+    return (
+        shared if os.access(shared, os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
+    ) / f"hpcjobs-sim-{os.getpid()}"
+
+
+def play(schedule: Schedule, folder: Path) -> Life:
+    return life.run(schedule, folder)
+
+
+def fails(schedule: Schedule, folder: Path) -> list[str]:
+    return play(schedule, folder).errors
+
+
+def minimise(schedule: Schedule, folder: Path) -> Schedule:
+    """The schedule with as few faults as still fail in the same way."""
+    kind = _kind(fails(schedule, folder))
+    faults = list(schedule.faults)
+    for fault in list(faults):
+        fewer = Schedule(schedule.seed, tuple(one for one in faults if one is not fault))
+        if _kind(fails(fewer, folder)) & kind:
+            faults.remove(fault)
+    return Schedule(schedule.seed, tuple(faults))
+
+
+def _kind(errors: Iterable[str]) -> set[str]:
+    """Errors without numbers and names."""
+    return {"".join(c for c in error.rpartition("/")[2] if not c.isdigit()) for error in errors}
+
+
+def play_range(first: int, count: int) -> tuple[int, list[Failure], float]:
+    """Seeds one after the other: how many, those that fail, and the seconds of processor time."""
+    folder, began = place(), time.process_time()
+    failures = []
+    for seed in range(first, first + count):
+        schedule = Schedule(seed, life.draw_faults(seed))
+        done = play(schedule, folder)
+        if done.errors:
+            failures.append(Failure(schedule, done.errors, done.world.trace))
+    life.seams.clear(folder)
+    return count, failures, time.process_time() - began
+
+
+def command(schedule: Schedule) -> str:
+    return f"python tests/simulation/simulate.py --seed {schedule.seed}"
+
+
+def describe(failure: Failure, *, trace: int = 60) -> str:
+    faults = " ".join(map(str, failure.schedule.faults)) or "none"
+    lines = [*failure.errors, f"faults: {faults}", f"replay: {command(failure.schedule)} --faults {faults!r}"]
+    return "\n".join([*lines, *failure.trace[-trace:]])
+
+
+def _faults(text: str) -> tuple[Fault, ...]:
+    faults = []
+    for part in text.split() if text != "none" else []:
+        name, _, rest = part.partition("@")
+        at, _, detail = rest.partition(":")
+        faults.append(Fault(name, int(at), detail))
+    return tuple(faults)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--faults")
+    parser.add_argument("--seeds", default="0-999")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--most", type=int, default=5, help="failures to print")
+    given = parser.parse_args()
+    if given.seed is not None:
+        faults = life.draw_faults(given.seed) if given.faults is None else _faults(given.faults)
+        schedule = Schedule(given.seed, faults)
+        done = play(schedule, place())
+        print(describe(Failure(schedule, done.errors, done.world.trace), trace=10_000))
+        for seen in done.seen:
+            r = seen.record
+            print(f"{seen.when - world.EPOCH_S:10.1f}  {seen.who} showed {r.job_id} as {r.state.value} ({r.source})")
+        life.seams.clear(place())
+        return bool(done.errors)
+    first, _, last = given.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    portion, began = 200, time.monotonic()
+    failures, played, cpu_s = list[Failure](), 0, 0.0
+    with ProcessPoolExecutor(given.jobs) as pool:
+        parts = [(start, min(portion, seeds.stop - start)) for start in range(seeds.start, seeds.stop, portion)]
+        for count, failed, used in pool.map(play_range, *zip(*parts, strict=True)):
+            played, cpu_s = played + count, cpu_s + used
+            failures += failed
+    elapsed = time.monotonic() - began
+    print(f"{played} schedules in {elapsed:.0f} s ({played / elapsed:.0f} a second), {len(failures)} failed")
+    kinds: dict[str, list[Failure]] = {}
+    for failure in failures:
+        for kind in _kind(failure.errors):
+            kinds.setdefault(kind, []).append(failure)
+    for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        print(f"{len(members):5d}  {kind}  seeds {[failure.schedule.seed for failure in members[:8]]}")
+    for members in list(kinds.values())[: given.most]:
+        smallest = min(members, key=lambda failure: len(failure.schedule.faults))
+        small = minimise(smallest.schedule, place())
+        done = play(small, place())
+        print("\n" + describe(Failure(small, done.errors, done.world.trace)))
+    life.seams.clear(place())
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

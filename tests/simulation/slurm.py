@@ -1,0 +1,723 @@
+"""A Slurm cluster in virtual time, which answers Slurm's commands as text.
+
+Modelled from Slurm 22.05's manual pages and from what the sandbox printed; tests/cluster/test_conformance.py compares
+both. Jobs run as processes of the world (`Body`); what a job does is given by whoever submits it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from world import Process, World
+
+from hpcjobs.job.array import array_indices
+from hpcjobs.processes.start import Result
+
+Body = Callable[["Attempt"], int]
+"""Runs one attempt of a job as a process of the world: its exit code."""
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE")
+USER = "me"
+
+
+@dataclass
+class Settings:
+    """What differs between clusters."""
+
+    nodes: int = 4
+    min_job_age_s: float = 300.0
+    kill_wait_s: float = 30.0
+    requeue_delay_s: float = 120.0
+    accounting: str = "prompt"
+    """``prompt``, ``late``, ``absent`` (none is configured), ``lossy`` (rows of some jobs never arrive)."""
+    accounting_lag_s: float = 0.0
+    loss: float = 0.3
+    keeps_commands: bool = True
+    """SubmitLine, from Slurm 20.11 on."""
+    allows_requeue: bool = True
+    max_submit_jobs: int | None = None
+    max_array_size: int = 1001
+    name: str = "sim"
+    completing_s: float = 1.0
+
+
+@dataclass
+class Attempt:
+    """One start of a job, on nodes."""
+
+    job: Job
+    number: int
+    nodes: list[str]
+    started: float
+    limit: float
+    process: Process | None = None
+    children: list[Process] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
+    code: int | None = None
+    ended: float | None = None
+    end_state: str | None = None
+    cause: str | None = None
+    """Why Slurm ends it: the state of its end."""
+    is_ghost: bool = False
+    """Its node was given up by Slurm, and its processes went on."""
+
+    def processes(self) -> list[Process]:
+        return [*self.children, *([] if self.process is None else [self.process])]
+
+
+@dataclass
+class Row:
+    """What the accounting has of one start of a job."""
+
+    job_id: str
+    name: str
+    state: str
+    submit: float
+    start: float | None
+    end: float | None
+    nodes: list[str]
+    exit: tuple[int, int]
+    reason: str
+    submit_line: str
+    visible: float
+    nnodes: int = 1
+
+
+@dataclass
+class Job:
+    """A job, or one task of an array."""
+
+    number: int
+    """In Slurm's books; of an array's first task it may be the array's."""
+    script: str
+    name: str
+    submit: float
+    submit_line: str
+    first_submit: float
+    array: int | None = None
+    task: int | None = None
+    throttle: int = 0
+    nodes: int = 1
+    time_limit_s: float = 3600.0
+    state: str = "PENDING"
+    reason: str = "None"
+    held: bool = False
+    begin: float = 0.0
+    requeue: bool = True
+    restarts: int = 0
+    dependency: list[tuple[str, int]] = field(default_factory=list)
+    exclude: str = "(null)"
+    start: float | None = None
+    end: float | None = None
+    exit: tuple[int, int] = (0, 0)
+    node_list: list[str] = field(default_factory=list)
+    attempt: Attempt | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    preempt_time: float | None = None
+    completing: bool = False
+    cancelled_at: float | None = None
+    ends: list[tuple[float, str]] = field(default_factory=list)
+    """Every end that was final when it came: a second one follows a requeue only."""
+    warn_s: float | None = None
+    """Seconds before the limit at which the batch script gets SIGUSR1."""
+
+    @property
+    def id(self) -> str:
+        return str(self.number) if self.array is None else f"{self.array}_{self.task}"
+
+    @property
+    def root(self) -> int:
+        return self.number if self.array is None else self.array
+
+    @property
+    def shown_state(self) -> str:
+        return "COMPLETING" if self.completing else self.state
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED and not self.completing
+
+
+class Refused(Exception):
+    """A command ends with an exit code and this message."""
+
+
+class Slurm:
+    """The controller, its accounting, and the nodes."""
+
+    def __init__(self, world: World, settings: Settings, body: Callable[[Job], Body]) -> None:
+        self.world, self.settings, self._body_of = world, settings, body
+        self.jobs: dict[int, Job] = {}
+        """What slurmctld remembers, by the number in its books."""
+        self.every: list[Job] = []
+        """Each job that was ever accepted."""
+        self.rows: list[Row] = []
+        self.next_id = 1
+        self.down: dict[str, bool] = {"ctl": False, "dbd": False}
+        self.bad_nodes: set[str] = set()
+        self.names = [f"n{i}" for i in range(settings.nodes)]
+
+    # --- commands
+
+    def run(self, argv: Sequence[str], env: dict[str, str] | None = None) -> Result:
+        """The answer of a command, given at once."""
+        command = argv[0]
+        try:
+            if self.down["ctl"] and command not in ("sacct", "sacctmgr"):
+                raise Refused(f"{command}: error: Unable to contact slurm controller (connect failure)")
+            answer = getattr(self, f"_{command}", None)
+            if answer is None:
+                return Result(127, "", f"{command}: not simulated")
+            out = answer(list(argv[1:]), env or {})
+            return out if isinstance(out, Result) else Result(0, out, "")
+        except Refused as refusal:
+            return Result(1, "", f"{refusal}\n")
+
+    def _sbatch(self, argv: list[str], env: dict[str, str]) -> str:
+        options, script = self._options(argv)
+        if "test-only" in options:
+            return ""
+        array = array_indices(options["array"].partition("%")[0]) if options.get("array") else None
+        count = len(array) if array else 1
+        if self.settings.max_submit_jobs is not None and self._queued() + count > self.settings.max_submit_jobs:
+            raise Refused(
+                "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+                "accounting/QOS policy (job submit limit, user's size and/or time limits)"
+            )
+        root, throttle = self.next_id, int(options.get("array", "").partition("%")[2] or 0)
+        dependency = self._dependency(options.get("dependency", ""))
+        for task in array or [None]:
+            signal_s = re.search(r"USR1@(\d+)", options.get("signal", ""))
+            job = Job(
+                number=self.next_id,
+                script=script,
+                name=options.get("job-name", script.rpartition("/")[2]),
+                submit=self.world.now,
+                first_submit=self.world.now,
+                submit_line=" ".join(["sbatch", *argv]),
+                array=root if array else None,
+                task=task,
+                throttle=throttle,
+                nodes=int(options.get("nodes", "1").partition("-")[0]),
+                time_limit_s=_seconds(options.get("time", "01:00:00")),
+                held="hold" in options,
+                begin=self.world.now + 300.0 if options.get("begin", "").startswith("now+") else 0.0,
+                requeue="requeue" in options and "no-requeue" not in options,
+                dependency=dependency,
+                exclude=options.get("exclude", "(null)"),
+                env=dict(env),
+                warn_s=float(signal_s[1]) if signal_s else None,
+            )
+            self.jobs[job.number] = job
+            self.every.append(job)
+            self.next_id += 1
+        self.world.log(f"sbatch: job {root} of {script.rpartition('/')[0].rpartition('/')[2]}")
+        self._schedule_soon()
+        return f"{root}\n"
+
+    def _options(self, argv: list[str]) -> tuple[dict[str, str], str]:
+        script = argv[-1]
+        options: dict[str, str] = {}
+        try:
+            with open(script, encoding="utf-8", errors="replace") as file:
+                head = file.read(20_000)
+        except OSError as error:
+            raise Refused(f"sbatch: error: Unable to open file {script}") from error
+        arguments = re.findall(r"^#SBATCH --(\S.*)$", head, re.MULTILINE) + [
+            token.removeprefix("--") for token in argv[:-1] if token.startswith("--")
+        ]
+        for token in arguments:
+            name, _, value = token.partition("=")
+            options[name] = value.strip("'\"")
+        return options, script
+
+    def _dependency(self, text: str) -> list[tuple[str, int]]:
+        matching = []
+        for part in filter(None, text.split(",")):
+            kind, *ids = part.split(":")
+            for job_id in ids:
+                if int(job_id.partition("_")[0]) not in {job.root for job in self.jobs.values()}:
+                    if kind == "afterok":
+                        raise Refused("sbatch: error: Batch job submission failed: Job dependency problem")
+                    continue
+                matching.append((kind, int(job_id.partition("_")[0])))
+        return matching
+
+    def _queued(self) -> int:
+        return sum(not job.has_ended for job in self.jobs.values())
+
+    def _squeue(self, argv: list[str], env: dict[str, str]) -> str:
+        form = next((token.partition("=")[2] for token in argv if token.startswith("--format=")), "%i %o")
+        every = "--states=all" in argv
+        shown = self._grouped(job for job in self.jobs.values() if every or not job.has_ended)
+        return "".join(f"{self._format(form, job)}\n" for job in shown)
+
+    def _grouped(self, jobs: object) -> list[tuple[Job, str]]:
+        """Jobs with their ids; pending tasks of an array, until one has been a job of its own, are one line."""
+        rows: list[tuple[Job, str]] = []
+        pending: dict[int, list[Job]] = {}
+        for job in jobs:  # type: ignore[attr-defined]
+            if job.array is not None and job.state == "PENDING" and not job.restarts and not job.completing:
+                pending.setdefault(job.array, []).append(job)
+            else:
+                rows.append((job, job.id))
+        for array, members in pending.items():
+            tasks = ",".join(_ranges([job.task or 0 for job in members]))
+            throttle = f"%{members[0].throttle}" if members[0].throttle else ""
+            rows.append((members[0], f"{array}_[{tasks}{throttle}]"))
+        return rows
+
+    def _format(self, form: str, shown: tuple[Job, str]) -> str:
+        job, job_id = shown
+        pending = job.state == "PENDING"
+        values = {
+            "i": job_id, "j": job.name, "T": job.shown_state, "r": job.reason if pending else _reason(job),
+            "P": "compute", "N": ",".join(job.node_list) if not pending else "", "D": str(job.nodes),
+            "V": _epoch(job.submit), "S": _epoch(job.start) or "N/A", "M": _clock(self._elapsed(job)),
+            "l": _clock(job.time_limit_s), "o": job.script, "u": USER, "a": "me", "q": "normal",
+        }  # fmt: skip
+        return re.sub(r"%(\w)", lambda match: values[match[1]], form)
+
+    def _elapsed(self, job: Job) -> float:
+        if job.start is None or job.state == "PENDING":
+            return 0.0
+        return (job.end if job.end is not None else self.world.now) - job.start
+
+    def _sacct(self, argv: list[str], env: dict[str, str]) -> Result | str:
+        if self.settings.accounting == "absent":
+            return Result(1, "", "Slurm accounting storage is disabled\n")
+        if self.down["dbd"]:
+            return Result(1, "", "sacct: error: Problem talking to the database: Connection refused\n")
+        given = dict(token.removeprefix("--").partition("=")[::2] for token in argv)
+        columns, separator = given["format"].split(","), given.get("delimiter", "|")
+        if "SubmitLine" in columns and not self.settings.keeps_commands:
+            return Result(1, "", 'sacct: fatal: Invalid field requested: "SubmitLine"\n')
+        rows = [row for row in self.rows if row.visible <= self.world.now]
+        if "jobs" in given:
+            ids = set(given["jobs"].split(","))
+            rows = [row for row in rows if row.job_id in ids or row.job_id.split("_")[0] in ids]
+        if "starttime" in given:
+            since = time.mktime(time.strptime(given["starttime"], "%Y-%m-%dT%H:%M:%S"))
+            rows = [row for row in rows if row.end is None or row.end >= since]
+        if "duplicates" not in given:  # the newest start of each job
+            newest: dict[str, Row] = {}
+            for row in rows:
+                if row.job_id not in newest or row.submit >= newest[row.job_id].submit:
+                    newest[row.job_id] = row
+            rows = list(newest.values())
+        return "".join(separator.join(self._column(row, name) for name in columns) + "\n" for row in rows)
+
+    def _column(self, row: Row, name: str) -> str:
+        end = row.end if row.end is not None and row.end <= self.world.now else None
+        values = {
+            "JobID": row.job_id, "JobName": row.name, "State": row.state,
+            "Reason": row.reason, "Partition": "compute", "NodeList": ",".join(row.nodes) or "None assigned",
+            "NNodes": str(row.nnodes), "Submit": _epoch(row.submit), "Start": _epoch(row.start) or "Unknown",
+            "End": _epoch(end) or "Unknown", "ExitCode": f"{row.exit[0]}:{row.exit[1]}", "SubmitLine": row.submit_line,
+            "ElapsedRaw": str(int((end if end is not None else self.world.now) - row.start)) if row.start else "0",
+            "User": USER,
+        }  # fmt: skip
+        return values[name]
+
+    def _scontrol(self, argv: list[str], env: dict[str, str]) -> str:
+        arguments = [token for token in argv if not token.startswith("--")]
+        if arguments[:2] == ["show", "config"]:
+            return (
+                f"ClusterName             = {self.settings.name}\n"
+                f"KillWait                = {self.settings.kill_wait_s:.0f} sec\n"
+                f"MaxArraySize            = {self.settings.max_array_size}\nMaxJobCount             = 10000\n"
+                f"MinJobAge               = {self.settings.min_job_age_s:.0f} sec\nSchedulerParameters     = (null)\n"
+            )
+        if arguments[:2] == ["show", "hostnames"]:
+            return "".join(f"{name}\n" for name in arguments[2].split(","))
+        if arguments[:2] == ["show", "job"]:
+            if len(arguments) == 2:
+                return "".join(self._shown(job) for job in self.jobs.values())
+            matching = self._named(arguments[2])
+            if not matching:
+                raise Refused("slurm_load_jobs error: Invalid job id specified")
+            return "".join(self._shown(job) for job in matching)
+        if arguments[0] in ("hold", "release", "requeue", "requeuehold"):
+            for name in arguments[1].split(","):
+                matching = self._named(name)
+                if not matching:
+                    raise Refused("Invalid job id specified")
+                for job in matching:
+                    getattr(self, f"_do_{arguments[0]}")(job)
+            return ""
+        if arguments[0] == "update":
+            settings = dict(token.partition("=")[::2] for token in arguments[1:])
+            matching = self._named(settings.pop("JobId"))
+            if not matching:
+                raise Refused("slurm_update error: Invalid job id specified")
+            for job in matching:
+                if "ExcNodeList" in settings:
+                    job.exclude = settings["ExcNodeList"] or "(null)"
+                if "TimeLimit" in settings:
+                    job.time_limit_s = _seconds(settings["TimeLimit"])
+                    if job.attempt is not None:
+                        job.attempt.limit = job.attempt.started + job.time_limit_s
+                        self._await_limit(job, job.attempt)
+            return ""
+        raise Refused(f"scontrol: {arguments} is not simulated")
+
+    def _named(self, name: str) -> list[Job]:
+        root, _, task = name.partition("_")
+        if task:
+            tasks = set(array_indices(task.strip("[]").partition("%")[0]))
+            return [job for job in self.jobs.values() if job.array == int(root) and job.task in tasks]
+        return [job for job in self.jobs.values() if job.root == int(root)]
+
+    def _shown(self, job: Job) -> str:
+        array = f" ArrayJobId={job.array} ArrayTaskId={job.task}" if job.array is not None else ""
+        preempt = f" PreemptEligibleTime={_epoch(job.start)} PreemptTime={_epoch(job.preempt_time) or 'None'}"
+        end = job.end if job.end is not None else None if job.start is None else job.start + job.time_limit_s
+        return (
+            f"JobId={job.number}{array} JobName={job.name} UserId={USER}(1000) GroupId=me(1000) "
+            f"JobState={job.shown_state} Reason={job.reason if job.state == 'PENDING' else _reason(job)} "
+            f"Dependency=(null) "
+            f"Requeue={int(job.requeue)} Restarts={job.restarts} BatchFlag=1 "
+            f"ExitCode={job.exit[0]}:{job.exit[1]} RunTime={_clock(self._elapsed(job))} "
+            f"TimeLimit={_clock(job.time_limit_s)} SubmitTime={_epoch(job.submit)} "
+            f"StartTime={_epoch(job.start) or 'Unknown'} EndTime={_epoch(end) or 'Unknown'}{preempt} Partition=compute "
+            f"NodeList={','.join(job.node_list) or '(null)'} NumNodes={job.nodes} ExcNodeList={job.exclude} "
+            f"Command={job.script}\n"
+        )
+
+    def _scancel(self, argv: list[str], env: dict[str, str]) -> str:
+        number = next((token.partition("=")[2] for token in argv if token.startswith("--signal=")), None)
+        for name in (token for token in argv if not token.startswith("--")):
+            for job in self._named(name):
+                if job.has_ended:
+                    continue
+                if number is not None:
+                    for process in [] if job.attempt is None else job.attempt.children or job.attempt.processes():
+                        self.world.signal(process, getattr(signal, f"SIG{number}"))
+                    continue
+                self.world.log(f"scancel {job.id}")
+                job.cancelled_at = self.world.now
+                self._terminate(job, "CANCELLED")
+        return ""
+
+    def _sdiag(self, argv: list[str], env: dict[str, str]) -> str:
+        return f"*******\nsdiag output at Mon Jan 01 00:00:00 2030 ({self.world.now:.0f})\n"
+
+    def _sacctmgr(self, argv: list[str], env: dict[str, str]) -> str:
+        return ""
+
+    # --- what users do to jobs
+
+    def _do_hold(self, job: Job) -> None:
+        if job.state != "PENDING":
+            raise Refused("Job is no longer pending execution")
+        job.held, job.reason = True, "JobHeldUser"
+
+    def _do_release(self, job: Job) -> None:
+        job.held, job.reason = False, "None"
+        self._schedule_soon()
+
+    def _do_requeue(self, job: Job, *, held: bool = False) -> None:
+        if not self.settings.allows_requeue or not job.requeue:
+            raise Refused(f"Requested operation is presently disabled for job {job.id}")
+        if job.state == "PENDING":
+            raise Refused(f"Job is pending execution for job {job.id}")
+        if job.completing and job.attempt is None:
+            raise Refused(f"Job is in transition for job {job.id}")
+        job.held = job.held or held
+        if job.attempt is not None:
+            self._terminate(job, "REQUEUED")
+        else:
+            self._put_back(job)
+
+    def _do_requeuehold(self, job: Job) -> None:
+        self._do_requeue(job, held=True)
+
+    # --- the life of a job
+
+    def _schedule_soon(self) -> None:
+        self.world.after(self.world.random.choice((0.3, 1.0, 3.0)), self._schedule)
+
+    def _schedule(self) -> None:
+        if self.down["ctl"]:
+            self.world.after(5.0, self._schedule)
+            return
+        busy = {name for job in self.jobs.values() for name in job.node_list if job.attempt is not None}
+        for job in list(self.jobs.values()):
+            if job.state != "PENDING" or job.held or job.completing:
+                continue
+            if job.begin > self.world.now:
+                job.reason = "BeginTime"
+                self.world.at(job.begin, self._schedule)
+                continue
+            met = self._is_dependency_met(job)
+            if met is not True:
+                job.reason = "Dependency" if met is None else "DependencyNeverSatisfied"
+                continue
+            if job.throttle and job.throttle <= sum(
+                other.array == job.array and other.attempt is not None for other in self.jobs.values()
+            ):
+                job.reason = "JobArrayTaskLimit"
+                continue
+            excluded = set() if job.exclude == "(null)" else set(job.exclude.split(","))
+            free = [n for n in self.names if n not in busy and n not in self.bad_nodes and n not in excluded]
+            if len(free) < job.nodes:
+                job.reason = "Resources"
+                continue
+            busy |= set(free[: job.nodes])
+            self._start(job, free[: job.nodes])
+
+    def _is_dependency_met(self, job: Job) -> bool | None:
+        """None: not yet; False: never."""
+        for kind, root in job.dependency:
+            others = [other for other in self.jobs.values() if other.root == root]
+            if any(not other.has_ended for other in others):
+                return None
+            if kind == "afterok" and any(other.state != "COMPLETED" for other in others):
+                return False
+        return True
+
+    def _start(self, job: Job, nodes: list[str]) -> None:
+        now = self.world.now
+        job.state, job.reason, job.start, job.end = "RUNNING", "None", now, None
+        job.node_list, job.exit, job.preempt_time = nodes, (0, 0), None
+        attempt = Attempt(job, job.restarts, nodes, now, now + job.time_limit_s)
+        attempt.environ = {
+            "SLURM_JOB_ID": str(job.number), "SLURM_JOB_NODELIST": ",".join(nodes),
+            "SLURM_RESTART_COUNT": str(job.restarts), "SLURM_CLUSTER_NAME": self.settings.name,
+        }  # fmt: skip
+        if job.array is not None:
+            attempt.environ |= {"SLURM_ARRAY_JOB_ID": str(job.array), "SLURM_ARRAY_TASK_ID": str(job.task)}
+        job.attempt = attempt
+        job.attempts.append(attempt)
+        self.world.log(f"job {job.id} starts on {','.join(nodes)} (restarts {job.restarts})")
+        self._account(job, "RUNNING", end=None)
+        body = self._body_of(job)
+
+        def main() -> int:
+            attempt.code = body(attempt)
+            self.world.after(0.0, lambda: self._exited(job, attempt))
+            return attempt.code
+
+        attempt.process = self.world.start(f"job {job.id}.{job.restarts}", main, host=nodes[0])
+        attempt.process.environ.update(attempt.environ)
+        self._await_limit(job, attempt)
+
+    def _await_limit(self, job: Job, attempt: Attempt) -> None:
+        limit = attempt.limit
+
+        def look() -> None:
+            if attempt.limit == limit and job.attempt is attempt and attempt.cause is None:
+                self._terminate(job, "TIMEOUT")
+
+        def warn() -> None:
+            if attempt.limit == limit and job.attempt is attempt and attempt.process is not None:
+                self.world.signal(attempt.process, signal.SIGUSR1)
+
+        self.world.at(limit, look)
+        if job.warn_s is not None:
+            self.world.at(limit - job.warn_s, warn)
+
+    def _exited(self, job: Job, attempt: Attempt) -> None:
+        """The batch script has ended by itself, or after SIGTERM."""
+        if job.attempt is not attempt:
+            return
+        self._kill(attempt)  # what its script left behind
+        code = attempt.code or 0
+        state = attempt.cause or ("COMPLETED" if code == 0 else "FAILED")
+        self._ended(job, attempt, state, (code, 0) if state in ("COMPLETED", "FAILED") else (0, 15))
+
+    def _terminate(self, job: Job, state: str) -> None:
+        """SIGTERM, and SIGKILL after KillWait; a job that waits ends at once."""
+        attempt = job.attempt
+        if attempt is None:
+            if state == "CANCELLED":
+                job.state, job.end, job.start, job.reason = "CANCELLED", self.world.now, self.world.now, "None"
+                job.ends.append((self.world.now, state))
+                self.world.log(f"job {job.id} ends: CANCELLED (it waited)")
+                self._account(job, "CANCELLED by 1000", end=self.world.now)
+                self._forget_later(job)
+                self._schedule_soon()
+            return
+        if attempt.cause is not None:
+            if state == "CANCELLED" and attempt.cause in ("REQUEUED", "PREEMPTED"):
+                attempt.cause = state
+            return
+        attempt.cause = state
+        if state == "PREEMPTED":
+            job.preempt_time = self.world.now
+        job.completing = True
+        job.state = "RUNNING" if state in ("REQUEUED", "PREEMPTED") else state
+        for process in attempt.processes():
+            self.world.signal(process, signal.SIGTERM)
+
+        def kill() -> None:
+            if job.attempt is attempt:
+                self._kill(attempt)
+                self._ended(job, attempt, attempt.cause or state, (0, 9))
+
+        self.world.after(self.settings.kill_wait_s, kill)
+
+    def _kill(self, attempt: Attempt) -> None:
+        for process in attempt.processes():
+            self.world.kill(process)
+
+    def _ended(self, job: Job, attempt: Attempt, state: str, exit_: tuple[int, int]) -> None:
+        now = self.world.now
+        attempt.ended, attempt.end_state, job.attempt = now, state, None
+        job.completing, job.end, job.exit = False, now, exit_
+        self.world.log(f"job {job.id} ends: {state} {exit_[0]}:{exit_[1]}")
+        shown = "CANCELLED by 1000" if state == "CANCELLED" else state
+        self._account(job, shown, end=now)
+        puts_back = state == "REQUEUED" or (
+            state in ("PREEMPTED", "NODE_FAIL") and job.requeue and self.settings.allows_requeue
+        )
+        if puts_back:
+            self._put_back(job)
+        else:
+            job.state = state
+            job.ends.append((now, state))
+            self._forget_later(job)
+        self._schedule_soon()
+
+    def _put_back(self, job: Job) -> None:
+        job.state, job.reason, job.restarts, job.completing = "PENDING", "BeginTime", job.restarts + 1, False
+        job.submit, job.begin = self.world.now, self.world.now + self.settings.requeue_delay_s
+        job.start = job.end = None
+        job.node_list = []
+        if job.held:
+            job.reason = "JobHeldUser"
+        self.world.log(f"job {job.id} is in the queue again (restarts {job.restarts})")
+        self.world.at(job.begin, self._schedule)
+
+    def _forget_later(self, job: Job) -> None:
+        end = job.end
+
+        def forget() -> None:
+            if self.jobs.get(job.number) is job and job.has_ended and job.end == end:
+                del self.jobs[job.number]
+
+        self.world.after(self.settings.min_job_age_s, forget)
+
+    def _account(self, job: Job, state: str, *, end: float | None) -> None:
+        kind, lag = self.settings.accounting, self.settings.accounting_lag_s
+        if kind == "lossy" and self.world.random.random() < self.settings.loss:
+            return
+        visible = self.world.now + (lag * self.world.random.random() if kind == "late" else 0.0)
+        last = next((row for row in reversed(self.rows) if row.job_id == job.id and row.submit == job.submit), None)
+        start = job.start
+        row = Row(
+            job.id, job.name, state, job.submit, start, end, list(job.node_list), job.exit,
+            job.reason, job.submit_line, visible, job.nodes,
+        )  # fmt: skip
+        if last is None or last.visible > self.world.now or visible > self.world.now:
+            self.rows.append(row)
+            if last is not None:
+                # The older row is what is seen until this one arrives.
+                self.world.at(visible, lambda: self.rows.remove(last) if last in self.rows else None)
+        else:
+            self.rows[self.rows.index(last)] = row
+
+    # --- what happens to the cluster
+
+    def fail_node(self, name: str, *, back_after_s: float, ghost_s: float = 0.0) -> None:
+        """A node is lost. With ``ghost_s`` its processes go on for so long after Slurm gave it up."""
+        self.world.log(f"node {name} fails")
+        self.bad_nodes.add(name)
+        for job in list(self.jobs.values()):
+            attempt = job.attempt
+            if attempt is None or name not in attempt.nodes:
+                continue
+            if ghost_s:
+                attempt.is_ghost = True
+                self.world.after(ghost_s, lambda attempt=attempt: self._kill(attempt))  # type: ignore[misc]
+            else:
+                self._kill(attempt)
+            self._ended(job, attempt, attempt.cause if attempt.cause == "CANCELLED" else "NODE_FAIL", (0, 1))
+
+        def back() -> None:
+            self.bad_nodes.discard(name)
+            self._schedule_soon()
+
+        self.world.after(back_after_s, back)
+
+    def preempt(self) -> None:
+        """Preempt the job that runs longest."""
+        running = [job for job in self.jobs.values() if job.attempt is not None and job.attempt.cause is None]
+        if running:
+            self._terminate(min(running, key=lambda job: job.start or 0.0), "PREEMPTED")
+
+    def restart(self, *, away_s: float, keeps_state: bool) -> None:
+        """slurmctld is away for a time; without its state it begins anew, and jobs that it does not know are killed."""
+        self.world.log(f"slurmctld restarts {'with' if keeps_state else 'without'} its state")
+        self.down["ctl"] = True
+        if not keeps_state:
+            for job in self.jobs.values():
+                if job.attempt is not None:
+                    self._kill(job.attempt)
+                    job.attempt.ended, job.attempt.end_state, job.attempt = self.world.now, "LOST", None
+                if not job.has_ended:
+                    job.state = "LOST"
+            self.jobs, self.next_id = {}, 1
+
+        def back() -> None:
+            self.down["ctl"] = False
+            self._schedule_soon()
+
+        self.world.after(away_s, back)
+
+    def lose_accounting(self, *, away_s: float) -> None:
+        self.world.log("slurmdbd is away")
+        self.down["dbd"] = True
+
+        def back() -> None:
+            self.down["dbd"] = False
+
+        self.world.after(away_s, back)
+
+
+def _reason(job: Job) -> str:
+    return {"TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown", "FAILED": "NonZeroExitCode"}.get(job.state, "None")
+
+
+def _epoch(moment: float | None) -> str:
+    return "" if moment is None else f"{moment:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    total = int(seconds)
+    days, rest = divmod(total, 86400)
+    text = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{text}" if days else text
+
+
+def _seconds(text: str) -> float:
+    sign = text[:1] if text[:1] in "+-" else ""
+    text = text.removeprefix(sign)
+    days, _, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        parts += [0] * (3 - len(parts))
+    elif len(parts) == 1:
+        parts = [0, parts[0], 0]
+    elif len(parts) == 2:
+        parts = [0, *parts]
+    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def _ranges(tasks: list[int]) -> list[str]:
+    ranges: list[str] = []
+    first = last = None
+    for task in sorted(tasks):
+        if last is not None and task == last + 1:
+            last = task
+            continue
+        if first is not None:
+            ranges.append(str(first) if first == last else f"{first}-{last}")
+        first = last = task
+    if first is not None:
+        ranges.append(str(first) if first == last else f"{first}-{last}")
+    return ranges

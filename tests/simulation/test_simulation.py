@@ -1,0 +1,39 @@
+"""Whole lives of jobs in a simulated cluster, with faults from seeds. `make simulate SEEDS=0-99999` plays more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import life
+import pytest
+from life import Schedule
+from simulate import Failure, describe, play, play_range
+
+FIXED = 600
+"""Seeds that every run plays."""
+
+
+@pytest.mark.parametrize("first", range(0, FIXED, 200))
+def test_nothing_is_lost_or_doubled_in_any_schedule_of_the_fixed_seeds(first: int) -> None:
+    played, failures, _ = play_range(first, 200)
+    assert played == 200
+    assert not failures, "\n\n".join(describe(failure) for failure in failures[:3])
+
+
+def test_a_schedule_is_the_same_each_time_that_it_is_played(tmp_path: Path) -> None:
+    schedule = Schedule(62, life.draw_faults(62))
+    first, second = (play(schedule, tmp_path / "world").world.trace for _ in range(2))
+    assert first == second
+
+
+def test_a_failure_names_the_command_that_replays_it() -> None:
+    text = describe(Failure(Schedule(3, life.draw_faults(3)), ["lost"], ["it began"]))
+    assert "python tests/simulation/simulate.py --seed 3" in text
+
+
+def test_a_schedule_plays_in_a_folder_of_its_own_and_leaves_the_environment_as_it_was(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    play(Schedule(5, life.draw_faults(5)), tmp_path / "world")
+    assert dict(os.environ) == before
+    assert os.listdir(tmp_path) == ["world"]
