@@ -81,10 +81,10 @@ def _job(draw: random.Random, job: int, submitted: int, longest_s: int) -> Itera
 
 def run_hpcjobs(path: str) -> int:
     """The whole way of `hpcjobs report jobs --by user`, from the first byte."""
+    from hpcjobs.accounting.columns import Doubts
     from hpcjobs.accounting.derive import derive
-    from hpcjobs.accounting.doubts import Doubts
     from hpcjobs.accounting.fold import fold
-    from hpcjobs.accounting.parse import frames
+    from hpcjobs.accounting.sacct import frames
     from hpcjobs.accounting.totals import totals
     from hpcjobs.scheduler.slurm.table import Table
     from hpcjobs.site.library import load_site
@@ -199,10 +199,9 @@ def measure(rows: int, rounds: int, folder: Path, reportseff: str | None) -> boo
 
 def run_days(folder: str) -> int:
     """A report over 30 days whose rows lie in ``folder``, a file per day; the cache is where XDG_CACHE_HOME says."""
-    from hpcjobs.accounting.columns import choose, order
+    from hpcjobs.accounting.columns import Doubts, choose, order
     from hpcjobs.accounting.derive import derive
-    from hpcjobs.accounting.doubts import Doubts
-    from hpcjobs.accounting.query import AccountingQuery, Sacct
+    from hpcjobs.accounting.sacct import AccountingQuery, Sacct
     from hpcjobs.accounting.totals import totals
     from hpcjobs.processes.programs import Result
     from hpcjobs.site.library import load_site

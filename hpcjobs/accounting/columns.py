@@ -1,13 +1,14 @@
-"""The columns of sacct, and the columns of every report, with their units.
+"""The columns of sacct, the columns of every report with their units, and the count of implausible rows.
 
 Times are seconds since 1970 (UTC), durations end in ``_s``, sizes in ``_bytes``, energy in ``_j``; shares run
-from 0 to 1. A null is "not known", never zero.
+from 0 to 1. A null means that the value is unknown, never zero.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from hpcjobs.errors import SchedulerError
 from hpcjobs.units import format_number
@@ -105,3 +106,34 @@ def choose(helpformat: str) -> tuple[str, ...]:
 def order(names: Iterable[str]) -> tuple[str, ...]:
     """JobID first, the rest as `choose` gave them."""
     return ("JobID", *names)
+
+
+_MOST_EXAMPLES = 20
+
+
+class Doubt(NamedTuple):
+    """A kind of doubtful row: how many, and which (the first twenty)."""
+
+    kind: str
+    rows: int
+    examples: tuple[str, ...]
+
+
+class Doubts:
+    """Collects rows that were left out or only partly used."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, list[str]] = {}
+
+    def add(self, kind: str, rows: Iterable[str]) -> None:
+        """Count ``rows`` under ``kind``."""
+        for row in rows:
+            self._counts[kind] += 1
+            examples = self._examples.setdefault(kind, [])
+            if len(examples) < _MOST_EXAMPLES and row not in examples:
+                examples.append(row)
+
+    def by_frequency(self) -> list[Doubt]:
+        """Every kind there is, the most frequent first."""
+        return [Doubt(kind, count, tuple(self._examples[kind])) for kind, count in self._counts.most_common()]

@@ -8,8 +8,8 @@ import pandas as pd
 import polars as pl
 
 from hpcjobs.accounting.columns import COLUMNS
-from hpcjobs.accounting.group_totals import parse_since
 from hpcjobs.accounting.sources import JobFilter, gather
+from hpcjobs.accounting.totals import parse_since
 from hpcjobs.site.models import Site
 
 _REPEATING = (

@@ -1,14 +1,21 @@
-"""Sums figures over jobs one day after the other, since there may be too many jobs to hold in memory."""
+"""Sums figures over jobs by group, one day of the accounting at a time: all jobs may not fit into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
 import polars as pl
 
+from hpcjobs.accounting.columns import Doubts
 from hpcjobs.accounting.derive import JOB_KEY, PUT_BACK, REQUEUE_S, known_sum
+from hpcjobs.accounting.sources import AccountingTable, JobFilter, filter_jobs, gather, query_attempts
+from hpcjobs.errors import RequestError, SchedulerError, nearest
+from hpcjobs.site.library import default_site, load_site
+from hpcjobs.site.models import Site
+from hpcjobs.units import walltime_s
 
 GROUPS: Final = ("user", "account", "partition", "qos", "state", "name", "day", "source")
 _FAILED: Final = (
@@ -143,3 +150,36 @@ def _local_days(moments: pl.Series) -> pl.Series:
     days = [datetime.fromtimestamp(quarter).strftime("%Y-%m-%d") for quarter in known]
     dates: pl.Series = quarters.replace_strict(known, days, default=None, return_dtype=pl.String)
     return dates
+
+
+def parse_since(since: str | float) -> float:
+    """``7d`` back from now, or seconds since 1970 as they are.
+
+    Raises:
+        ValueError: neither.
+    """
+    return time.time() - walltime_s(since) if isinstance(since, str) else since
+
+
+def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = None) -> AccountingTable:
+    """`totals.totals` of the jobs, by ``by``; attempts of a requeued job count where they ended.
+
+    Raises:
+        RequestError: no such grouping. SchedulerError: no site answers.
+    """
+    if by not in GROUPS:
+        raise RequestError(f"--by {by}: no such group", hint=nearest(by, GROUPS))
+    jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
+    doubts = Doubts()
+    if jobs_site.scheduler == "slurm":
+        try:
+            return AccountingTable(totals(_days(job_filter, jobs_site, doubts), by=by), doubts.by_frequency(), [])
+        except SchedulerError:
+            pass  # gather says why, and asks the others
+    table = gather(job_filter, site=jobs_site)
+    return table._replace(jobs=totals([table.attempts], by=by))
+
+
+def _days(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
+    for frame in query_attempts(job_filter, site, doubts):
+        yield filter_jobs(frame, job_filter)

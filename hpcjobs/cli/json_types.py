@@ -119,7 +119,7 @@ def _session() -> Any:
 
 def _scaling() -> Any:
     from hpcjobs.scaling.analysis import Knee, SizeResult
-    from hpcjobs.scaling.intervals import Interval
+    from hpcjobs.scaling.fits import Interval
 
     interval: Any = derive(Interval)
     size = derive(SizeResult, throughput=interval, speedup=interval, efficiency=interval)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hpcjobs.cli.output import print_table
 
 if TYPE_CHECKING:
-    from hpcjobs.diagnosis.cost import Cost
-    from hpcjobs.diagnosis.placement import Placement
+    from hpcjobs.diagnosis.placement import Cost, Placement
 
 _AT_ONCE_S = 60.0
 

@@ -144,9 +144,9 @@ def jobs(
 ) -> None:
     """Report on jobs from the accounting: waits, efficiencies, energy, cost, and what to request next time."""
     require_packages("polars")
-    from hpcjobs.accounting.doubts import Doubts
-    from hpcjobs.accounting.group_totals import parse_since
+    from hpcjobs.accounting.columns import Doubts
     from hpcjobs.accounting.sources import JobFilter, gather
+    from hpcjobs.accounting.totals import parse_since
     from hpcjobs.errors import RequestError, UnknownJobError, nearest
     from hpcjobs.scheduler.base import State
     from hpcjobs.site.library import default_site
@@ -209,7 +209,7 @@ def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None)
 
 
 def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
-    from hpcjobs.accounting.group_totals import sum_by_group
+    from hpcjobs.accounting.totals import sum_by_group
 
     table = sum_by_group(job_filter, by=by, site=site)
     _print_doubts(table)
@@ -242,7 +242,7 @@ def scaling(
 ) -> None:
     """Report on a scaling study: table, fits and plots, also as a page (HTML, Markdown, CSV, Parquet, PNG, SVG)."""
     require_packages("polars", "matplotlib", "scipy")
-    from hpcjobs.scaling import comparison, page, tables
+    from hpcjobs.scaling import comparison, page
     from hpcjobs.scaling.analysis import analyse
     from hpcjobs.scaling.runs import read_runs
     from hpcjobs.scaling.study import path_of, read
@@ -273,11 +273,11 @@ def scaling(
         known = {"groups": groups, "summary": analysis.summary, "fits": laws, "knee": analysis.knee._asdict()}
         print_output("report scaling", known | {"page": str(folder / "index.html")})
     else:
-        for line in tables.warnings(analysis):
+        for line in page.warnings(analysis):
             note(line)
-        headers, sizes = tables.sizes(analysis)
+        headers, sizes = page.sizes(analysis)
         print_table([header.upper() for header in headers], sizes)
-        if fits := tables.fit_rows(analysis):
+        if fits := page.fit_rows(analysis):
             print_table(["LAW", "VERDICT", "PARAMETER", "VALUE", "RESIDUALS"], fits)
         for line in analysis.summary:
             print(line)

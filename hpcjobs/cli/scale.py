@@ -63,7 +63,7 @@ def scale(
 
     from hpcjobs.errors import RequestError
     from hpcjobs.scaling import study
-    from hpcjobs.scaling.submission import submit_study
+    from hpcjobs.scaling.study_sweep import submit_study
     from hpcjobs.site.checks import check_name
     from hpcjobs.site.library import default_site
 
@@ -105,7 +105,7 @@ def scale(
 def _wait(study: Study) -> int:
     """Wait for all runs and name those that failed; 0 if there are none."""
     from hpcjobs.cli.progress import wait_for_sweep
-    from hpcjobs.scaling.submission import sweep_of
+    from hpcjobs.scaling.study_sweep import sweep_of
 
     sweep = sweep_of(study)
     code = wait_for_sweep(sweep)

@@ -1,18 +1,190 @@
-"""Finds the cause of a job's failure from the facts and the log, with the evidence for it. Pure."""
+"""Concludes why a job failed: causes by state, signal, exit code and log, with fixes as commands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hpcjobs.diagnosis.ends import EXIT_CODES, SIGNALS, STATES, TRAINER_EXIT_CODES, EndCause
-from hpcjobs.diagnosis.fixes import add_derived, fill_fixes, fill_text, values_of
+from hpcjobs import gpu_errors
 from hpcjobs.diagnosis.log import find_end, find_first_failure, find_host, select_last
 from hpcjobs.diagnosis.matches import Match, choose_match, find_matches, is_of_program
 from hpcjobs.diagnosis.rules.python import PROGRAM_ERROR
 from hpcjobs.diagnosis.values import Diagnosis, Evidence, Failure, JobFacts, Kind, LogLine
 from hpcjobs.scheduler.exit_text import describe_exit, signal_of
-from hpcjobs.units import human_bytes, human_duration
+from hpcjobs.units import human_bytes, human_duration, slurm_time
+
+
+class EndCause(NamedTuple):
+    """The cause of an end, its words and what to do; both are filled in as those of rules are."""
+
+    cause: str
+    text: str
+    fix: tuple[str, ...] = ()
+    certain: bool = True
+
+
+STATES: dict[str, EndCause] = {
+    "TIMEOUT": EndCause(
+        "time-limit",
+        "The job reached its time limit{time_limit}",
+        ("{again} --time {more_time}", "{again} --retries timeout=3  # where the program saves checkpoints"),
+    ),
+    "DEADLINE": EndCause("deadline", "The job could not end before its deadline", ("{again} --time SHORTER",)),
+    "OUT_OF_MEMORY": EndCause(
+        "out-of-memory",
+        "The tasks used more memory than the job had{requested_memory}",
+        ("{again} --mem {more_memory}",),
+    ),
+    "NODE_FAIL": EndCause("node-failed", "A node failed{failed_node}", ("{again} --exclude {host}",)),
+    "BOOT_FAIL": EndCause("node-failed", "A node did not start{failed_node}", ("{again} --exclude {host}",)),
+    "LAUNCH_FAILED": EndCause(
+        "node-failed", "Slurm could not start the job on its nodes", ("{again} --exclude {nodes}",)
+    ),
+    "PREEMPTED": EndCause("preempted", "The job was preempted: another job took its nodes", ("{again} --retries on",)),
+    "REVOKED": EndCause("revoked", "The job was revoked: it started on another cluster of the federation"),
+    "CANCELLED": EndCause("cancelled", "The job was cancelled{canceller}", ("{again}",)),
+}
+"""By Slurm's state of the job."""
+
+SIGNALS: dict[int, EndCause] = {
+    4: EndCause("illegal-instruction", "Killed by an illegal instruction: the program is built for another CPU",
+                ("lscpu  # on the node; build for the oldest CPU of the partition, or use --constraint",)),
+    6: EndCause("aborted", "The program aborted itself (SIGABRT)",
+                ("hpcjobs logs {job}  # the lines before it say why",)),
+    7: EndCause("bus-error", "Killed by a bus error: often a full /dev/shm, or a file that was cut short while in use",
+                ("df -h /dev/shm  # on the node",), certain=False),
+    8: EndCause("arithmetic-error", "Killed by an arithmetic error in compiled code (SIGFPE)"),
+    9: EndCause("killed", "Killed by signal 9 (SIGKILL); nothing records by whom. Often the node was out of memory",
+                ("hpcjobs report advise {job}  # its peak memory", "{again} --mem {more_memory}"), certain=False),
+    11: EndCause("segmentation-fault", "Killed by a segmentation fault: a memory error in compiled code",
+                 ("{again} --env PYTHONFAULTHANDLER=1  # prints where",)),
+    15: EndCause("terminated", "Ended by SIGTERM, which neither the scheduler's state nor the log explains",
+                 certain=False),
+    24: EndCause("cpu-time-limit", "Killed at its limit of CPU time (ulimit -t)", ("ulimit -t  # in the job",)),
+    25: EndCause("file-too-large", "Killed at the largest size of a file that is allowed (ulimit -f)",
+                 ("ulimit -f  # in the job",)),
+}  # fmt: skip
+"""By the signal that killed the rank that failed first."""
+
+EXIT_CODES: dict[int, EndCause] = {
+    126: EndCause("not-executable", "The program cannot be executed (exit code 126)",
+                  ("ls -l PROGRAM",), certain=False),
+    127: EndCause("command-missing", "The program, or one that it starts, does not exist on the node (exit code 127)",
+                  ("command -v PROGRAM  # on the node",), certain=False),
+}  # fmt: skip
+"""By exit code, as shells use it."""
+
+TRAINER_EXIT_CODES: dict[int, EndCause] = {
+    2: EndCause("usage-error", "The trainer does not accept a flag or a variable of its environment: {message}",
+                ("hpcjobs logs {job}",)),
+    10: EndCause("world-size", "The processes that started are not the world that the job requested",
+                 ("srun --mpi=list ; hpcjobs sites show {site}",)),
+    11: EndCause("rendezvous-timeout", "The ranks did not find each other", ("hpcjobs fabric --site {site}",)),
+    12: EndCause("out-of-memory", "The device or the node had not enough memory",
+                 ("hpcjobs logs {job}  # names which: a GPU needs a smaller batch, the node more --mem",)),
+    13: EndCause("not-a-number", "The loss became infinite or no number", ("a smaller learning rate, or clipping",)),
+    14: EndCause("file-missing", "A file or folder of data does not exist on the node"),
+    15: EndCause("data-unreadable", "A file of data cannot be read as what it should be"),
+    16: EndCause("data-differs", "The ranks see different data"),
+    17: EndCause("checkpoint-unusable", "No checkpoint can be loaded", ("ls -l {run_dir}/checkpoints",)),
+    18: EndCause("peer-lost", "Another rank was lost in the middle of the run", ("hpcjobs fabric --site {site}",)),
+    19: EndCause("standstill", "No rank made a step for too long", ("hpcjobs fabric --site {site}",)),
+    20: EndCause("disk-full", "The run folder could not be written any more", ("df -h {run_dir} ; quota -s",)),
+    22: EndCause("gpu-broken", gpu_errors.BROKEN.text, ("{again} --exclude {host}  # and tell the administrators",)),
+    23: EndCause("gpu-configuration", "GPUs, ranks, network interface or versions of NCCL do not fit together",
+                 ("hpcjobs logs {job}  # names what does not fit",)),
+    21: EndCause("image-failed", "The container image cannot be started on the node",
+                 ("hpcjobs container check IMAGE",)),
+}  # fmt: skip
+"""By exit code of the bundled trainers (docs/trainers.md)."""
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+# Modules whose package has another name.
+_PACKAGES = {
+    "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "skimage": "scikit-image",
+    "google": "protobuf", "mpi4py.MPI": "mpi4py", "pynvml": "nvidia-ml-py",
+}  # fmt: skip
+
+
+def values_of(facts: JobFacts, *, rank: int | None, host: str | None) -> dict[str, str]:
+    """What rules may name of the job itself; what is not known is left out."""
+    memory, limit = facts.mem_per_node_bytes, facts.time_limit_s
+    known = {
+        "job": facts.job_id,
+        "site": facts.site,
+        "host": host,
+        "nodes": ",".join(facts.nodes) or None,
+        "rank": None if rank is None else str(rank),
+        "run_dir": None if facts.run_dir is None else shlex.quote(facts.run_dir),
+        "requested_memory": f", {human_bytes(memory)} per node" if memory else None,
+        "more_memory": f"{-(-memory * 2 >> 20)}M" if memory else "TWICE_AS_MUCH",
+        "time_limit": f" of {human_duration(limit)}" if limit else None,
+        "more_time": slurm_time(int(limit * 2)) if limit else "LONGER",
+        "failed_node": f": {', '.join(facts.failed_nodes)}" if facts.failed_nodes else (f": {host}" if host else None),
+        "canceller": f" by {facts.cancelled_by}" if facts.cancelled_by else None,
+        "python": "python",
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def add_derived(values: Mapping[str, str]) -> dict[str, str]:
+    """``values`` with the names that follow from a rule's own."""
+    derived = dict(values)
+    if module := values.get("module"):
+        derived["package"] = _PACKAGES.get(module, _PACKAGES.get(module.split(".")[0], module.split(".")[0]))
+    if file := values.get("file"):
+        derived["of_file"] = f": {file}"
+    return derived
+
+
+def fill_text(text: str, values: Mapping[str, str]) -> str:
+    """``text`` with its placeholders filled; one that is not known is left out, with the space before it."""
+    filled = _PLACEHOLDER.sub(lambda match: values.get(match[1], ""), text)
+    return re.sub(r"\s+", " ", filled).strip().rstrip(":").rstrip()
+
+
+def fill_fixes(fixes: Iterable[str], values: Mapping[str, str], *, by_hpcjobs: bool) -> Iterator[str]:
+    """The fixes that can be followed: of another job without commands and options that only hpcjobs' own have."""
+    for fix in fixes:
+        command, comment_mark, comment = fix.partition("  # ")
+        if not by_hpcjobs and " --container " in command:
+            yield comment.removeprefix("or ")
+            continue
+        parts = [part for part in command.split(" ; ") if by_hpcjobs or _can_be_run(part, values)]
+        if parts:
+            yield fill_fix(" ; ".join(parts) + comment_mark + comment, values, by_hpcjobs=by_hpcjobs)
+
+
+def _can_be_run(command: str, values: Mapping[str, str]) -> bool:
+    """Whether it needs no job or site of hpcjobs."""
+    return not (command.startswith("hpcjobs ") and _PLACEHOLDER.search(command)) or command == "hpcjobs logs {job}"
+
+
+def fill_fix(fix: str, values: Mapping[str, str], *, by_hpcjobs: bool) -> str:
+    """``fix`` as a command for the job: ``{again}`` submits it once more. What is not known stays in capitals."""
+    command, comment_mark, comment = fix.partition("  # ")
+    is_resubmission = "{again}" in command
+    filled = _PLACEHOLDER.sub(lambda match: _value(match[1], values, by_hpcjobs), command)
+    if is_resubmission and not by_hpcjobs:
+        filled = _for_sbatch(filled) + " SCRIPT"
+    return filled + comment_mark + _PLACEHOLDER.sub(lambda match: values.get(match[1], match[1].upper()), comment)
+
+
+def _value(name: str, values: Mapping[str, str], by_hpcjobs: bool) -> str:
+    if name == "again":
+        return f"hpcjobs rerun {values.get('job', 'JOB')}" if by_hpcjobs else "sbatch"
+    return values.get(name, name.upper())
+
+
+def _for_sbatch(command: str) -> str:
+    """Options of hpcjobs as those of sbatch."""
+    variables = re.findall(r" --env (\S+)", command)
+    command = re.sub(r" --env \S+", "", command)
+    command = re.sub(r" --retries \S+", " --requeue", command)
+    return command + (f" --export=ALL,{','.join(variables)}" if variables else "")
+
 
 TAIL_LINES = 12
 _ENDED_BY_OTHERS = 15

@@ -23,9 +23,17 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from hpcjobs.fabric.agent_measurements import greet, measure_latency, measure_memory, measure_network
+from hpcjobs.fabric.measurements import (
+    greet,
+    measure_allreduce,
+    measure_gpus,
+    measure_latency,
+    measure_memory,
+    measure_network,
+    measure_products,
+    requests_gpus,
+)
 from hpcjobs.fabric.nodes import HostGroup, agents
-from hpcjobs.fabric.program_measurements import measure_allreduce, measure_gpus, measure_products, requests_gpus
 from hpcjobs.fabric.report import Findings, collectives, gpu_table, remember, report, table
 from hpcjobs.fabric.verdict import TOLERANCE, Judged, NodeMeasurements, best, judge, outliers
 from hpcjobs.files import write_beside

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.fabric import node_record
-from hpcjobs.fabric.gpus import METRICS as GPU_METRICS
-from hpcjobs.fabric.gpus import Gpu
-from hpcjobs.fabric.verdict import METRICS, Judged, NodeMeasurements
+from hpcjobs.fabric.verdict import GPU_METRICS, METRICS, Gpu, Judged, NodeMeasurements
 
 
 @dataclass

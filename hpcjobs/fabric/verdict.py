@@ -1,16 +1,18 @@
-"""Judges each node by its measurements: which ones are far from the others, and in which metric.
+"""Judges nodes and GPUs by their measurements: which ones are far from the others, and in which metric.
 
 A value is an outlier if its robust z-score, 0.6745 times the distance from the median in median absolute deviations
 (Iglewicz and Hoaglin, 1993), passes 3.5, and if it is also worse than the median by more than the tolerance. Few
-nodes, or nodes that are very much alike, have a deviation of nearly nothing: it is taken as 5 % of the median at
+nodes, or nodes that are very similar, have a deviation near zero: it is taken as 5 % of the median at
 least. Of an even number the better middle counts as the median, so that of two nodes the slower one is the outlier.
+GPUs are compared with others of the same name over all nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high, median_low
+from typing import Any
 
 Z_LIMIT = 3.5
 FLOOR = 0.05
@@ -112,3 +114,58 @@ def best(judged: list[Judged], count: int, *, keep: str | None = None) -> list[s
     good = sorted((each for each in judged if each.good), key=lambda each: (each.node.host != keep, -each.score))
     chosen = {each.node.host for each in good[:count]}
     return [each.node.host for each in judged if each.node.host in chosen and (keep is None or keep in chosen)]
+
+
+GPU_METRICS = (
+    Metric("flops", "computes", "TFLOP/s", 1e12),
+    Metric("memory_bytes_per_s", "copies its memory", "GB/s", 1e9),
+    Metric("peer_bytes_per_s", "copies to its best neighbour", "GB/s", 1e9),
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as its process measured it. `peers`: bytes a second to the other GPUs of the node, by index."""
+
+    host: str
+    index: int
+    bus_id: str | None
+    name: str
+    flops: float
+    memory_bytes_per_s: float
+    wrong: str | None = None
+    """What came out wrong."""
+    peers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"GPU {self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The values by metric. A link counts by its better end: the other one is then at fault."""
+        values = {"flops": self.flops, "memory_bytes_per_s": self.memory_bytes_per_s}
+        return values | ({"peer_bytes_per_s": max(self.peers.values())} if self.peers else {})
+
+
+def parse_gpus(document: Mapping[str, Any]) -> list[Gpu]:
+    return [Gpu(**fields) for fields in document["gpus"]]
+
+
+def judge_gpus(gpus: Sequence[Gpu], *, tolerance: float) -> dict[str, list[str]]:
+    """What is wrong, by host: results first, then rates that fall out of those of the same model."""
+    problems: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if gpu.wrong is not None:
+            problems.setdefault(gpu.host, []).append(f"{gpu.title} {gpu.wrong}")
+    for name in dict.fromkeys(gpu.name for gpu in gpus):
+        alike = [gpu for gpu in gpus if gpu.name == name and gpu.wrong is None]
+        for metric in GPU_METRICS:
+            by_place = {f"{gpu.host} {gpu.index}": gpu for gpu in alike if metric.name in gpu.values}
+            values = {place: gpu.values[metric.name] for place, gpu in by_place.items()}
+            for place, (ratio, outlier) in compare(values, metric, tolerance).items():
+                if outlier:
+                    gpu = by_place[place]
+                    text = f"{gpu.title} {describe(metric, values[place], ratio)}"
+                    problems.setdefault(gpu.host, []).append(text)
+    return problems

@@ -13,9 +13,7 @@ import polars as pl
 
 from hpcjobs.accounting.derive import joint_energy_source
 from hpcjobs.errors import RequestError
-from hpcjobs.scaling.fits import LAWS, Fit, fit
-from hpcjobs.scaling.intervals import Interval, geometric_mean, mean_ratio
-from hpcjobs.scaling.law_choice import choose, find_possible
+from hpcjobs.scaling.fits import LAWS, Fit, Interval, choose, find_possible, fit, geometric_mean, mean_ratio
 from hpcjobs.scaling.runs import find_mixtures
 from hpcjobs.units import format_number
 

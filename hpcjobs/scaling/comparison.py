@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from hpcjobs.errors import RequestError
 from hpcjobs.scaling.analysis import Analysis, SizeResult
-from hpcjobs.scaling.intervals import mean_ratio
-from hpcjobs.scaling.law_choice import format_p_value
-from hpcjobs.scaling.tables import interval
+from hpcjobs.scaling.fits import format_p_value, mean_ratio
+from hpcjobs.scaling.page import interval
 from hpcjobs.site.models import Frozen
 from hpcjobs.site.yaml_file import read_yaml
 from hpcjobs.units import number_style

@@ -1,4 +1,8 @@
-"""Scaling laws fitted to throughput, with 95 % intervals.
+"""Means and ratios of repeated runs, scaling laws fitted to throughput, and the choice of a law, with 95 % intervals.
+
+Throughput varies by factors, so statistics are computed on logarithms: the mean is the geometric one (the median of
+log-normal runs), its interval is Student's t. Two sizes or studies are compared by the t test of Welch, because larger
+sizes often scatter more.
 
 X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 
@@ -9,13 +13,14 @@ X(N) is throughput on N units (nodes, or ranks on one node). With X1 = X(1):
 
 Each law is a sum of coefficients times functions of N, for X or for 1/X. The coefficients, none below 0, have the
 least squares of log(measured / fitted). Near the solution that is a linear regression: the coefficients are weighted
-sums of the sizes' means. Their covariance comes from the scatter of the runs of each size, which need not be equal,
-with the degrees of freedom of Welch (1947) and Satterthwaite (1946). A prediction has Student's t interval; the knee's
-interval holds every N whose efficiency may be the target.
+sums of the means of the sizes. Their covariance comes from the scatter of the runs of each size, which may differ,
+with the degrees of freedom of Welch (1947) and Satterthwaite (1946). A prediction has an interval of Student's t. The
+interval of the knee contains every N at which the efficiency may be the target.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -23,7 +28,59 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special, stats
 
-from hpcjobs.scaling.intervals import CONFIDENCE, Interval
+CONFIDENCE: Final = 0.95
+
+
+class Interval(NamedTuple):
+    """An estimate and its 95 % interval; ``low`` and ``high`` are None where nothing tells how far off it is."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def scale_by(self, factor: float) -> Interval:
+        """The same estimate in another unit."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return Interval(self.value * factor, low, high)
+
+
+class Ratio(NamedTuple):
+    """How many times as large one mean is as another."""
+
+    ratio: Interval
+    p_value: float | None
+    """Of the t test that the means are equal; None: a side has a single run."""
+
+
+def geometric_mean(values: Sequence[float]) -> Interval:
+    """The geometric mean of positive values; without an interval for a single value."""
+    logs = np.log(np.asarray(values, float))
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return Interval(float(np.exp(mean)))
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs)))
+    return _interval(mean, mean - reach, mean + reach)
+
+
+def mean_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
+    """The ratio of two geometric means; interval and p-value are of the same test, so they never disagree."""
+    logs, base_logs = np.log(np.asarray(values, float)), np.log(np.asarray(base, float))
+    difference = float(logs.mean() - base_logs.mean())
+    if len(logs) < 2 or len(base_logs) < 2:
+        return Ratio(Interval(float(np.exp(difference))), None)
+    if np.ptp(logs) == 0 and np.ptp(base_logs) == 0:  # times in whole seconds: all alike
+        return Ratio(_interval(difference, difference, difference), 1.0 if difference == 0 else 0.0)
+    with warnings.catch_warnings():
+        # Repeats that are all alike on one side are no loss of precision: their variance is 0.
+        warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
+        test = stats.ttest_ind(logs, base_logs, equal_var=False)
+    bounds = test.confidence_interval(CONFIDENCE)
+    return Ratio(_interval(difference, float(bounds.low), float(bounds.high)), float(test.pvalue))
+
+
+def _interval(*logs: float) -> Interval:
+    return Interval(*(float(np.exp(value)) for value in logs))
+
 
 Floats = npt.NDArray[np.float64]
 _SCATTER_OF_NOTHING: Final = 1e-9
@@ -240,3 +297,48 @@ def _crossing(height: Callable[[float], float], base: float, furthest: float) ->
     if below == 0:
         return base
     return float(optimize.brentq(height, where[below - 1], where[below], rtol=1e-6))
+
+
+_EXCLUDED: Final = 0.01
+"""A law is excluded below this p-value of its F test. Strict: intervals leave out what is excluded by mistake."""
+
+
+def find_possible(fits: Sequence[Fit]) -> list[Fit]:
+    """The laws that the runs do not exclude, the one with the smallest variance of residuals first."""
+    possible = [one for one in fits if one.lack is None or one.lack.p_value is None or one.lack.p_value >= _EXCLUDED]
+    return sorted(possible, key=lambda one: one.rms**2 / max(1, len(one.residuals) - len(one.coefficients)))
+
+
+def choose(possible: Sequence[Fit], fits: Sequence[Fit]) -> tuple[Fit | None, list[str]]:
+    """The law that the runs show, and why: the only one that they do not exclude, if it was tested itself."""
+    if not possible:
+        return None, ["No law fits the runs: no knee and no prediction is computed.", *map(quality, fits)]
+    first, names = possible[0], ", ".join(one.law.name for one in possible)
+    if len(possible) > 1:
+        return None, [f"{names} cannot be told apart: more sizes and repeats tell.", quality(first)]
+    if first.law is LOGARITHMIC or first.means.shape[1] == len(first.coefficients):
+        return None, [
+            f"{names} is the only law that is not excluded: a further size shows whether it holds.",
+            quality(first),
+        ]
+    return first, [f"{names} is used: the runs exclude the other laws.", quality(first)]
+
+
+def quality(fitted: Fit) -> str:
+    """How far runs of one size scatter, and how far the law misses their means, in one sentence."""
+    lack = fitted.lack
+    if lack is None:
+        return (
+            f"{fitted.law.name} misses the runs by {fitted.rms:.1%}; with a single run of each size scatter and misfit"
+            " cannot be told apart."
+        )
+    start = f"Runs of one size scatter by {lack.scatter:.1%}; {fitted.law.name} misses the means of the sizes by"
+    if lack.p_value is None:
+        return f"{start} {lack.misfit:.1%}, having as many parameters as there are sizes."
+    explained = "which the scatter explains" if lack.p_value >= _EXCLUDED else "more than the scatter explains"
+    return f"{start} {lack.misfit:.1%}, {explained} (F test for lack of fit: {format_p_value(lack.p_value)})."
+
+
+def format_p_value(p_value: float) -> str:
+    """``p = 0.031``."""
+    return "p < 0.0001" if p_value < 1e-4 else f"p = {p_value:.2g}"

@@ -1,17 +1,133 @@
-"""A study on one page: HTML that needs no network, Markdown, and the tables and pictures beside them."""
+"""The report of a study: tables as cells of text, and the page as HTML, Markdown, CSV, Parquet and pictures."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Final
 
 import polars as pl
 
+from hpcjobs.accounting.columns import format_energy
 from hpcjobs.pages import figures
 from hpcjobs.pages.html import render
-from hpcjobs.scaling import plots, tables
-from hpcjobs.scaling.analysis import Analysis
+from hpcjobs.scaling import plots
+from hpcjobs.scaling.analysis import Analysis, SizeResult
+from hpcjobs.scaling.fits import Interval
+from hpcjobs.scaling.runs import WHOLE_JOBS
 from hpcjobs.scaling.study import Study
+from hpcjobs.units import format_number, human_duration, number_style
+
+TABLE_NOTE: Final = (
+    "Throughput is work over the time of the steps, without evaluations, checkpoints and the first two steps: the"
+    " geometric mean of the runs, with its 95 % interval (Student's t on logarithms). Times and shares are medians of"
+    " the runs. Compute, exposed communication (waiting for other ranks) and data wait (waiting for a"
+    " batch) are shares of a step; checkpoint is its time relative to that of the steps. ~: modelled with the watts"
+    " of the site."
+)
+CAPTIONS: Final = {
+    "speedup": "Speed-up relative to the smallest size. Dashed: laws that the runs exclude.",
+    "efficiency": "Efficiency: speed-up divided by the ideal speed-up.",
+    "breakdown": "Median time of a step, by part. Communication is the exposed part.",
+    "spread": "Throughput of each run, divided by the median of its size: one row per host, slowest host first."
+    " A host is marked as slow if all its runs are slow.",
+}
+FIT_NOTE: Final = (
+    "X(1): throughput of one node or rank. serial: serial fraction (Amdahl, Gustafson). sigma: contention, kappa:"
+    " crosstalk (USL). log: overhead that grows with log2 N. possible: the runs do not exclude the law."
+)
+_PAGE_HEADERS: Final = {
+    "step": "step time",
+    "comm.": "exposed communication",
+    "data": "data wait",
+    "ckpt": "checkpoint, relative to the steps",
+    "CPU": "CPU efficiency",
+    "GPU": "GPU utilisation",
+    "epoch": "time of the steps of an epoch, without evaluations, checkpoints and the start",
+}
+"""Headers that are short in the terminal."""
+RUN_HEADERS: Final = ("job", "nodes", "ranks", "repeat", "state", "throughput", "hosts", "source", "run folder")
+
+
+def sizes(analysis: Analysis) -> tuple[list[str], list[list[str]]]:
+    """Headers, and the cells of each size; without columns that were not measured."""
+    table = [_cells(group, analysis.unit) for group in analysis.groups]
+    known = [header for header in table[0] if any(row[header] != "-" for row in table)]
+    return known, [[row[header] for header in known] for row in table]
+
+
+def page_headers(headers: list[str]) -> list[str]:
+    """Headers of `sizes` in full, for a page."""
+    return [_PAGE_HEADERS.get(header, header) for header in headers]
+
+
+def _cells(group: SizeResult, unit: str) -> dict[str, str]:
+    paid = group.cost_per_million
+    return {
+        "nodes": str(group.nodes),
+        "ranks": str(group.ranks),
+        "runs": str(group.runs),
+        unit: interval(group.throughput, number_style(group.throughput.value)),
+        "speed-up": interval(group.speedup, ".2f"),
+        "efficiency": interval(group.efficiency, ".0%"),
+        "step": "-" if group.step_s is None else f"{1e3 * group.step_s:.1f} ms",
+        "compute": share(group.compute),
+        "comm.": share(group.communication),
+        "data": share(group.data_wait),
+        "ckpt": share(group.checkpoint),
+        "CPU": share(group.cpu_efficiency),
+        "GPU": share(group.gpu_utilization),
+        "queue wait": "-" if group.queue_wait_s is None else human_duration(group.queue_wait_s),
+        "epoch": "-" if group.epoch_s is None else human_duration(group.epoch_s),
+        "energy": format_energy(group.energy_j, group.energy_source),
+        "cost / 10⁶ samples": "-" if paid is None else f"{format_number(paid)} {group.currency}",
+    }
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def interval(value: Interval, style: str) -> str:
+    """``3.61 (3.5 to 3.7)``; the value alone where there is no interval or no width to it."""
+    if value.low is None or value.high is None or value.low == value.high:
+        return f"{value.value:{style}}"
+    return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"
+
+
+def fit_rows(analysis: Analysis) -> list[list[str]]:
+    """Law, whether the runs exclude it, parameter, value, root mean square of the residuals."""
+    rows = []
+    for fitted in analysis.fits:
+        verdict = "used" if fitted is analysis.chosen else "possible" if fitted in analysis.possible else "excluded"
+        verdict = verdict if analysis.possible else "-"
+        for parameter, value in fitted.parameters.items():
+            name, style = (f"X(1), {analysis.unit}", number_style(value)) if parameter == "X(1)" else (parameter, ".4g")
+            rows.append([fitted.law.name, verdict, name, f"{value:{style}}", f"{fitted.rms:.1%}"])
+    return rows
+
+
+def run_rows(runs: pl.DataFrame) -> list[list[str]]:
+    return [
+        [
+            row["job_id"], str(row["nodes"]), str(row["ranks"]), str(row["repeat"]), row["state"] or "-",
+            "-" if row["throughput"] is None else f"{format_number(row['throughput'])} {row['unit']}",
+            row["node_list"] or "-", row["source"] or "-", row["run_dir"],
+        ]
+        for row in runs.to_dicts()
+    ]  # fmt: skip
+
+
+def warnings(analysis: Analysis) -> list[str]:
+    lines = [f"This study mixes {what}. Its figures are not comparable." for what in analysis.mixed]
+    if analysis.unit in WHOLE_JOBS:
+        lines.append(
+            f"The program leaves no summary.json: {analysis.unit} are of whole jobs, imports and the start of Python "
+            "included. hpcjobs.runtime.start() and run.log(step, samples=N) measure the steps."
+        )
+    if analysis.left_out:
+        lines.append(f"Runs without a measurement: {'; '.join(analysis.left_out)}.")
+    return lines
 
 
 def write(
@@ -28,7 +144,7 @@ def write(
     made = plots.figures(analysis, runs)
     written = figures.save(made, folder)
     html, markdown = folder / "index.html", folder / "report.md"
-    inline = [(tables.CAPTIONS[name], figures.to_svg(figure)) for name, figure in made.items()]
+    inline = [(CAPTIONS[name], figures.to_svg(figure)) for name, figure in made.items()]
     html.write_text(_html(study, analysis, runs, inline, baseline, comparison), encoding="utf-8")
     markdown.write_text(_markdown(study, analysis, runs, list(made), baseline, comparison), encoding="utf-8")
     runs.write_csv(folder / "runs.csv")
@@ -48,23 +164,23 @@ def _html(
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
-    headers, rows = tables.sizes(analysis)
+    headers, rows = sizes(analysis)
     return render(
         "study",
         title=f"Scaling study {study.name}",
         lead=_lead(study),
-        warnings=tables.warnings(analysis),
+        warnings=warnings(analysis),
         summary=analysis.summary,
-        headers=tables.page_headers(headers),
+        headers=page_headers(headers),
         rows=rows,
-        table_note=tables.TABLE_NOTE,
+        table_note=TABLE_NOTE,
         pictures=inline,
-        fits=tables.fit_rows(analysis),
-        fit_note=tables.FIT_NOTE,
+        fits=fit_rows(analysis),
+        fit_note=FIT_NOTE,
         baseline=baseline,
         comparison=comparison,
-        run_headers=tables.RUN_HEADERS,
-        runs=tables.run_rows(runs),
+        run_headers=RUN_HEADERS,
+        runs=run_rows(runs),
     )
 
 
@@ -76,24 +192,24 @@ def _markdown(
     baseline: str | None,
     comparison: list[list[str]] | None,
 ) -> str:
-    headers, rows = tables.sizes(analysis)
+    headers, rows = sizes(analysis)
     parts = [f"# Scaling study {study.name}", _lead(study)]
-    parts += [f"> **{line}**" for line in tables.warnings(analysis)]
+    parts += [f"> **{line}**" for line in warnings(analysis)]
     parts.append("\n".join(f"- {line}" for line in analysis.summary))
     parts += [
         "## Sizes",
-        _table(tables.page_headers(headers), rows),
-        tables.TABLE_NOTE,
+        _table(page_headers(headers), rows),
+        TABLE_NOTE,
     ]
-    parts += ["## Plots", *(f"![{tables.CAPTIONS[name]}]({name}.svg)" for name in names)]
+    parts += ["## Plots", *(f"![{CAPTIONS[name]}]({name}.svg)" for name in names)]
     parts += [
         "## Fits",
-        _table(["law", "verdict", "parameter", "value", "residuals, rms"], tables.fit_rows(analysis)),
-        tables.FIT_NOTE,
+        _table(["law", "verdict", "parameter", "value", "residuals, rms"], fit_rows(analysis)),
+        FIT_NOTE,
     ]
     if comparison:
         parts += [f"## Comparison with {baseline}", _table(comparison[0], comparison[1:])]
-    parts += ["## Runs", _table(list(tables.RUN_HEADERS), tables.run_rows(runs))]
+    parts += ["## Runs", _table(list(RUN_HEADERS), run_rows(runs))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -16,9 +16,9 @@ from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.select import is_known_configuration, select
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import Analysis, analyse, find_reached
-from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.runs import read_runs
 from hpcjobs.scaling.study import Study
+from hpcjobs.scaling.study_sweep import list_runs
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.units import human_duration
 

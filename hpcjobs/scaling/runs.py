@@ -13,9 +13,8 @@ from hpcjobs.accounting.sources import JobFilter, gather
 from hpcjobs.job.array import task_ids
 from hpcjobs.run.state_file import read_json
 from hpcjobs.runtime.summary import SUMMARY_FILE, Quantiles, Throughput
-from hpcjobs.scaling.code_versions import read_code, read_image
-from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.study import Mode, Study, StudyRun
+from hpcjobs.scaling.study_sweep import list_runs, read_code, read_image
 
 MIXABLE: Final = {
     "code": "code versions",

@@ -89,7 +89,7 @@ def test_each_recorded_column_of_figures_has_a_row(command: str) -> None:
 def test_each_column_of_a_scaling_report_has_a_row() -> None:
     """The recorded study has no summaries: the test of a complete one has the other columns."""
     listed = {figure for row in rows() if "report scaling" in row.commands for figure in row.figures}
-    source = (HERE.parents[1] / "hpcjobs" / "scaling" / "tables.py").read_text(encoding="utf-8")
+    source = (HERE.parents[1] / "hpcjobs" / "scaling" / "page.py").read_text(encoding="utf-8")
     (cells,) = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", None) == "_cells"]
     (table,) = [node for node in ast.walk(cells) if isinstance(node, ast.Dict)]
     headers = {key.value.upper() for key in table.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}

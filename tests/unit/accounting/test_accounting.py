@@ -10,13 +10,11 @@ import polars as pl
 import pytest
 from sacct_versions import BEGUN, DATA, SEPARATOR, FakeSacct, printed, row, step
 
-from hpcjobs.accounting.columns import COLUMNS, SACCT_COLUMNS, choose, order
+from hpcjobs.accounting.columns import COLUMNS, SACCT_COLUMNS, Doubts, choose, order
 from hpcjobs.accounting.dataframe import to_pandas
 from hpcjobs.accounting.derive import derive, merge_attempts, number_uses
-from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import frames
-from hpcjobs.accounting.query import AccountingQuery, Sacct
+from hpcjobs.accounting.sacct import AccountingQuery, Sacct, frames
 from hpcjobs.errors import SchedulerError
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.slurm.table import Table

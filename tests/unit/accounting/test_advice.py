@@ -14,10 +14,10 @@ import polars as pl
 import pytest
 
 from hpcjobs.accounting.advice import JobUsage, advise
-from hpcjobs.accounting.day_cache import windows
 from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.goodput import add_goodput, read_lasting_s
+from hpcjobs.accounting.sacct import windows
 from hpcjobs.accounting.totals import totals
+from hpcjobs.accounting.usage import add_goodput, read_lasting_s
 
 GIB = 1 << 30
 

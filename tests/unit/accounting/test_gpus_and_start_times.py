@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from hpcjobs.accounting.derive import SCHEMA
-from hpcjobs.accounting.gpu_monitor import add_gpu_usage, read_gpu_usage
+from hpcjobs.accounting.usage import add_gpu_usage, read_gpu_usage
 from hpcjobs.job.plan import plan
 from hpcjobs.processes.programs import Result
 from hpcjobs.run import folder

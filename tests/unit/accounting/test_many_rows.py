@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sacct_versions import BEGUN, SEPARATOR, FakeSacct, printed, row, step
 
-from hpcjobs.accounting.columns import SACCT_COLUMNS
-from hpcjobs.accounting.doubts import Doubts
+from hpcjobs.accounting.columns import SACCT_COLUMNS, Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import frames
-from hpcjobs.accounting.query import AccountingQuery, Sacct
+from hpcjobs.accounting.sacct import AccountingQuery, Sacct, frames
 from hpcjobs.scheduler.slurm.table import Table
 
 JOBS = 500_000

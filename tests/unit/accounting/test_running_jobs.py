@@ -8,13 +8,12 @@ import polars as pl
 import pytest
 from sacct_versions import BEGUN, SEPARATOR, printed, row, step
 
-from hpcjobs.accounting.columns import SACCT_COLUMNS
+from hpcjobs.accounting.columns import SACCT_COLUMNS, Doubts
 from hpcjobs.accounting.derive import derive
-from hpcjobs.accounting.doubts import Doubts
 from hpcjobs.accounting.fold import fold
-from hpcjobs.accounting.parse import frames
-from hpcjobs.accounting.sstat import add_running_usage
+from hpcjobs.accounting.sacct import frames
 from hpcjobs.accounting.totals import totals
+from hpcjobs.accounting.usage import add_running_usage
 from hpcjobs.errors import CommandMissingError
 from hpcjobs.processes.programs import Result
 from hpcjobs.scheduler.slurm.table import Table

@@ -9,9 +9,8 @@ import pytest
 from commandline import ok
 from scripted_slurm import answer as answer_command
 
-from hpcjobs.diagnosis.accounting import _TABLE, failed_nodes, read_account
 from hpcjobs.diagnosis.failed import diagnose
-from hpcjobs.diagnosis.gather import gather_foreign
+from hpcjobs.diagnosis.gather import _TABLE, failed_nodes, gather_foreign, read_account
 from hpcjobs.diagnosis.values import Diagnosis
 from hpcjobs.processes.programs import Result
 from hpcjobs.scheduler.base import State

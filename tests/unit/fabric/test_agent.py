@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcjobs.fabric.agent import hello
-from hpcjobs.fabric.network import EchoServer, Unreachable, own_address, round_trip_s, stream_rate
+from hpcjobs.fabric.agent import EchoServer, Unreachable, hello, own_address, round_trip_s, stream_rate
 from hpcjobs.fabric.nodes import Agent
 
 HERE = "127.0.0.1"

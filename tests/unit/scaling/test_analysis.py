@@ -14,7 +14,7 @@ from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.accounting.sources import AccountingTable
 from hpcjobs.errors import RequestError
 from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
-from hpcjobs.scaling import comparison, page, plots, tables
+from hpcjobs.scaling import comparison, page, plots
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse
 from hpcjobs.scaling.right_size import advise_nodes
@@ -68,7 +68,7 @@ def test_table_speedup_and_efficiency_are_against_the_smallest_size() -> None:
 def test_compute_is_unknown_where_a_part_of_the_step_was_not_measured(unknown: str) -> None:
     analysis = analyse(runs({1: 100, 2: 180}, **{unknown: None}))
     assert [group.compute for group in analysis.groups] == [None, None]
-    headers, rows = tables.sizes(analysis)
+    headers, rows = page.sizes(analysis)
     assert "compute" not in headers
     assert "100%" not in rows[1]
     assert "breakdown" not in plots.figures(analysis, runs({1: 100, 2: 180}))
@@ -254,7 +254,7 @@ def test_single_runs_give_no_interval_and_no_nan() -> None:
         analysis = analyse(table)
         shown = [
             *analysis.summary,
-            *(cell for row in (*tables.sizes(analysis)[1], *tables.fit_rows(analysis)) for cell in row),
+            *(cell for row in (*page.sizes(analysis)[1], *page.fit_rows(analysis)) for cell in row),
         ]
         assert not [text for text in shown if "nan" in text.lower()]
 
@@ -337,7 +337,7 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_without_evaluations_and_the_s
 
 @pytest.mark.parametrize(("unit", "warned"), [("runs/h", True), ("rank-runs/h", True), ("images/s", False)])
 def test_a_study_measured_by_the_time_of_whole_jobs_says_so(unit: str, warned: bool) -> None:
-    lines = tables.warnings(analyse(runs({1: 100, 2: 190}, unit=unit)))
+    lines = page.warnings(analyse(runs({1: 100, 2: 190}, unit=unit)))
     assert any("imports and the start of Python included" in line for line in lines) == warned
 
 
@@ -384,5 +384,5 @@ def test_energy_of_a_size_is_marked_as_modelled_where_that_of_one_run_is() -> No
     frame = runs({1: 100, 2: 190}, energy_j=3.6e6, energy_source="measured").with_columns(
         energy_source=pl.when(pl.col("job_id") == "23").then(pl.lit("modelled")).otherwise("energy_source")
     )
-    headers, rows = tables.sizes(analyse(frame))
+    headers, rows = page.sizes(analyse(frame))
     assert [row[headers.index("energy")] for row in rows] == ["1 kWh", "~1 kWh"]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Law, fit
-from hpcjobs.scaling.intervals import mean_ratio
+from hpcjobs.scaling.fits import AMDAHL, GUSTAFSON, USL, Law, fit, mean_ratio
 
 NODES = [n for n in (1, 2, 4, 8, 16) for _ in range(3)]
 

@@ -25,7 +25,7 @@ import pytest
 
 from hpcjobs.scaling.analysis import Analysis, analyse
 from hpcjobs.scaling.comparison import compare
-from hpcjobs.scaling.intervals import Interval
+from hpcjobs.scaling.fits import Interval
 from hpcjobs.scaling.runs import _COLUMNS
 
 SIZES, REPEATS = (3, 4, 5), (2, 3, 4, 5)

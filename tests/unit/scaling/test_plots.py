@@ -15,7 +15,7 @@ from test_analysis import amdahl, runs
 from hpcjobs.pages import figures
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import analyse
-from hpcjobs.scaling.host_spread import draw_hosts, host_spread
+from hpcjobs.scaling.plots import draw_hosts, host_spread
 from hpcjobs.sweeps import results_page
 
 STUDIES = {

@@ -25,11 +25,9 @@ from hpcjobs.run.submit import hand_over
 from hpcjobs.run.wait import wait
 from hpcjobs.scaling import study
 from hpcjobs.scaling.analysis import analyse
-from hpcjobs.scaling.run_list import list_runs
 from hpcjobs.scaling.runs import find_mixtures, read_runs
 from hpcjobs.scaling.study import Mode, Size, Study
-from hpcjobs.scaling.study_sweep import define
-from hpcjobs.scaling.submission import submit_study
+from hpcjobs.scaling.study_sweep import define, list_runs, submit_study
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
 

@@ -1,0 +1,220 @@
+"""Usage that sacct lacks: of running jobs from sstat, goodput and GPUs from the files of the run folder.
+
+Goodput: a resumed run cuts metrics.jsonl at its checkpoint and opens a new part with a ``run`` line. So the last
+``time_s`` of each part is the time that was kept. Parts start with the training, so the start-up of earlier attempts
+counts as lost.
+
+GPUs: a monitor samples each second and starts again with each attempt, so its figures are of the last one. Energy is
+the sum of power x time between samples, by NVML; the rest of the node stays modelled (``energy_source`` is ``nvml``).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import polars as pl
+
+from hpcjobs.errors import CommandMissingError
+from hpcjobs.files import read_regular
+from hpcjobs.processes.programs import Runner, run
+from hpcjobs.run.folder import output_dir
+from hpcjobs.runtime.summary import METRICS_FILE
+from hpcjobs.scheduler.slurm.fields import read_bytes, read_clock_s, read_resource
+from hpcjobs.scheduler.slurm.table import Table
+from hpcjobs.site.models import Site
+
+_MOST_JOBS: Final = 16
+"""sstat asks every node of every step: for a long list of jobs it would take long and load their nodes."""
+_STEPS: Final = Table(("JobID", "MaxRSS", "TRESUsageInTot"), "|")
+
+
+N = TypeVar("N", int, float)
+
+
+class StepUsage(NamedTuple):
+    """What the steps of a running job have used so far. None: not measured."""
+
+    cpu_s: float | None
+    mem_bytes: int | None
+    """Sum of the tasks' peaks, all steps together."""
+    max_rss_bytes: int | None
+
+
+def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner = run) -> pl.DataFrame:
+    """Running jobs with their use so far, where they are few and sstat answers; else it stays unknown."""
+    running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
+    if not 0 < len(running) <= _MOST_JOBS:
+        return frame
+    argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_STEPS.columns)}"]
+    # The exit code tells nothing: other people's jobs are refused one by one, and the rest is printed.
+    try:
+        answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
+    except CommandMissingError:  # some sites give their users sacct alone: the use of running jobs stays unknown
+        return frame
+    usage = parse_sstat(answer.out)
+    if not usage:
+        return frame
+    schema = {"job_id_raw": pl.String, "_cpu": pl.Float64, "_mem": pl.Int64, "_rss": pl.Int64}
+    seen = pl.DataFrame([(job_id, *used) for job_id, used in usage.items()], schema=schema, orient="row")
+    live = pl.col("state") == "RUNNING"
+    return (
+        frame.join(seen, on="job_id_raw", how="left", maintain_order="left")
+        .with_columns(
+            cpu_s=pl.when(live & pl.col("_cpu").is_not_null())
+            .then(pl.col("_cpu") + pl.col("_ended_steps_cpu_s").fill_null(0.0))
+            .otherwise("cpu_s"),
+            mem_used_bytes=_largest(
+                live & pl.col("_mem").is_not_null(), "_mem", "_ended_steps_mem_bytes", "mem_used_bytes"
+            ),
+            max_rss_bytes=_largest(
+                live & pl.col("_rss").is_not_null(), "_rss", "_ended_steps_rss_bytes", "max_rss_bytes"
+            ),
+        )
+        .select(frame.columns)
+    )
+
+
+def _largest(known: pl.Expr, now: str, ended: str, column: str) -> pl.Expr:
+    """The larger one of what runs now and of what the ended steps held; ``column`` as it is where it is not known."""
+    return pl.when(known).then(pl.max_horizontal(now, ended)).otherwise(column)
+
+
+def parse_sstat(out: str) -> dict[str, StepUsage]:
+    """Job id -> use, from the table `_STEPS`, without Slurm's extern step."""
+    used: dict[str, StepUsage] = {}
+    for row in _STEPS.rows(out):
+        (job_id, _, step), sampled = row.raw("JobID").partition("."), row.raw("TRESUsageInTot")
+        if step == "extern":
+            continue
+        before = used.get(job_id, StepUsage(None, None, None))
+        used[job_id] = StepUsage(
+            _add(before.cpu_s, read_clock_s(read_resource(sampled, "cpu"))),
+            _add(before.mem_bytes, read_bytes(read_resource(sampled, "mem"))),
+            max(
+                (size for size in (before.max_rss_bytes, read_bytes(row.raw("MaxRSS"))) if size is not None),
+                default=None,
+            ),
+        )
+    return used
+
+
+def _add(first: N | None, second: N | None) -> N | None:
+    return second if first is None else first if second is None else first + second
+
+
+def read_lasting_s(run_dir: Path) -> list[float] | None:
+    """Seconds that lasted, of each part of the metrics; None where there are none."""
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return None
+    parts: list[float] = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                break  # being written
+            entry = json.loads(line)
+            if entry.get("kind") == "run":
+                parts.append(0.0)
+            elif parts:
+                parts[-1] = float(entry.get("time_s", parts[-1]))
+    return parts or None
+
+
+def add_goodput(frame: pl.DataFrame) -> pl.DataFrame:
+    """Lost seconds of requeued jobs by their metrics, where a run folder has some."""
+    requeued = frame.filter((pl.col("attempts") > 1) & pl.col("run_dir").is_not_null())
+    lost_s_of = {}
+    for job_id, run_dir, lost in requeued.select("job_id", "run_dir", "lost_s").rows():
+        parts = read_lasting_s(output_dir(Path(run_dir), job_id))
+        if parts is not None:
+            lost_s_of[job_id] = max(0.0, lost - sum(parts[:-1]))
+    if not lost_s_of:
+        return frame
+    known = pl.col("job_id").is_in(list(lost_s_of))
+    lost = pl.col("job_id").replace_strict(lost_s_of, default=None, return_dtype=pl.Float64)
+    return frame.with_columns(
+        lost_s=pl.when(known).then(lost).otherwise("lost_s"),
+        goodput=pl.when(known).then(1 - lost / pl.col("elapsed_all_s")).otherwise("goodput"),
+        goodput_source=pl.when(known).then(pl.lit("checkpoints")).otherwise("goodput_source"),
+    )
+
+
+_SCHEMA: Final = {
+    "kind": pl.String,
+    "time_s": pl.Float64,
+    "gpu_percent": pl.Float64,
+    "gpu_memory_bytes": pl.Float64,
+    "gpu_power_w": pl.Float64,
+}
+
+
+class GpuUsage(NamedTuple):
+    """The GPUs of a run. None: not known."""
+
+    utilization: float | None
+    """Mean over samples and nodes, 0 to 1."""
+    mem_bytes: int | None
+    """Peaks of the nodes together."""
+    energy_j: float | None
+
+
+def read_gpu_usage(folder: Path) -> GpuUsage | None:
+    """What monitor.jsonl and monitor-N.jsonl of a run folder say; None where no GPU was watched."""
+    nodes = [samples for path in sorted(folder.glob("monitor*.jsonl")) if len(samples := _samples(path))]
+    if not nodes:
+        return None
+    busy = pl.concat([samples["gpu_percent"] for samples in nodes]).mean()
+    memory = [peak for samples in nodes if isinstance(peak := samples["gpu_memory_bytes"].max(), float)]
+    joules = [_joules(samples) for samples in nodes]
+    return GpuUsage(
+        utilization=busy / 100 if isinstance(busy, float) else None,
+        mem_bytes=round(sum(memory)) if memory else None,
+        energy_j=None if any(energy is None for energy in joules) else sum(energy or 0.0 for energy in joules),
+    )
+
+
+def add_gpu_usage(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
+    """GPU columns of jobs whose run folders hold a monitor's samples; with power, their energy too."""
+    used = frame.filter((pl.col("gpus") > 0) & pl.col("run_dir").is_not_null())
+    rows = [
+        (job_id, run_dir, *seen)
+        for job_id, run_dir in used.select("job_id", "run_dir").rows()
+        if (seen := read_gpu_usage(output_dir(Path(run_dir), job_id))) is not None
+    ]
+    if not rows:
+        return frame
+    schema = {"job_id": pl.String, "run_dir": pl.String, "_use": pl.Float64, "_mem": pl.Int64, "_j": pl.Float64}
+    usage = pl.DataFrame(rows, schema=schema, orient="row")
+    modelled_gpus = pl.col("gpus") * (site.watts.gpu or 0.0) * pl.col("elapsed_s")
+    rest = (pl.col("energy_j") - modelled_gpus).clip(0).fill_null(0)
+    ours = pl.col("_j").is_not_null() & (pl.col("energy_source") != "measured").fill_null(True)
+    ours &= pl.col("attempts") == 1
+    return frame.join(usage, on=["job_id", "run_dir"], how="left", maintain_order="left").select(
+        *(pl.col(name) for name in frame.columns if name not in _CHANGED),
+        gpu_utilization=pl.coalesce("_use", "gpu_utilization"),
+        gpu_mem_bytes=pl.coalesce("_mem", "gpu_mem_bytes"),
+        gpu_source=pl.when(pl.col("_use").is_not_null()).then(pl.lit("monitor")).otherwise("gpu_source"),
+        energy_j=pl.when(ours).then(pl.col("_j") + rest).otherwise("energy_j"),
+        energy_source=pl.when(ours).then(pl.lit("nvml")).otherwise("energy_source"),
+    ).select(frame.columns)  # fmt: skip
+
+
+_CHANGED: Final = ("gpu_utilization", "gpu_mem_bytes", "gpu_source", "energy_j", "energy_source")
+
+
+def _samples(path: Path) -> pl.DataFrame:
+    """Samples that tell something of a GPU, in the order of time; the last line may be in the writing."""
+    data = read_regular(path)
+    lines = data[: data.rfind(b"\n") + 1]
+    if not lines:
+        return pl.DataFrame(schema=_SCHEMA)
+    samples = pl.read_ndjson(lines, schema=_SCHEMA).filter(pl.col("kind") == "sample")
+    return samples.filter(pl.any_horizontal(pl.col(name).is_not_null() for name in list(_SCHEMA)[2:]))
+
+
+def _joules(samples: pl.DataFrame) -> float | None:
+    """Power is that of the time since the sample before."""
+    spent = samples.select((pl.col("gpu_power_w") * pl.col("time_s").diff().fill_null(pl.col("time_s"))).sum()).item()
+    return float(spent) if samples["gpu_power_w"].null_count() < len(samples) else None
