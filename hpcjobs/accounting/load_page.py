@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from hpcjobs.pages import figures
-from hpcjobs.pages.html import render
+from hpcjobs.pages import figures, render
 from hpcjobs.run.samples import NodeSamples, Sample
 
 _POINTS = 600

@@ -9,8 +9,7 @@ from typing import Final
 import polars as pl
 
 from hpcjobs.accounting.columns import format_energy
-from hpcjobs.pages import figures
-from hpcjobs.pages.html import render
+from hpcjobs.pages import figures, render
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval

@@ -9,8 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from hpcjobs.pages import figures
-from hpcjobs.pages.html import render
+from hpcjobs.pages import figures, render
 from hpcjobs.sweeps import results_plots
 from hpcjobs.units import format_count
 

@@ -1,29 +1,30 @@
-"""Rules about CUDA, GPUs and what NCCL needs; those that trainers know as well are in `gpu_errors`."""
+"""Rules about CUDA, GPUs and NCCL's needs: those of the table `gpu_errors`, and more that only a log shows."""
 
 from __future__ import annotations
 
 from hpcjobs import gpu_errors
-from hpcjobs.diagnosis.rules.rule import Rule, gpu_rule, rule
+from hpcjobs.diagnosis.rules.rule import Rule, rule
 
 _BAD_NODE = "{again} --exclude {host}  # and tell the administrators"
+_FIXES = {
+    gpu_errors.BROKEN: _BAD_NODE,
+    gpu_errors.NOT_READY: _BAD_NODE,
+    gpu_errors.MISSING: "{again} --gpus-per-node 1",
+}
+"""Commands for a job, where the table has none or one for a trainer."""
 
 GPU: tuple[Rule, ...] = (
-    gpu_rule(gpu_errors.BROKEN, _BAD_NODE),
-    gpu_rule(gpu_errors.NOT_READY, _BAD_NODE),
-    gpu_rule(gpu_errors.FULL),
+    *(
+        rule(error.cause, error.pattern, error.text, _FIXES.get(error, error.fix))
+        for error in gpu_errors.KINDS
+        if error.effect != gpu_errors.RANK_LOST  # a consequence: among the rules of ranks
+    ),
     rule(
         gpu_errors.FULL.cause,
         r"RESOURCE_EXHAUSTED: .*(?i:out of memory|failed to allocate)",  # JAX, TensorFlow
         gpu_errors.FULL.text,
         "a smaller batch",
     ),
-    gpu_rule(gpu_errors.SHARED),
-    gpu_rule(gpu_errors.NO_INTERFACE),
-    gpu_rule(gpu_errors.VERSIONS),
-    gpu_rule(gpu_errors.DRIVER),
-    gpu_rule(gpu_errors.ARCHITECTURE),
-    gpu_rule(gpu_errors.CUDNN_VERSIONS),
-    gpu_rule(gpu_errors.MISSING, "{again} --gpus-per-node 1"),
     rule(
         gpu_errors.MISSING.cause,
         r"No devices were found",  # nvidia-smi
@@ -37,7 +38,6 @@ GPU: tuple[Rule, ...] = (
         "nvidia-smi  # on the node: `Compute M.` and the processes; two ranks must not take the same GPU",
         certain=False,
     ),
-    gpu_rule(gpu_errors.NUMBER),
     rule(
         "gpu-assertion",
         r"device-side assert triggered|CUDA error: an illegal memory access",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import NamedTuple
+import sys
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from hpcjobs.diagnosis.values import Kind
-from hpcjobs.gpu_errors import GpuError
+
+_PARSER: Final[Any] = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+"""The parser of `re`: it has no public name, and no other one knows its syntax completely."""
 
 
 class Rule(NamedTuple):
@@ -38,6 +43,36 @@ def rule(
     return Rule(cause, re.compile(pattern), text, fix, kind, certain, more_precise_than)
 
 
-def gpu_rule(error: GpuError, *fix: str) -> Rule:
-    """The rule about an error that trainers and the node side know as well."""
-    return rule(error.cause, error.pattern, error.text, *(fix or (error.fix,)))
+def find_required_texts(pattern: re.Pattern[str]) -> frozenset[str]:
+    """Texts in small letters, of which every match of ``pattern`` contains at least one.
+
+    Raises:
+        ValueError: the pattern requires no text, so that it had to be tried on every line.
+    """
+    required = _require(_PARSER.parse(pattern.pattern, pattern.flags & ~re.UNICODE))
+    if not required:
+        raise ValueError(f"{pattern.pattern} has an alternative without a text of its own")
+    return required
+
+
+def _require(parsed: Iterable[tuple[Any, Any]]) -> frozenset[str]:
+    """The best of the sets that a sequence requires: that with the longest shortest text. Empty: it requires none."""
+    sets, literal = [frozenset[str]()], ""
+    for operation, argument in parsed:
+        name = str(operation)
+        if name == "LITERAL":
+            literal += chr(argument).lower()
+            continue
+        if literal:
+            sets.append(frozenset({literal}))
+        literal = ""
+        if name == "SUBPATTERN":
+            sets.append(_require(argument[-1]))
+        elif name == "BRANCH":
+            branches = [_require(branch) for branch in argument[1]]
+            sets.append(frozenset().union(*branches) if all(branches) else frozenset())
+        elif name in ("MAX_REPEAT", "MIN_REPEAT") and argument[0] > 0:
+            sets.append(_require(argument[2]))
+    if literal:
+        sets.append(frozenset({literal}))
+    return max(sets, key=lambda texts: min(map(len, texts), default=0))

@@ -15,6 +15,7 @@ from hpcjobs.diagnosis.failed import diagnose
 from hpcjobs.diagnosis.log import parse_line
 from hpcjobs.diagnosis.matches import find_matches
 from hpcjobs.diagnosis.rules import RULES, may_explain
+from hpcjobs.diagnosis.rules.rule import Rule, find_required_texts
 from hpcjobs.diagnosis.values import Diagnosis, JobFacts, Kind
 
 
@@ -80,6 +81,31 @@ def test_no_placeholder_of_a_rule_is_unknown() -> None:
 @pytest.mark.parametrize("line", [line for _, line in CASES])
 def test_the_quick_search_passes_every_line_that_a_rule_explains(line: str) -> None:
     assert may_explain(line)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.cause)
+def test_the_quick_search_needs_no_list_beside_a_rule(rule: Rule) -> None:
+    """Each pattern requires a text that is long enough to be rare: a new rule is one entry."""
+    assert min(map(len, find_required_texts(rule.pattern))) > 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"out of memory", {"out of memory"}),
+        (r"GPU (?:error|failure) \d+", {"error", "failure"}),
+        (r"x?(?i:No SPACE) left+", {"no space"}),
+        (r"(?P<a>first) .*|second(?: third)?", {"first", "second"}),
+        (r"(?!never)[abc]*always(?=ahead)", {"always"}),
+    ],
+)
+def test_a_match_contains_one_of_the_required_texts(pattern: str, texts: set[str]) -> None:
+    assert find_required_texts(re.compile(pattern)) == texts
+
+
+def test_a_pattern_with_an_alternative_without_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="without a text"):
+        find_required_texts(re.compile(r"error|\d+"))
 
 
 def test_a_line_of_progress_is_passed_over_by_the_quick_search() -> None:
