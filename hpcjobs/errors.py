@@ -89,6 +89,18 @@ class CommandMissingError(SchedulerError):
     exit_code = 9
 
 
+def list_exit_codes() -> dict[int, str]:
+    """The exit codes of the command line and their meaning."""
+    kinds = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, HpcJobsError)]
+    return {
+        0: "success",
+        2: "usage error: an unknown option, or an option without its value",
+        **{kind.exit_code: (kind.__doc__ or "").partition("\n")[0] for kind in kinds},
+        UNFORESEEN: "an error that hpcjobs did not foresee; `hpcjobs --debug VERB ...` shows it",
+        130: "interrupted",
+    }
+
+
 def reason_of(error: Exception) -> str:
     """Why a file could not be used, without its name and the number of the error."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,12 +107,7 @@ def _help(command: Any, name: str, above: Any, level: int) -> Iterator[str]:
 
 def exit_codes() -> str:
     """The table of exit codes, from the error classes."""
-    rows = [("0", "success"), ("2", "usage error: an unknown option, or an option without its value")]
-    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.HpcJobsError)]
-    rows += [(str(kind.exit_code), f"`{kind.__name__}`: {(kind.__doc__ or '').splitlines()[0]}") for kind in kinds]
-    rows += [(str(errors.UNFORESEEN), "an error that hpcjobs did not foresee; `hpcjobs --debug VERB ...` shows it")]
-    rows += [("130", "interrupted")]
-    table = "".join(f"| {code} | {text.replace('``', '`')} |\n" for code, text in rows)
+    table = "".join(f"| {code} | {text.replace('``', '`')} |\n" for code, text in errors.list_exit_codes().items())
     return (
         "# Exit codes\n\nAfter reading this page you can tell in a script why a command ended.\n\n"
         f"| code | meaning |\n|---|---|\n{table}\n"

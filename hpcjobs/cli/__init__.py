@@ -71,6 +71,8 @@ GROUPS = {
         "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
     },
     "This program": {
+        "doctor": ("doctor", "Examine this installation: text for a bug report."),
+        "skill": ("skill", "Print SKILL.md: the commands as an agent or script needs them."),
         "completion": ("completion_script", "Print the completion script of bash, zsh or fish."),
     },
 }

@@ -28,7 +28,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.long  # the README's tour does the same in make test
+@pytest.mark.long  # docs/sandbox.md does the same in make test
 def test_mnist_learns_on_four_hosts_and_the_accounting_says_completed(cluster: Cluster) -> None:
     began = cluster.hpcjobs(
         *("submit", "--site", "tu-hpc", "-N", "4", "--ntasks-per-node", "2", "--wait"),

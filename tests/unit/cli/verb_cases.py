@@ -149,6 +149,13 @@ def _shipped_site(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("hpcjobs.site.search.data_folder", lambda _: folder)
 
 
+def _installation(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
+    from hpcjobs.discovery.installation import InstallationFinding
+
+    findings = (InstallationFinding("hpcjobs", "", "0.1.0"), InstallationFinding("Slurm", "wrong", "no scontrol"))
+    patch.setattr("hpcjobs.discovery.installation.examine", lambda *_, **__: iter(findings))
+
+
 def no_wheel(cluster: SampleCluster, patch: pytest.MonkeyPatch) -> None:
     """Building the wheel takes seconds."""
     for module in ("render", "lifecycle"):
@@ -172,6 +179,8 @@ CASES = (
     _case("logs --rank 7 42", name="logs_none"),
     _case("monitor 41"),
     _case("completion bash"),
+    _case("doctor", prepare=_installation),
+    _case("skill --schema nodes"),
     _case("why 42"),
     _case("why 45", name="why_pending"),
     _case("why 41", name="why_completed"),

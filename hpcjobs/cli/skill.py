@@ -1,0 +1,97 @@
+"""``hpcjobs skill``: the command line as an agent or a script needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hpcjobs.cli.output import CommandLineError
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+READING = frozenset(
+    [
+        "where",
+        "ps",
+        "top",
+        "logs",
+        "show",
+        "wait",
+        "why",
+        "diff",
+        "report",
+        "monitor",
+        "sites",
+        "completion",
+        "doctor",
+        "skill",
+    ]
+)
+"""Verbs that neither submit nor change a job (``sites init``, ``sites trust`` and ``doctor --run`` aside)."""
+_TEXT = """\
+---
+name: hpcjobs
+description: Submit, follow and explain jobs of Slurm clusters and of this machine by the command line hpcjobs.
+---
+
+# hpcjobs {version}
+
+- Set limits first: `export HPCJOBS_BUDGET=jobs=5,gpu_hours=10`, or `export HPCJOBS_READ_ONLY=1` to change nothing.
+- Before you submit: `submit --dry-run --json` gives the script, `submit --explain --json` the source of each value.
+- Submit with `hpcjobs submit --json [OPTIONS] PROGRAM [ARGS]`: options come first. Keep the `job_id` of the answer.
+- Wait with `hpcjobs wait --json JOB`: the exit code is the job's. Do not poll `ps` in a loop.
+- After a failure read `hpcjobs why --json JOB` before you submit again.
+- Standard output has only the JSON; notes are on standard error. `hpcjobs skill --schema 'ps'` prints a JSON Schema.
+- `hpcjobs VERB --help` has every option. Ids of this machine begin with L, those of Slurm are numbers.
+
+## Verbs
+
+| verb | changes jobs | what it does |
+|---|---|---|
+{verbs}
+## JSON
+
+`--json` is an option of:
+
+{outputs}
+## Exit codes
+
+| code | meaning |
+|---|---|
+{codes}"""
+
+
+def skill_text() -> str:
+    """SKILL.md, from the verbs, the types of their JSON and the error classes."""
+    from hpcjobs import __version__
+    from hpcjobs.cli import VERBS
+    from hpcjobs.cli.json_types import OUTPUTS
+    from hpcjobs.errors import list_exit_codes
+
+    rows = (f"| `{verb}` | {'no' if verb in READING else 'yes'} | {text} |\n" for verb, (_, text) in VERBS.items())
+    codes = (f"| {code} | {text} |\n" for code, text in list_exit_codes().items())
+    outputs = (f"- `{verb}`\n" for verb in OUTPUTS)
+    return _TEXT.format(version=__version__, verbs="".join(rows), outputs="".join(outputs), codes="".join(codes))
+
+
+@app.command()
+def skill(
+    schema: Annotated[
+        str | None, typer.Option("--schema", help="Print instead the JSON Schema of what a verb prints as JSON.")
+    ] = None,
+) -> None:
+    """Print SKILL.md: verbs, which of them change jobs, JSON, exit codes: hpcjobs skill >SKILL.md."""
+    if schema is None:
+        sys.stdout.write(skill_text())
+        return
+    import json
+
+    from hpcjobs.cli.json_output import schema as schema_of
+    from hpcjobs.cli.json_types import OUTPUTS
+    from hpcjobs.errors import nearest
+
+    if schema not in OUTPUTS:
+        raise CommandLineError(f"no JSON of {schema!r}; {nearest(schema, OUTPUTS)}")
+    print(json.dumps(schema_of(schema), indent=2))
