@@ -15,9 +15,8 @@ from hpcjobs.processes.programs import Result
 @pytest.fixture
 def cluster(here: Path) -> str:
     path = here / "ours.yaml"
-    path.write_text(
-        f"scheduler: slurm\npartitions: {{cpu: {{default: true, nodes: 2, node: {{cpus: 4, mem: 8G}}}}}}\nrun_root: {here}/runs\n"
-    )
+    partition = "{default: true, nodes: 2, node: {cpus: 4, mem: 8G}}"
+    path.write_text(f"scheduler: slurm\npartitions: {{cpu: {partition}}}\nrun_root: {here}/runs\n")
     return str(path)
 
 
