@@ -45,7 +45,7 @@ class RunCallback(TrainerCallback):
         self._logged_step = 0
         self._epoch_samples: int | None = None
         self._steps_ended = 0.0
-        """When the newest step ended, or the evaluation or the checkpoint after it."""
+        """When the newest step ended, or the line, the evaluation or the checkpoint after it."""
 
     def find_checkpoint(self, output_dir: str) -> str | None:
         """The Trainer's newest sound checkpoint, for `train(resume_from_checkpoint=...)`; None: there is none yet."""
@@ -83,6 +83,7 @@ class RunCallback(TrainerCallback):
         samples = self._count_samples(args, state.global_step) - self._count_samples(args, self._logged_step)
         self._logged_step = state.global_step
         self.run.log(state.global_step, **values, samples=samples)
+        self._steps_ended = time.perf_counter()  # time before this line belongs to its step
 
     def _count_samples(self, args: TrainingArguments, steps: int) -> int:
         """Samples of this rank in the first `steps` steps; the last one of an epoch may be smaller."""

@@ -42,6 +42,7 @@ class RunCallback(Callback):
         """Log numbers of your own by its `log`."""
         self._folder = self.run.run_dir / checkpoints.FOLDER
         self._soundness = checkpoints.Soundness()
+        self._claim = checkpoints.CheckpointClaim(self._folder) if self.run.rank == 0 else None
         self._step = 0
         self._losses: list[Any] = []
         self._validation_began = 0.0
@@ -112,7 +113,7 @@ class RunCallback(Callback):
 
     def _write(self, trainer: Trainer, *, last: bool) -> None:
         meta = CheckpointMeta(self._step, trainer.current_epoch, 0, self.run.world_size, self.run.metrics_bytes, None)
-        draft = Draft(self._folder, meta, owner=f"kit-{self.run.attempt}")
+        draft = Draft(self._folder, meta, claim=self._claim, owner=f"kit-{self.run.attempt}")
         wrong = self._do_on_first_rank(trainer, draft.begin)
         if wrong is None:
             storage = _Storage(trainer.strategy.checkpoint_io)

@@ -26,6 +26,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """After a write that failed no save is tried for so long; the pause doubles with each failure."""
 INSISTING_PAUSE_S = 1.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_HINT = "free space or quota there; the checkpoints before it are complete, the next start finds them"
+BUSY_HINT = "one start at a time may run in a run folder; the later one continues"
 
 
 class BackgroundWriter(ABC):
@@ -51,6 +53,7 @@ class BackgroundWriter(ABC):
         """
         self.folder, self.keep, self.background, self.on_written = folder, keep, background, on_written
         self._first, self.owner, self._agree = first, owner, agree
+        self.claim = checkpoints.CheckpointClaim(folder) if first else None
         self.stall_s: list[float] = []
         self.write_s: list[float] = []
         self.soundness = checkpoints.Soundness()
@@ -59,6 +62,7 @@ class BackgroundWriter(ABC):
         self._writing: Future[None] | None = None
         self._newest: int | None = None  # step of the newest on disk
         self._unwritten: tuple[CheckpointMeta, Any, str] | None = None  # a copy saved since, and why it is not there
+        self._hint = FULL_HINT
         self._refused: LossNotFinite | None = None  # of the state that was saved last
         self._stalled: dict[int, float] = {}  # by step, of what is saved and was not reported by `take_written`
         self._written: list[int] = []
@@ -127,7 +131,7 @@ class BackgroundWriter(ABC):
             if self._unwritten is not None and self._agree(time.monotonic() >= give_up):
                 fault = StorageFault(
                     f"step {meta.step} can't be saved in {self.folder}: {self._unwritten[2]}",
-                    hint="free space or quota there; the checkpoints before it are complete, the next start finds them",
+                    hint=self._hint,
                 )
                 if refused is None:
                     raise fault
@@ -210,5 +214,6 @@ class BackgroundWriter(ABC):
                 f"goes on, saves are tried again after {self._pause_s:.0f} s"
             )
         self._unwritten = meta, state, why
+        self._hint = BUSY_HINT if error.errno == errno.EBUSY else FULL_HINT
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -11,16 +11,20 @@ steps than it did before.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import shutil
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.files import write_beside
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.summary import write_json
 
@@ -46,6 +50,31 @@ class CheckpointMeta:
     loss: float | None  # held-out loss if it was evaluated at this step
 
 
+class CheckpointClaim:
+    """The right of one start to write a run's checkpoints. A later start takes it, and the earlier one writes no more.
+
+    Two starts run at once where Slurm took a node for dead that lives on, or where somebody starts a run twice. Both
+    would remove each other's drafts and checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: of the checkpoints. A claim that can't be written now is made at the first write."""
+        self._path, self._token, self._made = folder.with_name(f".{folder.name}-writer"), uuid.uuid4().hex, False
+        with suppress(OSError):  # storage that fails is reported where a checkpoint is to be written
+            self._make()
+
+    def require(self) -> None:
+        """Raise OSError (EBUSY) if a later start has claimed the checkpoints."""
+        if not self._made or not self._path.exists():
+            self._make()
+        elif self._path.read_text(encoding="ascii") != self._token:
+            raise OSError(errno.EBUSY, "a later start of this run writes its checkpoints", str(self._path))
+
+    def _make(self) -> None:
+        write_beside(self._path, self._token, mode=None)
+        self._made = True
+
+
 class Draft:
     """A checkpoint that is being written beside its place.
 
@@ -53,14 +82,26 @@ class Draft:
     another place.
     """
 
-    def __init__(self, folder: Path, meta: CheckpointMeta, *, owner: str | int | None = None) -> None:
-        """`owner` names the writer, where several processes write one checkpoint; this process, if None."""
-        self.folder, self.meta, self.owner = folder, meta, owner
+    def __init__(
+        self,
+        folder: Path,
+        meta: CheckpointMeta,
+        *,
+        claim: CheckpointClaim | None = None,
+        owner: str | int | None = None,
+    ) -> None:
+        """`owner` names the writer, where several processes write one checkpoint; this process, if None.
+
+        `claim`: that of the process which makes and completes the checkpoint.
+        """
+        self.folder, self.meta, self.claim, self.owner = folder, meta, claim, owner
         self.place = folder / f"step-{meta.step:08d}"
         self.path = folder / f".{self.place.name}.{os.getpid() if owner is None else owner}"
 
     def begin(self) -> None:
         """Make the folder for the files, empty."""
+        if self.claim is not None:
+            self.claim.require()
         self.discard()
         self.folder.mkdir(exist_ok=True)
         self.path.mkdir()
@@ -70,6 +111,8 @@ class Draft:
 
         One of the same step stays until this one is in its place.
         """
+        if self.claim is not None:
+            self.claim.require()
         number = 1 + max((_number_of(place) or 0 for place in steps(self.folder)), default=0)
         own = {"number": number, "job": name_job(os.environ)}
         write_json(self.path / MANIFEST, {**own, **asdict(self.meta), "files": dict(sums)})

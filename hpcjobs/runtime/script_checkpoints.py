@@ -70,7 +70,7 @@ class StateWriter(BackgroundWriter):
 
     def write_files(self, meta: CheckpointMeta, state: Part) -> Path:
         part = state if isinstance(state.state, RunState) else self.copy_state(state)
-        draft = Draft(self.folder, meta, owner=self.owner)
+        draft = Draft(self.folder, meta, claim=self.claim, owner=self.owner)
         tensor_with_nan = None if part.allow_nan else state_file.find_nan(part.state.content)
         if part.sharded:
             return self._write_shard(draft, part.state, tensor_with_nan)
@@ -87,6 +87,8 @@ class StateWriter(BackgroundWriter):
     def _write_shard(self, draft: Draft, snapshot: RunState, tensor_with_nan: str | None) -> Path:
         """Rank 0 completes the checkpoint once the sums of all ranks' files are there, and none of them has NaN."""
         sums = draft.path / SUMS
+        if self.claim is not None:
+            self.claim.require()
         for folder in (draft.path / RANKS, sums):
             folder.mkdir(parents=True, exist_ok=True)
         answer: list[Any] = [NAN, tensor_with_nan, 0]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hpcjobs import torch_state
-from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure, read_meta
+from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointClaim, CheckpointMeta, Draft, measure, read_meta
 from hpcjobs.runtime.exits import BadCheckpoint
 from hpcjobs.trainers.checkpoint import sharded as parts
 
@@ -29,16 +29,22 @@ class WriterGroup:
     """The ranks that write one checkpoint, each its parts; the first of them makes and renames its folder."""
 
     ranks: dist.ProcessGroup
-    first: bool
     owner: int  # process id of the first
 
 
-def write(folder: Path, meta: CheckpointMeta, state: Any, together: WriterGroup | None = None) -> Path:
+def write(
+    folder: Path,
+    meta: CheckpointMeta,
+    state: Any,
+    together: WriterGroup | None = None,
+    *,
+    claim: CheckpointClaim | None = None,
+) -> Path:
     """Write one checkpoint beside its place, sync it, and rename it there; a collective call of ranks `together`.
 
     OSError leaves the checkpoints before it as they were, and takes no room.
     """
-    draft = Draft(folder, meta, owner=None if together is None else together.owner)
+    draft = Draft(folder, meta, claim=claim, owner=None if together is None else together.owner)
     tree, in_parts = parts.split_tensors(state)
 
     def begin() -> None:

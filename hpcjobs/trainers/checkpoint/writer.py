@@ -29,14 +29,16 @@ class CheckpointWriter(BackgroundWriter):
         background: bool,
         on_written: Callable[[int], None] = lambda step: None,
         together: WriterGroup | None = None,
+        first: bool = True,
         agree: Callable[[bool], bool] = lambda mine: mine,
     ) -> None:
+        """`first`: whether this rank makes and completes the checkpoints."""
         super().__init__(
             folder,
             keep=keep,
             background=background,
             on_written=on_written,
-            first=together is None or together.first,
+            first=first,
             owner=None if together is None else together.owner,
             agree=agree,
         )
@@ -46,7 +48,7 @@ class CheckpointWriter(BackgroundWriter):
         return self._buffers.copy(state)
 
     def write_files(self, meta: CheckpointMeta, state: Any) -> Path:
-        return checkpoint.write(self.folder, meta, state, self._together)
+        return checkpoint.write(self.folder, meta, state, self._together, claim=self.claim)
 
 
 class ShardBuffers(Buffers):

@@ -42,7 +42,7 @@ def resume_run(
 
 def make_writer_group(group: RankGroup) -> WriterGroup:
     """All ranks; a collective call."""
-    return WriterGroup(group.aside(), group.rank == 0, int(group.from_first(str(os.getpid()))))
+    return WriterGroup(group.aside(), int(group.from_first(str(os.getpid()))))
 
 
 class Checkpoints:
@@ -71,6 +71,7 @@ class Checkpoints:
             background=config.checkpoint_async,
             on_written=fault_tolerance.record_saved_step,
             together=make_writer_group(group) if in_parts else None,
+            first=group.rank == 0,
             agree=group.agree if in_parts else lambda mine: mine,
         )
 

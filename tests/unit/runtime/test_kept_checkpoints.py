@@ -302,3 +302,44 @@ run.finish()
         assert "at 2 [2.0, 2.0, 2.0]" in after.stdout, after.stderr
     else:
         assert "step 2 can't be saved" in done.stderr
+
+
+def test_of_two_starts_at_once_the_later_one_alone_writes_checkpoints(tmp_path: Path) -> None:
+    """As where Slurm took the node of the first one for dead. The first one's saves fail, and it ends with code 20."""
+    later = f"""
+{BEGIN}
+assert run.step == 2
+draft = run.run_dir / "checkpoints" / f".step-00000002.kit-{{run.attempt}}"
+draft.mkdir()
+print("begun", flush=True)
+input()
+assert draft.exists(), "the first start has removed a draft of this one"
+draft.rmdir()
+{SAVE.format(step=3)}{SAVE.format(step=4)}
+run.finish()
+"""
+    (tmp_path / "later.py").write_text(later)
+    text = f"""
+import subprocess, sys
+from hpcjobs.runtime import checkpoint_writer, run as runs
+runs.LAST_SAVE_S, checkpoint_writer.FIRST_PAUSE_S, checkpoint_writer.INSISTING_PAUSE_S = 0.05, 0.0, 0.01
+{BEGIN}
+{SAVE.format(step=1)}{SAVE.format(step=2)}
+run._checkpoints._writer.wait()
+env = os.environ | {{"MASTER_PORT": "29614"}}
+pipes = {{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}}
+other = subprocess.Popen([sys.executable, "later.py"], env=env, text=True, **pipes)
+while other.stdout.readline() != "begun\\n":
+    pass
+{SAVE.format(step=7)}{SAVE.format(step=8)}
+run._checkpoints._writer.wait()
+other.communicate("\\n")
+print("later ended with", other.returncode, flush=True)
+run.finish()
+"""
+    done = run_script(tmp_path, text, KEEP="2")
+    assert "later ended with 0" in done.stdout, done.stderr
+    assert done.returncode == 20
+    assert "checkpoint of step 7 not written: a later start of this run writes its checkpoints" in done.stderr
+    assert "Hint: one start at a time may run in a run folder" in done.stderr
+    assert list_sound(tmp_path / "folder" / "checkpoints") == ["step-00000004", "step-00000003"]

@@ -10,6 +10,7 @@ import pytest
 from hpcjobs import trainers
 from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.summary import RunSummary
+from hpcjobs.trainers.checkpoint.writer import ShardBuffers
 
 from ..conftest import World, worlds_path
 from ..fsdp_here import needs_fsdp
@@ -175,17 +176,18 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_next_attempt_begins_b
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-@pytest.mark.parametrize("damaged", [1, 2])
+@pytest.mark.parametrize("damaged", [1, 2, 3])
 def test_a_damaged_checkpoint_does_not_count_as_kept(run_dir: Path, damaged: int, keep: int) -> None:
     folder = run_dir / "checkpoints"
+    assert again("--steps", "36", "--checkpoint-keep", "4") == 0
     for newest in checkpoints.steps(folder)[:damaged]:
         (newest / "state.pt").write_bytes(b"")
-    resumed = (27, 18)[damaged - 1]
+    resumed = (30, 27, 18)[damaged - 1]
     flags = ("--steps", str(resumed + 1), "--checkpoint-keep", str(keep), "--eval-every", "0")
     assert again(*flags) == 0
     assert RunSummary.read(run_dir).resumed_from_step == resumed
     sound = [place.name for place in checkpoints.steps(folder) if checkpoints.damage(place) is None]
-    expected = [f"step-{step:08d}" for step in (resumed + 1, 27, 18) if step <= resumed + 1]
+    expected = [f"step-{step:08d}" for step in (resumed + 1, 30, 27, 18) if step <= resumed + 1]
     assert sound == expected[:keep]
     assert [place.name for place in checkpoints.steps(folder)] == sound
 
@@ -238,3 +240,17 @@ def test_a_checkpoint_whose_manifest_is_no_manifest_is_passed_over(tmp_path: Pat
     assert wrong is not None
     assert checkpoints.MANIFEST in wrong
     assert checkpoints.recorded_loss(place) is None
+
+
+def test_a_copy_of_the_state_waits_for_each_gpu_that_holds_a_part_of_it_not_for_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    awaited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", awaited.append)
+    with FakeTensorMode():
+        state = {"model": [torch.empty(4, device="cuda:1"), torch.empty(3)], "moments": torch.empty(4, device="cuda:3")}
+        ShardBuffers().copy(state)
+    assert sorted(map(str, awaited)) == ["cuda:1", "cuda:3"]

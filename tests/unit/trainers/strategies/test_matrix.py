@@ -14,7 +14,7 @@ from hpcjobs.trainers.checkpoint.export import ExportFlags, export
 
 from ..conftest import World, worlds_path
 from ..fsdp_here import runnable
-from ..matrix_model import COUNT, LR, Net, Surface, squared_error
+from ..matrix_model import COUNT, LR, Net, Surface, squared_error, trace_samples
 
 STRATEGIES = runnable(("ddp", "fsdp", "ddp_scratch", "fsdp_scratch"))
 STEPS, EVERY, DECAY, SAMPLE = 21, 2, 0.05, 5
@@ -67,9 +67,14 @@ class Plain:
     losses: list[float]
     norms: list[float]
     rates: list[float]
+    seen: list[dict[str, float]]
+    """Means over the samples of each step, by which other samples would be noticed."""
     weights: dict[str, torch.Tensor]
     epoch: int
     samples: int
+    """Taken from the epoch."""
+    taken: int = 0
+    """Taken in all."""
 
 
 def train_plainly(cell: Cell) -> Plain:
@@ -80,7 +85,7 @@ def train_plainly(cell: Cell) -> Plain:
         if cell.optimizer == "adamw"
         else torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=DECAY)
     )
-    done = Plain([], [], [], {}, 0, 0)
+    done = Plain([], [], [], [], {}, 0, 0)
     step, ends = 0, (*cell.resumed, STEPS)
     for world, end in zip(cell.worlds, ends, strict=True):
         while step < end:
@@ -106,8 +111,11 @@ def train_plainly(cell: Cell) -> Plain:
                 optimizer.step()
                 done.losses.append(float(loss.detach()))
                 done.norms.append(float(norm))
+                traces = [trace_samples(batch) for batch in batches]
+                done.seen.append({name: float(torch.stack([one[name] for one in traces]).mean()) for name in traces[0]})
                 step += 1
-                used = min(used + per_rank * world, COUNT)
+                used, before = min(used + per_rank * world, COUNT), used
+                done.taken += used - before
             done.samples = used
     done.weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return done
@@ -120,7 +128,9 @@ def train_plainly(cell: Cell) -> Plain:
         for number, cell in enumerate(CELLS)
     ],
 )
-def test_losses_norms_rates_and_weights_are_those_of_a_plain_loop(cell: Cell, world: World, tmp_path: Path) -> None:
+def test_losses_norms_rates_samples_and_weights_are_those_of_a_plain_loop(
+    cell: Cell, world: World, tmp_path: Path
+) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     flags = (
         "--workload", "matrix_model:workload", "--steps", str(STEPS), "--log-every", "1", "--no-probe",
@@ -131,7 +141,11 @@ def test_losses_norms_rates_and_weights_are_those_of_a_plain_loop(cell: Cell, wo
     )  # fmt: skip
     for number, (strategy, size) in enumerate(zip(cell.strategies, cell.worlds, strict=True)):
         passes = (cell.kills[number] - 1) * cell.accumulate + 1 if number < 2 else 0
-        ended = world(size, strategy, *flags, env={"PYTHONPATH": worlds_path(), "KILL_AT": str(passes)})
+        saved = (
+            f"checkpoints/step-{cell.resumed[number]:08d}/manifest.json" if number < 2 and cell.resumed[number] else ""
+        )
+        env = {"PYTHONPATH": worlds_path(), "KILL_AT": str(passes), "KILL_AFTER": str(tmp_path / "run" / saved)}
+        ended = world(size, strategy, *flags, env=env)
         if number < 2:
             assert any(code == -9 for code in ended.codes), ended.err
         else:
@@ -141,6 +155,10 @@ def test_losses_norms_rates_and_weights_are_those_of_a_plain_loop(cell: Cell, wo
     exact = cell.precision == "fp32"
     assert [line["lr"] for line in lines] == pytest.approx(expected.rates)
     assert ended.losses() == pytest.approx(expected.losses, rel=1e-4 if exact else 0.1, abs=0 if exact else 0.03)
+    for name in ("numbers", "squares"):
+        seen = [line["metrics"][name] for line in lines]  # type: ignore[index]
+        assert seen == pytest.approx([one[name] for one in expected.seen], rel=1e-5)
+    assert ended.summary.samples == expected.taken
     norms = [line["metrics"]["gradient_norm"] for line in lines]  # type: ignore[index]
     assert norms == pytest.approx(expected.norms, rel=1e-3 if exact else 0.3, abs=0 if exact else 0.1)
     assert ended.summary.resumed_from_step == (cell.resumed[1] or None)
