@@ -1,8 +1,8 @@
-"""Suggests resources for the next submission from what jobs used.
+"""Suggests resources for the next submission from the usage of jobs.
 
 Margins: memory a third above the fullest node seen (at least 256 MB), rounded up to a step people write;
-time half as much again as the run took. Nothing is advised from a run that did not complete, except more
-of what it ran out of; nothing from one shorter than a minute, whose peaks were not sampled.
+time 1.5 x the run time. For a run that did not complete, the only advice is more of the resource that
+ran out. Runs of less than a minute give no advice: their peaks were not sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Advice(NamedTuple):
 
 
 class JobUsage(NamedTuple):
-    """What one job requested and used. Names are columns of the accounting; None: not known."""
+    """Request and usage of one job. Names are columns of the accounting; None: not known."""
 
     state: str
     nodes: int | None
@@ -38,7 +38,7 @@ class JobUsage(NamedTuple):
     tasks: int | None
     gpus: int
     needed_s: float | None
-    """Of all attempts, less what is known to be lost: a job that is submitted anew starts without a checkpoint."""
+    """Time of all attempts without lost time: the next job starts without a checkpoint."""
     time_limit_s: int | None
     mem_requested_bytes: int | None
     mem_per_node_bytes: int | None
@@ -55,7 +55,7 @@ class JobUsage(NamedTuple):
 
 
 def advise(job: JobUsage) -> list[Advice]:
-    """Advice for one job; empty when there is nothing to gain."""
+    """Advice for one job; empty if no change would help."""
     every = [_memory(job), _time(job), _cpus(job), _gpus(job)]
     return [advice for advice in every if advice is not None]
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from hpcjobs.errors import SchedulerError
 from hpcjobs.units import format_number
 
-# JobID comes first: it says whether a row is a job or a step of one. The last two cannot hold a newline.
+# JobID comes first: it separates jobs from steps. The last two cannot contain a newline.
 SACCT_COLUMNS: Final = (
     *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason"),
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NTasks", "NCPUS"),
@@ -92,7 +92,7 @@ def format_energy(joules: float | None, source: str | None) -> str:
 
 
 def choose(helpformat: str) -> tuple[str, ...]:
-    """The requested columns that this sacct has, from what ``sacct --helpformat`` printed.
+    """Choose the requested columns that this sacct has, from the output of ``sacct --helpformat``.
 
     Raises:
         SchedulerError: it lacks one that no report can do without.

@@ -42,7 +42,7 @@ def read_jobs(
 
     Args:
         since: a span (``7d``, ``12h``) back from now, or seconds since 1970; jobs that ended since then, and
-            those that have not ended.
+            jobs that have not ended.
         until: seconds since 1970; jobs submitted before.
         users: their names; default everybody's that sacct shows.
         name: shell pattern over job names.

@@ -3,7 +3,8 @@
 - CPU efficiency: cpu_s / (cpus x elapsed_s), as Slurm's seff has it.
 - Energy, measured: ConsumedEnergyRaw counts whole nodes, so it is a job's own only when the job had all
   CPUs of its nodes. Otherwise modelled, P = cpus x watts.cpu + gpus x watts.gpu + the job's share of
-  nodes x watts.node_idle, and marked so. The share is that of the node's CPUs (1 where the site does not say).
+  nodes x watts.node_idle, and marked as modelled. The share is the job's part of the CPUs of its nodes (1 if the site
+  file has no CPU count).
 - Cost: elapsed hours x (cpus x cpu_hour + gpus x gpu_hour + nodes x node_hour).
 """
 
@@ -29,7 +30,7 @@ MEASURED_J = "_counted_j"
 
 
 def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.DataFrame:
-    """All columns of `COLUMNS`, one row per attempt; what it cannot know is null."""
+    """All columns of `COLUMNS`, one row per attempt; unknown values are null."""
     missing = {name: dtype for name, dtype in (SCHEMA | {MEASURED_J: pl.Int64()}).items() if name not in frame.columns}
     frame = frame.with_columns(pl.lit(None, dtype=dtype).alias(name) for name, dtype in missing.items())
     elapsed, cpus, mem = pl.col("elapsed_s"), pl.col("cpus"), pl.col("mem_requested_bytes")
@@ -53,10 +54,10 @@ def derive(frame: pl.DataFrame, site: Site, *, source: str = "sacct") -> pl.Data
 
 
 def number_uses(frame: pl.DataFrame) -> pl.DataFrame:
-    """``frame`` with `USE`, which tells the jobs apart that had one id, oldest first.
+    """Add `USE`, a number that separates jobs with the same id, oldest first.
 
-    Ids are given out again after a reset of the counter: rows of one id with different names or users, or of which
-    one was submitted long after the end of the other, are different jobs.
+    Ids are given out again after a reset of the counter: rows of one id with different names or users are
+    different jobs, and so are rows submitted long after the end of the row before.
     """
     several = frame.select(JOB_KEY).is_duplicated()
     single = frame.filter(~several).with_columns(pl.lit(0, dtype=pl.UInt32).alias(USE))
@@ -96,7 +97,7 @@ def known_sum(column: pl.Expr) -> pl.Expr:
 
 
 def joint_energy_source() -> pl.Expr:
-    """Where the sum of ``energy_j`` was read: it is no more exact than the least exact of its parts."""
+    """Source of a sum of ``energy_j``: the least exact source of its parts."""
     source = pl.col("energy_source").filter(pl.col("energy_j").is_not_null())
     sources = ("modelled", "nvml", "measured")
     return pl.coalesce(pl.when((source == name).any()).then(pl.lit(name)) for name in sources).alias("energy_source")

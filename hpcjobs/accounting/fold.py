@@ -86,7 +86,7 @@ def clock_s(column: str) -> pl.Expr:
 
 
 def known_text(column: str) -> pl.Expr:
-    """Null for what sacct prints where there is no value."""
+    """Replace sacct's spellings of a missing value by null."""
     return pl.when(~pl.col(column).is_in([*NOTHING])).then(pl.col(column))
 
 
@@ -135,7 +135,7 @@ def _fold_rows(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
 
 
 def _drop_orphan_steps(steps: pl.DataFrame, jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
-    """Steps whose job is the one above them; the others' own row is missing."""
+    """Drop steps that do not follow their job: the row of their own job is missing."""
     owners = pl.concat([pl.Series("owner", [None], dtype=pl.String), jobs["JobID"].alias("owner")])
     mine = steps["JobID"].str.starts_with(owners.gather(steps["_group"]) + ".").fill_null(False)
     if mine.all():
@@ -160,7 +160,7 @@ def _parse_counts(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -
 
 
 def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
-    """What the steps of each job add up to; their CPU time only where a job does not tell its own."""
+    """Sum the steps of each job; their CPU time only if the job's own CPU time is missing."""
     beside = pl.col("JobID").str.contains(_BESIDE)
     extern = pl.col("JobID").str.ends_with(".extern")
     tasks = pl.col("NTasks").fill_null(1).clip(1)
@@ -192,9 +192,9 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
 
 
 def _most_at_once(steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """The largest sum of ``column`` over steps of a job that ran at the same time; null where nothing was sampled.
+    """The largest sum of ``column`` over steps of a job that ran at the same time; null without samples.
 
-    A step without a start is taken to have run beside the others; one that begins in the second in which another ends
+    A step without a start counts as parallel to the others. A step that begins in the second of another step's end
     follows it.
     """
     known = steps.select("_group", "Start", "End", _value=pl.col(column)).filter(pl.col("_value").is_not_null())
@@ -233,7 +233,7 @@ def _gpu_utilization(steps: pl.DataFrame) -> pl.DataFrame:
 
 def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     jobs = jobs.with_columns(*_parse_repeating_columns(jobs), _clock=clock_s("TotalCPU"))
-    # Exactly 0 is what an accounting without measurements prints: every process takes some milliseconds.
+    # Exactly 0 means that the accounting did not measure: every process takes some milliseconds.
     cpu = pl.coalesce(pl.when(pl.col(name) > 0).then(name) for name in ("_clock", "_step_cpu"))
     # Of a job that has not ended only the steps that have are accounted for.
     live = pl.col("state").is_in([state.value for state in State if not state.ended and state is not State.REQUEUED])
@@ -285,7 +285,7 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
 
 
 def _parse_repeating_columns(jobs: pl.DataFrame) -> list[pl.Series]:
-    """What is read from columns whose words repeat: state, exit code, signal, GPUs, memory."""
+    """Parse the columns with few different values once per value: state, exit code, signal, GPUs, memory."""
     held = jobs.select(pl.coalesce("AllocTRES", "ReqTRES"))["AllocTRES"]
     memory = map_distinct(held, lambda value: read_bytes(read_resource(value, "mem")), pl.Int64)
     if memory.has_nulls():
@@ -310,7 +310,7 @@ def _requested_memory(jobs: pl.DataFrame) -> pl.Series:
 
 
 def _blank_impossible_times(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
-    """Count what cannot be: unknown states, ends before starts. Such times are left blank."""
+    """Count impossible values: unknown states, ends before starts. Such times become null."""
     odd = frame.filter(pl.col("state") == "UNKNOWN")
     doubts.add("unknown state", (f"{job}: {state!r}" for job, state in odd.select("job_id", "_word").rows()))
     backwards = (pl.col("ended") < pl.col("started")).fill_null(False)

@@ -12,11 +12,11 @@ from hpcjobs.pages import figures, render
 from hpcjobs.run.samples import NodeSamples, Sample
 
 _POINTS = 600
-"""A line has at most so many points: each is the mean of its part of the samples."""
+"""Largest number of points of a line: each is the mean of its part of the samples."""
 
 
 class _Quantity(NamedTuple):
-    """What one picture shows."""
+    """The quantity of one picture."""
 
     name: str
     label: str
@@ -67,7 +67,7 @@ def measure(nodes: Sequence[NodeSamples]) -> list[NodeLoad]:
 
 
 def write(title: str, lead: str, nodes: Sequence[NodeSamples], folder: Path) -> list[Path]:
-    """index.html and the pictures (PNG, SVG) of what was measured, in ``folder``."""
+    """Write index.html and the pictures (PNG, SVG) of the measured quantities to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     made = {quantity.name: figure for quantity in _QUANTITIES if (figure := _draw(quantity, nodes)) is not None}
     captions = {quantity.name: quantity.caption for quantity in _QUANTITIES}

@@ -1,9 +1,9 @@
 """Asks sacct day by day, and reads its rows: jobs and their steps, as text.
 
-A block in which every line is one record goes to polars unchanged, which is much faster. Other blocks are split by
+A block with one record per line goes to polars unchanged, which is much faster. Other blocks are split by
 `Table.split`. Lines without a record are counted, named and left out.
 
-A job belongs to the day on which it ended. A day is closed two hours after its end, because slurmdbd may lag. Jobs of
+A job belongs to the day of its end. A day is closed two hours after its end, because slurmdbd may lag. Jobs of
 closed days are cached as Parquet and not read from sacct again. Records that an administrator changes later
 (sacctmgr fix runawayjobs) need the folder removed.
 """
@@ -123,7 +123,7 @@ _VERSION = 2
 
 
 class Window(NamedTuple):
-    """From ``begin`` up to ``end``, local time; ``closed``: nothing can be added to it any more."""
+    """From ``begin`` up to ``end``, local time; ``closed``: slurmdbd adds no more jobs to it."""
 
     begin: datetime
     end: datetime
@@ -150,7 +150,7 @@ def _midnight(day: date) -> datetime:
 
 
 class DayCache:
-    """Closed days of one question (cluster, whose jobs, columns) in the user's cache folder."""
+    """Closed days of one query (cluster, users, columns) in the user's cache folder."""
 
     def __init__(self, *question: str) -> None:
         digest = hashlib.sha256("\0".join((str(_VERSION), *question)).encode()).hexdigest()[:16]
@@ -169,7 +169,7 @@ class DayCache:
             ) from error
 
     def write(self, window: Window, frame: pl.DataFrame) -> None:
-        """Store a closed day; written beside and renamed."""
+        """Store a closed day: write a temporary file, then rename it."""
         if not window.closed:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -209,12 +209,12 @@ class Sacct:
         """Windows that were read from sacct; the others were in the cache."""
 
     def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
-        """Ended attempts by the day of their end; of the last day also those that ended later, or have not ended.
+        """Ended attempts by the day of their end; of the last day also jobs that ended later, or have not ended.
 
         The last day is always read from sacct: its jobs may have ended since.
 
         Raises:
-            SchedulerError: sacct refused, or lacks a column. CommandMissingError: there is no sacct.
+            SchedulerError: sacct refused, or lacks a column. CommandMissingError: sacct is not installed.
         """
         columns = self._columns()
         cache = DayCache(*self._identity(), *columns)
@@ -246,7 +246,7 @@ class Sacct:
         return order(choose(answer.out))
 
     def _identity(self) -> tuple[str, ...]:
-        """What cached days depend on: two clusters, or two sets of users, never share them."""
+        """Key of cached days: two clusters, or two sets of users, never share them."""
         query = self._query
         conf = query.slurm_conf or os.environ.get("SLURM_CONF", "")
         return query.site, conf, query.cluster or "", "*" if query.users is None else ",".join(query.users)

@@ -1,4 +1,4 @@
-"""The jobs of a site: from sacct, else from squeue and scontrol, else from the files of the jobs."""
+"""The jobs of a site: from sacct; without it from squeue and scontrol, or from the files of the jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from hpcjobs.user import user_name
 
 
 class ResourceRequest(NamedTuple):
-    """What a job requested, from the manifest of its run folder. None: not set."""
+    """Request of a job, from the manifest of its run folder. None: not set."""
 
     user: str | None = None
     partition: str | None = None
@@ -73,7 +73,7 @@ class _RequestManifest(msgspec.Struct):
 
 
 def read_request(run_dir: Path) -> ResourceRequest:
-    """What the manifest of ``run_dir`` says; nothing where there is none."""
+    """Read the request from the manifest of ``run_dir``; empty without a manifest."""
     manifest = read_json(run_dir / MANIFEST, _RequestManifest)
     if manifest is None:
         return ResourceRequest()
@@ -131,7 +131,7 @@ def _row(record: JobRecord, entry: Entry | None, site: Site) -> dict[str, object
         "gpus": request.gpus if entry is not None else None,
         "node_list": record.node_list,
         "mem_requested_bytes": request.mem_bytes,
-        # The local scheduler tells the largest process only: x tasks is the same upper estimate as sacct's.
+        # The local scheduler has the largest process only: x tasks is the same upper estimate as sacct's.
         "mem_used_bytes": rss * (request.tasks or 1) if rss is not None else None,
         "mem_per_node_bytes": rss * (request.tasks or 1) if rss is not None else None,
         "max_rss_bytes": rss,
@@ -159,7 +159,7 @@ class JobFilter(NamedTuple):
     """Which jobs a report is about. None: not restricted."""
 
     since: float
-    """Jobs that ended since then (seconds since 1970), and those that have not ended."""
+    """Jobs that ended since then (seconds since 1970), and jobs that have not ended."""
     until: float | None = None
     users: tuple[str, ...] | None = None
     account: str | None = None
@@ -171,7 +171,7 @@ class JobFilter(NamedTuple):
 
 
 class AccountingTable(NamedTuple):
-    """Jobs (one row each, `columns.COLUMNS`) and their attempts, what is doubtful, why a source was not used."""
+    """Jobs (one row each, `columns.COLUMNS`) and their attempts, doubtful rows, reasons why a source was not used."""
 
     jobs: pl.DataFrame
     doubts: list[Doubt]
@@ -214,7 +214,7 @@ def _entries_by_id(site: Site) -> dict[str, list[Entry]]:
 
 
 def _find_own(record: JobRecord, entries: dict[str, list[Entry]]) -> Entry | None:
-    """The entry whose job the record is about: a cluster that lost its state gives an id to several."""
+    """Find the entry of the record's job: a cluster that lost its state gives an id to several jobs."""
     return next((entry for entry in entries.get(parent_id(record.job_id), ()) if is_ours(entry, record)), None)
 
 
@@ -225,10 +225,10 @@ def _run_dirs(jobs: pl.DataFrame, entries: dict[str, list[Entry]]) -> pl.Series:
 
 
 def _query_whole_jobs(job_filter: JobFilter, site: Site, doubts: Doubts) -> pl.DataFrame:
-    """Every attempt of the jobs that ended since then: also those that ended before.
+    """Every attempt of the jobs that ended since then, also earlier attempts.
 
-    A requeue is a new submission, so that of a job whose first attempt here was submitted before ``since`` an earlier
-    one may have ended before ``since``. Those jobs are asked for by their ids.
+    A requeue is a new submission. So if the first attempt here was submitted before ``since``, an earlier one may have
+    ended before ``since``. These jobs are queried by id.
     """
     attempts = pl.concat(list(query_attempts(job_filter, site, doubts)))
     if job_filter.job_ids is not None:
@@ -283,7 +283,7 @@ def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:
 
 
 def _query_without_sacct(job_filter: JobFilter, site: Site, notes: list[str]) -> pl.DataFrame:
-    """squeue for what lives, scontrol for what ended lately, then the files of jobs submitted with hpcjobs."""
+    """squeue for live jobs, scontrol for jobs that ended lately, then the files of jobs submitted with hpcjobs."""
     known = _entries_by_id(site)
     slurm = SlurmScheduler(site.slurm_conf)
     records: dict[tuple[str, str | None], tuple[JobRecord, Entry | None]] = {}

@@ -50,7 +50,7 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataF
     """One row per group (or one in all): jobs, hours, efficiencies weighted by time, mean wait, energy, cost.
 
     Hours are CPU and GPU hours allocated; ``lost_h`` are hours of attempts that were requeued, which count as no
-    job of their own. A sum is of the jobs for which the value is known, and null where it is for none.
+    job of their own. A sum covers the jobs with a known value, and is null without one.
 
     Args:
         frames: attempts in the order of their end.
@@ -100,7 +100,7 @@ class Attempts:
         self._ids: set[str] = set()
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Keep what matters of ``frame``, whose attempts ended later than those of earlier frames."""
+        """Keep the attempts of ``frame`` that matter. Frames come in the order of their ends."""
         rows = frame.select("group", *_OF_ATTEMPTS)
         ended = rows.filter(pl.col("state").is_in(PUT_BACK))
         self._ids |= set(ended["job_id"].drop_nulls())
@@ -125,7 +125,7 @@ class Attempts:
 
 
 def _taken_off(put_back: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
-    """Counts to subtract: an attempt that was put back is no job, and no failed one."""
+    """Counts to subtract: a requeued attempt is neither a job nor a failure."""
     minus = put_back.group_by("group").agg(
         jobs=-pl.len().cast(pl.Int64), failed=-pl.col("state").is_in(_FAILED).sum().cast(pl.Int64)
     )
@@ -153,7 +153,7 @@ def _local_days(moments: pl.Series) -> pl.Series:
 
 
 def parse_since(since: str | float) -> float:
-    """``7d`` back from now, or seconds since 1970 as they are.
+    """Seconds since 1970, from ``7d`` (back from now) or from a number.
 
     Raises:
         ValueError: neither.
@@ -175,7 +175,7 @@ def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = No
         try:
             return AccountingTable(totals(_days(job_filter, jobs_site, doubts), by=by), doubts.by_frequency(), [])
         except SchedulerError:
-            pass  # gather says why, and asks the others
+            pass  # gather reports the reason and asks the other sources
     table = gather(job_filter, site=jobs_site)
     return table._replace(jobs=totals([table.attempts], by=by))
 

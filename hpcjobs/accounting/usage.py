@@ -34,7 +34,7 @@ N = TypeVar("N", int, float)
 
 
 class StepUsage(NamedTuple):
-    """What the steps of a running job have used so far. None: not measured."""
+    """Usage of the steps of a running job until now. None: not measured."""
 
     cpu_s: float | None
     mem_bytes: int | None
@@ -43,12 +43,12 @@ class StepUsage(NamedTuple):
 
 
 def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Runner = run) -> pl.DataFrame:
-    """Running jobs with their use so far, where they are few and sstat answers; else it stays unknown."""
+    """Add the usage of running jobs, if they are few and sstat answers; otherwise it stays unknown."""
     running = frame.filter(pl.col("state") == "RUNNING")["job_id_raw"].to_list()
     if not 0 < len(running) <= _MOST_JOBS:
         return frame
     argv = ["sstat", "--allsteps", "--noheader", "--parsable2", "--noconvert", f"--format={','.join(_STEPS.columns)}"]
-    # The exit code tells nothing: other people's jobs are refused one by one, and the rest is printed.
+    # The exit code is useless: other people's jobs are refused one by one, and the rest is printed.
     try:
         answer = runner([*argv, f"--jobs={','.join(running)}"], env={"SLURM_CONF": slurm_conf} if slurm_conf else {})
     except CommandMissingError:  # some sites give their users sacct alone: the use of running jobs stays unknown
@@ -77,7 +77,7 @@ def add_running_usage(frame: pl.DataFrame, *, slurm_conf: str | None, runner: Ru
 
 
 def _largest(known: pl.Expr, now: str, ended: str, column: str) -> pl.Expr:
-    """The larger one of what runs now and of what the ended steps held; ``column`` as it is where it is not known."""
+    """The larger value of running and of ended steps if it is known, otherwise ``column``."""
     return pl.when(known).then(pl.max_horizontal(now, ended)).otherwise(column)
 
 
@@ -161,7 +161,7 @@ class GpuUsage(NamedTuple):
 
 
 def read_gpu_usage(folder: Path) -> GpuUsage | None:
-    """What monitor.jsonl and monitor-N.jsonl of a run folder say; None where no GPU was watched."""
+    """Read monitor.jsonl and monitor-N.jsonl of a run folder; None if no GPU was sampled."""
     nodes = [samples for path in sorted(folder.glob("monitor*.jsonl")) if len(samples := _samples(path))]
     if not nodes:
         return None
@@ -176,7 +176,7 @@ def read_gpu_usage(folder: Path) -> GpuUsage | None:
 
 
 def add_gpu_usage(frame: pl.DataFrame, site: Site) -> pl.DataFrame:
-    """GPU columns of jobs whose run folders hold a monitor's samples; with power, their energy too."""
+    """Set the GPU columns of jobs with samples of a monitor; with power, their energy too."""
     used = frame.filter((pl.col("gpus") > 0) & pl.col("run_dir").is_not_null())
     rows = [
         (job_id, run_dir, *seen)
@@ -215,6 +215,6 @@ def _samples(path: Path) -> pl.DataFrame:
 
 
 def _joules(samples: pl.DataFrame) -> float | None:
-    """Power is that of the time since the sample before."""
+    """Power holds for the time since the sample before."""
     spent = samples.select((pl.col("gpu_power_w") * pl.col("time_s").diff().fill_null(pl.col("time_s"))).sum()).item()
     return float(spent) if samples["gpu_power_w"].null_count() < len(samples) else None

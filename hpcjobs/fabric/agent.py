@@ -39,7 +39,7 @@ def own_address(interface: str | None) -> str:
     """The IPv4 address that other nodes reach this one at: of ``interface``, or of the host's own name.
 
     Raises:
-        Unreachable: there is none, or it is one that only this node can use.
+        Unreachable: no address, or one that only this node can use.
     """
     if interface is None:
         return _not_loopback(resolve_name(socket.gethostname()), f"the name {socket.gethostname()}")
@@ -73,7 +73,7 @@ def resolve_name(name: str) -> str:
 
 
 class EchoServer:
-    """Answers other nodes, each connection in a thread of its own, until it is closed."""
+    """Answers other nodes until it is closed, with one thread per connection."""
 
     def __init__(self, address: str) -> None:
         self._listening = socket.create_server((address, 0), backlog=128)
@@ -105,11 +105,11 @@ def _answer(connection: socket.socket) -> None:
             elif kind == _STREAM:
                 _take_stream(connection)
         except OSError:
-            return  # the other side has its own word on it
+            return  # the other side reports the error itself
 
 
 def _take_stream(connection: socket.socket) -> None:
-    """Count what comes in the time that the sender asks for, tell it the rate, and read on until it stops."""
+    """Count the bytes in the sender's time span, send the rate back, and read on until the sender stops."""
     (seconds,) = _FLOAT.unpack(connection.recv(_FLOAT.size, socket.MSG_WAITALL))
     space = bytearray(1 << 20)
     count, begun = 0, time.perf_counter()
@@ -122,7 +122,7 @@ def _take_stream(connection: socket.socket) -> None:
 
 
 def _connect(source: str, address: str, port: int) -> socket.socket:
-    """From the chosen interface: the route by another one proves nothing."""
+    """Connect from the chosen interface: another route would not test it."""
     try:
         return socket.create_connection((address, port), timeout=CONNECT_S, source_address=(source, 0))
     except OSError as error:
@@ -130,7 +130,7 @@ def _connect(source: str, address: str, port: int) -> socket.socket:
 
 
 def round_trip_s(source: str, address: str, port: int) -> float:
-    """Time of eight bytes there and back: the tenth percentile, since what delays a few is not the network.
+    """Time of eight bytes there and back: the tenth percentile, because single delays have other causes.
 
     Raises:
         Unreachable: they do not come back.
@@ -187,7 +187,7 @@ def hello(interface: str | None, *, alone: bool) -> tuple[Answer, EchoServer | N
 
 
 def reach(me: Answer, peers: Sequence[Mapping[str, Any]]) -> Answer:
-    """The round trip in seconds to each peer, or why there is none."""
+    """The round trip in seconds to each peer, or the reason why it failed."""
     with ThreadPoolExecutor(max(1, min(16, len(peers)))) as pool:
         return dict(zip((peer["host"] for peer in peers), pool.map(lambda peer: _reach(me, peer), peers), strict=True))
 
@@ -218,7 +218,7 @@ def memory() -> Answer:
 
 
 def _copy_rate() -> float:
-    """The best of many copies: it is what the memory can do, whoever else computes meanwhile."""
+    """The best of many copies: the rate of the memory without disturbance by other processes."""
     source, target = (ctypes.create_string_buffer(_COPY_BYTES) for _ in range(2))
     ctypes.memmove(target, source, _COPY_BYTES)  # pages come at the first touch
     best, end = float("inf"), time.perf_counter() + _COPY_S

@@ -1,7 +1,7 @@
 """``python -m hpcjobs.fabric.build``: compile matmul.cpp on the node that will run it, and print where it lies.
 
 Kept in ``~/.cache/hpcjobs/fabric`` by compiler, MPI, kind of CPU, architecture of the GPUs and source, so that a new
-module or another kind of node gets a program of its own, and the second rank finds that of the first.
+module or another kind of node gets another program, and the second rank uses the first rank's program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BuildError(TrainerError):
 def build(target: str = "auto") -> Path:
     """The program for this node, compiled if it has not been.
 
-    ``auto`` is CUDA where there are nvcc and a GPU that this process may use, else C++ with OpenMP.
+    ``auto`` is CUDA if this process has nvcc and may use a GPU, otherwise C++ with OpenMP.
 
     Raises:
         MissingData: no compiler on PATH. BuildError: it refused; its last lines are quoted.
@@ -67,7 +67,7 @@ _CUBLAS = ("-lcublas", "-DNO_CUBLAS")
 
 
 def _find_libraries(nvcc: str) -> list[str]:
-    """Where CUDA's libraries are, for an nvcc of pip's package nvidia-cuda-nvcc: it looks in lib64 alone."""
+    """Options that name CUDA's libraries, for an nvcc of pip's package nvidia-cuda-nvcc: it searches only lib64."""
     folder = Path(nvcc).resolve().parents[1] / "lib"
     return [f"-L{folder}"] if (folder / "libcudart_static.a").exists() else []
 
@@ -117,7 +117,7 @@ def _key(command: list[str]) -> str:
 
 
 def _answer(command: list[str]) -> str:
-    """What a program says of itself; nothing, where there is no such program."""
+    """The version output of a program; empty if the program is missing."""
     if shutil.which(command[0]) is None:
         return ""
     result = run(command)
@@ -125,7 +125,7 @@ def _answer(command: list[str]) -> str:
 
 
 def _instructions() -> str:
-    """Of the CPU: what ``-march=native`` looks at."""
+    """Properties of the CPU that ``-march=native`` uses."""
     flags = re.search(r"^(?:flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return platform.machine() + (flags[0] if flags else "")
 
@@ -143,7 +143,7 @@ def _alone(program: Path) -> Iterator[None]:
 
 
 def _compile(attempts: list[list[str]], program: Path) -> None:
-    """By the first of ``attempts`` that the compiler accepts; beside, then renamed."""
+    """Build by the first of ``attempts`` that the compiler accepts, into a temporary file that is renamed."""
     beside = program.with_name(f".matmul.{os.getpid()}")
     for command in attempts:
         line = [*command[:-1], str(SOURCE), command[-1], "-o", str(beside)]  # libraries come after the source

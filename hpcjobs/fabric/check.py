@@ -1,8 +1,8 @@
-"""``python -m hpcjobs.fabric.check``: on the first node of a job, measures all of its nodes and says who is bad.
+"""``python -m hpcjobs.fabric.check``: on the first node of a job, measures all of its nodes and names the bad ones.
 
-In this order, since each step trusts those who passed the one before:
+In this order, because each step uses the nodes that passed the step before:
 
-    who answers      an agent on every node, each a step of its own, has some seconds to say its address
+    who answers      an agent on every node, each a separate step, has some seconds to send its address
     who reaches whom round trips between all pairs, by the chosen interface and the names that trainers use
     how fast         streams between pairs, both ways, one pair of a node at a time; memory; the CUDA and MPI program
     GPUs             where the job has some, one process for each: products, memory, links, NCCL
@@ -41,12 +41,12 @@ from hpcjobs.runtime.hostlist import hosts_of
 
 NODE_IS_BAD = 19
 QUICK_S = 60.0
-"""A look before a job takes no longer, however many nodes it has: what is not measured by then stays so."""
+"""Limit of a check before a job, for any number of nodes: the rest stays unmeasured."""
 FULL_S = 120.0
-"""The full measurement likewise; what does not end by then is a note of the report."""
+"""Limit of the full measurement; the report names the unfinished parts."""
 LEAVING_S = 5.0
 AGAIN = 2
-"""A rate that is an outlier is measured so often again: a node is not called bad for a moment's disturbance."""
+"""Repeats for a rate that is an outlier: a short disturbance does not make a node bad."""
 PROGRAM_S = 20.0
 """Kept for the CUDA and MPI program where time is short."""
 ALLREDUCE_S = 25.0
@@ -64,7 +64,7 @@ def check(
     tolerance: float,
     announce: Callable[[str], None] = lambda text: None,
 ) -> Findings:
-    """Measure every node of ``place``; programs leave their figures in ``folder``. ``announce`` gets what comes next.
+    """Measure every node of ``place``; programs leave their figures in ``folder``. ``announce`` gets the next step.
 
     Of a rate that is measured again the best one counts.
     """
@@ -114,7 +114,7 @@ def check(
 
 
 def _ends_before(until: float, began: float) -> bool:
-    """Whether what has been done since ``began`` could be done once more by then."""
+    """Whether the work since ``began`` could be repeated before the deadline."""
     now = time.monotonic()
     return now + (now - began) < until
 

@@ -19,9 +19,9 @@ GREETING_S = 25.0
 ANSWER_S = 15.0
 STREAM_S = 0.3
 ALL_PAIRS = 16
-"""Where there are more nodes, each streams to so many others and not to all."""
+"""With more nodes, each node streams to this many others instead of all."""
 Peers = dict[str, dict[str, Any]]
-"""By host, what its agent said of itself: names, addresses and ports."""
+"""By host, the names, addresses and ports that its agent sent."""
 
 
 def greet(all_agents: Sequence[Agent], nodes: Mapping[str, NodeMeasurements], *, suffix: str) -> Peers:
@@ -77,7 +77,7 @@ def pair_hosts(hosts: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
 def measure_network(
     sound: Sequence[Agent], nodes: Mapping[str, NodeMeasurements], peers: Peers, *, until: float
 ) -> None:
-    """A node's rate is that of its best pair, of which the slower direction counts: a slow peer is not its fault."""
+    """A node has the rate of its best pair, in the slower direction: a slow peer is not its fault."""
     by_host = {agent.host: agent for agent in sound}
     for pairs in pair_hosts(list(by_host)):
         if time.monotonic() > until:
@@ -109,7 +109,7 @@ def measure_memory(present: Sequence[Agent], nodes: Mapping[str, NodeMeasurement
 
 
 WRONG = "computes wrongly"
-"""What the CUDA and MPI program says of a node whose products are not what they should be."""
+"""Message of the CUDA and MPI program about a node with wrong products."""
 
 
 def measure_products(
@@ -156,7 +156,7 @@ def measure_gpus(
     tolerance: float,
     until: float,
 ) -> None:
-    """Every GPU by a process of its own; one that is missing, broken, slow or wrong is a failure of its node."""
+    """Measure every GPU by one process each; a missing, broken, slow or wrong GPU is a failure of its node."""
     json_file = folder / "gpus.json"
     options = ["--json", str(json_file), *(["--no-collectives"] if quick else [])]
     left = list(sound)

@@ -1,6 +1,6 @@
 """Records the verdicts on nodes: one line per verdict, appended, never changed.
 
-A bad verdict counts one and is worth half after `HALF_LIFE_S`; a good one takes one away, never below nothing; a node
+A bad verdict counts one and is worth half after `HALF_LIFE_S`; a good one subtracts one, never below zero; a node
 that is worth `AVOIDED` or more is avoided. So one bad verdict is forgotten after a half-life, two after twice that,
 and a check that finds the node well again ends it at once.
 """
@@ -31,7 +31,7 @@ class NodeVerdict(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Of one node now: its last verdict, what the record is worth, and until when it is avoided (None: it is not)."""
+    """State of one node: its last verdict, its weight, and until when it is avoided (None: it is not)."""
 
     last: NodeVerdict
     worth: float
@@ -50,7 +50,7 @@ def append(path: Path, verdicts: Iterable[NodeVerdict]) -> None:
 
 
 def read(path: Path) -> list[NodeVerdict]:
-    """All verdicts, oldest first; none where there is no record. What a full disk cut off is passed over."""
+    """All verdicts, oldest first; empty without a record. A line that a full disk cut off is skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (FileNotFoundError, NotADirectoryError):

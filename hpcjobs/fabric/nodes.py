@@ -1,6 +1,6 @@
 """Starts programs on the nodes of the job: one `Agent` per node, or one program over several of them.
 
-Each node's agent is a step of its own, so that a node that does not answer does not disturb the others.
+Each node's agent is a separate step, so that a silent node does not disturb the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAVE_S = 5.0
 
 @dataclass(frozen=True)
 class HostGroup:
-    """Where the check runs: the hosts of the job, and how to start something on them (no ``srun``: this machine)."""
+    """The hosts of the job, and how to start programs on them (no ``srun``: this machine)."""
 
     hosts: tuple[str, ...]
     srun: bool
@@ -51,7 +51,7 @@ class HostGroup:
         return [*self.srun_command(hosts, mpi=mpi), sys.executable, "-u", *own_module_words(name), *arguments]
 
     def world(self, hosts: Sequence[str]) -> dict[str, str]:
-        """The variables of a program over ``hosts``, whose world is smaller than the job's."""
+        """The variables of a program over ``hosts``, with a smaller world than the job's."""
         if not self.srun:
             return {}
         size = str(len(hosts))
@@ -119,7 +119,7 @@ def _hand_over(lines: IO[bytes], take: Callable[[str], None]) -> None:
 
 
 def end(process: Popen[bytes], *, patience_s: float) -> None:
-    """Wait for a process, then end it and its group: TERM first, by which srun ends its tasks."""
+    """Wait for a process, then end it and its group: TERM first, so that srun ends its tasks."""
     for number in (signal.SIGTERM, signal.SIGKILL, None):
         with contextlib.suppress(TimeoutExpired):
             process.wait(patience_s)

@@ -1,4 +1,4 @@
-"""Reports what a check found: as a file, as a table, and in the record of nodes."""
+"""Reports the result of a check: as a file, as a table, and in the record of nodes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def table(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def gpu_table(gpus: Sequence[Gpu]) -> Iterator[str]:
-    """A line per GPU; nothing where there are none."""
+    """A line per GPU."""
     if not gpus:
         return
     wide = max(len(f"{gpu.host} {gpu.title}") for gpu in gpus)

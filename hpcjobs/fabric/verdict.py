@@ -1,9 +1,9 @@
-"""Judges nodes and GPUs by their measurements: which ones are far from the others, and in which metric.
+"""Judges nodes and GPUs by their measurements, and names the outliers of each metric.
 
 A value is an outlier if its robust z-score, 0.6745 times the distance from the median in median absolute deviations
 (Iglewicz and Hoaglin, 1993), passes 3.5, and if it is also worse than the median by more than the tolerance. Few
 nodes, or nodes that are very similar, have a deviation near zero: it is taken as 5 % of the median at
-least. Of an even number the better middle counts as the median, so that of two nodes the slower one is the outlier.
+least. With an even number the better middle counts as the median, so the slower one of two nodes is the outlier.
 GPUs are compared with others of the same name over all nodes.
 """
 
@@ -40,7 +40,7 @@ METRICS = (
 
 @dataclass
 class NodeMeasurements:
-    """What is known of one node: measured values by metric, and what failed outright."""
+    """Measured values of one node by metric, and its failures."""
 
     host: str
     address: str | None = None
@@ -87,7 +87,7 @@ def outliers(nodes: list[NodeMeasurements], *names: str, tolerance: float) -> li
 
 
 def compare(values: Mapping[str, float], metric: Metric, tolerance: float) -> dict[str, tuple[float, bool]]:
-    """Compare each host with the median (1: alike, below: worse), and tell whether it is an outlier."""
+    """Compare each host with the median (1: alike, below: worse), and whether it is an outlier."""
     if len(values) < 2:
         return {}
     # as rates, so that for every metric more is better and twice the time is half the rate
@@ -107,7 +107,7 @@ def describe(metric: Metric, value: float, ratio: float) -> str:
 
 
 def best(judged: list[Judged], count: int, *, keep: str | None = None) -> list[str]:
-    """The ``count`` hosts that compare best, in the order of the allocation; fewer, if not so many are good.
+    """The ``count`` best hosts, in the order of the allocation; fewer, if fewer are good.
 
     ``keep`` is one that must be among them: if it is bad, none is chosen.
     """
@@ -134,7 +134,7 @@ class Gpu:
     flops: float
     memory_bytes_per_s: float
     wrong: str | None = None
-    """What came out wrong."""
+    """Wrong results of products and copies."""
     peers: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -153,7 +153,7 @@ def parse_gpus(document: Mapping[str, Any]) -> list[Gpu]:
 
 
 def judge_gpus(gpus: Sequence[Gpu], *, tolerance: float) -> dict[str, list[str]]:
-    """What is wrong, by host: results first, then rates that fall out of those of the same model."""
+    """Faults by host: wrong results first, then rates that differ from other GPUs of the same model."""
     problems: dict[str, list[str]] = {}
     for gpu in gpus:
         if gpu.wrong is not None:

@@ -27,7 +27,7 @@ def new_figure(*, width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes
 
 
 def escape_math(text: str) -> str:
-    """``text`` as matplotlib prints it: what stands between two ``$`` would be read as mathematics."""
+    """Escape ``$``: matplotlib reads text between two of them as mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -38,7 +38,7 @@ def choose_labels(places: Sequence[float], *, gap: float = 0.07) -> list[int]:
     for index in range(len(places) - 2, -1, -1):
         if places[chosen[-1]] - places[index] >= least:
             chosen.append(index)
-    chosen[-1] = 0  # where the first has no room, it takes that of its neighbour
+    chosen[-1] = 0  # if the first has no room, it takes the place of its neighbour
     return chosen[::-1]
 
 

@@ -1,6 +1,6 @@
 """Speed-up, efficiency, fitted laws, the knee and the next doubling, from the runs of a study.
 
-N is the number of nodes where all sizes have the same tasks per node, else the number of ranks. Speed-up is
+N is the number of nodes if all sizes have the same tasks per node, otherwise the number of ranks. Speed-up is
 against the smallest N measured (``baseline``), S = X(N) / X(base); efficiency is S / (N / base), so the
 smallest size has 1 by definition.
 """
@@ -18,7 +18,7 @@ from hpcjobs.scaling.runs import find_mixtures
 from hpcjobs.units import format_number
 
 _FURTHEST = 2
-"""The knee is looked for up to this many times the largest size measured: nothing is said of what lies further."""
+"""The knee is searched up to this many times the largest measured size. The report predicts no further."""
 
 
 class SizeResult(NamedTuple):
@@ -51,7 +51,7 @@ class SizeResult(NamedTuple):
 
 
 class Knee(NamedTuple):
-    """The largest N whose efficiency is at least ``target``."""
+    """The largest N with an efficiency of at least ``target``."""
 
     target: float
     measured: int | None
@@ -59,7 +59,7 @@ class Knee(NamedTuple):
     fitted: Interval | None
     """By the chosen law, as a real number; None: no law was chosen."""
     beyond: bool
-    """The fitted one lies beyond what was measured: an extrapolation."""
+    """The fitted knee is beyond the largest measured size: an extrapolation."""
 
 
 class Analysis(NamedTuple):
@@ -67,7 +67,7 @@ class Analysis(NamedTuple):
 
     unit: str
     per: str
-    """``nodes`` or ``ranks``: what N counts."""
+    """The unit of N: ``nodes`` or ``ranks``."""
     groups: list[SizeResult]
     fits: list[Fit]
     possible: list[Fit]
@@ -89,7 +89,7 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
 
     Raises:
         RequestError: no run has a figure yet; runs of different code, images, node models or units are mixed; or the
-            target is no efficiency.
+            target is not an efficiency.
     """
     if not 0 < target < 1:
         raise RequestError(
@@ -195,7 +195,7 @@ def _group(part: pl.DataFrame, per: str, base: pl.DataFrame) -> SizeResult:
 
 
 def _rest_of_step(shares: list[float | None], ranks: int) -> float | None:
-    """What communication (none of one rank) and data wait leave of a step; None where one was not measured."""
+    """The share of a step without communication (0 of one rank) and data wait; None if one was not measured."""
     communication, data_wait = shares
     communication = 0.0 if ranks == 1 else communication
     return None if communication is None or data_wait is None else max(0.0, 1 - communication - data_wait)
@@ -233,7 +233,7 @@ def _knee(groups: list[SizeResult], possible: list[Fit], target: float) -> Knee:
 
 
 def _predict(possible: list[Fit], groups: list[SizeResult]) -> Interval:
-    """Throughput at twice the largest N, at most that of a linear speed-up."""
+    """Throughput at twice the largest N, at most the linear one."""
     base, n = groups[0], 2 * groups[-1].n
     value, low, high = _unite([one.at(n) for one in possible])
     linear = (base.throughput.high or base.throughput.value) * n / base.n
@@ -271,7 +271,7 @@ def _outlook(knee: Knee, doubling: Interval | None, groups: list[SizeResult], pe
     if doubling is not None:
         value, low, high = doubling
         reach = "" if low is None or high is None else f"{low:,.0f} to {high:,.0f}, "
-        lines.append(  # the interval is of the law: what the law leaves out is not in it
+        lines.append(  # the interval is of the law: effects that the law leaves out are not in it
             f"Prediction for {2 * largest} {per}: {value:,.0f} {unit}"
             f" ({reach}if the law holds beyond what was measured)."
         )

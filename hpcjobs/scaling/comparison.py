@@ -15,13 +15,13 @@ from hpcjobs.units import number_style
 
 
 class Bound(Frozen, frozen=True):
-    """What one size must reach; None: not checked."""
+    """Bounds of one size; None: not checked."""
 
     throughput: float | None = None
     efficiency: float | None = None
     speedup: float | None = None
     tolerance: float = 0.0
-    """Share by which a figure may be below its bound."""
+    """A figure may be below its bound by this share."""
 
 
 class Reference(Frozen, frozen=True):

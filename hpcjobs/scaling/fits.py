@@ -32,7 +32,7 @@ CONFIDENCE: Final = 0.95
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval; ``low`` and ``high`` are None where nothing tells how far off it is."""
+    """An estimate and its 95 % interval; ``low`` and ``high`` are None if the error is unknown."""
 
     value: float
     low: float | None = None
@@ -49,7 +49,7 @@ class Ratio(NamedTuple):
 
     ratio: Interval
     p_value: float | None
-    """Of the t test that the means are equal; None: a side has a single run."""
+    """p-value of the t test that the means are equal; None: a side has a single run."""
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -71,7 +71,7 @@ def mean_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
     if np.ptp(logs) == 0 and np.ptp(base_logs) == 0:  # times in whole seconds: all alike
         return Ratio(_interval(difference, difference, difference), 1.0 if difference == 0 else 0.0)
     with warnings.catch_warnings():
-        # Repeats that are all alike on one side are no loss of precision: their variance is 0.
+        # Equal repeats on one side have a variance of 0: this is not a loss of precision.
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         test = stats.ttest_ind(logs, base_logs, equal_var=False)
     bounds = test.confidence_interval(CONFIDENCE)
@@ -88,11 +88,11 @@ _SCATTER_OF_NOTHING: Final = 1e-9
 
 
 class Law(NamedTuple):
-    """A scaling law: the functions of N whose sum it is, and its parameters as ratios of sums of coefficients."""
+    """A scaling law: a sum of functions of N, with its parameters as ratios of sums of coefficients."""
 
     name: str
     basis: Callable[[Floats], Floats]
-    """N -> one row per N, whose product with the coefficients is X (or 1/X, where ``inverse``)."""
+    """N -> one row per N; its product with the coefficients is X (1/X if ``inverse``)."""
     inverse: bool
     parameters: dict[str, tuple[tuple[float, ...], tuple[float, ...]]]
     """Name -> weights of the coefficients above and below the fraction bar."""
@@ -138,7 +138,7 @@ class LackOfFit(NamedTuple):
     misfit: float
     """Root mean square of the law's relative distance from the sizes' means."""
     p_value: float | None
-    """Of the F test for lack of fit; None: the law has as many coefficients above 0 as there are sizes."""
+    """p-value of the F test for lack of fit; None: the law has as many coefficients above 0 as the study has sizes."""
 
 
 class Fit(NamedTuple):
@@ -180,8 +180,8 @@ class Fit(NamedTuple):
         return float(here / there if self.law.inverse else there / here)
 
     def at(self, n: float) -> Interval:
-        """Throughput at ``n``, with the interval of the law's value (not of the next run); ``high`` is None beside a
-        ``low`` where the runs set no upper bound."""
+        """Throughput at ``n``, with the interval of the law's value (not of the next run); ``high`` is None with a
+        ``low`` if the runs set no upper bound."""
         row = self.law.basis(np.array([float(n)]))[0]
         value, middle, reach = float(row @ self.coefficients), float(row @ self.linear), self._reach(row)
         if reach is None:
@@ -192,8 +192,8 @@ class Fit(NamedTuple):
         return Interval(value, low, high)
 
     def knee(self, target: float, *, base: float, furthest: float) -> Interval:
-        """Where the efficiency against ``base`` falls to ``target``, looked for up to ``furthest``; ``high`` is None
-        beside a ``low`` where it lies beyond."""
+        """The N at which the efficiency against ``base`` falls to ``target``, up to ``furthest``. ``high`` is None
+        with a ``low`` if it is beyond."""
         value = _crossing(lambda n: -float(self._weights_below(n, base, target) @ self.coefficients), base, furthest)
         if self.variances is None:
             return Interval(value)
@@ -208,13 +208,13 @@ class Fit(NamedTuple):
         return distance / reach if reach else float(np.copysign(np.inf, distance))
 
     def _weights_below(self, n: float, base: float, target: float) -> Floats:
-        """Weights whose sum with the coefficients is above 0 where the efficiency at ``n`` is below ``target``."""
+        """Weights of the coefficients; the sum is above 0 if the efficiency at ``n`` is below ``target``."""
         there, here = self.law.basis(np.array([float(n), float(base)]))
         ideal = target * n / base
         return np.asarray(ideal * there - here if self.law.inverse else ideal * here - there, np.float64)
 
     def _reach(self, weights: Floats) -> float | None:
-        """Half the width of the interval of a weighted sum of the coefficients; None where nothing tells."""
+        """Half the width of the interval of a weighted sum of the coefficients; None if it is unknown."""
         if self.variances is None:
             return None
         return self._t(weights) * float(np.sqrt(np.square(weights @ self.means) @ self.variances))
@@ -300,7 +300,7 @@ def _crossing(height: Callable[[float], float], base: float, furthest: float) ->
 
 
 _EXCLUDED: Final = 0.01
-"""A law is excluded below this p-value of its F test. Strict: intervals leave out what is excluded by mistake."""
+"""A law is excluded below this p-value of its F test. Strict: intervals leave out a law that is excluded by mistake."""
 
 
 def find_possible(fits: Sequence[Fit]) -> list[Fit]:

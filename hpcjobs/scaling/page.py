@@ -88,7 +88,7 @@ def share(value: float | None) -> str:
 
 
 def interval(value: Interval, style: str) -> str:
-    """``3.61 (3.5 to 3.7)``; the value alone where there is no interval or no width to it."""
+    """``3.61 (3.5 to 3.7)``; the value alone if the interval is missing or has no width."""
     if value.low is None or value.high is None or value.low == value.high:
         return f"{value.value:{style}}"
     return f"{value.value:{style}} ({value.low:{style}} to {value.high:{style}})"

@@ -19,7 +19,7 @@ from hpcjobs.scaling.analysis import Analysis
 from hpcjobs.scaling.fits import Interval
 
 _SLOW: Final = 0.95
-"""A host is marked when its fastest run is slower than this share of what the median host's fastest run reached."""
+"""A host is marked if its fastest run is slower than this share of the median host's fastest run."""
 _MOST_HOSTS: Final = 48
 _UNKNOWN: Final = "not known"
 _HOST_COLOURS: Final = {False: "#6b4fa0", True: "#c2571a"}
@@ -53,7 +53,7 @@ def host_spread(runs: pl.DataFrame, *, per: str) -> list[HostRuns]:
 
 
 def _by_number(host: str) -> list[tuple[int, str]]:
-    """A key by which ``n2`` comes before ``n10``."""
+    """Sort key: ``n2`` comes before ``n10``."""
     return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", host)]
 
 
@@ -110,7 +110,7 @@ def _size_axis(axes: Axes, analysis: Analysis) -> None:
 
 
 def _bars(values: Sequence[Interval]) -> list[list[float]]:
-    """Lengths below and above; nothing where there is no interval."""
+    """Lengths below and above; 0 without an interval."""
     return [
         [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values],
         [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values],

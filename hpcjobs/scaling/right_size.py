@@ -40,15 +40,15 @@ class StartEstimates(NamedTuple):
 
 
 class RightSize(NamedTuple):
-    """What to ask for next time, and what that does to the wait."""
+    """Advice for the next submission, and its effect on the wait."""
 
     advice: list[Advice]
     starts: StartEstimates | None
-    """None: nothing to change, or Slurm cannot tell."""
+    """None: no advice, or no estimate by Slurm."""
 
 
 def right_size(names: list[str], *, site: str | None = None) -> dict[str, RightSize]:
-    """Job id, or name of a study -> what to ask for next time.
+    """Job id, or name of a study -> advice for the next submission.
 
     Raises:
         UnknownJobError: a name is of no job and no study.
@@ -86,7 +86,7 @@ def advise_nodes(analysis: Analysis) -> list[Advice]:
 
 
 def _estimate_study_starts(measured_study: Study, analysis: Analysis) -> StartEstimates | None:
-    """The largest size measured, against the one that is advised."""
+    """Compare the largest measured size with the advised size."""
     largest, at = analysis.groups[-1], find_reached(analysis.groups, analysis.knee.target)
     if at is None or at is largest:
         return None
@@ -97,7 +97,7 @@ def _estimate_study_starts(measured_study: Study, analysis: Analysis) -> StartEs
 
 
 def estimate_starts(run_dir: Path, options: Sequence[str], *, runner: Runner = run) -> StartEstimates | None:
-    """What ``options`` of sbatch would change for the job whose run folder this is; None where Slurm cannot tell.
+    """Estimate the start of this run folder's job with and without ``options`` of sbatch; None without an estimate.
 
     Nothing is asked with a configuration of Slurm that only the run folder names.
     """

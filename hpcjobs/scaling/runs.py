@@ -1,4 +1,4 @@
-"""The runs of a study as a table: what run folders and the accounting say about each."""
+"""The runs of a study as a table, from their run folders and the accounting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIXABLE: Final = {
     "node_model": "node models",
     "torch_version": "versions of torch",
 }
-"""What must not differ within a study, and what it is called."""
+"""Columns that must not differ within a study, and their names."""
 
 WHOLE_JOBS: Final = ("runs/h", "rank-runs/h")
 """Units of programs that leave no summary.json: of a strong and of a weak study."""
@@ -43,7 +43,7 @@ _FROM_ACCOUNTING = (
 
 
 class Measurements(msgspec.Struct):
-    """What a study reads of summary.json, which any program may write: hpcjobs.runtime.summary has the meanings."""
+    """Keys of summary.json that a study reads. Any program may write them; hpcjobs.runtime.summary explains them."""
 
     throughput: Throughput | None = None
     elapsed_s: float | None = None
@@ -145,7 +145,7 @@ def _median(value: Quantiles | None) -> float | None:
 
 
 def find_mixtures(runs: pl.DataFrame) -> list[str]:
-    """What differs between runs that must not: one sentence each."""
+    """Find columns of `MIXABLE` that differ between runs: one sentence each."""
     return [
         f"{what}: {', '.join(sorted(values))}"
         for column, what in MIXABLE.items()

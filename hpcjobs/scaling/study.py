@@ -1,6 +1,6 @@
 """A scaling study: one program at several sizes, each measured several times.
 
-``NAME.study.json`` holds the request, and the folder of the sweep whose cells are the runs. Its ``points`` are a
+``NAME.study.json`` holds the request, and the folder of the sweep with the runs as cells. Its ``points`` are a
 copy for people and scripts, as the last call of ``hpcjobs scale`` left them; reports read the folder (`run_list`).
 """
 
@@ -48,7 +48,7 @@ class StudyRun(Frozen, frozen=True):
 
 
 class Study(Frozen, frozen=True):
-    """What is measured, and where."""
+    """The request of a study: program, sizes, repeats, site."""
 
     name: str
     site: str
@@ -69,7 +69,7 @@ class Study(Frozen, frozen=True):
     """Options that reach the tasks' srun unread."""
     one_at_a_time: bool = False
     folder: str | None = None
-    """Folder of the sweep; None: nothing was submitted yet."""
+    """Folder of the sweep; None: not submitted yet."""
     points: tuple[StudyRun, ...] = ()
     schema: Literal["hpcjobs.study/1"] = "hpcjobs.study/1"
 
@@ -88,7 +88,7 @@ def read(path: Path) -> Study:
     """The study in the file.
 
     Raises:
-        ConfigError: there is none, or it is no study.
+        ConfigError: the file is missing, or is not a study.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Study)

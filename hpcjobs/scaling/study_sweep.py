@@ -111,14 +111,14 @@ class _Batch(NamedTuple):
 
     option: str
     position: int
-    """Of the value among the arguments."""
+    """Position of the value among the arguments."""
     prefix: str
     """``--batch-size=``, where the value is in one argument with the option."""
     value: int
 
 
 def _find_batch(study: Study) -> _Batch | None:
-    """The batch size of one rank at the smallest size, where it is to be divided; None: the program stays as it is."""
+    """The batch size of one rank at the smallest size, if it is divided; None: the arguments do not change."""
     if study.mode == "weak":
         return None
     for position, argument in reversed(list(enumerate(study.program))):  # of two, the last one counts
@@ -133,7 +133,7 @@ def _find_batch(study: Study) -> _Batch | None:
 
 
 def undivided_batch(study: Study) -> str | None:
-    """Argument of a strong study that looks like a batch size and is the same at all sizes; None: there is none."""
+    """Argument of a strong study that looks like a batch size and is the same at all sizes, or None."""
     if study.mode == "weak" or _find_batch(study) is not None or any("{" in argument for argument in study.program):
         return None
     return next((argument for argument in study.program[1:] if _OTHER_BATCH.fullmatch(argument)), None)
@@ -182,7 +182,7 @@ def _made_by(study: Study) -> str:
 
 
 def _gpus(study: Study, size: Size) -> dict[str, int]:
-    """A GPU for each rank, where jobs of the site have GPUs; nothing where the study itself asks for GPUs.
+    """One GPU per rank, if jobs of the site have GPUs; empty if the study requests GPUs itself.
 
     Raises:
         RequestError: the study asks for fewer GPUs than ranks, which would then measure each other.
@@ -237,7 +237,7 @@ def read_code(job_dir: Path) -> str | None:
 
 
 def current_code(folder: Path) -> str | None:
-    """The code in ``folder`` as it is now, in the same form; None outside a repository."""
+    """The current code in ``folder``, in the same form; None outside a repository."""
     state = code_state(folder)
     return None if state is None else _label(state.commit, state.patch.encode("utf-8", "surrogateescape"))
 
@@ -262,8 +262,8 @@ def _label(commit: str | None, patch: bytes) -> str:
 def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report: Report = discard) -> Study:
     """Submit every run of ``study`` that is missing; returns at once, with the study as it then stands.
 
-    Runs that have completed, or may still complete, are not submitted again. A run that failed is measured anew, in a
-    folder of its own.
+    Runs that have completed, or may still complete, are not submitted again. A failed run is measured again, in a
+    new folder.
 
     Raises:
         RequestError: the file holds another study, the program cannot be divided, or the code has changed since
@@ -271,7 +271,7 @@ def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report:
     """
     known = study_file.read(path) if os.path.exists(path) else study
     if not known.points and not known.extends(study) and not _has_submissions(known):
-        known = study  # nothing of the one in the file was submitted: it was refused
+        known = study  # the study in the file was refused: it has no jobs
     if not known.extends(study):
         raise RequestError(
             f"{path} holds another study: {shlex.join(known.program)} on {known.site} ({known.mode})",
@@ -299,10 +299,10 @@ def submit_study(study: Study, path: Path, *, allow_mixed: bool = False, report:
 
 
 def sweep_of(study: Study) -> Sweep:
-    """The sweep whose cells are the runs of a study.
+    """The sweep that runs a study: one cell per run.
 
     Raises:
-        RequestError: nothing of it was submitted yet.
+        RequestError: the study was not submitted yet.
     """
     folder = _folder(study)
     if folder is None:
