@@ -1,1 +1,1 @@
-"""Explains why a job failed or waits, and where a program can run, when and at what cost."""
+"""Explains why a job failed or waits, and finds placements of a program with their start and cost."""

@@ -17,7 +17,7 @@ from hpcjobs.units import human_bytes, human_duration, slurm_time
 
 
 class EndCause(NamedTuple):
-    """The cause of an end, its words and what to do; both are filled in as those of rules are."""
+    """The cause of an end, its text and its fixes; both have the placeholders of rules."""
 
     cause: str
     text: str
@@ -101,7 +101,7 @@ TRAINER_EXIT_CODES: dict[int, EndCause] = {
 """By exit code of the bundled trainers (docs/trainers.md)."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-# Modules whose package has another name.
+# Modules with another name than their package.
 _PACKAGES = {
     "cv2": "opencv-python", "PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn", "skimage": "scikit-image",
     "google": "protobuf", "mpi4py.MPI": "mpi4py", "pynvml": "nvidia-ml-py",
@@ -109,7 +109,7 @@ _PACKAGES = {
 
 
 def values_of(facts: JobFacts, *, rank: int | None, host: str | None) -> dict[str, str]:
-    """What rules may name of the job itself; what is not known is left out."""
+    """Values of placeholders about the job itself, without unknown ones."""
     memory, limit = facts.mem_per_node_bytes, facts.time_limit_s
     known = {
         "job": facts.job_id,
@@ -163,7 +163,7 @@ def _can_be_run(command: str, values: Mapping[str, str]) -> bool:
 
 
 def fill_fix(fix: str, values: Mapping[str, str], *, by_hpcjobs: bool) -> str:
-    """``fix`` as a command for the job: ``{again}`` submits it once more. What is not known stays in capitals."""
+    """``fix`` as a command for the job: ``{again}`` submits it once more. An unknown placeholder stays, in capitals."""
     command, comment_mark, comment = fix.partition("  # ")
     is_resubmission = "{again}" in command
     filled = _PLACEHOLDER.sub(lambda match: _value(match[1], values, by_hpcjobs), command)
@@ -179,7 +179,7 @@ def _value(name: str, values: Mapping[str, str], by_hpcjobs: bool) -> str:
 
 
 def _for_sbatch(command: str) -> str:
-    """Options of hpcjobs as those of sbatch."""
+    """Translate options of hpcjobs to options of sbatch."""
     variables = re.findall(r" --env (\S+)", command)
     command = re.sub(r" --env \S+", "", command)
     command = re.sub(r" --retries \S+", " --requeue", command)
@@ -188,18 +188,18 @@ def _for_sbatch(command: str) -> str:
 
 TAIL_LINES = 12
 _ENDED_BY_OTHERS = 15
-"""SIGTERM: what others send; a cause in any rank's log says more."""
+"""SIGTERM: sent by another process; a cause in any rank's log is more precise."""
 _CRASHES = {4, 6, 7, 8, 9, 11}
 _BY_SLURM = {"time-limit", "step-time-limit", "preempted", "node-failed", "out-of-memory"}
-"""Causes for which Slurm itself cancels a step or job."""
+"""Slurm itself cancels a step or job for these causes."""
 
 
 _ALL_RANKS = {"time-limit", "step-time-limit", "cancelled", "preempted", "deadline"}
-"""Causes for which Slurm ends all ranks: none failed first."""
+"""Slurm ends all ranks for these causes: no rank failed first."""
 
 
 class _Conclusion(NamedTuple):
-    """What was concluded, before its words are filled in."""
+    """A conclusion before its placeholders are filled in."""
 
     end: EndCause
     match: Match | None = None
@@ -209,7 +209,7 @@ class _Conclusion(NamedTuple):
 
 
 def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
-    """The cause of the failure, the rank and host it began at, its evidence and what to do; unknown stays unknown."""
+    """Conclude the cause of the failure, its rank, host, evidence and fixes; unknown stays unknown."""
     failure = facts.failure or find_first_failure(lines, tasks_are_ranks=facts.tasks_are_ranks)
     first_rank = None if failure is None else failure.rank
     matches = list(find_matches(lines))
@@ -220,11 +220,11 @@ def diagnose(facts: JobFacts, lines: Sequence[LogLine]) -> Diagnosis:
         failure = find_end(lines, rank) or Failure(f"{best.line.file}, line {best.line.number}", rank)
         first_rank = rank
     if best is not None and best.rule.cause == "out-of-memory" and facts.failure is None:
-        # Slurm kills all tasks of such a step: which of them srun reports first says nothing.
+        # Slurm kills all tasks of such a step: srun's order of reporting them has no meaning.
         best = next((match for match in matches if match.rule is best.rule and match.line.rank is not None), best)
         failure = None if best.line.rank is not None or facts.out_of_memory is not None else failure
     conclusion = _conclude(facts, failure, best)
-    if conclusion.end.cause in _ALL_RANKS:  # what a rank recorded then is how it ended, not why
+    if conclusion.end.cause in _ALL_RANKS:  # a rank's record then has the signal, not the cause
         failure = None
     rank, host = _place(conclusion, failure, facts)
     if host is None and rank is not None and facts.tasks_are_ranks:
@@ -262,14 +262,14 @@ def _ended_later(best: Match, failure: Failure, facts: JobFacts) -> bool:
 def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _Conclusion:
     state = facts.state or ""
     of_slurm = best if best is not None and best.rule.cause in _BY_SLURM else None
-    # A cancelled job was not always cancelled by somebody: srun's lines say why Slurm did it.
+    # Slurm itself may have cancelled a job: srun's lines give the reason.
     if state == "CANCELLED" and of_slurm is not None:
         return _by_rule(of_slurm)
     if state in STATES:
         same_cause = best if best is not None and best.rule.cause == STATES[state].cause else None
         return _at_step(facts, STATES[state], same_cause)
     signal = _signal(facts, failure)
-    # What the program survived at first is no reason for a crash.
+    # An error that the program survived does not explain a crash.
     names_cause = best is not None and best.rule.kind is Kind.CAUSE and not (signal in _CRASHES and best.is_early)
     # Of memory the accounting knows the task; the log's lines are of any that Slurm killed with it.
     if best is not None and best.rule.cause == "out-of-memory" and facts.out_of_memory is not None:
@@ -282,7 +282,7 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
     if signal in SIGNALS and not (signal == _ENDED_BY_OTHERS and error):
         return _Conclusion(SIGNALS[signal], error if error and _is_of(error, failure) else None)
     code = failure.exit_code if failure is not None and failure.exit_code is not None else facts.exit_code
-    # Only of our trainers: any other program gives these numbers a meaning of its own.
+    # Only for the bundled trainers: other programs use these numbers for other errors.
     trainer_codes = TRAINER_EXIT_CODES if facts.bundled_trainer else {}
     if error is not None and error.rule.cause == PROGRAM_ERROR and code in trainer_codes:
         return _Conclusion(trainer_codes[code], error if _is_of(error, failure) else None)
@@ -291,7 +291,7 @@ def _conclude(facts: JobFacts, failure: Failure | None, best: Match | None) -> _
     codes = EXIT_CODES | trainer_codes
     if code in codes:
         return _Conclusion(codes[code])
-    # What a rank prints because another one failed is no cause.
+    # A consequence of another rank's failure is not a cause.
     only = f"; the log shows only what followed: {best.rule.text}" if best is not None else ""
     fix = ("hpcjobs logs {job}",) if facts.by_hpcjobs else ()
     return _Conclusion(EndCause("unknown", _unknown_text(facts, failure) + only, fix), best, is_known=False)

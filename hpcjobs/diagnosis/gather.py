@@ -51,19 +51,19 @@ _TABLE = Table(
     )
 )
 _NEAR_LIMIT = 0.95
-"""A task that used so much of its node's memory reached the limit: it is sampled every few seconds only."""
+"""A task that used this share of its node's memory reached the limit: samples are seconds apart."""
 _BAD_NODE = re.compile(r"DOWN|FAIL|NOT_RESPONDING|DRAIN")
 
 
 _TASK = r"[_+]\d+"
-"""What stands behind the id of an array or of a heterogeneous job for one of its tasks or components."""
+"""End of the id of an array task or a heterogeneous component."""
 
 
 class Account(NamedTuple):
     """One job by sacct or scontrol; None: not known."""
 
     job_id: str
-    """Of an array or heterogeneous job, that of the task or component that it describes."""
+    """For an array or heterogeneous job, the id of the described task or component."""
     source: str
     name: str | None
     state: State
@@ -86,9 +86,9 @@ class Account(NamedTuple):
 def read_account(
     job_id: str, *, env: dict[str, str], runner: Runner = run, is_meant: Callable[[JobRecord], bool] = lambda _: True
 ) -> Account | None:
-    """What sacct knows of ``job_id``, or scontrol where the accounting does not answer; None: neither knows it.
+    """Read ``job_id`` from sacct, or from scontrol if the accounting does not answer; None: unknown to both.
 
-    Of an array or heterogeneous job that is the first task or component that failed, else the first one.
+    For an array or heterogeneous job: the first failed task or component, or the first one if none failed.
 
     Args:
         is_meant: whether a record with this id is about the job; a cluster may have given the id out before or since.
@@ -123,8 +123,7 @@ def _number(job_id: str) -> int:
 
 
 def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run) -> tuple[str, ...]:
-    """Nodes of a job that failed, by the accounting's events; those that are down or drained now, where it has
-    none."""
+    """Failed nodes of a job, by the accounting's events; without events, nodes that are down or drained now."""
     names = ",".join(account.nodes)
     if not names:
         return ()
@@ -150,7 +149,7 @@ def _from_sacct(job_id: str, rows: list[TableRow], is_meant: Callable[[JobRecord
 
 
 def _record(row: TableRow) -> JobRecord:
-    """What tells whose job it is."""
+    """The columns that identify a job."""
     return JobRecord(
         row.raw("JobID"), row.state(), "sacct", name=row.name("JobName"), user=row.text("User"),
         submitted=row.time("Submit"), started=row.time("Start"), ended=row.time("End"),
@@ -186,7 +185,7 @@ def _from_row(job_id: str, job: TableRow, behind: Sequence[TableRow]) -> Account
 
 
 def _memory_step(steps: Iterable[TableRow], limit: int | None) -> StepRecord | None:
-    """The step that Slurm calls out of memory, or one that was killed and whose task reached the limit."""
+    """The step with the state OUT_OF_MEMORY, or a killed step with a task at the limit."""
     for step in steps:
         state, rss = step.state(), fields.read_bytes(step.raw("MaxRSS"))
         is_over = limit is not None and rss is not None and rss >= _NEAR_LIMIT * limit
@@ -255,14 +254,14 @@ def _per_node(text: str, nodes: int, cpus: int) -> int | None:
 
 
 LogFile: TypeAlias = "tuple[Path, int | None]"
-"""A file, and the rank whose lines it has; None: of no single rank."""
+"""A file, and the rank that wrote it; None: several ranks."""
 _RANK_FILE = re.compile(r"(?P<job>.*_)(?P<rank>\d+)_log\.(?:out|err)")
 """How submitit names the files of each rank."""
 
 
 def find_foreign_logs(account: Account, slurm: SlurmScheduler) -> list[LogFile]:
-    """The log files that exist: those that scontrol names, else those of its command line and script, else sbatch's
-    own; and those of the steps of its script."""
+    """The existing log files: named by scontrol, or by command line and script, or sbatch's default; and the files of
+    the script's steps."""
     paths = [Path(log) for log in account.logs] or accounted_files(slurm, account.job_id)
     if not paths:
         paths = [Path(account.work_dir or ".", f"slurm-{account.job_id}.out")]
@@ -300,15 +299,15 @@ class Subject(NamedTuple):
     facts: JobFacts
     lines: list[LogLine]
     entry: Entry | None = None
-    """Of a job that hpcjobs submitted."""
+    """Index entry of a job that hpcjobs submitted."""
     slurm_conf: str | None = None
 
 
 def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run) -> Subject:
-    """A job that hpcjobs submitted; of an array the first task that failed, or else the first one."""
+    """Gather a job that hpcjobs submitted; of an array the first failed task, or the first one if none failed."""
     errors: list[SchedulerError] = []
     records = statuses([entry], errors=errors)[0].records
-    for error in errors:  # what the job wrote explains it all the same
+    for error in errors:  # the files of the job may still explain it
         warnings.warn(error.message, HpcJobsWarning, stacklevel=2)
     record = next((r for r in records if r.state.ended and r.state is not State.COMPLETED), records[0])
     task = entry
@@ -355,7 +354,7 @@ def gather_foreign(
 
 
 def gather_log(log: Path) -> Subject:
-    """A log alone, of which nothing else is known.
+    """Gather a log without a job.
 
     Raises:
         OSError: it cannot be read.
@@ -405,7 +404,7 @@ def _with_record(facts: JobFacts, record: JobRecord) -> JobFacts:
 
 
 def _with_run_folder(facts: JobFacts, entry: Entry, record: JobRecord) -> JobFacts:
-    """What state.json and manifest.json add."""
+    """Add the facts of state.json and manifest.json."""
     state = read_state(entry, record.job_id)
     job: dict[str, Any] = (read_json(Path(entry.run_dir) / MANIFEST, dict[str, Any]) or {}).get("job", {})
     failure = None

@@ -40,7 +40,7 @@ _RUNTIME = re.compile(
     r"Fatal Python error: (?P<how>[A-Z][a-z]+(?: [a-z]+)?)|(?:forrtl: severe \(\d+\)|Program received signal).*?"
     r"(?P<name>SIG(?:SEGV|BUS|ILL|FPE|ABRT))"
 )
-"""What the runtimes of Python and Fortran print when a signal ends them."""
+"""Lines that the runtimes of Python and Fortran print when a signal ends them."""
 _FORTRAN_CRASH = 174
 """The exit code of Intel's Fortran where a signal ends the program."""
 _HPCJOBS = re.compile(r"hpcjobs: first failure: rank (?P<rank>\d+) on (?P<host>\S+), exit code (?P<code>\d+)")
@@ -54,7 +54,7 @@ _MPI_END = re.compile(r"=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT CODE: (?P<
 _MPI_NAME = re.compile(r"\s+Process name: \[\S+,(?P<rank>\d+)\]")
 _MPI_CODE = re.compile(r"\s+Exit code: +(?P<code>\d+)")
 _MPI_LINES = 6
-"""The tables of mpirun have at most so many lines."""
+"""Largest number of lines of mpirun's tables."""
 _TORCHRUN = re.compile(r"torch[./]distributed[./](?:elastic|run|launch)")
 _TORCHRUN_FIELDS = re.compile(r"^\s*(?P<key>host|rank|exitcode)\s*:\s*(?P<value>[\w.-]+)")
 
@@ -83,7 +83,7 @@ def read_lines(path: Path) -> list[LogLine]:
 
 
 def last_lines(path: Path, rank: int | None, count: int) -> list[str]:
-    """The last lines that a rank printed; those of all ranks where the log does not tell them apart.
+    """The last lines of a rank, or of all ranks if the log does not label them.
 
     Raises:
         OSError: it cannot be read.
@@ -92,13 +92,13 @@ def last_lines(path: Path, rank: int | None, count: int) -> list[str]:
 
 
 def select_last(lines: Sequence[LogLine], rank: int | None, count: int) -> list[str]:
-    """The last ``count`` lines of ``rank``, or of all where none is marked as its own."""
+    """The last ``count`` lines of ``rank``, or of all ranks if no line has its label."""
     own = [line.text for line in lines if line.rank == rank] if rank is not None else []
     return (own or [line.text for line in lines])[-count:]
 
 
 def parse_line(line: str, file: str, number: int) -> LogLine:
-    """A line without the label of its rank, colours and control characters; of progress bars, what was printed last."""
+    """Remove the label of the rank, colours, control characters, and all but the last state of a progress bar."""
     rank: int | None = None
     text = _CONTROL.sub("", _COLOUR.sub("", line))
     for label in _LABELS:  # one inside another: srun's before torch's
@@ -133,7 +133,7 @@ def find_first_failure(lines: Iterable[LogLine], *, tasks_are_ranks: bool = True
 
 
 def _mpi_table(lines: Sequence[LogLine]) -> Failure | None:
-    """What mpirun of Intel MPI, MPICH and Open MPI prints of the first process that failed."""
+    """The first failed process, by the table of mpirun (Intel MPI, MPICH, Open MPI)."""
     for n, line in enumerate(lines):
         place = _MPI_PLACE.match(line.text) or _MPI_NAME.match(line.text)
         if place is None:
@@ -171,7 +171,7 @@ def find_end(lines: Iterable[LogLine], rank: int) -> Failure | None:
 
 
 def _killed_at_the_end(lines: Sequence[LogLine]) -> Failure | None:
-    """What the shell or a program's runtime reports of a signal, where no exception comes after it."""
+    """The signal that the shell or a program's runtime reports, if no exception follows."""
     for line in reversed(lines):
         if TRACEBACK in line.text:
             return None

@@ -19,35 +19,35 @@ _EXCEPTION = Rule(
     "The program ended with {error}: {message}",
     kind=Kind.ERROR,
 )
-"""Any exception at the end of a traceback, whatever its name. What a group holds says more than the group."""
+"""Any exception at the end of a traceback, except a group: its members are more precise."""
 _MESSAGE_LINES = 6
-"""So many lines below an exception may still be of its message."""
+"""Lines below an exception that may belong to its message."""
 _COMMAND = re.compile(r"\++ ")
-"""What `set -x` prints: a command, not what it did."""
+"""A command that `set -x` prints, not its output."""
 _OUTSIDE = re.compile(r"(?:slurmstepd|srun|kernel|hpcjobs)\b|.*NVRM")
 """Reports of Slurm and the system about the program, which it cannot quote."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB \d+ ")
 _LIBRARY = re.compile(r".*NCCL WARN |\[[EF][ \d]|.*UCX +ERROR|\[[\w.-]+:\d+\]|.*gloo/")
-"""Reports of a library about what its caller then raises."""
+"""Reports of a library; its caller then raises an exception about the same error."""
 _OF_RANKS = re.compile(r"(?i)nccl|gloo|c10d|\bucx|\bmpi|distributed|socket|\bstore|process group|connect")
-"""What an exception about the talk between ranks names."""
+"""Names in exceptions about the communication between ranks."""
 _TOOL = re.compile(r"[\w./+-]+: (?:[^'\"]|'[^']*'|\"[^\"]*\")*: ")
-"""What a tool says before the reason: ``cp: error writing 'x': ``."""
+"""The words of a tool before the reason: ``cp: error writing 'x': ``."""
 _QUOTES, _BRACKETS = re.compile(r"(?<!\w)[\"'`]|[\"'`](?!\w)"), re.compile(r"\[[^]]*\]|\([^)]*\)")
 _WARNING = re.compile(r"\bWarning: |\bWARN(?:ING)?\b|^\[W\b")
 _PLAIN, _FEW = re.compile(r"(?<!\S)[A-Za-z][a-z]+(?=\s)"), 2
-"""Plain English: a line that begins with so much of it speaks about an error; it does not report one."""
+"""Plain words: a line that begins with more than a few describes an error, but does not report one."""
 _FEW_LINES, _MANY_LINES = 2, 10
-"""So much ordinary output behind an error makes it doubtful; so much more shows that the program did without."""
+"""Lines of ordinary output after an error that make it doubtful, and lines that show that the program survived it."""
 _AFTERWARDS = re.compile(r"wandb: |[\[=*-]|[IWEF]\d{3,4} |(?:real|user|sys)\s|Command exited|\s*$")
-"""What trackers, launchers and `time` print after the end of a program."""
+"""Lines of trackers, launchers and `time` after the end of a program."""
 _EXCEPTION_NAME = re.compile(r"[\w.]*(?:Error|Exception): ")
 _PROGRESS = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?|loss|info|debug|going on|skip\w*|continu\w+|retry\w*)\b")
-"""What may stand right below an exception and is no more of its message."""
+"""Output that may follow an exception directly and does not belong to its message."""
 _SEVERAL = re.compile(
     r"torch[./]distributed[./](?:elastic|run|launch)|: tasks \d|mpirun|mpiexec|NCCL|c10d|gloo|deepspeed"
 )
-"""Words of a log in which several ranks may write without a mark."""
+"""Words of a log to which several ranks may write without labels."""
 _STAMP = re.compile(
     r"\[?(?:\d{4}-(?P<month>\d\d)-(?P<day>\d\d)[T ]|[IWEF](?P<date>\d{3,4}) )"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d(?:[.,]\d+)?)"
@@ -55,11 +55,11 @@ _STAMP = re.compile(
 _VERDICTS = {"time-limit", "step-time-limit", "preempted", "node-failed"}
 """Ends of a job or step that Slurm reports, with the reason."""
 RECENT_LINES = 500
-"""So far before the last line that a rule explains is another one looked for."""
+"""Other matches are searched this many lines before the last one."""
 _LONG, _LONG_EARLIER = 2000, 500
-"""So many characters of a line are compared with rules: of the last lines, and of earlier ones."""
+"""Characters of a line that are compared with rules: of the last lines, and of earlier ones."""
 _RANKS = 16
-"""The last exceptions of so many ranks are compared with lines of none."""
+"""Ranks with a last exception that is compared with lines without a label."""
 _BETWEEN_RANKS = {"nccl-error", "mpi-error", "mpi-abort", "network-unreachable", "loopback-address"}
 _WAITS = {"collective-timeout", "rendezvous-timeout"}
 """Causes that ranks report because another one does not come: why it failed says more."""
@@ -72,11 +72,11 @@ class Match(NamedTuple):
     line: LogLine
     values: dict[str, str]
     traceback: int | None = None
-    """The number of the traceback that it ends, with all that are chained to it; None: it stands by itself."""
+    """The number of the traceback, chained ones included, that it ends; None: no traceback."""
     is_quoted: bool = False
-    """The text stands within other words: who printed it may speak of another error, or of one that was handled."""
+    """The text is part of a sentence: it may describe another error, or a handled one."""
     is_doubtful: bool = False
-    """Something else in the log speaks against it."""
+    """Another line of the log contradicts it."""
     place: int = 0
     """Its place among all lines."""
     time: tuple[float, ...] | None = None
@@ -86,7 +86,7 @@ class Match(NamedTuple):
 
     @property
     def raised(self) -> bool:
-        """Whether an exception says it that nobody handled, and that does not come from another rank's end."""
+        """Whether it is an unhandled exception that is not a consequence of another rank's end."""
         return self.traceback is not None and self.rule.kind is not Kind.CONSEQUENCE
 
     @property
@@ -142,7 +142,7 @@ class _Tracebacks:
             self._ended.pop(rank, None)
             return self._open[rank], False
         if rank in self._open:
-            if _OUTSIDE.match(text):  # srun writes its own lines between those of a task
+            if _OUTSIDE.match(text):  # srun writes its own lines between lines of a task
                 return None, False
             if not text.strip() or text.startswith((" ", "\t")):
                 return self._open[rank], False
@@ -163,15 +163,15 @@ class _Tracebacks:
 def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequence[LogLine] = ()) -> Match | None:
     """The match that shows the cause.
 
-    What Slurm reports as the end of the job counts more than what the program survived before, and an exception that
-    nobody handled more than what was printed before it; a program's own error more than what ranks say of each other.
-    Then the rank that failed first counts, and of equal ones the first in the log: what comes later is often the same
-    error, wrapped.
+    Slurm's report of the end of the job counts more than errors that the program survived; an unhandled exception more
+    than the lines before it; a program's own error more than reports of ranks about each other.
+    Then the rank that failed first counts, then the first match in the log: later ones are often the same error,
+    wrapped.
     """
     output = _Output(lines)
     every = output.count_after(list(matches))
-    recent = _without_refuted(_last_of_each_rank(_without_survived(every, output)), output)
-    recent = _without_explained(recent)
+    recent = _drop_refuted(_keep_recent(_drop_survived(every, output)), output)
+    recent = _drop_explained(recent)
     fatal = [match for match in recent if is_of_program(match) and match.after <= _FEW_LINES]
 
     def importance(match: Match) -> tuple[bool, bool, bool, int]:
@@ -195,7 +195,7 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
 
 
 def _order(match: Match, others: Sequence[Match]) -> tuple[tuple[float, ...], int]:
-    """By time where all ranks print it, else by the log."""
+    """Sort key: the time if all ranks print it, otherwise the place in the log."""
     return (match.time or () if all(other.time for other in others) else ()), match.place
 
 
@@ -221,7 +221,7 @@ class _Output:
         return counted[::-1]
 
     def _elsewhere(self, match: Match) -> int:
-        """What counts as behind it where the output is in another file, and nobody knows which came first."""
+        """Lines that count as later output if the output is in another file and the order is unknown."""
         if match.raised or match.line.rank is not None or match.line.file == self.lines[0].file:
             return 0
         return _FEW_LINES + 1
@@ -238,12 +238,12 @@ class _Output:
 
     @property
     def is_of_one_program(self) -> bool:
-        """Whether no rank is marked and nothing speaks of several."""
+        """Whether no line has a label of a rank, and no word names several ranks."""
         return not any(line.rank is not None or _SEVERAL.search(line.text) for line in self.lines)
 
 
-def _without_survived(matches: list[Match], output: _Output) -> list[Match]:
-    """Without what the end of the job that Slurm reports, or much output, shows to have been survived."""
+def _drop_survived(matches: list[Match], output: _Output) -> list[Match]:
+    """Drop matches that the program survived, by much later output or by Slurm's report of the end."""
     left = [m for m in matches if m.raised or m.after < _many_lines(m) or _may_be_last(m)]
     ends = [m for m in left if _OUTSIDE.match(m.line.text) and m.rule.cause in _VERDICTS]
     if ends:
@@ -252,7 +252,7 @@ def _without_survived(matches: list[Match], output: _Output) -> list[Match]:
         behind = [m for m in left if m.place > end.place]
         program = [line for line in output.lines[end.place :] if not line.text.startswith((" ", "Traceback"))]
         if any(m.raised for m in behind) and any(_PROGRESS.search(line.text) for line in program):
-            return left  # the job was started again: what it ended of then stands behind
+            return left  # the job was started again: the lines after it have the cause
         fatal = [m._replace(is_doubtful=True) for m in before if is_of_program(m) and m.after == 0]
         memory = [m for m in before if m.rule.cause == "out-of-memory" and _OUTSIDE.match(m.line.text)]
         return fatal or memory or [end]
@@ -267,7 +267,7 @@ def _many_lines(match: Match) -> int:
 
 
 def _may_be_last(match: Match) -> bool:
-    """Whether it counts however much is printed behind it: reports of Slurm, and what ranks say of each other."""
+    """Whether later output does not disprove it: reports of Slurm, and of ranks about each other."""
     return (
         _OUTSIDE.match(match.line.text) is not None or match.line.host is not None
         or match.rule.kind is not Kind.CAUSE or _LIBRARY.match(match.line.text) is not None
@@ -282,12 +282,12 @@ def _is_of_ranks(match: Match) -> bool:
 
 
 def _confirms(later: Match, match: Match) -> bool:
-    """Whether the same rank ended with an exception of the same cause: it did not survive what it reported before."""
+    """Whether the same rank ended with an exception of the same cause: it did not survive the error."""
     return later.raised and (later.rule.cause, later.line.rank) == (match.rule.cause, match.line.rank)
 
 
-def _without_refuted(matches: list[Match], output: _Output) -> list[Match]:
-    """Without what a later exception of the same rank, or of any for lines of none, shows to be no cause."""
+def _drop_refuted(matches: list[Match], output: _Output) -> list[Match]:
+    """Drop matches that a later exception disproves: of the same rank, or of any rank for lines without a label."""
     finals = {match.line.rank: n for n, match in enumerate(matches) if match.raised}
     some = list(finals.values())[:_RANKS]
     program_failed = any(is_of_program(match) for match in matches)
@@ -307,9 +307,9 @@ def _without_refuted(matches: list[Match], output: _Output) -> list[Match]:
 
 
 def _refutes(later: Match, match: Match, *, is_one: bool) -> bool:
-    """Whether the program went on after what ``match`` reports, until it failed of something else."""
+    """Whether the program continued after ``match``, until another error ended it."""
     if match.raised:
-        # Of several ranks whose lines look alike each may have raised one.
+        # Without labels each of several ranks may have raised one.
         return match.line.rank is not None or is_one
     if _OUTSIDE.match(match.line.text):
         return _JOB_ENDED.search(match.line.text) is not None  # an attempt before this one
@@ -330,20 +330,20 @@ def is_of_program(match: Match) -> bool:
     return match.raised and not _is_of_ranks(match)
 
 
-def _without_explained(matches: list[Match]) -> list[Match]:
-    """Without the causes for which the same rank, or Slurm, reports a more precise one."""
+def _drop_explained(matches: list[Match]) -> list[Match]:
+    """Drop causes if the same rank, or Slurm, reports a more precise one."""
     explained = {(match.line.rank, cause) for match in matches for cause in match.rule.more_precise_than}
     return [m for m in matches if not {(m.line.rank, m.rule.cause), (None, m.rule.cause)} & explained]
 
 
-def _last_of_each_rank(matches: list[Match]) -> list[Match]:
-    """Those near the end of what their rank printed: a program may survive what it reported long before."""
+def _keep_recent(matches: list[Match]) -> list[Match]:
+    """Keep matches near the last one of their rank: a program may survive earlier errors."""
     last = {match.line.rank: match.line.number for match in matches}
     return [match for match in matches if match.line.number > last[match.line.rank] - RECENT_LINES]
 
 
 def _first_match(line: LogLine, text: str, rules: Sequence[Rule]) -> Match | None:
-    """The first rule that explains ``text``, which is the line or what is compared of it."""
+    """The first rule that explains ``text``: the line or its compared parts."""
     if not may_explain(text):
         return None
     for rule in rules:
@@ -353,7 +353,7 @@ def _first_match(line: LogLine, text: str, rules: Sequence[Rule]) -> Match | Non
 
 
 def _shorten(text: str, length: int) -> str:
-    """The beginning and the end of a long line: what failed comes first in it, and the reason last."""
+    """The beginning and the end of a long line: the operation comes first in it, the reason last."""
     if len(text) <= length:
         return text
     end = length * 2 // 5
@@ -361,7 +361,7 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _is_quoted(text: str, start: int) -> bool:
-    """Whether what is found at ``start`` stands within quotation marks, a sentence or a warning."""
+    """Whether the match at ``start`` is part of a quotation, a sentence or a warning."""
     before = text[:start]
     if _OUTSIDE.match(text) or _TOOL.fullmatch(before):
         return False

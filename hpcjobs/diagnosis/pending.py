@@ -28,11 +28,11 @@ from hpcjobs.site.models import Resources
 from hpcjobs.units import slurm_time
 
 SOONER_S = 60.0
-"""A start that is less than this sooner is not suggested; of starts that lie closer together, the cheaper is better."""
+"""A start that is less than this sooner is not suggested; of closer starts the cheaper one is better."""
 _LARGEST_SEARCH = 24
-"""The most alternatives that are tried: each is a question to the controller."""
+"""Largest number of alternatives: each is a query to the controller."""
 _SHARES = (1.0, 0.5, 0.25)
-"""Of the time limit."""
+"""Shares of the time limit."""
 _SHORTEST_S = 60
 # Fields of `scontrol show job` that a job with the same request needs again.
 _SAME = {
@@ -44,15 +44,15 @@ _SAME = {
 def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = run) -> list[Placement]:
     """Alternatives for a job of hpcjobs that start sooner than it would, by start and cost.
 
-    ``start_estimate`` is Slurm's, of the waiting job itself; a new job like it would stand behind it.
+    ``start_estimate`` is Slurm's estimate for the waiting job itself; an equal new job would start later.
     """
     if not is_own(entry):
-        return []  # its site file, Python and containers are somebody else's
+        return []  # its site file, Python and containers belong to another user
     try:
         job = read_manifest(Path(entry.run_dir)).job
         site = load_site(job.site_file)
     except HpcJobsError:
-        return []  # without its manifest nothing is known of the request
+        return []  # without its manifest the request is unknown
     unchanged = place(job, site, runner=runner)
     if unchanged.start is None:
         return []
@@ -69,7 +69,7 @@ def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = 
 def find_sooner_foreign(
     shown: Mapping[str, str], start_estimate: float | None, *, slurm_conf: str | None = None, runner: Runner = run
 ) -> list[Placement]:
-    """The same for a job that was submitted by other means, from what `scontrol show job` prints of it."""
+    """The same for a job that was submitted by other means, from the output of `scontrol show job`."""
     nodes, limit_s = read_count(shown.get("NumNodes", "").partition("-")[0]), read_clock_s(shown.get("TimeLimit"))
     own, tasks = shown.get("Partition"), read_count(shown.get("NumTasks", ""))
     if nodes is None or limit_s is None or not own:
@@ -90,7 +90,7 @@ def find_sooner_foreign(
     answer = runner(["sinfo", "--noheader", "--format=%R"], env=env)
     partitions = [own, *(name for name in dict.fromkeys(answer.out.split()) if name != own)]
     sizes = [nodes, nodes // 2] if nodes > 1 else [nodes]
-    choices = list(product(sizes, _SHARES, partitions))[1 : _LARGEST_SEARCH + 1]  # the first one is the job as it is
+    choices = list(product(sizes, _SHARES, partitions))[1 : _LARGEST_SEARCH + 1]  # the first one is the unchanged job
     rows = [ask(name, count, max(_SHORTEST_S, int(limit_s * share))) for count, share, name in choices]
     return _sooner(rows, min(unchanged.start, start_estimate or unchanged.start))
 
@@ -111,7 +111,7 @@ def _sooner(rows: list[Placement], start: float) -> list[Placement]:
 
 
 def _alternatives(job: Job, partitions: list[str]) -> Iterator[JobSpec]:
-    """Each partition, with shares of the time limit and half the nodes; what changes least comes first."""
+    """Each partition, with shares of the time limit and half the nodes; the smallest change comes first."""
     own = job.resources.partition or None
     names = [own, *(name for name in partitions if name != own)]
     sizes = [job.nodes, job.nodes // 2] if job.nodes > 1 and job.max_nodes is None else [job.nodes]
@@ -164,14 +164,14 @@ class Pending(msgspec.Struct, frozen=True):
     """Jobs that run in the partition, the next one to end first."""
     awaited: tuple[Awaited, ...]
     sooner: tuple[Placement, ...]
-    """What would start sooner, by start and cost."""
+    """Placements that would start sooner, by start and cost."""
     fix: tuple[str, ...]
 
 
 def explain_pending(
     record: JobRecord, *, entry: Entry | None = None, slurm_conf: str | None = None, runner: Runner = run
 ) -> Pending:
-    """Why the job of ``record`` waits; ``entry`` for one that hpcjobs submitted, of which it knows the request."""
+    """Explain why the job of ``record`` waits; with ``entry``, the request is known too."""
     reason = explain_reason(record.reason)
     env = {**QUESTION} | ({"SLURM_CONF": slurm_conf} if slurm_conf else {})
     if (record.reason or "").startswith(("ReqNodeNotAvail", "(ReqNodeNotAvail")):
@@ -240,7 +240,7 @@ def _show(job_id: str, env: dict[str, str], runner: Runner) -> dict[str, str]:
 
 
 def _queue(partition: str | None, env: dict[str, str], runner: Runner) -> Iterator[Ahead]:
-    """Jobs of the partition that may be seen: sites can hide those of other users."""
+    """Visible jobs of the partition: sites can hide jobs of other users."""
     argv = ["squeue", "--all", "--noheader", "--states=PENDING,RUNNING", f"--format={SEPARATOR.join(_COLUMNS)}"]
     answer = runner([*argv, f"--partition={partition}"] if partition else argv, env=env)
     for line in answer.out.splitlines() if answer.code == 0 else ():

@@ -1,4 +1,4 @@
-"""Finds where a program can run: over sites and partitions, whether it is valid, when it would start, what it costs."""
+"""Finds placements of a program over sites and partitions: validity, start and cost."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from hpcjobs.site.search import SHIPPED, list_sites
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a job costs that runs until its time limit; ``amount`` None: the site file has no prices."""
+    """Cost of a job that runs until its time limit; ``amount`` None: the site file has no prices."""
 
     node_hours: float
     amount: float | None = None
     currency: str | None = None
     per_attempt: bool = False
-    """The job has ``--retries``: each attempt may last so long."""
+    """The job has ``--retries``: the cost holds for each attempt."""
 
 
 def estimate_cost(job: Job, site: Site) -> Cost | None:
-    """What ``job`` costs at most, by the site's prices; None: it has no time limit."""
+    """Largest cost of ``job``, by the site's prices; None: it has no time limit."""
     if job.time_limit_s is None:
         return None
     hours = job.time_limit_s / 3600
@@ -74,7 +74,7 @@ class Placement(msgspec.Struct, frozen=True):
 def known_sites() -> Iterator[Site]:
     """The sites of the user, the centre and the project, this machine, and the site that a sandbox here plays.
 
-    The other files that hpcjobs ships describe clusters on which the user may have no account.
+    The other shipped files describe clusters; the user may have no account there.
     """
     sandbox = rehearsal.current()
     here = {"local"} if sandbox is None else {"local", sandbox.site}
@@ -89,7 +89,7 @@ def _load(path: str) -> Site | None:
     try:
         return load_site(path)
     except ConfigError:
-        return None  # `hpcjobs sites` says what is wrong with it
+        return None  # `hpcjobs sites` prints the error
 
 
 def find_placements(

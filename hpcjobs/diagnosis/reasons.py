@@ -1,4 +1,4 @@
-"""Explains Slurm's reasons for which a job waits, and says what to do about each."""
+"""Slurm's reasons why a job waits, with explanations and fixes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """What a reason means. ``may_move``: another partition, time limit or size may start sooner."""
+    """Explanation of a reason. ``may_move``: another partition, time limit or size may start sooner."""
 
     text: str
     fix: str | None = None
@@ -70,7 +70,7 @@ REASONS: dict[str, Reason] = {
     "MaxJobsPerAccount": Reason("The account has as many jobs as it may", _LIMITS),
     "SystemFailure": Reason("Slurm, a file system or the network failed", _ADMINISTRATORS),
 }
-"""By Slurm's word for it; what stands behind the first comma or bracket is about nodes."""
+"""Slurm's name of a reason -> explanation; the text after the first comma or bracket is about nodes."""
 
 _PREFIXES: tuple[tuple[str, Reason], ...] = (
     ("QOSMax", Reason("A limit of the QOS for one job or one user is reached", _LIMITS)),
@@ -87,7 +87,7 @@ _PREFIXES: tuple[tuple[str, Reason], ...] = (
 
 
 def explain_reason(code: str | None) -> Reason:
-    """What Slurm's reason means; of one that is not known, the word itself."""
+    """Explain Slurm's reason; an unknown one is explained by its name."""
     name = (code or "None").strip("()").replace("_", " ")  # scontrol joins the words of a reason
     for candidate in (name, name.split(",")[0].strip()):
         if candidate in REASONS:

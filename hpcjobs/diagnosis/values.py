@@ -1,4 +1,4 @@
-"""The values of a diagnosis: what is known about a job that failed, and what was concluded from it."""
+"""The values of a diagnosis: facts about a failed job, and the conclusion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Kind(Enum):
     ERROR = 1
     """An error of the program, of no known kind."""
     CONSEQUENCE = 2
-    """What ranks print because another one has failed."""
+    """Errors of ranks because another rank has failed."""
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Where something failed first; None: not known."""
+    """The place of the first failure; None: not known."""
 
     source: str
     """Who reports it: a file of the run folder, a line of the log, the accounting."""
@@ -81,7 +81,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     mem_per_node_bytes: int | None = None
     """Memory that a node's tasks were allowed together."""
     out_of_memory: StepRecord | None = None
-    """A step that Slurm's accounting calls out of memory, or whose task reached the limit."""
+    """A step with the state OUT_OF_MEMORY, or with a task at the limit."""
     failure: Failure | None = None
     """The first failure, as the job itself recorded it."""
     logs: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class JobFacts(msgspec.Struct, frozen=True):
     tasks_are_ranks: bool = True
     """A task of Slurm's is one rank; not where each task starts the ranks of its node (torchrun, mpirun)."""
     bundled_trainer: bool = False
-    """Exit codes are those of the bundled trainers."""
+    """Exit codes have the meaning of the bundled trainers."""
     run_dir: str | None = None
 
 
@@ -101,7 +101,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     state: str | None
     cause: str | None
     text: str
-    """The cause in words; for an unknown one, what is known."""
+    """The cause in words; for an unknown cause, the known facts."""
     certain: bool
     """False: the evidence fits, but does not prove it."""
     rank: int | None
@@ -112,7 +112,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """The line of the log that matters."""
     evidence: tuple[Evidence, ...]
     fix: tuple[str, ...]
-    """What to do, as commands where there is one."""
+    """Fixes, as commands if possible."""
     tail: tuple[str, ...] = ()
     """The last lines of the rank that failed first, where no line names the cause."""
     logs: tuple[str, ...] = ()

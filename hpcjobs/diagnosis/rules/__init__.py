@@ -1,4 +1,4 @@
-"""The rules that explain lines of logs, in the order in which they are tried: specific ones first."""
+"""The rules that explain lines of logs, in the order of trial: specific ones first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcjobs.diagnosis.rules.rule import Rule, find_required_texts
 from hpcjobs.diagnosis.rules.system import SYSTEM
 
 RULES: tuple[Rule, ...] = (*SYSTEM, *GPU, *DISTRIBUTED, *PYTHON)
-"""The first rule whose pattern is in a line explains the line."""
+"""The first matching rule explains the line."""
 
 
 @cache

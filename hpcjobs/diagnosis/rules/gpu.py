@@ -1,4 +1,4 @@
-"""Rules about CUDA, GPUs and NCCL's needs: those of the table `gpu_errors`, and more that only a log shows."""
+"""Rules about CUDA, GPUs and NCCL's needs: the table `gpu_errors`, and errors that only a log shows."""
 
 from __future__ import annotations
 

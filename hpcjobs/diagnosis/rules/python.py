@@ -6,7 +6,7 @@ from hpcjobs.diagnosis.rules.rule import Rule, rule
 from hpcjobs.diagnosis.values import Kind
 
 PROGRAM_ERROR = "program-error"
-"""The cause for an error message of the program itself, such as those of the bundled trainers."""
+"""The cause for an error message of the program itself, for example of the bundled trainers."""
 
 PYTHON: tuple[Rule, ...] = (
     rule(

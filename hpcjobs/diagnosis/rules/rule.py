@@ -15,9 +15,9 @@ _PARSER: Final[Any] = importlib.import_module("re._parser" if sys.version_info >
 
 
 class Rule(NamedTuple):
-    """A pattern of one line of a log, the cause it shows, and what to do about it.
+    """A pattern of one line of a log, its cause, and the fixes.
 
-    ``text`` and ``fix`` are filled in with the pattern's named groups, and ``fix`` with what `fixes` knows of the job.
+    Named groups of the pattern fill placeholders of ``text`` and ``fix``; values of the job fill ``fix``.
     """
 
     cause: str
@@ -39,12 +39,12 @@ def rule(
     certain: bool = True,
     more_precise_than: tuple[str, ...] = (),
 ) -> Rule:
-    """A rule whose pattern is given as text; small and capital letters differ."""
+    """Make a rule from the text of a pattern; small and capital letters differ."""
     return Rule(cause, re.compile(pattern), text, fix, kind, certain, more_precise_than)
 
 
 def find_required_texts(pattern: re.Pattern[str]) -> frozenset[str]:
-    """Texts in small letters, of which every match of ``pattern`` contains at least one.
+    """Find texts in small letters: every match of ``pattern`` contains at least one of them.
 
     Raises:
         ValueError: the pattern requires no text, so that it had to be tried on every line.
@@ -56,7 +56,7 @@ def find_required_texts(pattern: re.Pattern[str]) -> frozenset[str]:
 
 
 def _require(parsed: Iterable[tuple[Any, Any]]) -> frozenset[str]:
-    """The best of the sets that a sequence requires: that with the longest shortest text. Empty: it requires none."""
+    """The set of texts that a sequence requires, with the longest shortest text; empty if it requires no text."""
     sets, literal = [frozenset[str]()], ""
     for operation, argument in parsed:
         name = str(operation)

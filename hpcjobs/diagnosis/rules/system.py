@@ -7,12 +7,12 @@ from hpcjobs.diagnosis.values import Kind
 
 _MORE_MEMORY = "{again} --mem {more_memory}"
 _MISSING = ("python-module-missing", "python-import-failed", "command-missing", "shared-library-missing")
-"""What follows where the software of a job is not set up."""
+"""Consequences of a job without its software."""
 OF_RANKS = (
     r"(?i:NCCL|gloo|c10d|TCPStore|socket\.cpp|\bUCX|\borte|\bprte|\bPMI|\bMPI|horovod|remote=\[|rendezvous|rdzv"
     r"|torch\.distributed)"
 )
-"""What a line about the talk between ranks names; others are about a service."""
+"""Names in lines about the communication between ranks; other lines are about a service."""
 _SERVICE = rf"^(?!.*{OF_RANKS})"
 _ADDRESS = r"(?:host='(?P<host_name>[^']+)', port=|(?:connecting to|server at|connect to) \"?(?P<host_name2>[\w.-]+))"
 _LOGIN = "ssh HOST true  # by hand, once: as the job does it"
