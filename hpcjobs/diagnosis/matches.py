@@ -190,7 +190,10 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
     if any(_confirms(match, best) for match in recent):
         return best._replace(is_quoted=False)
     others = {match.rule.cause for match in recent if match.rule.kind is Kind.CAUSE and not match.is_quoted}
-    doubtful = best.is_doubtful or bool(others - {best.rule.cause}) or best.after > _FEW_LINES
+    # A handler prints an exception without its traceback: the program may have gone on until a later error.
+    handled = best.after > 0 and _EXCEPTION_NAME.match(best.line.text) is not None
+    goes_on = handled and any(m.place > best.place and m.rule.kind is Kind.ERROR and not m.is_quoted for m in recent)
+    doubtful = best.is_doubtful or goes_on or bool(others - {best.rule.cause}) or best.after > _FEW_LINES
     return best._replace(is_doubtful=doubtful)
 
 
