@@ -174,6 +174,9 @@ class Slurm(NodeSideScheduler):
                 self._sleep(_RETRY_S)
         if taken[1:]:
             self._call("scancel", "--quiet", *taken[1:])
+        if self.read_cause() == decide.CANCELLED:  # just now, and whoever did so knows of this job alone
+            self._call("scancel", "--quiet", taken[0])
+            return RestartOutcome("ended: the job was cancelled")
         if self._held:  # its user released it once
             self._call("scontrol", "release", taken[0])
         return RestartOutcome(f"{RESUBMITTED} {taken[0]}", taken[0])

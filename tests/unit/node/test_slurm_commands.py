@@ -281,3 +281,17 @@ def test_what_slurm_requeued_itself_is_requeued() -> None:
 def test_commands_get_neither_the_jobs_nor_the_users_defaults_of_slurm() -> None:
     environ = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SQUEUE_FORMAT": "%i", "SBATCH_HOLD": "1", "PATH": "/bin"}
     assert outside_job(environ) == {"SLURM_CONF": "/c", "PATH": "/bin"}
+
+
+def test_a_job_that_is_cancelled_while_it_is_submitted_again_is_not_continued() -> None:
+    cluster = Cluster()
+    cluster.answers |= {"scontrol requeue": DISABLED, "squeue": queue_of("42 /run/job.sh")}
+
+    def submit() -> Result:
+        cluster.job = cluster.job.replace("RUNNING", "COMPLETING")
+        return Result(0, "77\n", "")
+
+    cluster.answers["sbatch --parsable"] = submit
+    outcome = cluster.slurm.start_again([])
+    assert (outcome.decision, outcome.job_id) == ("ended: the job was cancelled", None)
+    assert cluster.commands("scancel") == ["scancel --quiet 77"]
