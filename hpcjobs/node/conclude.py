@@ -1,5 +1,6 @@
 """Concludes an attempt: its cause, its line in the history, the state file, and what follows."""
 
+import contextlib
 import json
 import os
 from subprocess import TimeoutExpired
@@ -8,6 +9,7 @@ from typing import Dict, Iterable, Optional
 from hpcjobs.files import write_beside
 from hpcjobs.node import decide
 from hpcjobs.node.control import ControlDir, Running
+from hpcjobs.node.files import read_text
 from hpcjobs.node.history import (
     AttemptLine,
     History,
@@ -73,6 +75,17 @@ class CurrentAttempt:
         if ended is not None and self.options.notify and state != self._reported:
             self._reported = state
             self._notify(state, code)
+
+    def write_earlier_end(self, code: int, ended: int) -> None:
+        """Write how an earlier start ended, with the times of this one, by which its record in the accounting is known.
+
+        It is reported only where the earlier start was killed before it wrote its end.
+        """
+        state = "FAILED" if code else "COMPLETED"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then no end was written, or reported
+            earlier = json.loads(read_text(os.path.join(self.options.run_dir, "state.json")))
+            self._reported = str(earlier["state"])
+        self.write_state(state, code, ended)
 
     def _notify(self, state: str, code: Optional[int]) -> None:
         """Report the end to the user; that this cannot be done must not end a job."""

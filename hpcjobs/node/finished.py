@@ -1,6 +1,7 @@
 """Handles starts of a job that has ended, which Slurm sometimes causes: they only report the job's exit code."""
 
 import signal
+import time
 from typing import Optional
 
 from hpcjobs.node import decide
@@ -39,6 +40,8 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
         elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
             code = last.exit_code or decide.REQUEUE_CODE
     if code is not None:
+        if last is None or not last.decision.startswith(RESUBMITTED):  # else the folder is another job's now
+            job.write_earlier_end(code, int(time.time()))
         report(f"this job has ended: nothing is left to do ({last.decision if last else code})")
     return code
 

@@ -179,6 +179,17 @@ def test_a_program_that_leaves_by_85_without_a_word_is_started_again(node: Node)
     assert [(each["cause"], each["decision"]) for each in node.history] == [("preempt", "requeued")]
 
 
+def test_a_start_after_the_end_of_a_job_writes_the_end_that_a_kill_kept_it_from_writing(node: Node) -> None:
+    done = 'touch "$HPCJOBS_CONTROL_DIR/completed"'
+    assert node.run(done)[0] == 0
+    state = node.run_dir / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"state": "RUNNING", "ended": None, "started": 1000}))
+    assert node.run(done, SLURM_RESTART_COUNT="1")[0] == 0
+    content = json.loads(state.read_text())
+    assert (content["state"], content["restarts"]) == ("COMPLETED", 1)
+    assert content["started"] > 1000
+
+
 def test_a_job_that_slurm_starts_again_after_its_end_ends_at_once_with_0(node: Node) -> None:
     done = 'touch "$HPCJOBS_CONTROL_DIR/completed" "$HPCJOBS_RUN_DIR/ran"'
     runs = {"HPCJOBS_RUN_DIR": str(node.run_dir)}
