@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import write_beside
@@ -47,7 +48,10 @@ def _started_since(entry: Entry, task: str, path: Path, records: list[JobRecord]
     state = read_state(entry, task)
     if state is None:
         return False
-    ends = [r.ended for r in records if r.ended is not None and task in (*task_ids(r.job_id), r.job_id)]
+    own = [record for record in records if task in (*task_ids(record.job_id), record.job_id)]
+    if any(record.restarts is not None and state.restarts > record.restarts for record in own):
+        return True
+    ends = [record.ended for record in own if record.ended is not None]
     return state.ended is None or not any(abs(state.ended - end) <= CLOCK_TOLERANCE_S for end in ends)
 
 
@@ -84,8 +88,14 @@ def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
     folder = Path(entry.run_dir)
     if entry.task is not None or not os.path.isdir(folder):
         return
+    # Which start of the job they are about: sacct does not print it.
+    states = {record.job_id: read_state(entry, record.job_id) for record in records if record.restarts is None}
+    kept = [
+        record if (state := states.get(record.job_id)) is None else replace(record, restarts=state.restarts)
+        for record in records
+    ]
     try:
-        write_beside(folder / ACCOUNTING, msgspec.json.encode(records))
+        write_beside(folder / ACCOUNTING, msgspec.json.encode(kept))
     except OSError as error:
         warnings.warn(f"{folder / ACCOUNTING} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 

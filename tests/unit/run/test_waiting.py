@@ -198,6 +198,38 @@ def test_what_the_accounting_said_is_kept_and_not_asked_for_again(tmp_path: Path
     assert (len(cluster.queue_asked), len(cluster.account_asked)) == counts
 
 
+class Accounted(Cluster):
+    """A cluster whose accounting has the end of each job, of its first start."""
+
+    def account(self, job_ids: Iterable[str]) -> list[JobRecord]:
+        return [replace(r, name="x", started=0.0, ended=self._ends[r.job_id]) for r in super().account(job_ids)]
+
+
+def write_last_start(folder: Path, *, started: float, ended: float) -> None:
+    state = {"job_id": "1", "state": "COMPLETED", "exit_code": 0, "nodes": "n1", "restarts": 1}
+    (folder / "1" / "state.json").write_text(json.dumps(state | {"started": started, "ended": ended}))
+
+
+def test_a_job_that_was_requeued_and_ended_within_minutes_of_its_first_end_is_shown_by_its_last(tmp_path: Path) -> None:
+    cluster = Accounted(tmp_path, {"1": 50.0})
+    cluster.codes["1"] = 3
+    assert cluster.wait() == 3
+    assert (tmp_path / "1" / "accounting.json").exists()
+    write_last_start(tmp_path, started=160.0, ended=200.0)
+    cluster._ends.clear()
+    (known,) = statuses(cluster.entries, connect=cluster.connect)
+    assert [record.state for record in known.records] == [State.COMPLETED]
+
+
+def test_an_accounting_that_lacks_the_last_start_of_a_job_does_not_tell_its_end(tmp_path: Path) -> None:
+    cluster = Accounted(tmp_path, {"1": 50.0})
+    cluster.codes["1"] = 3
+    cluster.now = 2000.0
+    write_last_start(tmp_path, started=1000.0, ended=1500.0)
+    (known,) = statuses(cluster.entries, connect=cluster.connect)
+    assert [record.state for record in known.records] == [State.COMPLETED]
+
+
 def test_a_job_nobody_knows_ends_the_waiting_as_a_failure(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"1_0": 5.0}, array="0-3")
     cluster._ends.clear()
