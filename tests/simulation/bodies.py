@@ -37,7 +37,7 @@ class Work:
     completed: list[tuple[str, float]] = field(default_factory=list)
     """Each time that the program did its last step: who, and when."""
     runs: list[Run] = field(default_factory=list)
-    failed_once: bool = False
+    failed_once: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -172,16 +172,17 @@ def _steps(world: World, work: Work, attempt: Attempt, control: str) -> int:
         if TERM in signals and work.on_term == "die":
             return leave(143)
         run.last_step += 1
-        if work.fails_at == run.last_step and (work.fails_always or not work.failed_once):
-            work.failed_once = True
-            put(world, f"{work.run_dir}/first_failure", f"{work.code} 0 {attempt.nodes[0]}\n", tries=1)
+        if work.fails_at == run.last_step and (work.fails_always or attempt.job.id not in work.failed_once):
+            work.failed_once.add(attempt.job.id)
+            put(world, f"{os.path.dirname(control)}/first_failure", f"{work.code} 0 {attempt.nodes[0]}\n", tries=1)
             return leave(work.code)
         if run.last_step % work.save_every == 0:
             save()
-    work.completed.append((attempt.job.id, world.now))
     save()
     put(world, f"{control}/completed", "")
-    return leave(0)
+    leave(0)
+    work.completed.append((attempt.job.id, world.now))
+    return 0
 
 
 def _number(path: str) -> int:
@@ -196,8 +197,12 @@ def with_retries(world: World, work: Work, attempt: Attempt, arguments: Sequence
     """node.pyz, with the package's own code."""
     if not os.path.isdir(work.run_dir):
         return 1
+    given = list(arguments)
+    if attempt.job.task is not None:
+        given[1] = f"{work.run_dir}/{attempt.job.task}"
+        os.makedirs(given[1], exist_ok=True)
     try:
-        return supervisor.supervise(options.parse(list(arguments)))
+        return supervisor.supervise(options.parse(given))
     except Exception as error:
         world.problems.append(f"node.pyz of job {attempt.job.id} ends with {type(error).__name__}: {error}")
         raise

@@ -61,8 +61,23 @@ def check_once(life: Life, one: Submission) -> None:
         still = [job for job in originals if job.state != "CANCELLED"]
         if still:
             life.errors.append(f"{one.plan.run_dir}: reported as not submitted, and job {still[0].root} was")
-    if len(alive) > 1:
+    if len(alive) > 1 and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
         life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
+
+
+def _keeps_no_trace(life: Life) -> bool:
+    settings = life.settings
+    return settings.accounting in ("absent", "lossy", "late") or not settings.keeps_commands
+
+
+def _was_forgotten(life: Life, jobs: list[Job]) -> bool:
+    """The first job had ended, without a state file, before the answer of its sbatch was given up."""
+    ended = [when for when, _ in jobs[0].ends]
+    return (
+        bool(ended)
+        and ended[0] + life.settings.min_job_age_s < jobs[1].submit + 1.0
+        and ended[0] - jobs[0].submit < 5.0
+    )
 
 
 def check_known(life: Life, one: Submission) -> None:
@@ -75,6 +90,8 @@ def check_known(life: Life, one: Submission) -> None:
         if not jobs or not os.path.isdir(folder):
             continue
         originals = sorted({job.root for job in jobs if "--dependency=afterany" not in job.submit_line})
+        if any(folder in warning and "in the list of jobs" in warning for warning in life.world.warnings):
+            continue  # the user was told to name it by its folder
         if not any((folder, str(root)) in listed for root in originals) and not _is_untraceable(life, folder, jobs):
             life.errors.append(f"{folder}: job {originals} was accepted, and ps does not list it")
 
@@ -85,8 +102,7 @@ def _is_untraceable(life: Life, folder: str, jobs: list[Job]) -> bool:
         return False
     if any(job.number in life.slurm.jobs for job in jobs):
         return False
-    settings = life.settings
-    return settings.accounting in ("absent", "lossy", "late") or not settings.keeps_commands
+    return _keeps_no_trace(life)
 
 
 def check_cancelled(life: Life, one: Submission) -> None:
@@ -111,6 +127,8 @@ def check_waits(life: Life, one: Submission) -> None:
     for this in one.waits:
         if this.process.alive:
             life.errors.append(f"{one.plan.run_dir}: wait, begun at {this.began:.0f}, goes on for ever")
+        if this.error is not None and "Scheduler" in this.error and this.ended is None and this.lasted > 600.0:
+            life.errors.append(f"{one.plan.run_dir}: wait, begun at {this.began:.0f}, gives up: {this.error}")
         if this.known is None or this.code is None:
             continue
         states = {job.state for job in jobs_of(life, this.known[0].entry.run_dir)}
@@ -127,28 +145,46 @@ def check_attempts(life: Life, one: Submission) -> None:
         work = life.works[folder]
         if not work.retries:
             continue
-        runs = sorted((run for run in work.runs if run.began), key=lambda run: run.began)
-        for first, second in pairwise(runs):
-            process = first.process
-            lives = first.ended is None and process is not None and process.alive
-            if (lives or (first.ended is not None and first.ended > second.began)) and not first.attempt.is_ghost:
-                life.errors.append(f"{folder}: an attempt began at {second.began:.0f} while the last one lived")
-        if len(work.completed) > 1 and not one.requeued and not any(run.attempt.is_ghost for run in runs):
-            life.errors.append(f"{folder}: the program was completed {len(work.completed)} times")
-        lines = read_attempts(Path(folder)) if os.path.isdir(folder) else []
-        keys = [(line.job_id, line.started) for line in lines]
-        if len(set(keys)) != len(keys):
-            life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
-        for cause, budget in BUDGET.items():
-            spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
-            if spent > budget:
-                life.errors.append(f"{folder}: {spent} attempts after {cause}, and the budget is {budget}")
+        for job_id in {run.attempt.job.id for run in work.runs} if one.array else [""]:
+            _check_attempts(life, one, folder, job_id)
+
+
+def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> None:
+    """Of one task of an array, or (``job_id`` empty) of a plain job and those that continue it."""
+    work = life.works[folder]
+    runs = sorted((run for run in work.runs if job_id in ("", run.attempt.job.id)), key=lambda run: run.began)
+    has_ghost = any(run.attempt.is_ghost for run in runs)
+    for first, second in pairwise(runs):
+        lives = first.ended is None and first.process is not None and first.process.alive
+        if (lives or (first.ended is not None and first.ended > second.began)) and not first.attempt.is_ghost:
+            life.errors.append(f"{folder}: an attempt began at {second.began:.0f} while the last one lived")
+    completed = [when for who, when in work.completed if job_id in ("", who)]
+    if len(completed) > 1 and not one.requeued and not has_ghost:
+        life.errors.append(f"{folder}: the program was completed {len(completed)} times")
+    task = job_id.partition("_")[2]
+    path = Path(folder, task) if task else Path(folder)
+    lines = read_attempts(path) if os.path.isdir(path) else []
+    keys = [(line.job_id, line.started) for line in lines]
+    if len(set(keys)) != len(keys):
+        life.errors.append(f"{folder}: attempts.jsonl has an attempt twice: {keys}")
+    for cause, budget in BUDGET.items():
+        spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
+        if spent > budget:
+            life.errors.append(f"{folder}: {spent} attempts after {cause}, and the budget is {budget}")
+    by_slurm = sum(run.attempt.end_state in ("NODE_FAIL", "PREEMPTED", "REQUEUED") for run in runs)
+    if len(runs) > 1 + sum(BUDGET.values()) + by_slurm + len(one.requeued):
+        life.errors.append(f"{folder}: {len(runs)} attempts, more than all budgets allow")
 
 
 def check_states(life: Life) -> None:
     """A final state never changes, and agrees with what happened."""
     by_task: dict[tuple[str, str], list[tuple[float, str, str, str]]] = {}
-    for when, who, run_dir, record in life.seen:
+    pruned = {str(one.plan.run_dir) for one in life.submissions if one.pruned}
+    for when, who, run_dir, record, is_away in life.seen:
+        if run_dir in pruned:
+            continue  # the run folder said which job continues it
+        if is_away and record.state.value == "UNKNOWN":
+            continue  # with the reason that the accounting does not answer
         by_task.setdefault((run_dir, record.job_id), []).append((when, who, record.state.value, record.source))
     for (run_dir, job_id), rows in by_task.items():
         submission = next((s for s in life.submissions if run_dir in folders_of(life, s)), None)
@@ -156,7 +192,8 @@ def check_states(life: Life) -> None:
         final: tuple[float, str, str] | None = None
         for when, who, state, source in sorted(rows):
             if state not in ENDED:
-                if final is not None and state == "UNKNOWN":
+                is_lost = "_" in job_id and life.settings.accounting in ("absent", "lossy")
+                if final is not None and state == "UNKNOWN" and not is_lost:
                     life.errors.append(f"{run_dir}: job {job_id} was {final[1]}, and {who} calls it {state}")
                 continue
             may_differ = source == "job" and {state, final[1] if final else ""} <= {
@@ -173,7 +210,7 @@ def check_states(life: Life) -> None:
                 )
             if source != "job":
                 final = (when, state, source)
-        if submission is None or not rows or life.has_forgotten:
+        if submission is None or not rows:
             continue
         _check_last(life, run_dir, job_id, sorted(rows)[-1])
 
@@ -190,8 +227,12 @@ def _check_last(life: Life, run_dir: str, job_id: str, last: tuple[float, str, s
     jobs = [job for job in jobs_of(life, run_dir) if not task or str(job.task) == task]
     if not jobs or "[" in job_id:
         return
-    truth = jobs[-1]
+    truth = next((job for job in reversed(jobs) if job.attempts), jobs[-1])
     if truth.state == "LOST":
+        if source in ("squeue", "scontrol") or (source == "sacct" and state in ENDED):
+            life.errors.append(
+                f"{run_dir}: job {job_id} was lost with slurmctld's state, and {source} has it as {state}"
+            )
         return
     if not truth.has_ended and state in ENDED:
         life.errors.append(f"{run_dir}: job {job_id} is shown as {state} ({source}), and is {truth.shown_state}")

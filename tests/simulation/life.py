@@ -75,6 +75,7 @@ class Wait:
     code: int | None = None
     error: str | None = None
     killed: bool = False
+    lasted: float = 0.0
     process: Any = None
 
 
@@ -85,6 +86,8 @@ class Seen(NamedTuple):
     who: str
     run_dir: str
     record: JobRecord
+    is_away: bool
+    """The accounting did not answer then."""
 
 
 @functools.cache
@@ -105,6 +108,7 @@ def plan_for(kind: str, run_dir: Path, *, array: str | None = None) -> Plan:
     )
 
 
+_NAMES = {"plain": "plain", "array": "plain", "retries": "retries", "retries-array": "retries"}
 ANSWERS = (
     "lost_before",
     "lost_after",
@@ -219,7 +223,8 @@ class Life:
         self.submit(one)
 
     def _know(self, run_dir: Path, work: bodies.Work, kind: str) -> None:
-        copy = bodies.Work(**{**vars(work), "run_dir": str(run_dir), "completed": [], "runs": [], "failed_once": False})
+        fresh = {"run_dir": str(run_dir), "completed": [], "runs": [], "failed_once": set()}
+        copy = bodies.Work(**{**vars(work), **fresh})
         self.works[str(run_dir)] = copy
         self.arguments[str(run_dir)] = [
             *("--run-dir", str(run_dir), "--tasks", "1", "--scheduler", "slurm", "--warning", "300"),
@@ -232,7 +237,10 @@ class Life:
         self.note("ps", [(row.run_dir, row.record) for row in shown.rows if row.run_dir is not None])
 
     def note(self, who: str, rows: list[tuple[str | None, JobRecord]]) -> None:
-        self.seen += [Seen(self.world.now, who, run_dir, record) for run_dir, record in rows if run_dir is not None]
+        away = self.slurm.down["dbd"]
+        self.seen += [
+            Seen(self.world.now, who, run_dir, record, away) for run_dir, record in rows if run_dir is not None
+        ]
 
     def entry_of(self, one: Submission) -> Entry:
         """As a user names the job: by its folder."""
@@ -247,6 +255,7 @@ class Life:
         except BaseException as error:
             if isinstance(error, Exception):
                 this.killed, this.error = False, f"{type(error).__name__}: {error}"
+                this.lasted = self.world.now - this.began
             raise
         this.killed, this.ended, this.code = False, self.world.now, wait.exit_code(this.known)
         self.note("wait", [(entry.run_dir, record) for known in this.known for record in known.records])
@@ -282,26 +291,24 @@ class Life:
         draw = self.world.random
         runs = self.home / "runs"
         for number in range(draw.choice((1, 1, 2, 3))):
-            kind = draw.choice(("plain", "retries", "retries", "array"))
+            kind = draw.choice(("plain", "retries", "retries", "array", "retries-array"))
             run_dir = runs / f"{kind}-{number}"
             fails = draw.random() < 0.3
             work = bodies.Work(
                 str(run_dir),
-                retries=kind == "retries",
+                retries=kind.startswith("retries"),
                 steps=draw.choice((1, 10, 40, 100)),
                 step_s=draw.choice((0.5, 20.0, 60.0)),
                 code=draw.choice((1, 3, 137)) if fails else 0,
-                fails_at=draw.randrange(1, 12) if fails and kind == "retries" else None,
+                fails_at=draw.randrange(1, 12) if fails and kind.startswith("retries") else None,
                 fails_always=draw.random() < 0.3,
                 on_term=draw.choice(("save", "save", "die", "ignore")),
                 save_s=draw.choice((1.0, 8.0)),
             )
-            array = "0-2" if kind == "array" else None
-            self._know(run_dir, work, kind)
-            one = Submission(
-                work, plan_for("plain" if kind == "array" else kind, run_dir, array=array), 3 if array else 0
-            )
-            one.kind = "plain" if kind == "array" else kind
+            array = "0-2" if kind.endswith("array") else None
+            name = _NAMES[kind]
+            self._know(run_dir, work, name)
+            one = Submission(work, plan_for(name, run_dir, array=array), 3 if array else 0, name)
             self.submissions.append(one)
             self._plan_deeds(one, number)
         for _ in range(draw.randrange(4)):
@@ -372,7 +379,7 @@ class Life:
 
 def run(schedule: Schedule, place: Path) -> Life:
     """Play a schedule; what the checkers found is in ``errors``."""
-    for kind, array in (("plain", None), ("plain", "0-2"), ("retries", None)):
+    for kind, array in (("plain", None), ("plain", "0-2"), ("retries", None), ("retries", "0-2")):
         _plan(kind, array)
     home = place / "home"
     seams.clear(place)

@@ -322,7 +322,8 @@ def inside(
         one.start()
     _active = files
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: world.warnings.append(str(message))
         try:
             yield run
         finally:

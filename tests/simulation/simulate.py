@@ -95,6 +95,15 @@ def _faults(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
+def _play_to_first(seeds: range) -> int:
+    for seed in seeds:
+        _, failures, _ = play_range(seed, 1)
+        if failures:
+            print(f"seed {seed}: {failures[0].errors[0].rpartition('/')[2]}")
+            return 1
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int)
@@ -102,6 +111,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0-999")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--most", type=int, default=5, help="failures to print")
+    parser.add_argument("--first", action="store_true", help="end at the first schedule that fails")
     given = parser.parse_args()
     if given.seed is not None:
         faults = life.draw_faults(given.seed) if given.faults is None else _faults(given.faults)
@@ -115,6 +125,8 @@ def main() -> int:
         return bool(done.errors)
     first, _, last = given.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
+    if given.first:
+        return _play_to_first(seeds)
     portion, began = 200, time.monotonic()
     failures, played, cpu_s = list[Failure](), 0, 0.0
     with ProcessPoolExecutor(given.jobs) as pool:

@@ -510,7 +510,9 @@ class Slurm:
         limit = attempt.limit
 
         def look() -> None:
-            if attempt.limit == limit and job.attempt is attempt and attempt.cause is None:
+            if self.down["ctl"]:
+                self.world.after(5.0, look)
+            elif attempt.limit == limit and job.attempt is attempt and attempt.cause is None:
                 self._terminate(job, "TIMEOUT")
 
         def warn() -> None:
@@ -524,6 +526,9 @@ class Slurm:
     def _exited(self, job: Job, attempt: Attempt) -> None:
         """The batch script has ended by itself, or after SIGTERM."""
         if job.attempt is not attempt:
+            return
+        if self.down["ctl"]:  # slurmd tries again; a limit that passes meanwhile is met first
+            self.world.after(7.0, lambda: self._exited(job, attempt))
             return
         self._kill(attempt)  # what its script left behind
         code = attempt.code or 0

@@ -83,6 +83,7 @@ class World:
         self.faults: dict[tuple[str, int], str] = {}
         self.events = 0
         self.injected: list[Fault] = []
+        self.warnings: list[str] = []
         self.problems: list[str] = []
         """What a process found wrong by itself."""
         for fault in faults or []:
