@@ -90,12 +90,12 @@ def keep_accounting(entry: Entry, records: list[JobRecord]) -> None:
         return
     # Which start of the job they are about: sacct does not print it.
     states = {record.job_id: read_state(entry, record.job_id) for record in records if record.restarts is None}
-    kept = [
+    with_starts = [
         record if (state := states.get(record.job_id)) is None else replace(record, restarts=state.restarts)
         for record in records
     ]
     try:
-        write_beside(folder / ACCOUNTING, msgspec.json.encode(kept))
+        write_beside(folder / ACCOUNTING, msgspec.json.encode(with_starts))
     except OSError as error:
         warnings.warn(f"{folder / ACCOUNTING} cannot be written: {error.strerror}", HpcJobsWarning, stacklevel=2)
 
