@@ -154,7 +154,7 @@ class DayCache:
 
     def __init__(self, *question: str) -> None:
         digest = hashlib.sha256("\0".join((str(_VERSION), *question)).encode()).hexdigest()[:16]
-        self.folder = _cache_folder() / digest
+        self.folder = cache_dir() / "sacct" / digest
 
     def read(self, window: Window) -> pl.DataFrame | None:
         """The day's attempts; None: they are not in the cache."""
@@ -179,10 +179,6 @@ class DayCache:
 
     def _path(self, window: Window) -> Path:
         return self.folder / f"{window.begin:%Y-%m-%d}.parquet"
-
-
-def _cache_folder() -> Path:
-    return cache_dir() / "sacct"
 
 
 class AccountingQuery(NamedTuple):
@@ -226,7 +222,8 @@ class Sacct:
                 yield frame
                 continue
             answer = self._ask(window, columns, doubts)
-            frame = answer.filter(_within(window))
+            begin, end = int(window.begin.timestamp()), int(window.end.timestamp())
+            frame = answer.filter((pl.col("ended") >= begin) & (pl.col("ended") < end))
             cache.write(window, frame)
             yield frame
             if last:
@@ -269,7 +266,3 @@ def fold_nothing(columns: Sequence[str]) -> pl.DataFrame:
     """No rows, with the columns that rows would have."""
     one = pl.DataFrame({name: ["0"] for name in columns}, schema=dict.fromkeys(columns, pl.String))
     return next(fold([one], Doubts())).clear()
-
-
-def _within(window: Window) -> pl.Expr:
-    return (pl.col("ended") >= int(window.begin.timestamp())) & (pl.col("ended") < int(window.end.timestamp()))

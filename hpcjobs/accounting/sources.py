@@ -266,13 +266,8 @@ def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterato
 
 def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:
     entries = [entry for entry in index.entries() if entry.scheduler == "local"]
-    return to_frame(_read_own_records(_select_entries(entries, job_filter)), site)
-
-
-def _read_own_records(entries: list[Entry]) -> Iterator[tuple[JobRecord, Entry]]:
-    for known in statuses(entries):
-        for record in known.records:
-            yield record, known.entry
+    known = statuses(_select_entries(entries, job_filter))
+    return to_frame(((record, one.entry) for one in known for record in one.records), site)
 
 
 def _select_entries(entries: list[Entry], job_filter: JobFilter) -> list[Entry]:

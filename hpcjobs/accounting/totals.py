@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -173,13 +173,9 @@ def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = No
     doubts = Doubts()
     if jobs_site.scheduler == "slurm":
         try:
-            return AccountingTable(totals(_days(job_filter, jobs_site, doubts), by=by), doubts.by_frequency(), [])
+            days = (filter_jobs(frame, job_filter) for frame in query_attempts(job_filter, jobs_site, doubts))
+            return AccountingTable(totals(days, by=by), doubts.by_frequency(), [])
         except SchedulerError:
             pass  # gather reports the reason and asks the other sources
     table = gather(job_filter, site=jobs_site)
     return table._replace(jobs=totals([table.attempts], by=by))
-
-
-def _days(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterator[pl.DataFrame]:
-    for frame in query_attempts(job_filter, site, doubts):
-        yield filter_jobs(frame, job_filter)

@@ -99,10 +99,13 @@ def read_account(
     all_shown = {each.job_id: each for each in _read_scontrol(job_id, is_meant, env=env, runner=runner)}
     answer = runner(_TABLE.sacct("--duplicates", f"--jobs={job_id}"), env=env)
     all_accounted = _from_sacct(job_id, list(_TABLE.rows(answer.out)) if answer.code == 0 else [], is_meant)
-    known = sorted([*all_shown.values(), *all_accounted.values()], key=lambda each: _number(each.job_id))
+    known = sorted(
+        [*all_shown.values(), *all_accounted.values()], key=lambda each: int(re.split(r"[_+]", each.job_id)[-1])
+    )
     if not known:
         return None
-    chosen = next(filter(_has_failed, known), known[0]).job_id
+    failed = (each for each in known if each.state.ended and each.state is not State.COMPLETED)
+    chosen = next(failed, known[0]).job_id
     accounted, shown = all_accounted.get(chosen), all_shown.get(chosen)
     if accounted is None or shown is None:
         return accounted or shown
@@ -111,15 +114,6 @@ def read_account(
         return account
     # The accounting lags behind a job that has just ended, and keeps no reason of one that waits (Slurm 24.11).
     return account._replace(state=shown.state, reason=shown.reason)
-
-
-def _has_failed(account: Account) -> bool:
-    return account.state.ended and account.state is not State.COMPLETED
-
-
-def _number(job_id: str) -> int:
-    """The index of an array task or of a component."""
-    return int(re.split(r"[_+]", job_id)[-1])
 
 
 def failed_nodes(account: Account, *, env: dict[str, str], runner: Runner = run) -> tuple[str, ...]:
@@ -322,7 +316,8 @@ def gather_entry(entry: Entry, *, log: Path | None = None, runner: Runner = run)
     facts = _with_run_folder(facts, task, record)
     if account is None or own or not account.state.ended:
         facts = _with_record(facts, record)
-    files = [(log, None)] if log is not None else [*_logs_of(task), *_files_of_steps(task)]
+    existing = [(path, None) for path in job_logs.paths(task) if path.exists()]
+    files = [(log, None)] if log is not None else [*existing, *_files_of_steps(task)]
     facts = _with_bad_nodes(facts, account, _env(entry.slurm_conf), runner) if account is not None else facts
     return _subject(record, facts, files)._replace(entry=entry, slurm_conf=entry.slurm_conf)
 
@@ -432,10 +427,6 @@ def _with_bad_nodes(facts: JobFacts, account: Account, env: dict[str, str], runn
 
 def _nodes(text: str | None) -> tuple[str, ...]:
     return tuple(hosts_of(text)) if text else ()
-
-
-def _logs_of(entry: Entry) -> list[LogFile]:
-    return [(path, None) for path in job_logs.paths(entry) if path.exists()]
 
 
 def _files_of_steps(entry: Entry) -> list[LogFile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpcjobs.diagnosis.values import Failure, LogLine
@@ -203,19 +203,14 @@ def _torchrun_root_cause(lines: list[LogLine]) -> Failure | None:
     start = next((n for n, line in enumerate(lines) if "Root Cause (first observed failure)" in line.text), None)
     if start is None:
         return None
-    fields = dict(_fields(lines[start + 1 : start + 9]))
+    matches = [match for line in lines[start + 1 : start + 9] if (match := _TORCHRUN_FIELDS.match(line.text))]
+    fields = {match["key"]: match["value"] for match in matches}
     if not fields.get("rank", "").isdigit():
         return None
     code = int(fields["exitcode"]) if re.fullmatch(r"-?\d+", fields.get("exitcode", "")) else None
     signal = -code if code is not None and code < 0 else None
     exit_code = code if code is not None and code >= 0 else None
     return Failure(_where(lines[start]), int(fields["rank"]), fields.get("host"), exit_code, signal)
-
-
-def _fields(lines: Iterable[LogLine]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        if match := _TORCHRUN_FIELDS.match(line.text):
-            yield match["key"], match["value"]
 
 
 def _where(line: LogLine) -> str:

@@ -183,23 +183,20 @@ def choose_match(matches: Iterable[Match], first_rank: int | None, lines: Sequen
     if best is None or _OUTSIDE.match(best.line.text):
         return best
     if best in fatal:
-        first = min(fatal, key=lambda match: _order(match, fatal))
+        is_timed = all(match.time for match in fatal)
+        first = min(fatal, key=lambda match: (match.time or () if is_timed else (), match.place))
         return best if first.line.rank == best.line.rank else first._replace(is_doubtful=True)
     if best.raised:
         return best._replace(is_doubtful=best.is_doubtful or best.after > _FEW_LINES)
-    if any(_confirms(match, best) for match in recent):
-        return best._replace(is_quoted=False)
+    same = (best.rule.cause, best.line.rank)
+    if any(match.raised and (match.rule.cause, match.line.rank) == same for match in recent):
+        return best._replace(is_quoted=False)  # the rank ended with the same cause: it did not survive the error
     others = {match.rule.cause for match in recent if match.rule.kind is Kind.CAUSE and not match.is_quoted}
     # A handler prints an exception without its traceback: the program may have gone on until a later error.
     handled = best.after > 0 and _EXCEPTION_NAME.match(best.line.text) is not None
     goes_on = handled and any(m.place > best.place and m.rule.kind is Kind.ERROR and not m.is_quoted for m in recent)
     doubtful = best.is_doubtful or goes_on or bool(others - {best.rule.cause}) or best.after > _FEW_LINES
     return best._replace(is_doubtful=doubtful)
-
-
-def _order(match: Match, others: Sequence[Match]) -> tuple[tuple[float, ...], int]:
-    """Sort key: the time if all ranks print it, otherwise the place in the log."""
-    return (match.time or () if all(other.time for other in others) else ()), match.place
 
 
 @dataclass(frozen=True)
@@ -282,11 +279,6 @@ def _is_of_ranks(match: Match) -> bool:
     if match.rule.kind is Kind.CAUSE:
         return match.rule.cause in _BETWEEN_RANKS | _WAITS
     return match.rule.cause in _BETWEEN_RANKS or _OF_RANKS.search(match.line.text) is not None
-
-
-def _confirms(later: Match, match: Match) -> bool:
-    """Whether the same rank ended with an exception of the same cause: it did not survive the error."""
-    return later.raised and (later.rule.cause, later.line.rank) == (match.rule.cause, match.line.rank)
 
 
 def _drop_refuted(matches: list[Match], output: _Output) -> list[Match]:

@@ -74,7 +74,8 @@ def find_sooner_foreign(
     own, tasks = shown.get("Partition"), read_count(shown.get("NumTasks", ""))
     if nodes is None or limit_s is None or not own:
         return []
-    same = [f"--{option}={shown[field]}" for field, option in _SAME.items() if _is_given(shown.get(field))]
+    given = {field: value for field, value in shown.items() if value not in ("", "(null)", "N/A", "0")}
+    same = [f"--{option}={given[field]}" for field, option in _SAME.items() if field in given]
 
     def ask(partition: str, count: int, seconds: int) -> Placement:
         share = [] if tasks is None else [f"--ntasks={max(count, tasks * count // nodes)}"]
@@ -93,10 +94,6 @@ def find_sooner_foreign(
     choices = list(product(sizes, _SHARES, partitions))[1 : _LARGEST_SEARCH + 1]  # the first one is the unchanged job
     rows = [ask(name, count, max(_SHORTEST_S, int(limit_s * share))) for count, share, name in choices]
     return _sooner(rows, min(unchanged.start, start_estimate or unchanged.start))
-
-
-def _is_given(value: str | None) -> bool:
-    return value not in (None, "", "(null)", "N/A", "0")
 
 
 def _sooner(rows: list[Placement], start: float) -> list[Placement]:

@@ -55,7 +55,7 @@ def build(target: str = "auto") -> Path:
         attempts = [[*common, *code, cublas] for code in _choose_code(compute_capabilities()) for cublas in _CUBLAS]
     else:
         attempts = [[mpicxx, "-O3", "-march=native", "-fopenmp", "-std=c++17"]]
-    program = cache_folder() / _key(attempts[0]) / "matmul"
+    program = cache_dir() / "fabric" / _key(attempts[0]) / "matmul"
     with _alone(program):
         if not program.exists():
             _compile(attempts, program)
@@ -86,11 +86,6 @@ def _choose_code(capabilities: Sequence[str]) -> list[list[str]]:
     """Flags of nvcc, the best first: code for the node's GPUs; for all architectures that the compiler knows."""
     own = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in capabilities]
     return [own, ["-arch=all-major"]] if own else [["-arch=all-major"]]
-
-
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/hpcjobs/fabric``."""
-    return cache_dir() / "fabric"
 
 
 def _require_program(name: str, hint: str) -> str:

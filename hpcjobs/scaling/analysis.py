@@ -96,7 +96,8 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
             f"a target efficiency of {target:g} is not allowed", hint="a share between 0 and 1: 0.8 is 80 %"
         )
     sound = runs.filter(pl.col("throughput").is_finite() & (pl.col("throughput") > 0))
-    left_out = [f"job {r['job_id']}: {r['state'] or 'not known'}" for r in _rest(runs, sound).to_dicts()]
+    rest = runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
+    left_out = [f"job {r['job_id']}: {r['state'] or 'not known'}" for r in rest.to_dicts()]
     if sound.is_empty():
         raise RequestError("no run of the study has ended with a figure yet", hint="; ".join(left_out[:5]) or None)
     if sound["unit"].n_unique() > 1:
@@ -123,7 +124,9 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
     elif len(groups) < 3:
         reasons = [f"{_count(len(groups), 'sizes')}: too few to tell a law; measure at least three."]
     else:
-        fits = [fitted for law in LAWS if (fitted := fit(law, n, x)) is not None and _is_law(fitted)]
+        every = [fitted for law in LAWS if (fitted := fit(law, n, x)) is not None]
+        # A contention above 1 would mean that two are slower than one.
+        fits = [one for one in every if max(one.parameters.get(name, 0.0) for name in ("serial", "sigma")) <= 1]
         if all(group.runs > 1 for group in groups):
             possible = find_possible(fits)
             chosen, reasons = choose(possible, fits)
@@ -138,15 +141,6 @@ def analyse(runs: pl.DataFrame, *, target: float = 0.8, allow_mixed: bool = Fals
     return Analysis(
         str(sound["unit"][0]), per, groups, fits, possible, chosen, summary, knee, doubling, mixed, left_out
     )  # fmt: skip
-
-
-def _rest(runs: pl.DataFrame, sound: pl.DataFrame) -> pl.DataFrame:
-    return runs.filter(~pl.col("job_id").is_in(sound["job_id"].to_list()))
-
-
-def _is_law(fitted: Fit) -> bool:
-    """A contention above 1 would mean that two are slower than one."""
-    return all(fitted.parameters.get(name, 0.0) <= 1 for name in ("serial", "sigma"))
 
 
 def _describe_fall(groups: list[SizeResult], per: str, *, unit: str) -> str | None:
@@ -211,15 +205,12 @@ def find_reached(groups: list[SizeResult], target: float) -> SizeResult | None:
     interval (by its value where it has none)."""
     reached = None
     for n in sorted({group.n for group in groups}):
-        here = [group for group in groups if group.n == n and _lower_bound(group.efficiency) >= target]
+        bounds = [(group, group.efficiency.low or group.efficiency.value) for group in groups if group.n == n]
+        here = [group for group, bound in bounds if bound >= target]
         if not here:
             break
         reached = max(here, key=lambda group: group.efficiency.value)
     return reached
-
-
-def _lower_bound(interval: Interval) -> float:
-    return interval.value if interval.low is None else interval.low
 
 
 def _knee(groups: list[SizeResult], possible: list[Fit], target: float) -> Knee:

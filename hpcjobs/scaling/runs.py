@@ -149,9 +149,5 @@ def find_mixtures(runs: pl.DataFrame) -> list[str]:
     return [
         f"{what}: {', '.join(sorted(values))}"
         for column, what in MIXABLE.items()
-        if len(values := _different(runs[column])) > 1
+        if len(values := set(runs[column].drop_nulls())) > 1
     ]
-
-
-def _different(values: Iterable[str | None]) -> set[str]:
-    return {value for value in values if value is not None}

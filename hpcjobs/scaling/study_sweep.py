@@ -63,7 +63,8 @@ def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> D
     jobs = earlier | {str(size): _job(study, size) for size in study.sizes}
     first = jobs[str(study.sizes[0])]
     definition = Definition(
-        name=f"study-{study.name}", job=first, sizes=jobs, cells=list(cells.values()), made_by=_made_by(study),
+        name=f"study-{study.name}", job=first, sizes=jobs, cells=list(cells.values()),
+        made_by=f"hpcjobs scale --name {study.name}",
         passing="env", max_parallel=1 if study.one_at_a_time else None,
         max_submit_jobs=load_site(study.site).max_submit_jobs,
     )  # fmt: skip
@@ -175,10 +176,6 @@ def _resolve(study: Study, size: Size, gpus: dict[str, int]) -> Job:
         srun=study.srun,
         **options,
     )
-
-
-def _made_by(study: Study) -> str:
-    return f"hpcjobs scale --name {study.name}"
 
 
 def _gpus(study: Study, size: Size) -> dict[str, int]:
