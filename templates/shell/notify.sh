@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# notify.sh [--name NAME] [--site SITE] [--on EVENTS] [--command TEXT]... [--webhook file:PATH|env:NAME]... STATE EXIT_CODE
+# notify.sh [--job ID] [--name NAME] [--site SITE] [--on EVENTS] [--command TEXT]... [--webhook file:PATH|env:NAME]... STATE EXIT_CODE
 #
 # Reports what became of a job (--notify): job.bash runs it at the job's end, node.pyz with --retries. A report that
 # cannot be delivered is a line of the job's log and changes nothing else. A webhook's address is a secret: it is read
 # here, and reaches curl or Python by a pipe, so that no list of processes and no log shows it.
 set -uo pipefail
 
-_hj_name='' _hj_site='' _hj_on=end,fail,requeue _hj_commands=() _hj_webhooks=()
+_hj_job=$HPCJOBS_JOB_ID _hj_name='' _hj_site='' _hj_on=end,fail,requeue _hj_commands=() _hj_webhooks=()
 while [ $# -gt 2 ]; do
     case $1 in
+        --job) _hj_job=$2 ;; # a task of an array, of which HPCJOBS_JOB_ID is Slurm's own number
         --name) _hj_name=$2 ;;
         --site) _hj_site=$2 ;;
         --on) _hj_on=$2 ;;
@@ -29,14 +30,14 @@ case $_hj_state in
 esac
 [[ ,$_hj_on, == *",$_hj_event,"* ]] || exit 0
 
-_hj_text="job $HPCJOBS_JOB_ID ($_hj_name) on $_hj_site: $_hj_state${_hj_code:+, exit code $_hj_code}"
+_hj_text="job $_hj_job ($_hj_name) on $_hj_site: $_hj_state${_hj_code:+, exit code $_hj_code}"
 _hj_quoted() { # TEXT: as a string of JSON
     local _hj_text=${1//\\/\\\\}
     _hj_text=${_hj_text//\"/\\\"}
     printf '"%s"' "${_hj_text//[[:cntrl:]]/?}"
 }
 _hj_json=$(printf '{"event":%s,"state":%s,"exit_code":%s,"job_id":%s,"name":%s,"site":%s,"run_dir":%s,"host":%s,"time":%(%s)T,"text":%s}' \
-    "$(_hj_quoted "$_hj_event")" "$(_hj_quoted "$_hj_state")" "${_hj_code:-null}" "$(_hj_quoted "$HPCJOBS_JOB_ID")" "$(_hj_quoted "$_hj_name")" \
+    "$(_hj_quoted "$_hj_event")" "$(_hj_quoted "$_hj_state")" "${_hj_code:-null}" "$(_hj_quoted "$_hj_job")" "$(_hj_quoted "$_hj_name")" \
     "$(_hj_quoted "$_hj_site")" "$(_hj_quoted "$HPCJOBS_RUN_DIR")" "$(_hj_quoted "$(hostname)")" -1 "$(_hj_quoted "$_hj_text")")
 
 _hj_in_python='
@@ -72,7 +73,7 @@ for _hj_webhook in ${_hj_webhooks[@]+"${_hj_webhooks[@]}"}; do
     fi
 done
 for _hj_command in ${_hj_commands[@]+"${_hj_commands[@]}"}; do
-    HPCJOBS_EVENT=$_hj_event HPCJOBS_STATE=$_hj_state HPCJOBS_EXIT_CODE=$_hj_code HPCJOBS_TEXT=$_hj_text \
+    HPCJOBS_JOB_ID=$_hj_job HPCJOBS_EVENT=$_hj_event HPCJOBS_STATE=$_hj_state HPCJOBS_EXIT_CODE=$_hj_code HPCJOBS_TEXT=$_hj_text \
         timeout 60 bash -c "$_hj_command" <<<"$_hj_json" || echo "hpcjobs: notify: exit code $? of: $_hj_command" >&2
 done
 exit 0

@@ -45,9 +45,10 @@ def test_a_webhook_hears_of_the_end_a_failure_a_cancellation_and_a_requeue(clust
     again = cluster.submit(*arguments, "-J", "again", "--retries", "error=1", cluster.program("once.sh", ONCE))
     good = cluster.submit(*arguments, "-J", "good", "true")
     bad = cluster.submit(*arguments, "-J", "bad", "false")
+    tasks = cluster.submit(*arguments, "-J", "tasks", "--array", "3,7", "true")
     endless.becomes("RUNNING")
     assert cluster.hpcjobs("cancel", endless.id).code == 0
-    for job in (endless, again, good, bad):
+    for job in (endless, again, good, bad, tasks):
         job.wait()
     expected = {
         ("endless", "fail", "CANCELLED"),
@@ -55,12 +56,15 @@ def test_a_webhook_hears_of_the_end_a_failure_a_cancellation_and_a_requeue(clust
         ("again", "end", "COMPLETED"),
         ("good", "end", "COMPLETED"),
         ("bad", "fail", "FAILED"),
+        ("tasks", "end", "COMPLETED"),
     }
     eventually(lambda: {(p["name"], p["event"], p["state"]) for p in posts(cluster.folder)} == expected)
-    assert len(posts(cluster.folder)) == len(expected)
+    assert len(posts(cluster.folder)) == len(expected) + 1
     for job in (endless, again, good, bad):
         assert "s3cret" not in job.log + (job.run_dir / "job.sh").read_text()
-    assert {p["job_id"] for p in posts(cluster.folder)} == {endless.id, again.id, good.id, bad.id}
+    assert {p["job_id"] for p in posts(cluster.folder)} == {
+        *(endless.id, again.id, good.id, bad.id, f"{tasks.id}_3", f"{tasks.id}_7")
+    }
 
 
 def test_waiting_for_a_dependency_that_can_never_be_met_ends_with_the_reason(cluster: Cluster) -> None:
