@@ -99,7 +99,7 @@ def write_beside(
     beside = os.path.join(folder, f".{name}.{os.getpid()}.{os.urandom(2).hex()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
     try:
-        with _naming(path), os.fdopen(descriptor, "wb") as file:
+        with naming_errors(path), os.fdopen(descriptor, "wb") as file:
             if mode is not None and mode & 0o077:
                 _set_mode(descriptor, mode)
             file.write(data)
@@ -116,7 +116,7 @@ def write_beside(
 
 
 @contextmanager
-def _naming(path: AnyPath) -> Iterator[None]:
+def naming_errors(path: AnyPath) -> Iterator[None]:
     """Have errors of an open file name ``path``: a full disk fails a write, and the system does not say of what."""
     try:
         yield
@@ -148,7 +148,7 @@ def append_lines(path: AnyPath, lines: Iterable[str]) -> None:
         cut_short = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         text = "".join(f"{line}\n" for line in lines)
         data = (b"\n" if cut_short else b"") + text.encode("utf-8", "surrogateescape")
-        with _naming(path):
+        with naming_errors(path):
             while data:
                 data = data[os.write(descriptor, data) :]
             os.fsync(descriptor)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from hpcjobs.pages import figures, render
+from hpcjobs.pages.save import save_text
 from hpcjobs.run.samples import NodeSamples, Sample
 
 _POINTS = 600
@@ -79,7 +80,7 @@ def write(title: str, lead: str, nodes: Sequence[NodeSamples], folder: Path) -> 
         pictures=[(captions[name], figures.to_svg(figure)) for name, figure in made.items()],
         rows=[cells(load) for load in measure(nodes)],
     )
-    (folder / "index.html").write_text(page, encoding="utf-8")
+    save_text(folder / "index.html", page)
     return [folder / "index.html", *figures.save(made, folder)]
 
 

@@ -196,15 +196,16 @@ def _print_doubts(table: AccountingTable) -> None:
 
 
 def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None) -> None:
+    from hpcjobs.pages.save import save_csv, save_parquet
+
     if csv is not None:
         if str(csv) == "-":
             write_document(frame.write_csv())
         else:
-            csv.write_text(frame.write_csv(), encoding="utf-8")
+            save_csv(csv, frame)
             record_output(csv)
     if parquet is not None:
-        with parquet.open("wb") as file:  # opened here: an error then names the file
-            frame.write_parquet(file)
+        save_parquet(parquet, frame)
         record_output(parquet)
 
 

@@ -16,6 +16,7 @@ from hpcjobs.cli.job_options import with_job_options
 from hpcjobs.cli.options import EPILOG, ProgramCommand, VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, cell, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
+from hpcjobs.files import naming_errors
 from hpcjobs.job.models import JobSpec
 from hpcjobs.remote.outputs import record_output
 from hpcjobs.units import format_count
@@ -242,7 +243,7 @@ def _write_csv(table: Results, path: Path) -> None:
         table.write_csv(text)
         write_document(text.getvalue())
         return
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with naming_errors(path), path.open("w", encoding="utf-8", newline="") as file:
         table.write_csv(file)
     record_output(path)
 

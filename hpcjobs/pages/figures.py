@@ -11,6 +11,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hpcjobs.files import naming_errors
+
 mpl.rcParams["svg.fonttype"] = "none"  # text stays text: smaller files, and a page can be searched
 mpl.rcParams["svg.hashsalt"] = "hpcjobs"  # the same study gives the same file
 _NO_METADATA: Final = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -56,6 +58,7 @@ def save(made: dict[str, Figure], folder: Path) -> list[Path]:
     for name, figure in made.items():
         for kind in ("png", "svg"):
             path = folder / f"{name}.{kind}"
-            figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None)
+            with naming_errors(path):
+                figure.savefig(path, dpi=150, metadata=_NO_METADATA if kind == "svg" else None)
             written.append(path)
     return written

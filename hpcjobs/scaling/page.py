@@ -10,6 +10,7 @@ import polars as pl
 
 from hpcjobs.accounting.columns import format_energy
 from hpcjobs.pages import figures, render
+from hpcjobs.pages.save import save_csv, save_parquet, save_text
 from hpcjobs.scaling import plots
 from hpcjobs.scaling.analysis import Analysis, SizeResult
 from hpcjobs.scaling.fits import Interval
@@ -144,10 +145,10 @@ def write(
     written = figures.save(made, folder)
     html, markdown = folder / "index.html", folder / "report.md"
     inline = [(CAPTIONS[name], figures.to_svg(figure)) for name, figure in made.items()]
-    html.write_text(_html(study, analysis, runs, inline, baseline, comparison), encoding="utf-8")
-    markdown.write_text(_markdown(study, analysis, runs, list(made), baseline, comparison), encoding="utf-8")
-    runs.write_csv(folder / "runs.csv")
-    runs.write_parquet(folder / "runs.parquet")
+    save_text(html, _html(study, analysis, runs, inline, baseline, comparison))
+    save_text(markdown, _markdown(study, analysis, runs, list(made), baseline, comparison))
+    save_csv(folder / "runs.csv", runs)
+    save_parquet(folder / "runs.parquet", runs)
     return [html, markdown, folder / "runs.csv", folder / "runs.parquet", *written]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from hpcjobs.pages import figures, render
+from hpcjobs.pages.save import save_csv, save_parquet, save_text
 from hpcjobs.sweeps import results_plots
 from hpcjobs.units import format_count
 
@@ -53,11 +54,11 @@ def write(
         headers=[_HEADERS.get(column, column) for column in columns],
         rows=[[cell(row.get(column)) for column in columns] for row in _in_order(rows, compared)[:_MOST_ROWS]],
     )
-    (folder / "index.html").write_text(page, encoding="utf-8")
+    save_text(folder / "index.html", page)
     every = list(dict.fromkeys(key for row in rows for key in row))
     frame = pl.DataFrame({key: [_storable(row.get(key)) for row in rows] for key in every}, strict=False)
-    frame.write_csv(folder / "results.csv")
-    frame.write_parquet(folder / "results.parquet")
+    save_csv(folder / "results.csv", frame)
+    save_parquet(folder / "results.parquet", frame)
     return [folder / "index.html", folder / "results.csv", folder / "results.parquet", *written]
 
 

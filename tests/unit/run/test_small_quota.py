@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import within
+from commandline import ok, within
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.job.models import Plan
@@ -81,3 +81,11 @@ def test_a_job_that_fills_its_disk_is_waited_for_and_shown(runs: Path) -> None:
     answer = within("submit", *LOCAL, "--wait", "sh", "-c", "dd if=/dev/zero of=$HPCJOBS_RUN_DIR/big bs=4K; exit 3")
     assert answer.code == 3, answer
     assert " FAILED " in within("ps").out
+
+
+@pytest.mark.parametrize("table", ["--csv", "--parquet"])
+def test_a_table_that_a_full_disk_cuts_short_is_named(runs: Path, table: str) -> None:
+    ok("submit", *LOCAL, "--wait", "true")
+    fill(runs)
+    answer = within("report", "jobs", "--site", "local", table, str(runs / "jobs"))
+    assert (answer.code, f"{runs / 'jobs'}: No space left on device" in answer.err) == (3, True), answer
