@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -20,6 +21,7 @@ from hpcjobs.run.state_file import read_state
 from hpcjobs.scheduler.base import JobRecord
 from hpcjobs.scheduler.cluster import reachable_clusters
 
+_NOT_STORED = re.compile(r"(?:[^ -~]|\?)+")
 CLOCK_TOLERANCE_S = 300.0
 """How far the clocks of login node, controller and node may differ, and how long a submission may be repeated for."""
 SCRIPT = "job.sh"
@@ -93,7 +95,7 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
         return False
     if not entry.is_foreign and record.command is not None and os.path.basename(record.command) == SCRIPT:
         return record.command == os.path.join(entry.run_dir, SCRIPT)
-    if record.name is not None and record.name != entry.name:
+    if record.name is not None and _fold_name(record.name) != _fold_name(entry.name):
         return False
     submitted = continuation(entry).submitted
     if entry.is_foreign:  # read from the scheduler by this very command; a requeue since then has moved the time
@@ -101,6 +103,11 @@ def is_ours(entry: Entry, record: JobRecord) -> bool:
     if record.submitted is None or not submitted or abs(record.submitted - submitted) <= CLOCK_TOLERANCE_S:
         return True
     return record.submitted > submitted and _was_requeued(entry, record, record.submitted)
+
+
+def _fold_name(name: str) -> str:
+    """``name`` as it can be compared: slurmdbd's database has question marks for what is not Latin-1."""
+    return _NOT_STORED.sub("?", name)
 
 
 def is_queued(entry: Entry, queue: Iterable[JobRecord]) -> bool:
