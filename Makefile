@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long simulate fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures
+.PHONY: help demo test long simulate fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures share recipes smoke
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -60,6 +60,19 @@ docs: ## Build the documentation site, strictly, into build/site
 pictures: ## Make the pictures of docs/images anew; needs Chromium
 	@tools/venv dev
 	$(BIN)/python tools/pictures
+
+share: ## Write share/ anew: the manual page and the completions of shells
+	@tools/venv demo
+	$(BIN)/python tools/share
+
+recipes: ## Recipes of conda-forge, Spack and EasyBuild in build/recipes; URL=where the sdist is published
+	@tools/venv dev
+	$(BIN)/python -m build --no-isolation --sdist
+	$(BIN)/python tools/recipes dist/hpcjobs-*.tar.gz "$(URL)" build/recipes
+
+smoke: ## Install the wheel by uv and pipx on Python 3.10 to 3.13 and run a job by each, without the checkout
+	@tools/venv dev
+	@tools/smoke
 
 notebooks: ## Run the notebooks anew on this machine and keep what they show
 	@tools/venv dev

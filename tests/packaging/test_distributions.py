@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import hpcjobs
 
@@ -39,6 +43,15 @@ def _build(source: Path, out: Path, *what: str) -> Path:
     _run([sys.executable, "-m", "build", "--no-isolation", *what, "--outdir", out, source])
     (wheel,) = out.glob("*.whl")
     return wheel
+
+
+def _copy_of_checkout(folder: Path) -> Path:
+    files = _run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=REPOSITORY).split("\0")
+    for name in files:
+        if name and (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -131,19 +144,58 @@ def test_the_wheel_ships_data_types_and_licence_and_nothing_else(wheel: Path) ->
     assert "hpcjobs/_data/containers/README.md" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     top_level = {name.split("/")[0] for name in names}
-    assert top_level == {"hpcjobs", "hydra_plugins", f"hpcjobs-{hpcjobs.__version__}.dist-info"}
+    own = f"hpcjobs-{hpcjobs.__version__}"
+    assert top_level == {"hpcjobs", "hydra_plugins", f"{own}.dist-info", f"{own}.data"}
+    share = {name.removeprefix(f"{own}.data/data/share/") for name in names if ".data/" in name}
+    assert {"man/man1/hpcjobs.1", "bash-completion/completions/hpcjobs", "zsh/site-functions/_hpcjobs"} <= share
     shipped = {name.rsplit(".", 1)[-1] for name in names if name.startswith("hpcjobs/_data/")}
     assert shipped <= {"md", "yaml", "yml", "j2", "def", "sh", "bash", "py", "tf", "lua", "tcl", "config"}
 
 
+def test_two_builds_have_the_same_bytes(wheel_of_sdist: Path, tmp_path: Path) -> None:
+    """From another folder, at another time, with files that are younger and readable by fewer."""
+    copy = _copy_of_checkout(tmp_path / "elsewhere")
+    for path in copy.rglob("*"):
+        if path.is_file():
+            path.chmod(0o700 if os.access(path, os.X_OK) else 0o600)
+    again = _build(copy, tmp_path / "dist")
+    for one in wheel_of_sdist.parent.iterdir():
+        assert one.read_bytes() == (again.parent / one.name).read_bytes(), one.name
+
+
+def test_the_manual_page_and_completions_are_those_of_the_commands(tmp_path: Path) -> None:
+    """`make share` writes them."""
+    _run([sys.executable, REPOSITORY / "tools/share", tmp_path])
+    assert {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {
+        path.relative_to(REPOSITORY / "share"): path.read_text()
+        for path in (REPOSITORY / "share").rglob("*")
+        if path.is_file()
+    }
+
+
+def test_recipes_name_what_pyproject_requires(wheel_of_sdist: Path, tmp_path: Path) -> None:
+    """For conda-forge, Spack and EasyBuild, with the hash of the sdist."""
+    (sdist,) = wheel_of_sdist.parent.glob("*.tar.gz")
+    _run([sys.executable, REPOSITORY / "tools/recipes", sdist, "https://example.org/releases", tmp_path])
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    conda = yaml.safe_load((tmp_path / "conda/recipe.yaml").read_text())
+    assert conda["source"]["sha256"] == digest
+    (typer,) = (line for line in conda["requirements"]["run"] if line.startswith("typer "))
+    assert set(typer.removeprefix("typer ").split(",")) == {">=0.26", "<0.29"}
+    spack = (tmp_path / "spack/package.py").read_text()
+    compile(spack, "package.py", "exec")
+    assert 'depends_on("py-typer@0.26:0.28"' in spack
+    (easyconfig,) = (tmp_path / "easybuild").iterdir()
+    values: dict[str, Any] = {}
+    exec(compile(easyconfig.read_text(), "easyconfig", "exec"), values)
+    assert [extension[0] for extension in values["exts_list"]][-2:] == ["typer", "hpcjobs"]
+    for text in (spack, easyconfig.read_text()):
+        assert digest in text
+
+
 def test_an_ignored_file_beside_the_recipes_is_not_packed(tmp_path: Path) -> None:
     """A container image that somebody built in a checkout has gigabytes."""
-    copy = tmp_path / "checkout"
-    files = _run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=REPOSITORY).split("\0")
-    for name in files:
-        if name and (REPOSITORY / name).is_file() and not name.startswith(("tests/", "docs/")):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((REPOSITORY / name).read_bytes())
+    copy = _copy_of_checkout(tmp_path / "checkout")
     (copy / "containers" / "built.sif").write_text("an image")
     with zipfile.ZipFile(_build(copy, tmp_path / "dist")) as archive:
         assert not [name for name in archive.namelist() if name.endswith(".sif")]

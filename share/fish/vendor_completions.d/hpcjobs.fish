@@ -1,0 +1,1 @@
+complete --command hpcjobs --no-files --arguments "(env _HPCJOBS_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) hpcjobs)" --condition "env _HPCJOBS_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) hpcjobs"
