@@ -14,7 +14,7 @@ from hpcjobs.accounting.derive import SCHEMA
 from hpcjobs.accounting.sources import AccountingTable
 from hpcjobs.errors import RequestError
 from hpcjobs.runtime.summary import Quantiles, RunSummary, Throughput
-from hpcjobs.scaling import comparison, page, plots
+from hpcjobs.scaling import comparison, page, plots, right_size
 from hpcjobs.scaling import runs as scaling_runs
 from hpcjobs.scaling.analysis import analyse
 from hpcjobs.scaling.right_size import advise_nodes
@@ -62,6 +62,34 @@ def test_table_speedup_and_efficiency_are_against_the_smallest_size() -> None:
     first = analysis.groups[0]
     assert (first.communication, first.data_wait, first.compute) == pytest.approx((0.2, 0.1, 0.7))
     assert first.cost_per_million == pytest.approx(500)
+
+
+def test_the_parts_of_a_bar_add_up_to_a_step_and_its_share_of_checkpoints() -> None:
+    table = runs({1: 100, 2: 180}, checkpoint_share=0.05)
+    (axes,) = plots.figures(analyse(table), table)["breakdown"].axes
+    heights = [[bar.get_height() for bar in part] for part in axes.containers]
+    assert [part.get_label() for part in axes.containers] == ["compute", "communication", "data wait", "checkpoint"]
+    assert [heights[n][1] for n in range(4)] == pytest.approx([70, 20, 10, 5])  # milliseconds of a step of 100
+
+
+def test_the_wait_of_a_study_is_estimated_for_its_largest_size_in_nodes_and_tasks(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1x2 and 2x1 have as many ranks, and are not the same job."""
+    sizes = {"1x1": (1, 1, 100), "1x2": (1, 2, 190), "2x1": (2, 1, 150)}
+    every = [runs({nodes: rate}, ranks=nodes * tasks, ntasks_per_node=tasks) for nodes, tasks, rate in sizes.values()]
+    listed = [
+        StudyRun(size=Size(nodes=nodes, ntasks_per_node=tasks), repeat=1, job_id="7", run_dir=name, job_dir=name)
+        for name, (nodes, tasks, _) in sizes.items()
+    ]
+    asked: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(right_size, "list_runs", lambda _: listed)
+    monkeypatch.setattr(right_size, "estimate_starts", lambda folder, options: asked.append((str(folder), options)))
+    monkeypatch.setattr(right_size, "read_runs", lambda _: pl.concat(every))
+    monkeypatch.setattr(right_size.study, "read", lambda _: study())
+    (here / "s.study.json").write_text("{}", encoding="utf-8")
+    assert list(right_size.right_size(["s"])) == ["s"]
+    assert asked == [("2x1", ["--nodes=1", "--ntasks-per-node=2"])]
 
 
 @pytest.mark.parametrize("unknown", ["communication_s", "data_wait_s"])
