@@ -174,7 +174,7 @@ def test_300_studies_of_each_kind_are_reported_truly(law: str) -> None:
         Design(law, sizes, REPEATS[number % len(REPEATS)], scatter)
         for sizes, scatter, number in product(SIZES, SCATTER, range(300))
     ]
-    tally = simulate_all(designs, seed=7)
+    tally = simulate_all(designs, seed=700 + list(LAWS).index(law))
     shares = {kind: round(tally.share(kind), 3) for kind in tally.printed}
     print(law, shares)
     kinds = shares if LAWS[law].names else ("mean", "ratio", "measured up to", "law")  # else no formula has its shape
