@@ -46,7 +46,7 @@ COLUMNS: Final[dict[str, tuple[str, str]]] = {
     "elapsed_s": ("whole", "of the last attempt"),
     "time_limit_s": ("whole", "requested; null: none"),
     "nodes": ("whole", "allocated; requested while it waits"),
-    "tasks": ("whole", "of its widest step"),
+    "tasks": ("whole", "most at once: of steps that ran together, without the batch script"),
     "cpus": ("whole", "allocated, as Slurm counts them"),
     "gpus": ("whole", "allocated"),
     "node_list": ("text", "in Slurm's notation"),

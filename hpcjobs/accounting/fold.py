@@ -171,17 +171,18 @@ def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
         read_usage(sampled, "mem").alias("_used"),
         _beside=beside,
         _node=largest * per_node,
+        _tasks=pl.when(~beside).then("NTasks"),
         _gpu_tasks=_gpu_tasks(steps),
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
     ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
     gpu_mem = read_usage(sampled, "gres/gpumem") if summed["_gpu_tasks"].count() else pl.lit(None, dtype=pl.Int64)
     result = summed.group_by("_group", maintain_order=True).agg(
         steps=pl.len(),
-        tasks=pl.col("NTasks").filter(~pl.col("_beside")).max(),
         max_rss_bytes=largest.max(),
         _step_cpu=pl.col("_cpu").sum(),
     )
     for frame in (
+        _most_at_once(summed, "_tasks", "tasks"),
         _most_at_once(summed, "_used", "mem_used_bytes"),
         _most_at_once(summed, "_node", "mem_per_node_bytes"),
         _gpu_utilization(summed),

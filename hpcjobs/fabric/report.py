@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.fabric import node_record
-from hpcjobs.fabric.verdict import GPU_METRICS, METRICS, Gpu, Judged, NodeMeasurements
+from hpcjobs.fabric.verdict import GPU_METRICS, METRICS, Gpu, Judged, NodeMeasurements, format_value
 
 
 @dataclass
@@ -79,7 +79,7 @@ def _heading(name: str) -> str:
 
 
 def _cell(value: float | None, scale: float) -> str:
-    return "-" if value is None else f"{value / scale:.3g}"
+    return "-" if value is None else format_value(value, scale)
 
 
 def collectives(findings: Findings) -> Iterator[str]:

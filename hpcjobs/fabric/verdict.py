@@ -103,7 +103,13 @@ def compare(values: Mapping[str, float], metric: Metric, tolerance: float) -> di
 def describe(metric: Metric, value: float, ratio: float) -> str:
     others = value / ratio if metric.more_is_better else value * ratio
     verb = metric.what + (" at" if metric.more_is_better else " in")
-    return f"{verb} {value / metric.scale:.3g} {metric.unit}, the others {others / metric.scale:.3g}"
+    return f"{verb} {format_value(value, metric.scale)} {metric.unit}, the others {format_value(others, metric.scale)}"
+
+
+def format_value(value: float, scale: float) -> str:
+    """Three digits; thousands in full: ``12,346`` and not ``1.23e+04``."""
+    scaled = value / scale
+    return f"{scaled:,.0f}" if abs(scaled) >= 100 else f"{scaled:.3g}"
 
 
 def best(judged: list[Judged], count: int, *, keep: str | None = None) -> list[str]:

@@ -52,6 +52,21 @@ def test_the_advice_names_what_was_used_and_a_value_that_holds_it(cluster: Scrip
     assert busy / tasks <= int(cpus) <= 1.2 * busy / tasks + 1
 
 
+def test_cpus_per_task_are_of_all_tasks_that_ran_at_once(cluster: ScriptedCluster) -> None:
+    """Three steps of one task each, side by side on 48 CPUs, then one of two tasks: 16 CPUs per task."""
+    Path("train.py").write_text("print('hello')\n", encoding="utf-8")
+    job_id = ok("submit", "--json", "-n", "3", "train.py").json["job_id"]
+    job = accounted(job_id, nodes=3, lasted=3600, TotalCPU=clock(6 * 3600))
+    middle = str(int(job["Start"]) + 3000)
+    spans = [(job["Start"], middle, "1")] * 3 + [(middle, job["End"], "2")]
+    steps = [
+        job | {"JobID": f"{job_id}.{n}", "NTasks": tasks, "User": "", "TimelimitRaw": "", "Start": begin, "End": end}
+        for n, (begin, end, tasks) in enumerate(spans)
+    ]
+    cluster.account([job, *steps])
+    assert "16 CPUs per task, of which 2.0 were busy (12%): --cpus-per-task=3" in ok("report", "advise", job_id).out
+
+
 @pytest.mark.parametrize(
     ("state", "advice"), [("TIMEOUT", "--time=1-06:00:00"), ("OUT_OF_MEMORY", "--mem=128G")], ids=["time", "memory"]
 )

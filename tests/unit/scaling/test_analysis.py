@@ -82,14 +82,14 @@ def test_the_wait_of_a_study_is_estimated_for_its_largest_size_in_nodes_and_task
         StudyRun(size=Size(nodes=nodes, ntasks_per_node=tasks), repeat=1, job_id="7", run_dir=name, job_dir=name)
         for name, (nodes, tasks, _) in sizes.items()
     ]
-    asked: list[tuple[str, list[str]]] = []
+    requests: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(right_size, "list_runs", lambda _: listed)
-    monkeypatch.setattr(right_size, "estimate_starts", lambda folder, options: asked.append((str(folder), options)))
+    monkeypatch.setattr(right_size, "estimate_starts", lambda folder, options: requests.append((str(folder), options)))
     monkeypatch.setattr(right_size, "read_runs", lambda _: pl.concat(every))
     monkeypatch.setattr(right_size.study, "read", lambda _: study())
     (here / "s.study.json").write_text("{}", encoding="utf-8")
     assert list(right_size.right_size(["s"])) == ["s"]
-    assert asked == [("2x1", ["--nodes=1", "--ntasks-per-node=2"])]
+    assert requests == [("2x1", ["--nodes=1", "--ntasks-per-node=2"])]
 
 
 @pytest.mark.parametrize("unknown", ["communication_s", "data_wait_s"])
