@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ from waiting import eventually
 def shared_folder() -> Iterator[Path]:
     """A fresh folder that every host of a sandbox sees: /tmp and /var/tmp are each host's own.
 
-    A job that is ending may still write while the folder is removed, so that it is removed until it is gone.
+    An ordinary user has no sandbox, and the folder is a temporary one. A job that is ending may
+    still write while the folder is removed, so that it is removed until it is gone.
     """
-    folder = Path(tempfile.mkdtemp(prefix="hpcjobs-tests-", dir="/var/lib"))
+    folder = Path(tempfile.mkdtemp(prefix="hpcjobs-tests-", dir="/var/lib" if os.geteuid() == 0 else None))
 
     def is_removed() -> bool:
         shutil.rmtree(folder, ignore_errors=True)
