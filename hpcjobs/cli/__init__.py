@@ -19,8 +19,8 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hpcjobs.cli.arguments import check_values, refuse_options_as_values
 from hpcjobs.cli.completion import complete_sites
-from hpcjobs.cli.options import check_values, refuse_options_as_values
 from hpcjobs.cli.terminal import printable_streams, raw
 
 GROUPS = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.options import VerbGroup
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, print_output, print_table
 from hpcjobs.units import format_count
 

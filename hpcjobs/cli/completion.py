@@ -158,9 +158,9 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 def complete_settings(incomplete: str) -> list[str]:
     """What ``hpcjobs update JOB NAME=VALUE`` can change."""
-    from hpcjobs.site.models import Resources
+    from hpcjobs.site.resources import FIELDS
 
-    return _filter_by_prefix(incomplete, [f"{name.replace('_', '-')}=" for name in Resources.__struct_fields__])
+    return _filter_by_prefix(incomplete, [f"{option.name}=" for option in FIELDS.values()])
 
 
 def complete_sweeps(incomplete: str) -> list[str]:

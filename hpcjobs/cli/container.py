@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_images, complete_recipes
-from hpcjobs.cli.options import VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, clock, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 

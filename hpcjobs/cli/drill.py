@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcjobs.cli.options import VerbGroup
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output
 
 if TYPE_CHECKING:

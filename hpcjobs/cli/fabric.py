@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.options import VerbGroup
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, opt, print_output
 from hpcjobs.cli.terminal import write_document
 

@@ -18,8 +18,7 @@ from hpcjobs.cli.output import CommandLineError
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import Flag, JobSpec
 from hpcjobs.job.request import make_spec
-from hpcjobs.site.models import Resources
-from hpcjobs.site.sbatch import OPTIONS, Treatment
+from hpcjobs.site.resources import FIELDS, OPTIONS, Treatment
 
 
 def job_flags() -> dict[str, tuple[type, Flag]]:
@@ -114,7 +113,7 @@ def sbatch_options(arguments: Sequence[str], flags: Mapping[str, object]) -> dic
     for text in arguments:
         key, equals, value = text.removeprefix("--").partition("=")
         name = key.replace("-", "_")
-        if name not in Resources.__struct_fields__:
+        if name not in FIELDS:
             raise RequestError(f"-o {text}: no sbatch option that -o can set", hint=_hint(key, equals))
         if name in options:
             raise RequestError(f"-o {text}: {name} has been given by its own flag too", hint="leave one of them out")
@@ -133,7 +132,7 @@ def _hint(key: str, equals: str) -> str:
             "-o NAME=VALUE sets an option of sbatch; sbatch's own -o FILE is not needed: hpcjobs logs shows the output"
         )
     if option is None:
-        return nearest(key.replace("-", "_"), Resources.__struct_fields__)
+        return nearest(key.replace("-", "_"), FIELDS)
     if option.treatment is Treatment.PASSED:
         return f"use --sbatch {name}{equals and '=VALUE'}"
     return option.reason if option.treatment is Treatment.REFUSED else f"use --{option.name}"

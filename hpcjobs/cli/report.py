@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_jobs, complete_studies, complete_sweeps
-from hpcjobs.cli.options import VerbGroup
 from hpcjobs.cli.output import Json, SiteName, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.errors import HpcJobsError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.options import VerbGroup
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.output import Json, print_output
 from hpcjobs.units import format_count
 

@@ -11,8 +11,8 @@ import msgspec
 import typer
 import yaml
 
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_sites
-from hpcjobs.cli.options import VerbGroup
 from hpcjobs.cli.output import Json, note, print_output, print_table
 from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.site import rehearsal

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.arguments import VerbGroup
 from hpcjobs.cli.completion import complete_sweeps
 from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG, ProgramCommand, VerbGroup
+from hpcjobs.cli.options import EPILOG, ProgramCommand
 from hpcjobs.cli.output import CommandLineError, Json, SiteName, cell, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 from hpcjobs.files import naming_errors

@@ -24,7 +24,7 @@ from hpcjobs.scheduler.slurm.fields import read_clock_s, read_count, read_shown,
 from hpcjobs.scheduler.slurm.start_estimate import ask_sbatch
 from hpcjobs.scheduler.slurm.table import QUESTION, SEPARATOR
 from hpcjobs.site.library import load_site
-from hpcjobs.site.models import Resources
+from hpcjobs.site.resources import FIELDS, Resources
 from hpcjobs.units import slurm_time
 
 SOONER_S = 60.0
@@ -34,11 +34,6 @@ _LARGEST_SEARCH = 24
 _SHARES = (1.0, 0.5, 0.25)
 """Shares of the time limit."""
 _SHORTEST_S = 60
-# Fields of `scontrol show job` that a job with the same request needs again.
-_SAME = {
-    "Account": "account", "QOS": "qos", "Features": "constraint", "TresPerNode": "gres", "CPUs/Task": "cpus-per-task",
-    "MinMemoryNode": "mem", "MinMemoryCPU": "mem-per-cpu", "Reservation": "reservation", "Licenses": "licenses",
-}  # fmt: skip
 
 
 def find_sooner(entry: Entry, start_estimate: float | None, *, runner: Runner = run) -> list[Placement]:
@@ -75,7 +70,7 @@ def find_sooner_foreign(
     if nodes is None or limit_s is None or not own:
         return []
     given = {field: value for field, value in shown.items() if value not in ("", "(null)", "N/A", "0")}
-    same = [f"--{option}={given[field]}" for field, option in _SAME.items() if field in given]
+    same = [f"--{row.name}={given[row.shown]}" for row in FIELDS.values() if row.shown in given]
 
     def ask(partition: str, count: int, seconds: int) -> Placement:
         share = [] if tasks is None else [f"--ntasks={max(count, tasks * count // nodes)}"]

@@ -17,7 +17,7 @@ from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.program import trainers
 from hpcjobs.site.containers import Containers
 from hpcjobs.site.models import Environment, Resources, Site
-from hpcjobs.site.sbatch import BY_LETTER, Argument, Sbatch, Treatment, find_option, option_of
+from hpcjobs.site.resources import BY_LETTER, Argument, InScript, Sbatch, Treatment, ValueKind, find_option, option_of
 from hpcjobs.site.type_errors import in_plain_words
 
 MARKS = ("#SBATCH", "#SLURM")
@@ -240,10 +240,6 @@ def check_srun(job: Job) -> None:
 
 BATCH = "batch"
 """The launcher of a batch script, which runs it once, on the first node."""
-_PASSED = ("export", "export-file")
-"""Refused for other programs, whose tasks hpcjobs starts."""
-_NOT_SENT = ("output", "error", "quiet", "verbose", "ignore-pbs", "parsable", "test-only", "wait")
-"""Options of a script that Slurm does not get: the run folder has the output, and some are of the command itself."""
 _NOT_WITH_SCRIPT = ("preflight", "spare", "min_nodes", "container", "stage_image", "srun")
 _WRAPPED = "#!/bin/sh\n# made by hpcjobs submit --wrap\n\n{}\n"
 
@@ -291,15 +287,15 @@ def _layer(script: BatchScript) -> Layer:
     sources: dict[str, str] = {}
     for directive in script.directives:
         option, where = directive.option, f"{script.path.name}:{directive.line}"
-        if option.name in _NOT_SENT:
+        if option.in_script is InScript.LEFT_OUT:
             sources[option.field] = where
             continue
-        if option.treatment is Treatment.PASSED or option.name in _PASSED:
+        if option.treatment is Treatment.PASSED or option.in_script is InScript.PASSED:
             passed.append(option.name if directive.value is None else f"{option.name}={directive.value}")
             continue
         if option.treatment is Treatment.REFUSED:
             raise RequestError(f"{where}: --{option.name} is refused", hint=option.reason)
-        field = {"job_name": "name", "no_requeue": "requeue"}.get(option.field, option.field)
+        field = option.field
         sources[field] = where
         if field in ("name", "chdir"):
             own[field] = directive.value
@@ -323,16 +319,14 @@ def _layer(script: BatchScript) -> Layer:
 
 def _value(directive: Directive) -> object:
     """The value of a field as the command line would have it: a time of 0 is no limit, bare memory is megabytes."""
-    name, value = directive.option.name, directive.value
-    if name == "no-requeue":
-        return False
-    if name == "no-kill":
-        return value != "off"
+    kind, value = directive.option.kind, directive.value
     if value is None:
-        return "100" if name == "nice" else True
-    if name in ("time", "time-min") and value.isdecimal() and not int(value):
+        return directive.option.bare
+    if kind is ValueKind.SWITCH:
+        return value != "off"
+    if kind is ValueKind.TIME and value.isdecimal() and not int(value):
         return "UNLIMITED"
-    if name in ("mem", "mem-per-cpu", "mem-per-gpu") and value.isdecimal() and int(value):
+    if kind is ValueKind.MEMORY and value.isdecimal() and int(value):
         return f"{value}M"
     return value
 

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
-from hpcjobs.site.resources import gpus_in_gres
+from hpcjobs.site.resources import ValueKind, gpus_in_gres, is_option_where
 from hpcjobs.units import memory_bytes
-
-_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 Option = tuple[str, str | None]
 """A long option of sbatch without its dashes, and its value (None: a flag)."""
@@ -76,7 +74,11 @@ def _with_one_gres(options: list[Option]) -> list[Option]:
         gpus = [f"--gres={gpus}" for gpus in gpus_in_gres(",".join(requests))[0]]
     except ValueError as error:
         raise RequestError(str(error)) from error
-    gpus += [f"--{name}={value}" for name, value in options if name in _GPU_OPTIONS] if gpus else []
+    gpus += (
+        [f"--{name}={value}" for name, value in options if is_option_where(name, "kind", ValueKind.GPUS)]
+        if gpus
+        else []
+    )
     if len(gpus) > 1:
         raise RequestError(
             f"GPUs are requested twice: {' and '.join(gpus)}", hint="use gpus_per_node alone, and leave gpu out of gres"

@@ -11,16 +11,12 @@ from msgspec import UNSET
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.site.models import Partition, Resources, Site
-from hpcjobs.site.resources import GPU_FIELDS
+from hpcjobs.site.resources import FIELDS, GPU_FIELDS, fields_where, names_by_field
 from hpcjobs.site.type_errors import in_plain_words
 
-ALTERNATIVES = (
-    ("gpus", "gpus_per_node", "gpus_per_task"),
-    ("cpus_per_task", "cpus_per_gpu"),
-    ("mem", "mem_per_cpu", "mem_per_gpu"),
-    ("nodelist", "nodefile"),
-)
-"""Several ways to ask for one thing: a layer that uses one of them takes the place of what lower layers say."""
+_SUBJECTS = dict.fromkeys(names_by_field("alternative").values())
+ALTERNATIVES = tuple(fields_where("alternative", subject) for subject in _SUBJECTS)
+"""Several ways to request one thing: a layer that uses one of them replaces the values of lower layers."""
 _PER_GPU = ("cpus_per_gpu", "mem_per_gpu", "ntasks_per_gpu")
 _TOTALS = ("ntasks", "gpus")
 _PER_NODE = ("nodes", "ntasks_per_node")
@@ -30,7 +26,7 @@ class Values:
     """Values under construction, each with its source; a later layer wins."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = dict.fromkeys(Resources.__struct_fields__)
+        self.values: dict[str, Any] = dict.fromkeys(FIELDS)
         self.sources: dict[str, str] = {}
 
     def add(self, resources: Resources, source: str, sources: Mapping[str, str] | None = None) -> None:
@@ -133,32 +129,11 @@ def named_partitions(values: Values, site: Site) -> dict[str, Partition]:
     return {name: site.partitions[name] for name in names}
 
 
-VARIABLES = {
-    "ACCOUNT": "account",
-    "CONSTRAINT": "constraint",
-    "CPUS_PER_GPU": "cpus_per_gpu",
-    "GPUS": "gpus",
-    "GPUS_PER_NODE": "gpus_per_node",
-    "GPUS_PER_TASK": "gpus_per_task",
-    "GRES": "gres",
-    "HINT": "hint",
-    "MEM_PER_CPU": "mem_per_cpu",
-    "MEM_PER_GPU": "mem_per_gpu",
-    "MEM_PER_NODE": "mem",
-    "PARTITION": "partition",
-    "QOS": "qos",
-    "RESERVATION": "reservation",
-    "TIMELIMIT": "time",
-    "WCKEY": "wckey",
-}
-"""What users set for all their jobs, behind ``SBATCH_`` or ``SALLOC_``.
+VARIABLES = {variable: field for field, variable in names_by_field("variable").items()}
+"""Variables that users set for all their jobs, without ``SBATCH_`` or ``SALLOC_``.
 
-sbatch does not get the variables: there they would win over the script.
+sbatch does not get them: they would override the script.
 """
-
-
-_OF_REAL_CLUSTER = ("account", "reservation", "wckey")
-"""A sandbox that plays the site does not know a user's own."""
 
 
 def user_settings(environ: Mapping[str, str], *, command: str = "sbatch", rehearsal: bool) -> Iterator[Layer]:
@@ -167,10 +142,10 @@ def user_settings(environ: Mapping[str, str], *, command: str = "sbatch", rehear
     Raises:
         RequestError: a value that the option cannot have.
     """
-    for option, field in VARIABLES.items():
+    for option, field in sorted(VARIABLES.items()):
         variable = f"{command.upper()}_{option}"
         value = environ.get(variable)
-        if not value or (rehearsal and field in _OF_REAL_CLUSTER):
+        if not value or (rehearsal and FIELDS[field].personal):
             continue
         try:
             resources = msgspec.convert({field: value}, Resources, strict=False)

@@ -12,7 +12,7 @@ from hpcjobs.job.layers import Values
 from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.models import Partition, Site
-from hpcjobs.site.resources import gpus_and_model, node_range
+from hpcjobs.site.resources import GPU_FIELDS, gpus_and_model, node_range
 
 
 def read_host_file(path: str, source: str) -> list[str]:
@@ -95,7 +95,6 @@ def srun_options(affinity: Affinity) -> tuple[str, ...]:
 
 
 _NO_LIMIT = 1 << 30
-_GPU_FIELDS = ("gpus", "gpus_per_node", "gpus_per_task")
 
 
 def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, spare: int = 0) -> None:
@@ -110,7 +109,7 @@ def lay_out(values: Values, partition: Partition | None, *, one_machine: bool, s
         RequestError: the nodes cannot share them evenly, or numbers or named nodes contradict each other.
     """
     _read_named_nodes(values)
-    for field in _GPU_FIELDS:
+    for field in GPU_FIELDS:
         read_gpu_model(values, field)
     _count_tasks_by_gpus(values)
     totals = [field for field in ("ntasks", "gpus") if values[field]]

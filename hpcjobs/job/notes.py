@@ -11,16 +11,10 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.models import Job
 from hpcjobs.job.program import misspelt_trainer, options_of_submit
 from hpcjobs.job.script import SUFFIX, template_folders
-
-_CLUSTER_ONLY = (
-    *("partition", "account", "qos", "reservation", "priority", "nice", "time_min", "oversubscribe"),
-    *("constraint", "prefer", "nodelist", "exclude", "switches", "contiguous", "spread_job", "tmp"),
-    *("mail_type", "mail_user"),
-)
-"""Options that choose among the nodes and queues of a cluster, or that only a cluster can act on."""
+from hpcjobs.site.resources import LocalEffect, fields_where
 
 _LAUNCHERS = frozenset(("srun", "salloc", "sbatch", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed"))
-_OF_SLURM = frozenset(("-N", "-G", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--qos", "--partition"))
+_LETTERS_OF_SLURM = frozenset(("-N", "-G"))
 _OF_MANY = frozenset(
     (
         *("--name", "--env", "--time", "--json", "--output", "--comment", "--profile", "--wait", "--follow", "--site"),
@@ -49,7 +43,8 @@ def notes(job: Job) -> Iterator[str]:
 
 def _unused_locally(job: Job) -> list[str]:
     """Options of the user that a local job does without; a partition that the site file has gives it defaults."""
-    given = [field for field in _CLUSTER_ONLY if getattr(job.resources, field) not in (None, False)]
+    noted = fields_where("local", LocalEffect.NOTED)
+    given = [field for field in noted if getattr(job.resources, field) not in (None, False)]
     used = any(source.startswith("partition ") for source in job.sources.values())
     of_user = [field for field in given if not job.sources.get(field, "site").startswith(("site", "partition "))]
     return [field for field in of_user if field != "partition" or not used]
@@ -99,14 +94,14 @@ def _options_after_program(job: Job) -> Iterator[tuple[str, bool]]:
     if job.argv[0] in _LAUNCHERS:
         return
     arguments = job.argv[1:]
-    of_submit = options_of_submit() | _OF_SLURM
+    of_submit = options_of_submit() | _LETTERS_OF_SLURM
     typed = [arg for arg in arguments if arg.startswith("-") and arg.partition("=")[0] in of_submit]
     if not typed or any(arg.startswith("hpcjobs.trainers.") for arg in arguments[:4]):  # those were checked
         return
     text = _source(job) if job.batch_script is None else _source_of_batch(job.batch_script)
     for arg in typed:
         name = arg.partition("=")[0]
-        common = _OF_MANY if job.argv[0] == job.python and job.batch_script is None else _OF_MANY | {"-N", "-G"}
+        common = _OF_MANY if job.argv[0] == job.python and job.batch_script is None else _OF_MANY | _LETTERS_OF_SLURM
         unknown = name not in common if text is None else not _mentions(text, name)
         if unknown:
             yield arg, text is not None and "argv" not in text

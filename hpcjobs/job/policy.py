@@ -15,7 +15,7 @@ from hpcjobs.job.models import Job
 from hpcjobs.site.centre import find_clusters, policies_of_job
 from hpcjobs.site.models import Site
 from hpcjobs.site.policy import AppliedPolicy, Policy
-from hpcjobs.site.resources import GPU_FIELDS, Resources, gpus_and_model
+from hpcjobs.site.resources import FIELDS, GPU_FIELDS, gpus_and_model
 from hpcjobs.site.search import list_centre_files
 from hpcjobs.units import format_count, time_limit_s
 
@@ -158,6 +158,5 @@ def _account_problems(job: Job, policy: Policy) -> Iterator[Problem]:
 
 
 def _mandatory(policy: Policy) -> dict[str, object]:
-    fields = Resources.__struct_fields__
-    values = {field: getattr(policy.mandatory, field) for field in fields}
+    values = {field: getattr(policy.mandatory, field) for field in FIELDS}
     return {field: value for field, value in values.items() if value is not UNSET and value is not None}

@@ -154,7 +154,7 @@ def print_trainer_help(program: Sequence[str]) -> bool:
 
 def _is_option_of_submit(argument: str) -> bool:
     """Whether ``argument``, which no trainer has, is ``--nodes``, ``--nodes=2``, ``-N`` or ``-N2``."""
-    from hpcjobs.site.sbatch import BY_LETTER
+    from hpcjobs.site.resources import BY_LETTER
 
     letter = argument[1] if re.match(r"-\w", argument) else ""
     return argument.partition("=")[0] in options_of_submit() or letter in {*BY_LETTER, *"sf"}
@@ -163,17 +163,15 @@ def _is_option_of_submit(argument: str) -> bool:
 def options_of_submit() -> frozenset[str]:
     """The long options of ``hpcjobs submit``, without those that it passes to sbatch unread."""
     from hpcjobs.job.models import JobSpec
-    from hpcjobs.site.models import Resources
+    from hpcjobs.site.resources import FIELDS, OPTIONS, Treatment
 
-    fields = {*JobSpec.__struct_fields__[2:], *Resources.__struct_fields__}
-    return frozenset({f"--{field.replace('_', '-')}" for field in fields} | _OF_THE_COMMAND)
+    fields = {*JobSpec.__struct_fields__[2:], *FIELDS}
+    of_sbatch = {f"--{name}" for name, option in OPTIONS.items() if option.treatment is Treatment.COMMAND}
+    return frozenset({f"--{field.replace('_', '-')}" for field in fields} | of_sbatch | _OF_THE_COMMAND)
 
 
 _OF_THE_COMMAND = frozenset(
-    (
-        *("--site", "--spec", "--after", "--after-any", "--after-fail", "--dry-run", "--test-only", "--explain"),
-        *("--parsable", "--wait", "--follow", "--json", "--job-name", "--no-requeue"),
-    )
+    (*("--site", "--spec", "--after", "--after-any", "--after-fail", "--dry-run", "--explain", "--follow", "--json"),)
 )
 
 

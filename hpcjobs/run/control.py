@@ -16,17 +16,11 @@ from hpcjobs.run.status import Connect, Known, statuses
 from hpcjobs.scheduler.base import State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
+from hpcjobs.site.resources import names_by_field
 from hpcjobs.units import requested_time
 
 Verb = Literal["hold", "release", "requeue"]
-KEYS = {
-    "account": "Account", "begin": "StartTime", "comment": "Comment", "constraint": "Features",
-    "deadline": "Deadline", "dependency": "Dependency", "exclude": "ExcNodeList", "gres": "Gres",
-    "licenses": "Licenses", "mail_type": "MailType", "mail_user": "MailUser", "nice": "Nice",
-    "nodelist": "ReqNodeList", "nodes": "NumNodes", "partition": "Partition", "priority": "Priority", "qos": "QOS",
-    "requeue": "Requeue", "reservation": "ReservationName", "time": "TimeLimit", "time_min": "TimeMin",
-    "wckey": "WCKey",
-}  # fmt: skip
+KEYS = names_by_field("update")
 """Options of a job that Slurm can change, and scontrol's names of them."""
 FURTHER = (
     *("ArrayTaskThrottle", "BurstBuffer", "ClusterFeatures", "Contiguous", "CoreSpec", "DelayBoot", "EndTime"),

@@ -31,11 +31,11 @@ from hpcjobs.runtime.hostlist import hosts_of
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.connect import connect
 from hpcjobs.scheduler.read_only import refuse_change
+from hpcjobs.site.resources import is_option_where
 
 RC = "interactive.bash"
 _MPI_TYPE = "SLURM_MPI_TYPE"
 """What ``srun --mpi=none``, which starts a shell, hands on to every srun in it, whose tasks need MPI."""
-_NOT_OF_SALLOC = ("requeue", "no-requeue", "open-mode", "export", "export-file", "batch", "propagate")
 
 
 class Command(NamedTuple):
@@ -170,7 +170,10 @@ def allocate(plan: Plan, arguments: Sequence[str], *, terminal: bool) -> Iterato
     with count_against_budget(job):  # salloc may still be refused; that it was given back is not seen here
         folder.create(plan, None)
     rc = _write_rc(job, plan.run_dir, task_dir=plan.run_dir, job_id=None)
-    options = [("job-name", job.name), *(option for option in sbatch_options(job) if option[0] not in _NOT_OF_SALLOC)]
+    options = [
+        ("job-name", job.name),
+        *(option for option in sbatch_options(job) if not is_option_where(option[0], "only_sbatch")),
+    ]
     argv = ["salloc", *(f"--{name}" if value is None else f"--{name}={value}" for name, value in options)]
     # The interactive step takes nothing from the steps that are started in it.
     argv += ["srun", "--interactive", "--preserve-env", "--mpi=none", "--nodes=1", "--ntasks=1"]

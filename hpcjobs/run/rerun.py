@@ -21,7 +21,8 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
 from hpcjobs.run.select import is_own
 from hpcjobs.site.library import load_site
-from hpcjobs.site.models import Resources, Site
+from hpcjobs.site.models import Site
+from hpcjobs.site.resources import Resources, fields_where
 
 _OWN_VERBS = {
     "sweep": "hpcjobs sweep resume starts cells of a sweep again, and hpcjobs scale the runs of a study",
@@ -29,8 +30,6 @@ _OWN_VERBS = {
     "fabric": "hpcjobs fabric starts a check of nodes",
 }
 """Templates whose jobs need more than their manifest."""
-_OF_FIRST_RUN = ("dependency", "hold")
-"""Options that were meant for the first run alone."""
 
 
 class RecordedCode(msgspec.Struct, frozen=True):
@@ -102,7 +101,8 @@ def plan_rerun(entry: Entry, changes: JobSpec, *, made_by: str, trusts: bool = F
     if not folder.is_dir():
         raise RequestError(f"the folder in which job {entry.job_id} ran, {folder}, does not exist any more")
     notes = []
-    first_only = {name: getattr(job.resources, name) for name in _OF_FIRST_RUN if getattr(job.resources, name)}
+    values = {name: getattr(job.resources, name) for name in fields_where("first_run")}
+    first_only = {name: value for name, value in values.items() if value}
     notes += [f"left out: {name}{'' if value is True else f'={value}'}" for name, value in first_only.items()]
     if changes == JobSpec():
         again = replace(job, resources=_for_another_run(job.resources, entry))
@@ -154,7 +154,7 @@ def resolve_again(job: Job, entry: Entry, changes: JobSpec) -> Job:
 
 def _for_another_run(resources: Resources, entry: Entry) -> Resources:
     """``resources`` without what was meant for the first run; of the array task that ``entry`` means, if it does."""
-    again = replace(resources, **dict.fromkeys(_OF_FIRST_RUN))
+    again = replace(resources, **dict.fromkeys(fields_where("first_run")))
     return again if entry.task is None else replace(again, array=str(entry.task))
 
 

@@ -17,7 +17,7 @@ from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.provenance import code_state
 from hpcjobs.scheduler.base import Scheduler
 from hpcjobs.scheduler.connect import connect
-from hpcjobs.site.sbatch import option_of
+from hpcjobs.site.resources import option_of
 from hpcjobs.site.trust import refusal_of_plan
 
 

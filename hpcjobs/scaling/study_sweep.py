@@ -24,6 +24,7 @@ from hpcjobs.scaling import study as study_file
 from hpcjobs.scaling.study import Size, Study, StudyRun
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.library import load_site
+from hpcjobs.site.resources import GPU_FIELDS
 from hpcjobs.sweeps.cell_status import CellStatus, cell_statuses
 from hpcjobs.sweeps.cells import Cell
 from hpcjobs.sweeps.chunk_plans import resolve_program
@@ -37,7 +38,7 @@ _BATCH_PARAM = "batch_size"
 _BATCH = re.compile(r"--batch[-_]?size(?:=(.*))?", re.DOTALL)
 _OTHER_BATCH = re.compile(r"[-\w.+]*batch[-_]?size[-\w.]*(?:=.*)?|-b|--?bs(?:=.*)?", re.DOTALL | re.IGNORECASE)
 """Options that may name a batch size: which part of it, of a rank or of all, their names do not tell for certain."""
-_GPU_OPTIONS = {"gpus_per_node", "gpus_per_task", "gpus", "gres"}
+_GPU_OPTIONS = {*GPU_FIELDS, "gres"}
 
 
 def define(study: Study, known: Sequence[Cell], folder: SweepFolder | None) -> Definition:

@@ -13,7 +13,7 @@ from hpcjobs.site.inheritance import merge_trees, read_chain, where_of
 from hpcjobs.site.models import Site
 from hpcjobs.site.partition import Partition
 from hpcjobs.site.policy import AppliedPolicy, Policy
-from hpcjobs.site.sbatch import option_of
+from hpcjobs.site.resources import option_of
 from hpcjobs.site.search import layer_of, list_centre_files
 from hpcjobs.site.yaml_file import YamlFile, convert_tree
 

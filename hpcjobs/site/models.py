@@ -18,9 +18,8 @@ from hpcjobs.site.partition import NodeShape as NodeShape
 from hpcjobs.site.partition import Partition as Partition
 from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import Resources as Resources
-from hpcjobs.site.resources import check_fields
+from hpcjobs.site.resources import check_fields, option_of
 from hpcjobs.site.retries import parse_retries
-from hpcjobs.site.sbatch import option_of
 from hpcjobs.units import time_limit
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]

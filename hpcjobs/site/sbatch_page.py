@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcjobs.site.sbatch import OPTIONS, Argument, Sbatch
+from hpcjobs.site.resources import OPTIONS, Argument, Sbatch, Treatment
 
 _INTRODUCTION = """\
 # sbatch's options
@@ -10,7 +10,7 @@ _INTRODUCTION = """\
 After reading this page you can say what becomes of each option of sbatch.
 
 Every long option of sbatch from Slurm 22.05 to 25.05, and what becomes of it. This page is made from the table in
-`hpcjobs/site/sbatch.py`, and a test compares the table with the sbatch of the machine that runs it.
+`hpcjobs/site/resources.py`, and a test compares the table with the sbatch of the machine that runs it.
 
 - own option: `hpcjobs submit` has it by the same name, as have spec files, site files (`defaults`) and Python, with
   underscores.
@@ -19,8 +19,8 @@ Every long option of sbatch from Slurm 22.05 to 25.05, and what becomes of it. T
 - refused: with the reason, and what to use. Of a batch script, `--output` and `--error` are left out, and `--export` is
   passed through.
 
-| option | | |
-|---|---|---|
+| option | | on the local queue | |
+|---|---|---|---|
 """
 
 
@@ -34,5 +34,6 @@ def _row(option: Sbatch) -> str:
     equals = (
         "" if option.argument is Argument.NONE else "[=VALUE]" if option.argument is Argument.OPTIONAL else "=VALUE"
     )
-    notes = "; ".join(filter(None, (option.versions, option.reason)))
-    return f"| `--{option.name}{equals}`{letter} | {option.treatment.value} | {notes} |\n"
+    notes = "; ".join(filter(None, (option.versions, option.reason or option.help)))
+    local = option.local.value if option.treatment is Treatment.FIELD else ""
+    return f"| `--{option.name}{equals}`{letter} | {option.treatment.value} | {local} | {notes} |\n"

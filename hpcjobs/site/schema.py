@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,6 +25,7 @@ from hpcjobs.site.models import (
     Watts,
 )
 from hpcjobs.site.policy import Policy
+from hpcjobs.site.resources import FIELDS
 
 SECTIONS: tuple[type[msgspec.Struct], ...] = (
     *(Site, Partition, NodeShape, NodeGroup, Resources, Environment, Affinity, Containers, Jupyter, Login),
@@ -48,6 +49,8 @@ class Key(NamedTuple):
 
 def list_keys(section: type[msgspec.Struct]) -> tuple[Key, ...]:
     """The keys of one section of a site file, in the order of its type; those of its base come first."""
+    if section is Resources:
+        return tuple(_option_key(field, option.help) for field, option in FIELDS.items())
     keys: dict[str, Key] = {}
     for kind in reversed(section.__mro__):
         if kind in (object, msgspec.Struct) or not issubclass(kind, msgspec.Struct):
@@ -82,6 +85,14 @@ def site_schema() -> dict[str, Any]:
 def schema_text() -> str:
     """The schema as the text of a file."""
     return msgspec.json.format(msgspec.json.encode(site_schema()), indent=2).decode() + "\n"
+
+
+def _option_key(field: str, text: str) -> Key:
+    """The key of an option of sbatch, whose type and text are in the table of options."""
+    parts = [part for part in get_args(get_type_hints(Resources)[field]) if part is not msgspec.UnsetType]
+    names = [f"Literal{list(get_args(part))}" if get_origin(part) is Literal else part.__name__ for part in parts]
+    kind = " | ".join("None" if name == "NoneType" else name for name in names)
+    return Key(name=field, type=kind, default=None, required=False, text=text)
 
 
 def _class_body(kind: type) -> list[ast.stmt]:

@@ -21,6 +21,7 @@ import msgspec
 from hpcjobs.errors import ConfigError, reason_of, warn_without_locks
 from hpcjobs.files import lock_file, state_dir, write_beside
 from hpcjobs.site.inheritance import Steps, where_of
+from hpcjobs.site.resources import fields_where
 from hpcjobs.site.search import layer_of
 from hpcjobs.site.yaml_file import YamlFile
 
@@ -30,8 +31,6 @@ _DESCRIBING = frozenset((
     *("required", "licenses", "chooses_partition"),
 ))  # fmt: skip
 """Keys of a site file by which nothing is run, read or written. A key that is missing here needs trust."""
-_ACTING_RESOURCES = ("bb", "bbf", "mail_user", "nodefile", "nodelist")
-"""Resources by which Slurm copies files or sends mail, a file to read, and the hosts that mpirun reaches by ssh."""
 
 
 def acting_keys(file: YamlFile) -> list[Steps]:
@@ -45,7 +44,7 @@ def acting_keys(file: YamlFile) -> list[Steps]:
     for steps, owner in owners.items():
         defaults = owner.get("defaults") if isinstance(owner, dict) else None
         keys += [
-            (*steps, "defaults", key) for key in _ACTING_RESOURCES if isinstance(defaults, dict) and key in defaults
+            (*steps, "defaults", key) for key in fields_where("acts") if isinstance(defaults, dict) and key in defaults
         ]
     return keys
 

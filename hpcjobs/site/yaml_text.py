@@ -19,7 +19,7 @@ from hpcjobs.site.yaml_file import YamlFile, find_source
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 _OCTAL = re.compile(r"[-+]?0_*[0-7]")
-_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu", "max_mem_per_node", "max_mem_per_cpu")
+_MEMORY = re.compile(r"(?:max_)?mem(?:_per_\w+)?\Z", re.ASCII)
 _OF_THE_LOADER = set(OF_THE_LOADER) - {"name"}  # no file may have them
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z")
 
@@ -145,7 +145,7 @@ def locate_error(
         hint = _hint_of_unknown(owner, unknown[1]) if owner else None
     elif steps and str(steps[-1]).startswith(("time", "max_time")):
         hint = "a time limit is quoted text with a unit: '2h', '90m', '1-12:00:00' (bare 12:30:00 is 45000 to YAML)"
-    elif steps and "Expected `str" in message and str(steps[-1]) in _MEMORY:
+    elif steps and "Expected `str" in message and _MEMORY.match(str(steps[-1])):
         hint = "memory is text with a unit: '64G'; the megabytes that sinfo prints are '192000M'"
     elif is_unquoted_text(message):
         hint = f"write the value in quotes: '{_dig(tree, steps)}'"

@@ -16,13 +16,10 @@ from hpcjobs.job.policy import mandatory_options
 from hpcjobs.processes.programs import own_command
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.provenance import code_state
-from hpcjobs.site.models import Resources
+from hpcjobs.site.resources import Resources, fields_where
 from hpcjobs.sweeps.cells import Cell, Program, make_program, shell_line
 from hpcjobs.sweeps.folder import Chunk, Definition, SweepFolder
 from hpcjobs.sweeps.limits import Cut, Limits, cuts
-
-_OF_THE_QUEUE = ("partition", "account", "qos", "constraint", "reservation", "clusters", "wckey", "open_mode")
-"""What the job that submits the rest shares with the cells."""
 
 
 def start_after(plan: Plan, job_ids: Sequence[str]) -> Plan:
@@ -93,7 +90,7 @@ def tail_plan(folder: SweepFolder, definition: Definition, run_dir: Path, *, beg
     """The plan of a small job of the same account that submits the remaining chunks."""
     job, requested = definition.job, definition.job.resources
     resources = Resources(**dict.fromkeys(requested.__struct_fields__))
-    shared = {field: getattr(requested, field) for field in _OF_THE_QUEUE}
+    shared = {field: getattr(requested, field) for field in fields_where("shared")}
     own = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": 1, "time": "10m", "begin": begin}
     small = replace(replace(resources, **own, **shared), **mandatory_options(job))
     command = tuple(own_command("sweep", "continue", str(folder.path)))

@@ -13,14 +13,9 @@ from hpcjobs.job.models import Job, Plan
 from hpcjobs.scheduler.local import gpus
 from hpcjobs.scheduler.local.policy import DEPENDENCY_KINDS
 from hpcjobs.scheduler.local.records import Dependency, EarlySignal, Request
+from hpcjobs.site.resources import LocalEffect, fields_where
 from hpcjobs.units import human_bytes, memory_bytes
 
-REFUSED = ("begin", "deadline", "hold", "clusters", "gres", "licenses", "bb", "bbf")
-"""Options that would change when or where the job runs, and that one machine cannot honour.
-
-All others that are not read below (partition, account, qos, constraint, mail …) describe a cluster this
-machine is not, and have no effect, so that the same spec runs here; `job.notes` tells the user of them.
-"""
 GRACE_S = 30.0
 _MAX_TASKS = 10_000
 _JOB_ID = re.compile(r"L([1-9]\d*)(?:_(?:0|[1-9]\d*))?\Z", re.ASCII)
@@ -41,7 +36,7 @@ def request_for(plan: Plan, known: Callable[[str], bool]) -> Request:
         RequestError: an option this scheduler cannot honour, more GPUs than there are, or no script.
     """
     job, resources = plan.job, plan.job.resources
-    for field in REFUSED:
+    for field in fields_where("local", LocalEffect.REFUSED):
         if getattr(resources, field):
             raise RequestError(
                 f"{field}={getattr(resources, field)} ({job.sources.get(field, 'default')}):"

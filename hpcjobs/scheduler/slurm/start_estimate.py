@@ -11,10 +11,9 @@ import msgspec
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.models import Job
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.site.resources import is_option_where
 
 _EXPECTED_START = re.compile(r"\bstart(?:s|ing)?(?: ?time)?(?:[:=]| at| is)\s*(\S+?)[,.;]?(?:\s|$)", re.IGNORECASE)
-_NOT_ESTIMATED = ("hold", "dependency")
-"""Options for which Slurm has no estimate: the question leaves them out, as if the job waited for nodes only."""
 _PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?(?:allocation failure: )?")
 
 
@@ -32,7 +31,7 @@ def estimate_start(job: Job, *, runner: Runner = run) -> Estimate:
     options = [
         f"--{name}" if value is None else f"--{name}={value}"
         for name, value in sbatch_options(job)
-        if name not in _NOT_ESTIMATED
+        if not is_option_where(name, "first_run")  # Slurm has no estimate for them
     ]
     return ask_sbatch([*options, "--wrap=true"], slurm_conf=job.slurm_conf, cwd=job.chdir, runner=runner)
 

@@ -50,7 +50,7 @@ def test_every_option_that_a_job_can_have_is_declared_once() -> None:
 @pytest.mark.parametrize("option", SBATCH_OPTIONS, ids=lambda option: option.field)
 def test_an_option_typed_as_for_sbatch_reaches_sbatch(site: str, option: SbatchOption) -> None:
     value = VALUES.get(option.field, "3" if option.kind is int or option.field in PER_NODE else "a")
-    arguments = [option.short or option.flag] + ([] if option.kind is SWITCH else [value])
+    arguments = [min(option.flags, key=len).partition("/")[0]] + ([] if option.kind is SWITCH else [value])
     arguments = [f"{option.flag}={value}"] if option.flag in VALUE_OF_BARE else arguments
     arguments += ["--gpus", "1"] if option.field in ("cpus_per_gpu", "ntasks_per_gpu") else []
     script = ok("submit", "--site", site, *arguments, "--dry-run", "true").out

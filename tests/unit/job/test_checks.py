@@ -14,7 +14,7 @@ import hpcjobs
 from hpcjobs.cli.submit import submit
 from hpcjobs.errors import RequestError
 from hpcjobs.job.program import options_of_submit, trainers
-from hpcjobs.site.sbatch import OPTIONS, Treatment
+from hpcjobs.site.resources import OPTIONS, Treatment
 from hpcjobs.trainers.commandline.check import check_arguments
 
 HERE = ("--site", "local")

@@ -52,6 +52,6 @@ def test_every_key_of_a_site_file_is_explained() -> None:
 
 
 def test_the_reference_page_is_made_from_the_types() -> None:
-    if os.environ.get("PAGE") == "write":
+    if os.environ.get("GOLDEN") == "write":
         PAGE.write_text(page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == page(), "PAGE=write .venv/bin/pytest tests/unit/site/test_site_schema.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "GOLDEN=write pytest"
