@@ -63,7 +63,7 @@ def adopt_job(run_dir: Path, scheduler: Scheduler) -> Entry | None:
     if not (run_dir / "job.sh").exists():  # it is written last: nothing was submitted yet
         return None
     taken = scheduler.find_submitted(plan := plan_in(run_dir))
-    return record.remember(plan, taken[0]) if taken else None
+    return record.remember(plan, taken[0], submitted=record.began_at(run_dir)) if taken else None
 
 
 def read_index() -> index.Index:

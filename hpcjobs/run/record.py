@@ -74,6 +74,12 @@ def begin(plan: Plan) -> None:
         write_beside(path, msgspec.json.encode(begun))
 
 
+def began_at(run_dir: str | Path) -> float | None:
+    """When the job of the run folder was handed over, if that is not recorded yet; seconds since 1970."""
+    begun = _read_begun(_begun_path(run_dir))
+    return None if begun is None else begun.when
+
+
 def forget(run_dir: str | Path) -> None:
     """Note that the run folder has no job, or one that is recorded."""
     with contextlib.suppress(OSError):  # the next command looks at it again
@@ -104,8 +110,10 @@ def _begun_path(run_dir: str | Path) -> Path:
     return _begun_dir() / f"{hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]}.json"
 
 
-def remember(plan: Plan, taken: Submitted) -> Entry:
+def remember(plan: Plan, taken: Submitted, *, submitted: float | None = None) -> Entry:
     """Record that the scheduler has accepted the job: in its run folder, then in the index.
+
+    ``submitted`` is when that was, if not just now.
 
     The job runs whether that can be written or not: what cannot is a warning, and either record is enough. What the
     scheduler printed for the user is a warning too.
@@ -119,7 +127,7 @@ def remember(plan: Plan, taken: Submitted) -> Entry:
         site=job.site,
         scheduler=job.scheduler,
         run_dir=str(plan.run_dir),
-        submitted=time.time(),
+        submitted=time.time() if submitted is None else submitted,
         cluster=taken.cluster or own_cluster(job.scheduler, job.slurm_conf),
         slurm_conf=job.slurm_conf,
         array=job.resources.array or None,

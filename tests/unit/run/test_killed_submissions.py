@@ -15,7 +15,7 @@ import pytest
 from commandline import hpcjobs, start, within, within_streams
 from slurm_with_memory import SlurmWithMemory, install
 
-from hpcjobs.run.index import index_dir
+from hpcjobs.run.index import entries, index_dir
 from hpcjobs.scheduler.local.client import state_folder
 
 WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "subprocess.Popen")
@@ -156,6 +156,20 @@ def test_a_signal_that_comes_while_sbatch_answers_waits_until_the_job_is_recorde
     assert json.loads((run_dir / "submitted.json").read_text())["job_id"] == job_id
     assert f"job {job_id} was submitted before: hpcjobs cancel {job_id} ends it" in err
     assert f"cancelled {job_id}" in within("cancel", "--all").out
+
+
+def test_a_job_that_is_found_later_has_the_time_of_its_submission(slurm: SlurmWithMemory) -> None:
+    """By which its record in the accounting is known: that has no script."""
+    slurm.clear(interruption="KILL")
+    start("submit", "true", start_new_session=True).communicate(timeout=60)
+    ((job_id, _),) = slurm.jobs().items()
+    (path,) = (index_dir() / "begun").iterdir()
+    begun = json.loads(path.read_text())
+    path.write_text(json.dumps(begun | {"when": begun["when"] - 3600}))
+    (row,) = json.loads(lines("ps", "--json"))
+    assert row["record"]["job_id"] == job_id
+    (entry,) = entries()
+    assert abs(entry.submitted - (begun["when"] - 3600)) < 1
 
 
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
