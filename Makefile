@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help demo test long simulate fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures share recipes smoke
+.PHONY: help demo test long simulate mutants fresh lint bench gpu horovod lock lowest clean drills soak notebooks unit coverage docs pictures share recipes smoke
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -40,6 +40,10 @@ unit: ## The unit tests without what trains; needs no root and no Slurm
 simulate: ## Lives of jobs in a simulated cluster with faults, SEEDS=0-99999 (tests/simulation)
 	@tools/venv dev
 	nice -n 15 $(BIN)/python -W ignore tests/simulation/simulate.py --seeds "$(or $(SEEDS),0-9999)"
+
+mutants: ## Defects of the past, put back one by one: which of them does the simulation find (tests/mutants)
+	@tools/venv dev
+	nice -n 15 $(BIN)/python tests/mutants/find.py
 
 coverage: ## Lines that make unit runs, with a floor; build/coverage/worst_modules.md names the worst modules
 	@tools/venv dev

@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SEEDS = 2000
+SEEDS = 1000
 
 
 def copy_with(patch: Path, target: Path) -> str | None:

@@ -61,7 +61,8 @@ def check_once(life: Life, one: Submission) -> None:
         still = [job for job in originals if job.state != "CANCELLED"]
         if still:
             life.errors.append(f"{one.plan.run_dir}: reported as not submitted, and job {still[0].root} was")
-    if len(alive) > 1 and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
+    is_misled = any(name.startswith(("submit", "job")) for name in life.world.misled)
+    if len(alive) > 1 and not is_misled and not (_keeps_no_trace(life) and _was_forgotten(life, alive)):
         life.errors.append(f"{one.plan.run_dir}: submitted {len(alive)} times: jobs {[job.root for job in alive]}")
 
 
@@ -87,6 +88,8 @@ def check_known(life: Life, one: Submission) -> None:
     listed = {(entry.run_dir, entry.job_id) for entry in index.entries()}
     for folder in folders_of(life, one):
         jobs = jobs_of(life, folder)
+        if jobs and not os.path.isdir(folder) and folder not in life.pruned and jobs[0].state != "CANCELLED":
+            life.errors.append(f"{folder}: job {jobs[0].root} was accepted, and its run folder is removed")
         if not jobs or not os.path.isdir(folder):
             continue
         originals = sorted({job.root for job in jobs if "--dependency=afterany" not in job.submit_line})
@@ -171,6 +174,9 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
         spent = sum(line.cause == cause and line.decision.startswith(("requeued", "resubmitted")) for line in lines)
         if spent > budget:
             life.errors.append(f"{folder}: {spent} attempts after {cause}, and the budget is {budget}")
+    failed = sum(run.code == work.code and run.code != 0 for run in runs if run.code is not None)
+    if work.fails_always and failed > 1 + max(BUDGET["error"], BUDGET["node"]) + len(one.requeued):
+        life.errors.append(f"{folder}: {failed} attempts failed, more than the budget allows")
     by_slurm = sum(run.attempt.end_state in ("NODE_FAIL", "PREEMPTED", "REQUEUED") for run in runs)
     if len(runs) > 1 + sum(BUDGET.values()) + by_slurm + len(one.requeued):
         life.errors.append(f"{folder}: {len(runs)} attempts, more than all budgets allow")
@@ -179,9 +185,8 @@ def _check_attempts(life: Life, one: Submission, folder: str, job_id: str) -> No
 def check_states(life: Life) -> None:
     """A final state never changes, and agrees with what happened."""
     by_task: dict[tuple[str, str], list[tuple[float, str, str, str]]] = {}
-    pruned = {str(one.plan.run_dir) for one in life.submissions if one.pruned}
     for when, who, run_dir, record, is_away in life.seen:
-        if run_dir in pruned:
+        if run_dir in life.pruned:
             continue  # the run folder said which job continues it
         if is_away and record.state.value == "UNKNOWN":
             continue  # with the reason that the accounting does not answer

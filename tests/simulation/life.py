@@ -62,7 +62,6 @@ class Submission:
     cancelled: float | None = None
     requeued: list[float] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
-    pruned: bool = False
 
 
 @dataclass
@@ -112,7 +111,7 @@ _NAMES = {"plain": "plain", "array": "plain", "retries": "retries", "retries-arr
 ANSWERS = (
     "lost_before",
     "lost_after",
-    "lost_after",
+    "lost_down",
     "killed_after",
     "empty",
     "garbage",
@@ -124,7 +123,7 @@ ANSWERS = (
 QUESTIONS = ("lost_before", "lost_after", "killed_after", "empty", "garbage", "cut", "slow20", "slow70")
 DEATHS = ("kill", "kill", "kill_after", "INT", "TERM", "HUP")
 FILE_ERRORS = ("ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "kill", "kill", "TERM", "INT")
-EVENTS = ("node", "ghost", "preempt", "restart", "dbd", "forget", "jump+", "jump-")
+EVENTS = ("node", "ghost", "preempt", "restart", "dbd", "forget", "jump+", "jump-", "full")
 
 
 def draw_faults(seed: int) -> tuple[Fault, ...]:
@@ -170,6 +169,7 @@ class Life:
         self.submissions: list[Submission] = []
         self.seen: list[Seen] = []
         self.errors: list[str] = []
+        self.pruned: set[str] = set()
         self.slurm = Slurm(world, self.settings, bodies.body_of(world, self.works, self.arguments))
         self.has_forgotten = False
 
@@ -269,9 +269,9 @@ class Life:
 
     def control(self, verb: control.Verb, one: Submission) -> None:
         entry = self.entry_of(one)
-        control.control(verb, [entry])
         if verb == "requeue":
-            one.requeued.append(self.world.now)
+            one.requeued.append(self.world.now)  # of an array, some tasks may be, and others refused
+        control.control(verb, [entry])
 
     def prune(self, age_s: float) -> None:
         choice = prune.select_old(age_s=age_s)
@@ -280,10 +280,8 @@ class Life:
     def remove(self, old: list[prune.Old]) -> None:
         for one in old:
             checkers.check_removal(self, one.entry.run_dir)
-        for one in prune.remove(old):
-            for submission in self.submissions:
-                if str(submission.plan.run_dir) == one.entry.run_dir:
-                    submission.pruned = True
+        self.pruned |= {one.entry.run_dir for one in old}  # it may be killed half-way
+        prune.remove(old)
 
     # --- the schedule
 
@@ -357,6 +355,9 @@ class Life:
         elif fault.detail in ("restart", "forget"):
             self.has_forgotten = self.has_forgotten or fault.detail == "forget"
             slurm.restart(away_s=draw.choice((10.0, 100.0, 700.0)), keeps_state=fault.detail == "restart")
+        elif fault.detail == "full":
+            self.world.full_until = self.world.now + draw.choice((60.0, 1800.0, 9000.0))
+            self.world.log(f"the disk is full until {self.world.full_until - EPOCH_S:.0f}")
         elif fault.detail == "dbd":
             slurm.lose_accounting(away_s=draw.choice((30.0, 3000.0)))
         else:
@@ -367,7 +368,7 @@ class Life:
         """No fault happens any more; held jobs are released; then somebody looks at everything, twice."""
         world = self.world
         world.faults.clear()
-        world.skew = 0.0
+        world.skew = world.full_until = 0.0
         for job in list(self.slurm.jobs.values()):
             if job.held:
                 self.slurm._do_release(job)

@@ -44,19 +44,21 @@ class Files:
         self.world, self.root = world, root + "/"
         self.lost_fds: set[int] = set()
 
-    def before(self, path: object, *, yields: bool = True) -> None:
+    def before(self, path: object, *, creates: bool) -> None:
         """Called before each change below the folder."""
         world = self.world
         if world.current is None:
             return
         detail = world.point("file")
         process = world.current
+        if detail is None and world.now < world.full_until and creates:
+            detail = "ENOSPC"
         if detail is not None and detail not in ("kill", "INT", "TERM", "HUP"):
             world.log(f"{process.name}: {detail} on {str(path).removeprefix(self.root)}")
             raise file_error(detail, path)
         if detail is not None:
             _deliver(world, detail)
-        if yields and world.random.random() < 0.03:
+        if world.random.random() < 0.03:
             world.sleep(0.01)
 
 
@@ -92,7 +94,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     else:
         return
     if isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(files.root):
-        files.before(path)
+        files.before(path, creates=event in ("open", "os.mkdir"))
 
 
 _is_hooked = False
@@ -161,9 +163,15 @@ class Programs:
             world.sleep(float(detail[4:]))
         result = self.slurm.run(arguments, dict(env or {}))
         world.sleep(0.05)
+        if detail == "lost_down":  # the controller dies once it has taken the request
+            self.slurm.restart(away_s=400.0, keeps_state=True)
+            world.sleep(10.0)
+            return Result(1, "", TIMED_OUT)
         if detail == "lost_after":
             world.sleep(10.0)
             return Result(1, "", TIMED_OUT)
+        if detail in ("empty", "garbage", "cut") and command != "sbatch":
+            world.misled.append(process.name)
         if detail == "killed_after":  # the program, by the machine's memory say
             return Result(-9, "", "")
         if detail == "empty":

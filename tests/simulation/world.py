@@ -82,7 +82,11 @@ class World:
         self.points: dict[str, int] = {}
         self.faults: dict[tuple[str, int], str] = {}
         self.events = 0
+        self.full_until = 0.0
+        """Until then nothing can be written."""
         self.injected: list[Fault] = []
+        self.misled: list[str] = []
+        """Processes to which a command gave a wrong answer with exit code 0."""
         self.warnings: list[str] = []
         self.problems: list[str] = []
         """What a process found wrong by itself."""
