@@ -27,8 +27,7 @@ from hpcjobs.trainers.horovod import HorovodFlags
 from hpcjobs.trainers.optimization.plan import plan_training
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
-from hpcjobs.trainers.strategies.ddp import Ddp
-from hpcjobs.trainers.strategies.ddp_mpi import DdpOverMpi
+from hpcjobs.trainers.strategies.ddp import Ddp, DdpOverMpi
 from hpcjobs.trainers.workloads.lm import lm
 
 ROUNDS = int(os.environ.get("ROUNDS", "25"))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from hpcjobs.runtime import checkpoints
-from hpcjobs.runtime.checkpoint_writer import FULL
-from hpcjobs.runtime.checkpoints import CheckpointMeta, Draft, measure
+from hpcjobs.runtime.checkpoints import FULL, CheckpointMeta, Draft, measure
 from hpcjobs.runtime.exits import StorageFault, UsageError, WorldMismatch
 from hpcjobs.runtime.run import Run
 from hpcjobs.runtime.script_start import start

@@ -64,7 +64,7 @@ def complete_program(ctx: typer.Context, incomplete: str) -> list[str]:
         return _filter_by_prefix(incomplete, [*_project_jobs(), *trainers(), *sorted(files)])
     if first not in trainers():
         return []  # the shell then offers files
-    from hpcjobs.trainers.commandline.check import flag_choices, flag_names
+    from hpcjobs.trainers.commandline.config import flag_choices, flag_names
 
     if incomplete.startswith("-"):
         return _filter_by_prefix(incomplete, flag_names(first))

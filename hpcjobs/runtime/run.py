@@ -17,17 +17,14 @@ from typing import Any, NoReturn
 from hpcjobs.runtime import signals
 from hpcjobs.runtime.agreement import StopAgreement, clear_board, name_attempt, open_board
 from hpcjobs.runtime.checkpoints import FOLDER, CheckpointMeta
-from hpcjobs.runtime.dist import DistEnv
-from hpcjobs.runtime.exits import ExitCode, StorageFault
-from hpcjobs.runtime.job_control import JobControl
+from hpcjobs.runtime.dist import DistEnv, ScriptRank
+from hpcjobs.runtime.exits import ExceptionHook, ExitCode, ExitHooks, StorageFault
 from hpcjobs.runtime.script_checkpoints import Part, ScriptCheckpoints
-from hpcjobs.runtime.script_env import ScriptRank
-from hpcjobs.runtime.script_exit import ExceptionHook, ExitHooks
-from hpcjobs.runtime.script_stall import Heartbeat, report_stacks
-from hpcjobs.runtime.script_summary import make_summary, read_result
-from hpcjobs.runtime.step_log import StepLog, read_number, read_step, refuse_infinite_epoch
+from hpcjobs.runtime.signals import JobControl
+from hpcjobs.runtime.step_log import StepLog, make_summary, read_number, read_result, read_step, refuse_infinite_epoch
 from hpcjobs.runtime.streams import flush
 from hpcjobs.runtime.summary import SUMMARY_FILE
+from hpcjobs.runtime.watchdog import Heartbeat, report_stacks
 
 LAST_SAVE_S = 120.0
 """A run that ends or stops tries this long to write its last checkpoint."""

@@ -19,8 +19,7 @@ from typing import Any
 from hpcjobs.files import write_beside
 from hpcjobs.runtime import checkpoints, state_file
 from hpcjobs.runtime.agreement import find_store
-from hpcjobs.runtime.checkpoint_writer import BackgroundWriter
-from hpcjobs.runtime.checkpoints import MANIFEST, CheckpointMeta, Draft, measure
+from hpcjobs.runtime.checkpoints import MANIFEST, BackgroundWriter, CheckpointMeta, Draft, measure
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, WorldMismatch
 from hpcjobs.runtime.state_file import RunState, Snapshots

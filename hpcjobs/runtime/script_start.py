@@ -24,11 +24,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpcjobs.runtime.dist import DistEnv, refuse_other_world
-from hpcjobs.runtime.exits import UsageError
+from hpcjobs.runtime.dist import DistEnv, choose_run_dir, export_ranks, refuse_less_than_one, refuse_other_world
+from hpcjobs.runtime.exits import UsageError, report_error
 from hpcjobs.runtime.run import Run
-from hpcjobs.runtime.script_env import choose_run_dir, export_ranks, refuse_less_than_one
-from hpcjobs.runtime.script_exit import report_error
 from hpcjobs.runtime.tracking import require_trackers
 
 _started: list[Run] = []

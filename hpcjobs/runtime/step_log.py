@@ -1,4 +1,4 @@
-"""The lines that a program logs: metrics.jsonl, with time per step and throughput.
+"""Writes metrics.jsonl, with time per step and throughput, and makes the summary of a script from it.
 
 `add` only keeps its values; a line is made of them, and of all since, once a second at most. What a device still
 computes is read then, so that a step does not wait for it.
@@ -12,16 +12,22 @@ from __future__ import annotations
 import json
 import math
 import operator
+import os
+import platform
+import resource
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcjobs.runtime.dist import DistEnv
+from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.numbers import encode
-from hpcjobs.runtime.summary import METRICS_FILE, METRICS_SCHEMA, MetricsLog
+from hpcjobs.runtime.summary import METRICS_FILE, METRICS_SCHEMA, MetricsLog, Quantiles, RunSummary, Throughput
 from hpcjobs.runtime.tracking import Trackers, open_trackers
 
 FLUSH_S = 1.0
@@ -239,3 +245,59 @@ def _bytes_until(path: Path, step: int) -> int:
                 return size
             size += len(line)
     return size
+
+
+def make_summary(
+    log: StepLog,
+    *,
+    stall_s: Sequence[float],
+    results: Mapping[str, Any],
+    code: int = ExitCode.OK,
+    error: str | None = None,
+) -> RunSummary:
+    """The summary after the newest step of `log`; `error` is the message of a run that failed with exit code `code`."""
+    nodes = os.environ.get("HPCJOBS_NNODES", "")
+    loss = results.get("loss", log.loss)
+    torch = sys.modules.get("torch")
+    return RunSummary(
+        trainer=log.name,
+        strategy=log.name,
+        workload=log.name,
+        status="completed" if error is None else "failed",
+        exit_code=int(code),
+        error=error,
+        world_size=log.world_size,
+        nnodes=int(nodes) if nodes.isdigit() else None,
+        job_id=os.environ.get("HPCJOBS_JOB_ID"),
+        started_at=_utc(log.started_at),
+        ended_at=_utc(time.time()),
+        elapsed_s=log.elapsed_s,
+        python_version=platform.python_version(),
+        torch_version=None if torch is None else str(torch.__version__),
+        steps=log.step,
+        resumed_from_step=log.first_step or None,
+        throughput=None if log.throughput is None or log.unit is None else Throughput(log.throughput, log.unit),
+        step_time_s=Quantiles.of(tuple(log.step_s)),
+        checkpoint_stall_s=Quantiles.of(stall_s),
+        memory_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        loss=loss if isinstance(loss, (int, float)) else None,
+        results=dict(results),
+    )
+
+
+def read_result(key: str, value: Any) -> Any:
+    """`value` in JSON's types. Raises TypeError, which names the key."""
+    if hasattr(value, "detach") or (hasattr(value, "__float__") and not isinstance(value, (int, float, str))):
+        number = float(read_number(key, value, "finish"))
+        return int(number) if hasattr(value, "__index__") and number.is_integer() else number
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [read_result(f"{key}[{n}]", item) for n, item in enumerate(value)]
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {name: read_result(f"{key}.{name}", item) for name, item in value.items()}
+    raise TypeError(f"finish(): {key} is a {type(value).__name__}, expected numbers, text, lists or dicts of them")
+
+
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")

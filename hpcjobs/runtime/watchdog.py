@@ -6,6 +6,9 @@ last collectives included, and all end with code 19. A rank that writes nothing 
 
 Only time in which this process ran counts, not that for which Slurm had suspended the job; and a rank that goes on
 while the reports are gathered withdraws its own.
+
+The last collectives come from torch's flight recorders, of NCCL and of gloo (`TORCH_FR_BUFFER_SIZE` entries, 2000 by
+default). A build of torch may lack either, and a program without torch has none. `Heartbeat` watches a script.
 """
 
 from __future__ import annotations
@@ -13,22 +16,77 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hpcjobs.runtime import signals
+from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.runtime.flight_recorder import Collective, begun, collectives
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.summary import Quantiles
+
+BINDINGS = "torch._C._distributed_c10d"
+RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+EVERYONE = "default_pg"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call, as it was begun: a number that ranks of a group count alike, and whether it has ended."""
+
+    number: int
+    name: str
+    group: str
+    shapes: tuple[tuple[int, ...], ...]
+    ended: bool
+    began_ns: int  # since 1970
+
+    def __str__(self) -> str:
+        shapes = ", ".join("x".join(map(str, shape)) for shape in self.shapes)
+        return f"{self.number} {self.name}({shapes}) in {self.group}: {'ended' if self.ended else 'not ended'}"
+
+
+def collectives() -> list[Collective]:
+    """The collectives in the order they were begun; none where this torch records nothing, or its recorder is off."""
+    bindings = sys.modules.get(BINDINGS)
+    entries = [call for name in RECORDERS if (dump := getattr(bindings, name, None)) for call in _read(dump())]
+    return sorted(entries, key=lambda call: call.began_ns)
+
+
+def begun(calls: list[Collective]) -> int:
+    """How many collectives of all ranks this one has begun, in each recorder's own count."""
+    newest: dict[str, int] = {}
+    for call in calls:
+        if call.group == EVERYONE:
+            backend = call.name.partition(":")[0]
+            newest[backend] = max(call.number, newest.get(backend, 0))
+    return sum(newest.values())
+
+
+def _read(dump: bytes) -> list[Collective]:
+    entries: list[dict[str, Any]] = json.loads(dump).get("entries", [])
+    return [
+        Collective(
+            number=entry["collective_seq_id"],
+            name=entry["profiling_name"],
+            group=entry["process_group"][1],
+            shapes=tuple(tuple(shape) for shape in entry["input_sizes"]),
+            ended=entry["retired"],
+            began_ns=entry["time_created_ns"],
+        )
+        for entry in entries
+        if not entry["is_p2p"]
+    ]
+
 
 FOLDER = "stalled"
 FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
@@ -224,3 +282,72 @@ def differing_ranks(positions: dict[int, RankPosition]) -> list[RankPosition]:
     if len(lines) < 2 or lines[0][1] == lines[1][1]:
         return []
     return [place for place in positions.values() if place.line != lines[0][0]]
+
+
+BEATS = 1000
+"""So many of the newest times between signs of life decide how long a rank may stand still."""
+
+
+class Heartbeat:
+    """Ends the run with code 19 once no rank shows signs of life; the watchdog's `Ranks` and `StepTimes`.
+
+    Ranks have met nowhere that this process knows of: each notes its host in the run folder for the others.
+    """
+
+    def __init__(self, env: DistEnv, run_dir: Path, *, after_s: float | None) -> None:
+        self._env, self._folder = env, run_dir / FOLDER
+        self._between: deque[float] = deque(maxlen=BEATS)
+        self._last: float | None = None
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / f"host-{env.rank}").write_text(own_host(), encoding="utf-8")
+        self._watchdog = Watchdog(self, run_dir, self, after_s=after_s, on=True)
+
+    def beat(self, step: int) -> None:
+        """Record a sign of life, after `step` finished steps."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._between.append(now - self._last)
+        self._last = now
+        self._watchdog.beat(step, "step")
+
+    def update_limit(self) -> None:
+        self._watchdog.update_limit()
+
+    def suspend(self) -> AbstractContextManager[None]:
+        """Inside, a rank may stand still."""
+        return self._watchdog.suspend()
+
+    def close(self) -> None:
+        self._watchdog.close()
+
+    @property
+    def rank(self) -> int:
+        return self._env.rank
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._read_host(rank) for rank in range(self._env.world_size))
+
+    @property
+    def step_s(self) -> Sequence[float]:
+        return self._between
+
+    @property
+    def recent_steps(self) -> Sequence[float]:
+        return tuple(self._between)
+
+    def _read_host(self, rank: int) -> str:
+        try:
+            return (self._folder / f"host-{rank}").read_text(encoding="utf-8")
+        except OSError:  # that rank has not called watch() yet
+            return "an unknown host"
+
+
+def report_stacks(run_dir: Path, *, rank: int, step: int) -> Path:
+    """Write stacks and last collectives of this rank, as they are now. The file."""
+    main_thread = threading.main_thread().ident or 0
+    return write_report(run_dir / FOLDER, rank=rank, host=own_host(), step=step, line=describe_position(main_thread))
+
+
+def own_host() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -29,7 +29,7 @@ class DdpFlags:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp_mpi:make_ddp")
+    return launch("ddp", __doc__, DdpFlags, argv, strategy="hpcjobs.trainers.strategies.ddp:make_ddp")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, read_flags
 from hpcjobs.trainers.optimization.adapters import Adapters, merge, write_adapters
-from hpcjobs.trainers.optimization.averaging import KEY
+from hpcjobs.trainers.optimization.optimizers import KEY
 from hpcjobs.trainers.workloads.weights import load_safetensors, read_weights, write_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

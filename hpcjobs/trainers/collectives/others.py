@@ -8,8 +8,7 @@ from hpcjobs.trainers.distributed.process_group import RankGroup
 
 def over_horovod(group: RankGroup) -> tuple[str, Reduce]:
     """Horovod, started as the trainer does it."""
-    from hpcjobs.trainers.strategies.horovod_gloo import hvd
-    from hpcjobs.trainers.strategies.horovod_world import start
+    from hpcjobs.trainers.strategies.horovod_world import hvd, start
 
     name = start(group.env, group.hosts, controller="auto", share=group.from_first, log=lambda _: None)
     return name, lambda values: hvd.allreduce_(values, op=hvd.Sum, name="sweep")

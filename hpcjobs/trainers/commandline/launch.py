@@ -1,11 +1,19 @@
-"""Takes a trainer from its command line to an exit code; torch is loaded only once flags and world are right."""
+"""Takes a trainer from its command line to an exit code; torch is loaded only once flags and world are right.
+
+Python's garbage collector is off while a trainer loads, and skips the loaded objects afterwards: torch makes 300,000
+objects and no garbage. One rank that trains one step needs 0.86 of the CPU time of a script by hand, and 1.15 with the
+collector on (`benchmarks/trainer_start.py`).
+"""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +26,28 @@ from hpcjobs.runtime.streams import flush, print_error
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flags_of, list_options, parse_all, read_flags
-from hpcjobs.trainers.commandline.garbage import pause_collection
 from hpcjobs.trainers.commandline.own_workload import find_function
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """No collection inside until `collect_new_objects`, and none over all objects as the process ends."""
+    was_on = gc.isenabled()
+    gc.disable()
+    atexit.register(gc.freeze)
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+def collect_new_objects() -> None:
+    """Turn the collector on for what is made from now on."""
+    gc.freeze()
+    gc.enable()
+
 
 F = TypeVar("F")
 SILENT_RANKS_WAIT_S = 1.5

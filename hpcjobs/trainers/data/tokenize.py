@@ -22,7 +22,7 @@ from hpcjobs.runtime.exits import BadData, MissingData, TrainerError, UsageError
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.commandline.flags import Parser, add_flags, flag, parse_all, positive, read_flags
 from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, open_saved_dataset
-from hpcjobs.trainers.workloads.token_files import Tokens, TokensInfo, TokenWriter
+from hpcjobs.trainers.workloads.tokens import Tokens, TokensInfo, TokenWriter
 
 BYTES = "bytes"
 BATCH_DOCUMENTS = 1000

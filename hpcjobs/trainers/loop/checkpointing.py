@@ -1,4 +1,4 @@
-"""Decides when a run saves a checkpoint, and resumes a run from one."""
+"""Saves checkpoints, resumes from one, and stops all ranks together on request."""
 
 from __future__ import annotations
 
@@ -6,23 +6,68 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from hpcjobs.runtime import checkpoints
+import torch
+import torch.distributed as dist
+
+from hpcjobs.runtime import checkpoints, signals
 from hpcjobs.runtime.checkpoints import CheckpointMeta
-from hpcjobs.runtime.exits import LossNotFinite, StorageFault
+from hpcjobs.runtime.exits import LossNotFinite, Requeue, StorageFault
+from hpcjobs.runtime.signals import JobControl
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.trainers.checkpoint import format as checkpoint
 from hpcjobs.trainers.checkpoint import state as resume
-from hpcjobs.trainers.checkpoint.format import WriterGroup
-from hpcjobs.trainers.checkpoint.writer import CheckpointWriter
+from hpcjobs.trainers.checkpoint.format import CheckpointWriter, WriterGroup
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
 from hpcjobs.trainers.metrics.recorder import Recorder
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
 
 LAST_SAVE_S = 120.0
 """A run that ends or must stop tries this long to write its last checkpoint."""
+
+
+STOP_SIGNALS = (None, "SIGUSR1", "SIGTERM")
+
+
+class FaultTolerance(JobControl):
+    """One rank's side. Does nothing at all where no job script would start the run again."""
+
+    def __init__(self, group: RankGroup, stop: signals.Stop | None) -> None:
+        super().__init__(stop, rank=group.rank)
+        self.group = group
+        self._flag = torch.zeros((), dtype=torch.int32)
+        self._vote: dist.Work | None = None
+
+    def close(self) -> None:
+        if self._vote is not None:
+            self._vote.wait()
+        super().close()
+
+    def agree_on_stop(self) -> str | None:
+        """At every boundary, on every rank: the signal that some rank has got, the same answer for all.
+
+        The answer is the one to the previous boundary's question, so that no rank waits for it.
+        """
+        if self.stop is None:
+            return None
+        if self.group.world_size == 1:
+            return self.stop.requested
+        signal_name = None
+        if self._vote is not None:
+            self._vote.wait()
+            signal_name = STOP_SIGNALS[int(self._flag)]
+        self._flag.fill_(STOP_SIGNALS.index(self.stop.requested))
+        self._vote = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
+        return signal_name
+
+    def request_requeue(self, step: int, why: str) -> None:
+        """Everything is saved, on all ranks' behalf: ask to be started again."""
+        self.group.barrier()
+        if self.group.rank == 0:
+            signals.request_requeue(step)
+        self.group.log(f"stopped by {why} after step {step}, saved; asks to be started again")
+        raise Requeue(f"stopped by {why} after step {step}")
 
 
 def resume_run(

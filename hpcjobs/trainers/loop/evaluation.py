@@ -15,9 +15,7 @@ from hpcjobs.trainers.data.loader import HeldOutOrder, Loader
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.optimization.step import Stepper
-from hpcjobs.trainers.workloads.base import Batch, Score, Workload
-from hpcjobs.trainers.workloads.batch import count_samples
-from hpcjobs.trainers.workloads.result import split_loss
+from hpcjobs.trainers.workloads.base import Batch, Score, Workload, count_samples, split_loss
 
 TENSOR = ""  # the key of the score's own sums, beside the names of metrics
 

@@ -19,16 +19,11 @@ from hpcjobs.runtime.tracking import Trackers, open_trackers, require_trackers
 from hpcjobs.runtime.watchdog import Watchdog
 from hpcjobs.trackers import TrackedRun
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.commandline.garbage import collect_new_objects
-from hpcjobs.trainers.commandline.launch import Call
-from hpcjobs.trainers.data.datasets import adapt_datasets
+from hpcjobs.trainers.commandline.launch import Call, collect_new_objects
 from hpcjobs.trainers.data.staging import stage_data
-from hpcjobs.trainers.data.training import TrainingData
-from hpcjobs.trainers.data.workers import resolve_workers
-from hpcjobs.trainers.distributed.cpu_affinity import describe_shared_cores, format_cores
-from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
-from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
-from hpcjobs.trainers.loop.checkpointing import Checkpoints, resume_run
+from hpcjobs.trainers.data.training import TrainingData, adapt_datasets, resolve_workers
+from hpcjobs.trainers.distributed.process_group import RankGroup, describe_shared_cores, format_cores, join_world
+from hpcjobs.trainers.loop.checkpointing import Checkpoints, FaultTolerance, resume_run
 from hpcjobs.trainers.loop.evaluation import Evaluator
 from hpcjobs.trainers.metrics.monitor import Monitor
 from hpcjobs.trainers.metrics.profiler import StepProfiler, record_memory

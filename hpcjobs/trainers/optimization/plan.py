@@ -1,14 +1,52 @@
-"""The plan of a run: its steps, batch sizes and learning rate, resolved once from flags, workload and world size."""
+"""Resolves steps, batch sizes and learning rates of a run, once, from flags, workload and world size.
+
+A schedule maps a step and the number of steps, both counted after the warm-up, to a factor of the rate.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hpcjobs.runtime.exits import BadData, UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.optimization.schedules import make_schedule
 from hpcjobs.trainers.workloads.base import Schedule, Workload
+
+WSD_DECAY_SHARE = 0.2  # of the steps, at the end; 0.1 to 0.2 serve (Hu et al. 2024, Hägele et al. 2024)
+
+
+def constant(step: int, steps: int, *, final: float) -> float:
+    return 1.0
+
+
+def cosine(step: int, steps: int, *, final: float) -> float:
+    """Half a wave from 1 at the first step to `final` at the last one."""
+    wave = 0.5 * (1 + math.cos(math.pi * _progress(step, steps)))
+    return final + (1 - final) * wave
+
+
+def linear(step: int, steps: int, *, final: float) -> float:
+    return 1 - (1 - final) * _progress(step, steps)
+
+
+def wsd(step: int, steps: int, *, final: float) -> float:
+    """Warm-up, stable, decay: constant, then linear to `final` over the last WSD_DECAY_SHARE of the steps."""
+    first = steps - max(1, round(WSD_DECAY_SHARE * steps))
+    return 1.0 if step < first else 1 - (1 - final) * (step + 1 - first) / (steps - first)
+
+
+def _progress(step: int, steps: int) -> float:
+    return min(1.0, step / max(1, steps - 1))
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {"constant": constant, "cosine": cosine, "linear": linear, "wsd": wsd}
+
+
+def make_schedule(name: str, *, final: float) -> Schedule:
+    return partial(SCHEDULES[name], final=final)
+
 
 WARMUP_SHARE = 0.1  # of a run's steps, where its rate is above the workload's own (Goyal et al. 2017)
 SYNTHETIC_STEPS = 32  # of an epoch of synthetic data, at least: full batches whatever the world size

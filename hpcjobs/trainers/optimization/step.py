@@ -17,20 +17,25 @@ from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.optimization.adapters import Adapters, add_adapters, list_saved
-from hpcjobs.trainers.optimization.averaging import averaged_weights, update_average
-from hpcjobs.trainers.optimization.optimizers import apply_optimizer_flags, build_optimizer, set_learning_rate
+from hpcjobs.trainers.optimization.optimizers import (
+    apply_optimizer_flags,
+    averaged_weights,
+    build_optimizer,
+    set_learning_rate,
+    update_average,
+)
 from hpcjobs.trainers.optimization.plan import TrainingPlan
 from hpcjobs.trainers.strategies.base import Strategy
-from hpcjobs.trainers.strategies.batch_norm import synchronize_batch_norms
-from hpcjobs.trainers.strategies.blocks import change_blocks
-from hpcjobs.trainers.strategies.meta import Skeleton, build_skeleton, is_meta
-from hpcjobs.trainers.workloads.base import Batch, Workload
-from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
-from hpcjobs.trainers.workloads.parameters import order_names
-from hpcjobs.trainers.workloads.result import (
+from hpcjobs.trainers.strategies.model import Skeleton, build_skeleton, change_blocks, is_meta, synchronize_batch_norms
+from hpcjobs.trainers.workloads.base import (
+    Batch,
+    Workload,
+    count_samples,
+    order_names,
     refuse_frozen_model,
     refuse_loss_without_gradient,
     refuse_other_model,
+    slice_batch,
     split_loss,
 )
 from hpcjobs.trainers.workloads.weights import load_weights

@@ -12,8 +12,7 @@ from torch import nn
 
 from hpcjobs.runtime.exits import UnequalData
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.workloads.base import Workload
-from hpcjobs.trainers.workloads.parameters import GroupedParameters, group_parameters
+from hpcjobs.trainers.workloads.base import GroupedParameters, Workload, group_parameters
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

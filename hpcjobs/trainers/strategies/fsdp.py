@@ -17,7 +17,7 @@ from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.fsdp import FsdpFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic, blocks_of, choose_blocks
-from hpcjobs.trainers.strategies.meta import materialize
+from hpcjobs.trainers.strategies.model import materialize
 from hpcjobs.trainers.workloads.base import Workload
 
 

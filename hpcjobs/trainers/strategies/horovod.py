@@ -14,8 +14,7 @@ from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.horovod import HorovodFlags
 from hpcjobs.trainers.strategies.base import Strategy, Traffic
-from hpcjobs.trainers.strategies.horovod_gloo import hvd
-from hpcjobs.trainers.strategies.horovod_world import make_contiguous, start
+from hpcjobs.trainers.strategies.horovod_world import hvd, make_contiguous, start
 from hpcjobs.trainers.workloads.base import Workload
 
 

@@ -28,8 +28,7 @@ from hpcjobs.trainers.optimization.optimizers import set_learning_rate
 from hpcjobs.trainers.optimization.step import Stepper
 from hpcjobs.trainers.strategies.base import Strategy
 from hpcjobs.trainers.strategies.fsdp import Fsdp
-from hpcjobs.trainers.workloads.base import Batch
-from hpcjobs.trainers.workloads.batch import count_samples, slice_batch
+from hpcjobs.trainers.workloads.base import Batch, count_samples, slice_batch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

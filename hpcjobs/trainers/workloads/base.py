@@ -1,4 +1,4 @@
-"""A workload: the model, its data, and everything a strategy needs to know about them."""
+"""Workloads: the model, its data, batches and parameter groups, and the checks of what a workload returns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+from hpcjobs.runtime.exits import BadData, UsageError
 
 Batch = Any
 """Tensors whose first dimension counts samples: one tensor, or a tuple, list or mapping of them, nested as you like."""
@@ -127,3 +129,126 @@ def classification_score(model: Callable[[torch.Tensor], torch.Tensor], batch: B
     correct = (logits.argmax(-1) == labels).sum()
     count = torch.tensor(float(labels.numel()), device=loss.device)
     return Score(torch.stack([loss.double(), correct.double(), count.double()]))
+
+
+def count_samples(batch: Batch) -> int:
+    """The length of the first dimension, which all tensors of a batch share."""
+    lengths = {len(tensor) for tensor in _tensors(batch) if tensor.dim() > 0}
+    if len(lengths) != 1:
+        shapes = [tuple(tensor.shape) for tensor in _tensors(batch)]
+        raise BadData(
+            f"a batch has tensors of shapes {shapes}, but the first dimension of each must count its samples",
+            hint="`collate` of the workload makes a batch from a list of samples",
+        )
+    return lengths.pop()
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples `start` to `stop` of a batch, in a batch of the same structure; a list without tensors, such as
+    `default_collate` makes of strings, has one item per sample too."""
+    if isinstance(batch, torch.Tensor):
+        return batch[start:stop] if batch.dim() > 0 else batch
+    if isinstance(batch, list) and not _tensors(batch):
+        return batch[start:stop]
+    return map_parts(batch, lambda part: slice_batch(part, start, stop))
+
+
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch of the same structure, with each of its tensors changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    return map_parts(batch, lambda part: map_tensors(part, change))
+
+
+def map_parts(batch: Batch, change: Callable[[Batch], Any]) -> Any:
+    """A batch of the same structure, with each of its direct parts changed."""
+    if isinstance(batch, Mapping):
+        return {name: change(part) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(change, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(change, batch))
+    return batch
+
+
+def move_numbers(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Numbers of samples on the device, from pinned memory: other copies wait for all that a GPU has been given."""
+    tensor = torch.as_tensor(numbers)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _tensors(batch: Batch) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    return [tensor for part in parts for tensor in _tensors(part)] if isinstance(parts, list | tuple) else []
+
+
+def split_loss(result: Any, workload: Workload) -> tuple[torch.Tensor, Metrics]:
+    """The loss, and the metrics beside it.
+
+    Raises:
+        UsageError: one of them is not a tensor of one number.
+    """
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    _refuse_other_than_scalar(loss, f"the loss of the workload {workload.name}")
+    if not metrics:
+        return loss, {}
+    for name, value in metrics.items():
+        _refuse_other_than_scalar(value, f"the metric {name} of the workload {workload.name}")
+    return loss, metrics
+
+
+def _refuse_other_than_scalar(value: Any, what: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(f"{what} is a {type(value).__name__}, expected a tensor of one number")
+    if value.numel() != 1:
+        raise UsageError(f"{what} has the shape {tuple(value.shape)}, expected one number", hint=".mean()")
+
+
+def refuse_loss_without_gradient(loss: torch.Tensor, workload: Workload) -> None:
+    """Raises UsageError for a loss from which no gradient leads to a weight."""
+    if not loss.requires_grad:
+        raise UsageError(
+            f"the loss of the workload {workload.name} does not depend on the model's weights",
+            hint="computed under no_grad, or from detached values?",
+        )
+
+
+def refuse_other_model(model: object, workload: Workload) -> None:
+    """Raises UsageError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"build_model of the workload {workload.name} returned a {type(model).__name__}, expected a torch.nn.Module"
+        )
+
+
+def refuse_frozen_model(model: nn.Module, workload: Workload) -> None:
+    """Raises UsageError for a model that has nothing to train."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"the model of the workload {workload.name} has no weights to train")
+
+
+GroupedParameters = list[tuple[ParameterGroup, list[nn.Parameter]]]
+
+
+def group_parameters(named: Iterable[tuple[str, nn.Parameter]], workload: Workload) -> GroupedParameters:
+    """The parameters by the group that the workload puts them into, in the order in which the groups occur."""
+    groups: dict[ParameterGroup, list[nn.Parameter]] = {}
+    for name, parameter in named:
+        groups.setdefault(choose_group(name, parameter, workload), []).append(parameter)
+    return list(groups.items())
+
+
+def choose_group(name: str, parameter: nn.Parameter, workload: Workload) -> ParameterGroup:
+    group = ParameterGroup() if workload.parameter_group is None else workload.parameter_group(name, parameter)
+    if not isinstance(group, ParameterGroup):
+        raise UsageError(f"`parameter_group` of the workload returned {group!r} for {name}, not a ParameterGroup")
+    return group
+
+
+def order_names(model: nn.Module, workload: Workload) -> list[str]:
+    """The names of a model's parameters in the order in which the optimizer numbers them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = group_parameters(model.named_parameters(), workload)
+    return [names[parameter] for _, parameters in groups for parameter in parameters]

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hpcjobs.runtime.exits import BadData, MissingData
-from hpcjobs.trainers.workloads.base import Batch
-from hpcjobs.trainers.workloads.batch import move_numbers
+from hpcjobs.trainers.workloads.base import Batch, move_numbers
 from hpcjobs.trainers.workloads.saved_dataset import is_saved_dataset, load_saved_dataset
 from hpcjobs.trainers.workloads.tar_shards import TarShards
 

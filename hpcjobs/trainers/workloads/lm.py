@@ -1,17 +1,161 @@
-"""A language model: predicts the next token of tokenised files, of a text byte by byte, or of a synthetic pattern."""
+"""A language model: predicts the next token of tokenised files, of a text byte by byte, or of a synthetic pattern.
+
+The decoder is GPT-style: pre-norm blocks of causal attention and a four-fold MLP, tied output layer. With --model, a
+causal language model of Hugging Face's transformers is read from a local folder; nothing is fetched.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hpcjobs.runtime.exits import UsageError
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from hpcjobs.runtime.exits import BadData, MissingData, UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.workloads.base import Dataset, Workload, classification_loss, classification_score
-from hpcjobs.trainers.workloads.decoder import Block, Decoder, DecoderShape, flops_per_token
-from hpcjobs.trainers.workloads.pretrained import build_pretrained, pretrained_loss, pretrained_score, read_vocabulary
-from hpcjobs.trainers.workloads.token_files import INFO_FILE, TokensInfo
-from hpcjobs.trainers.workloads.tokens import SyntheticTokens, byte_windows, token_windows
+from hpcjobs.trainers.workloads.base import Batch, Dataset, Score, Workload, classification_loss, classification_score
+from hpcjobs.trainers.workloads.tokens import INFO_FILE, SyntheticTokens, TokensInfo, byte_windows, token_windows
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    layers: int
+    width: int
+    heads: int
+    sequence_length: int
+    vocabulary: int
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        split = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        output: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return output
+
+
+class Block(nn.Module):
+    """The unit that sharding and activation checkpointing wrap."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.up, self.down = nn.Linear(shape.width, 4 * shape.width), nn.Linear(4 * shape.width, shape.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        hidden: torch.Tensor = x + self.down(gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return hidden
+
+
+class Decoder(nn.Module):
+    """Tokens [batch, length] -> logits [batch, length, vocabulary]."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.token = nn.Embedding(shape.vocabulary, shape.width)
+        self.position = nn.Embedding(shape.sequence_length, shape.width)
+        blocks = [Block(shape) for _ in range(shape.layers)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.apply(_small_weights)
+        for block in blocks:  # keeps the residual stream's variance independent of depth
+            for layer in (block.attention.out, block.down):
+                nn.init.normal_(layer.weight, std=0.02 / (2 * shape.layers) ** 0.5)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+def _small_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def flops_per_token(shape: DecoderShape) -> float:
+    """6 per weight of a matrix product (forward 2, backward 4), and 12·layers·width·length for attention."""
+    weights = shape.layers * 12 * shape.width**2 + shape.vocabulary * shape.width
+    return 6.0 * weights + 12.0 * shape.layers * shape.width * shape.sequence_length
+
+
+def load_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingData(
+            "--model needs the package transformers", hint="pip install 'hpcjobs[huggingface]'"
+        ) from error
+    transformers.utils.logging.disable_progress_bar()  # of every rank, into the log
+    return transformers
+
+
+def read_vocabulary(folder: Path) -> int:
+    """The number of tokens in the model's vocabulary.
+
+    Raises:
+        MissingData, BadData: there is no model.
+    """
+    if not (folder / "config.json").is_file():
+        raise MissingData(f"--model {folder} has no config.json", hint="a folder that save_pretrained wrote")
+    try:
+        settings = load_transformers().AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise BadData(f"--model {folder} can't be read: {error}") from error
+    return int(settings.get_text_config().vocab_size)
+
+
+def build_pretrained(folder: Path) -> nn.Module:
+    """The model with its weights; on the meta device its shapes alone."""
+    transformers = load_transformers()
+    settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    kind = transformers.AutoModelForCausalLM
+    if torch.get_default_device().type == "meta":
+        model = kind.from_config(settings, dtype=torch.float32)
+    else:
+        model = kind.from_pretrained(str(folder), local_files_only=True, dtype=torch.float32)
+    model.config.use_cache = False
+    trained: nn.Module = model.train()
+    return trained
+
+
+class _Logits:
+    """A model of transformers, called as one that returns its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model(input_ids=tokens).logits
+        return logits
+
+
+def pretrained_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    return classification_loss(_Logits(model), batch)
+
+
+def pretrained_score(model: nn.Module, batch: Batch) -> Score:
+    return classification_score(_Logits(model), batch)
+
 
 PRESETS = {
     "tiny": DecoderShape(layers=2, width=64, heads=4, sequence_length=64, vocabulary=256),

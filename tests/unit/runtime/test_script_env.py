@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.runtime.script_env import count_gpus
+from hpcjobs.runtime.dist import count_gpus
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpcjobs.trainers.data import node_copy
-from hpcjobs.trainers.data.node_copy import CopyProgress, NodeCopy
+from hpcjobs.trainers.data import staging
+from hpcjobs.trainers.data.staging import CopyProgress, NodeCopy
 
 FOLDERS, FILES = 100, 100
 
@@ -86,20 +86,20 @@ def test_a_file_that_a_cleaner_removed_from_the_copy_is_copied_again(tmp_path: P
 COPIER = """
 import itertools, os, signal, sys, threading
 from pathlib import Path
-from hpcjobs.trainers.data import node_copy
-node_copy.REPORT_S = 0.001
-copy_file, numbers, continued = node_copy.copy_file, itertools.count(1), threading.Event()
+from hpcjobs.trainers.data import staging
+staging.REPORT_S = 0.001
+copy_file, numbers, continued = staging.copy_file, itertools.count(1), threading.Event()
 def copy_a_hundred(*arguments):
     if next(numbers) > 100:
         continued.wait()
     yield from copy_file(*arguments)
-node_copy.copy_file = copy_a_hundred
+staging.copy_file = copy_a_hundred
 def stop_once(progress):
     if progress.files >= 100 and not continued.is_set():
         print(progress.files, flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         continued.set()
-node_copy.NodeCopy(Path(sys.argv[1]), stop_once).copy([Path(sys.argv[2])])
+staging.NodeCopy(Path(sys.argv[1]), stop_once).copy([Path(sys.argv[2])])
 """
 """A copy that stops itself after a hundred files."""
 
@@ -176,13 +176,13 @@ def test_a_disk_that_fills_up_is_named_and_left_empty(small_disk: Path, tmp_path
 
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_files(tmp_path / "data", 1, 2)
-    real = node_copy.require_space
+    real = staging.require_space
 
     def change(folder: Path, size_bytes: int) -> None:
         (source / "n000/1.bin").write_bytes(b"longer than before")
         real(folder, size_bytes)
 
-    monkeypatch.setattr(node_copy, "require_space", change)
+    monkeypatch.setattr(staging, "require_space", change)
     with pytest.raises(OSError, match="changed while it was copied"):
         copy_to(tmp_path / "disk", source)
 
@@ -198,11 +198,11 @@ def test_links_are_followed_and_one_to_a_folder_above_is_refused(tmp_path: Path)
 
 
 def test_progress_is_reported_while_one_large_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_copy, "REPORT_S", 0.001)
-    monkeypatch.setattr(node_copy, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(staging, "REPORT_S", 0.001)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 1 << 12)
     source = tmp_path / "tokens.bin"
     source.write_bytes(os.urandom(1 << 22))
-    in_between, copy_file = threading.Event(), node_copy.copy_file
+    in_between, copy_file = threading.Event(), staging.copy_file
 
     def copy_slowly(*of_one_file: Any) -> Iterator[int]:
         for pieces, size_bytes in enumerate(copy_file(*of_one_file)):
@@ -214,6 +214,6 @@ def test_progress_is_reported_while_one_large_file_is_copied(tmp_path: Path, mon
         if 0 < progress.size_bytes < 1 << 22:
             in_between.set()
 
-    monkeypatch.setattr(node_copy, "copy_file", copy_slowly)
+    monkeypatch.setattr(staging, "copy_file", copy_slowly)
     target = NodeCopy(tmp_path / "disk", see).copy([source])[source]
     assert target.read_bytes() == source.read_bytes()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcjobs.trainers.data.loader import EpochOrder, Loader
-from hpcjobs.trainers.data.prefetch import prefetch
+from hpcjobs.trainers.data.loader import EpochOrder, Loader, prefetch
 from hpcjobs.trainers.workloads.images import SyntheticImages
 from hpcjobs.trainers.workloads.matmul import Numbers
 from hpcjobs.trainers.workloads.tokens import SyntheticTokens

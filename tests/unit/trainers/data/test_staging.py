@@ -17,8 +17,7 @@ from hpcjobs.run.progress import read_staging
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import TrainerError
 from hpcjobs.trainers.data import staging
-from hpcjobs.trainers.data.node_copy import CopyProgress
-from hpcjobs.trainers.data.staging import Staging
+from hpcjobs.trainers.data.staging import CopyProgress, Staging
 from hpcjobs.trainers.distributed.process_group import RankGroup
 
 from ..conftest import Runs, World

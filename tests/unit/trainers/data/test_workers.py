@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcjobs.trainers.data.datasets import Stream
-from hpcjobs.trainers.data.workers import choose_workers
-from hpcjobs.trainers.distributed.cpu_affinity import count_cores_per_rank
+from hpcjobs.trainers.data.training import Stream, choose_workers
+from hpcjobs.trainers.distributed.process_group import count_cores_per_rank
 from hpcjobs.trainers.workloads.tokens import SyntheticTokens
 
 from ..conftest import World, worlds_path

@@ -13,8 +13,7 @@ from gpu_error_texts import GpuErrorText, read_texts
 
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import BadConfiguration, ExitCode, GpuFault, TrainerError, UsageError
-from hpcjobs.trainers.distributed.errors import translate_error
-from hpcjobs.trainers.distributed.process_group import choose_device, requests_gpus
+from hpcjobs.trainers.distributed.process_group import choose_device, requests_gpus, translate_error
 
 RANK_3 = DistEnv(3, 1, 4, 2, 1, "n1", 29500, "torchrun")
 CODES = {

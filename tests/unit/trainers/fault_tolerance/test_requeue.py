@@ -16,7 +16,7 @@ from hpcjobs.runtime import checkpoints
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.signals import Stop
 from hpcjobs.trainers.distributed.process_group import RankGroup
-from hpcjobs.trainers.fault_tolerance.requeue import FaultTolerance
+from hpcjobs.trainers.loop.checkpointing import FaultTolerance
 
 from ..conftest import World, await_step, free_port, start_rank, worlds_path
 from ..ranks import Rank

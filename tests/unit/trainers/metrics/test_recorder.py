@@ -23,8 +23,7 @@ from hpcjobs.trainers.commandline.launch import Call
 from hpcjobs.trainers.data.loader import EpochOrder
 from hpcjobs.trainers.distributed.process_group import RankGroup
 from hpcjobs.trainers.loop.run import make_watchdog, set_numerics
-from hpcjobs.trainers.metrics.recorder import Recorder
-from hpcjobs.trainers.metrics.step_timer import Meter
+from hpcjobs.trainers.metrics.recorder import Meter, Recorder
 from hpcjobs.trainers.optimization.plan import grow_synthetic, plan_training
 from hpcjobs.trainers.workloads import load_workload
 from hpcjobs.trainers.workloads.lm import lm

@@ -11,10 +11,14 @@ from torch import nn
 
 from hpcjobs.runtime.exits import UsageError
 from hpcjobs.trainers.commandline.config import Config
-from hpcjobs.trainers.optimization.averaging import averaged_weights, update_average
-from hpcjobs.trainers.optimization.optimizers import apply_optimizer_flags, build_optimizer
+from hpcjobs.trainers.optimization.optimizers import (
+    apply_optimizer_flags,
+    averaged_weights,
+    build_optimizer,
+    update_average,
+)
 from hpcjobs.trainers.optimization.plan import plan_training
-from hpcjobs.trainers.workloads.parameters import group_parameters
+from hpcjobs.trainers.workloads.base import group_parameters
 
 from .. import worlds
 from ..conftest import Runs

@@ -10,7 +10,7 @@ import torch
 from hpcjobs import trainers
 from hpcjobs.runtime.summary import RunSummary
 from hpcjobs.trainers.workloads.images import open_images
-from hpcjobs.trainers.workloads.resnet import ResNet50, flops_per_image
+from hpcjobs.trainers.workloads.resnet50 import ResNet50, flops_per_image
 
 from ..conftest import Runs
 from ..fsdp_here import runnable
