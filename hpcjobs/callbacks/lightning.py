@@ -47,12 +47,13 @@ class RunCallback(Callback):
         self._validation_began = 0.0
 
     def find_checkpoint(self) -> str | None:
-        """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None: there is none yet."""
-        for place, wrong in checkpoints.newest_valid(self._folder):
-            if wrong is None:
-                return str(place / STATE)
-            self.run.print(f"passing over the damaged checkpoint {place.name}: {wrong}")
-        return None
+        """The newest sound checkpoint of the run, for `fit(ckpt_path=...)`; None: there is none yet.
+
+        Raises:
+            BadCheckpoint: there are checkpoints, and all are damaged.
+        """
+        newest = checkpoints.find_newest(self._folder, report=self.run.print)
+        return None if newest is None else str(newest / STATE)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raises WorldMismatch where Lightning has started further processes, each of which is rank 0 of a run."""

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.files import write_beside
-from hpcjobs.runtime.exits import LossNotFinite, StorageFault
+from hpcjobs.runtime.exits import BadCheckpoint, LossNotFinite, StorageFault
 from hpcjobs.runtime.streams import print_error
 from hpcjobs.runtime.summary import write_json
 
@@ -298,6 +298,29 @@ def newest_valid(folder: Path, *, job: str | None = None) -> Iterator[tuple[Path
         yield place, wrong
         if wrong is None:
             return
+
+
+def find_newest(
+    folder: Path,
+    *,
+    report: Callable[[str], None],
+    job: str | None = None,
+    hint: str | None = "move the folder away to start over",
+) -> Path | None:
+    """Find the newest sound checkpoint, and report damaged ones; None: there is no checkpoint.
+
+    Raises:
+        BadCheckpoint: there are checkpoints, and all are damaged.
+    """
+    damaged = 0
+    for place, wrong in newest_valid(folder, job=job):
+        if wrong is None:
+            return place
+        report(f"passing over the damaged checkpoint {place.name}: {wrong}")
+        damaged += 1
+    if damaged:
+        raise BadCheckpoint(f"none of {damaged} checkpoints in {folder} is sound", hint=hint)
+    return None
 
 
 def find_meta(place: Path) -> CheckpointMeta | None:

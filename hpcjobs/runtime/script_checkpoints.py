@@ -135,21 +135,6 @@ def clear_drafts(folder: Path, *, attempt: str) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def find_newest(folder: Path, report: Callable[[str], None]) -> tuple[Path, CheckpointMeta] | None:
-    """The newest sound checkpoint; damaged ones are reported. BadCheckpoint if none of several is sound."""
-    looked = list(checkpoints.newest_valid(folder))
-    for place, wrong in looked:
-        if wrong is None:
-            manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-            return place, checkpoints.read_meta(manifest)
-        report(f"passing over the damaged checkpoint {place.name}: {wrong}")
-    if looked:
-        raise BadCheckpoint(
-            f"none of {len(looked)} checkpoints in {folder} is sound", hint="move the folder away to start over"
-        )
-    return None
-
-
 def read_state(place: Path, meta: CheckpointMeta, *, rank: int, own: bool, world_size: int) -> Any:
     """The state, or the part of `rank`. Raises BadCheckpoint.
 
@@ -213,11 +198,12 @@ class ScriptCheckpoints:
         """The newest sound checkpoint; where torch's processes have met, rank 0 alone looks through them."""
         store = find_store(f"resumed/{self._attempt}")
         if store is None or self._env.rank == 0:
-            chosen = find_newest(self._folder, report)
+            newest = checkpoints.find_newest(self._folder, report=report)
             if store is not None:
-                store.write("chosen", "" if chosen is None else chosen[0].name)
-            return chosen
-        name = store.await_text("chosen")
+                store.write("chosen", "" if newest is None else newest.name)
+            name = "" if newest is None else newest.name
+        else:
+            name = store.await_text("chosen")
         if not name:
             return None
         meta = checkpoints.find_meta(self._folder / name)

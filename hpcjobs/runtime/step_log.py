@@ -19,7 +19,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,15 @@ from typing import Any
 from hpcjobs.runtime.dist import DistEnv
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.numbers import encode
-from hpcjobs.runtime.summary import METRICS_FILE, METRICS_SCHEMA, MetricsLog, Quantiles, RunSummary, Throughput
+from hpcjobs.runtime.summary import (
+    METRICS_FILE,
+    METRICS_SCHEMA,
+    MetricsLog,
+    Quantiles,
+    RunSummary,
+    Throughput,
+    format_utc,
+)
 from hpcjobs.runtime.tracking import Trackers, open_trackers
 
 FLUSH_S = 1.0
@@ -82,6 +89,37 @@ def _describe(value: object) -> str:
     return f"a {type(value).__name__} ({text if len(text) <= 40 else text[:37] + '...'})"
 
 
+class RunLog:
+    """metrics.jsonl of a run, from its `run` line on, and the trackers that get a copy of it."""
+
+    def __init__(
+        self, run_dir: Path, head: Mapping[str, object], *, keep_bytes: int, trackers: Trackers | None = None
+    ) -> None:
+        """`keep_bytes` of an existing file stay: the lines before the step from which the run resumes."""
+        self._began, self._trackers = time.perf_counter(), trackers
+        copy_to = None if trackers is None else trackers.copy
+        self._file = MetricsLog(run_dir / METRICS_FILE, keep_bytes=keep_bytes, copy_to=copy_to)
+        self._file.write("run", time_s=0.0, schema=METRICS_SCHEMA, **head)
+
+    def write(self, kind: str, **values: object) -> None:
+        """Append a line with the time since the log was opened."""
+        self._file.write(kind, time_s=round(time.perf_counter() - self._began, 6), **values)
+
+    def append(self, lines: str) -> None:
+        """Append complete lines."""
+        self._file.append(lines)
+
+    def tell(self) -> int:
+        """Bytes of the file with all lines."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close trackers and file. Raises the OSError that keeps lines from the file."""
+        if self._trackers is not None:
+            self._trackers.close()
+        self._file.close()
+
+
 class StepLog:
     """Rank 0 writes; on the others `add` keeps what the end needs."""
 
@@ -111,17 +149,13 @@ class StepLog:
         """What was counted, and in how many seconds: by whether it belongs to the first lines."""
         self._path = folder / METRICS_FILE if env.rank == 0 else None
         self._head = {
-            "kind": "run",
-            "time_s": 0.0,
-            "schema": METRICS_SCHEMA,
             "workload": name,
             "world_size": env.world_size,
             "total_steps": total_steps,
             "resumed_from_step": first_step or None,
         }
-        self._log: MetricsLog | None = None  # opened with the first line
+        self._log: RunLog | None = None  # opened with the first line
         self._log_to = tuple(log_to)
-        self._trackers: Trackers | None = None
 
     def add(self, step: int, values: dict[str, Any]) -> bool:
         """Keep a line; whether lines were written."""
@@ -202,10 +236,8 @@ class StepLog:
             return
         if self._log is None:
             keep_bytes = _bytes_until(self._path, self.first_step)
-            self._trackers = self._open_trackers()
-            copy_to = None if self._trackers is None else self._trackers.copy
-            self._log = MetricsLog(self._path, keep_bytes=keep_bytes, copy_to=copy_to)
-            self._log.append(encode(self._head) + "\n")
+            trackers = self._open_trackers()
+            self._log = RunLog(self._path.parent, self._head, keep_bytes=keep_bytes, trackers=trackers)
         self._log.append(text)
 
     def _open_trackers(self) -> Trackers | None:
@@ -224,8 +256,6 @@ class StepLog:
     def close(self) -> None:
         self.flush()
         self._path = None
-        if self._trackers is not None:
-            self._trackers.close()
         if self._log is not None:
             self._log.close()
 
@@ -269,8 +299,8 @@ def make_summary(
         world_size=log.world_size,
         nnodes=int(nodes) if nodes.isdigit() else None,
         job_id=os.environ.get("HPCJOBS_JOB_ID"),
-        started_at=_utc(log.started_at),
-        ended_at=_utc(time.time()),
+        started_at=format_utc(log.started_at),
+        ended_at=format_utc(time.time()),
         elapsed_s=log.elapsed_s,
         python_version=platform.python_version(),
         torch_version=None if torch is None else str(torch.__version__),
@@ -297,7 +327,3 @@ def read_result(key: str, value: Any) -> Any:
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: read_result(f"{key}.{name}", item) for name, item in value.items()}
     raise TypeError(f"finish(): {key} is a {type(value).__name__}, expected numbers, text, lists or dicts of them")
-
-
-def _utc(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,11 @@ def _convert_field(key: str, value: Any) -> Any:
     if key == "monitor" and value is not None:
         return Monitored.from_json(value)
     return _NESTED[key](**value) if key in _NESTED and value is not None else value
+
+
+def format_utc(time_s: float) -> str:
+    """Format seconds since 1970 as the times of summary.json."""
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> Path:

@@ -94,13 +94,9 @@ def find_checkpoint(source: Path) -> Path:
         if problem is not None:
             raise BadCheckpoint(f"{source}: {problem}")
         return source.resolve()
-    problems = []
-    for place, problem in checkpoints.newest_valid(source / checkpoints.FOLDER):
-        if problem is None:
-            return place
-        problems.append(f"{place.name}: {problem}")
-    if problems:
-        raise BadCheckpoint(f"none of {len(problems)} checkpoints in {source} is sound: {problems[0]}")
+    newest = checkpoints.find_newest(source / checkpoints.FOLDER, report=print_error, hint=None)
+    if newest is not None:
+        return newest
     raise MissingData(f"{source} has no checkpoint", hint="--checkpoint-every N of the run saves some")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +136,12 @@ def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str
         job = checkpoints.name_job(os.environ) if is_later_attempt() else None
         if job is None:
             return _choose_first(resume)
-    looked: Sequence[tuple[Path, str | None]] = list(checkpoints.newest_valid(run_dir / checkpoints.FOLDER, job=job))
-    for place, wrong in looked:
-        if wrong is None:
-            return place.resolve()
-        group.log(f"passing over the damaged checkpoint {place.name}: {wrong}")
-    if looked:
-        return f"none of {len(looked)} checkpoints in {run_dir} is sound"
+    try:
+        newest = checkpoints.find_newest(run_dir / checkpoints.FOLDER, report=group.log, job=job)
+    except BadCheckpoint as error:
+        return error.message
+    if newest is not None:
+        return newest.resolve()
     return None if job is None else _choose_first(resume)
 
 

@@ -12,7 +12,6 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ import torch
 
 from hpcjobs.runtime.checkpoints import CheckpointMeta
 from hpcjobs.runtime.exits import LossNotFinite
+from hpcjobs.runtime.step_log import RunLog
 from hpcjobs.runtime.summary import (
-    METRICS_FILE,
-    METRICS_SCHEMA,
     ByRank,
     Evaluation,
-    MetricsLog,
     Quantiles,
     RunSummary,
     Throughput,
+    format_utc,
 )
 from hpcjobs.runtime.tracking import Trackers
 from hpcjobs.trainers.distributed.process_group import RankGroup
@@ -119,20 +117,15 @@ class Recorder:
         self._pending_metrics: dict[str, list[torch.Tensor]] = {}
         self._started = time.time()
         keep_bytes = 0 if resumed is None else resumed.metrics_bytes
-        self._trackers, copy_to = trackers, None if trackers is None else trackers.copy
-        path = run_dir / METRICS_FILE
-        self._log = MetricsLog(path, keep_bytes=keep_bytes, copy_to=copy_to) if group.rank == 0 else None
+        head = {"workload": workload.name, "world_size": group.world_size, "hosts": group.hosts,
+                "global_batch_size": plan.global_batch_size, "total_steps": plan.total_steps}  # fmt: skip
+        self._log = RunLog(run_dir, head, keep_bytes=keep_bytes, trackers=trackers) if group.rank == 0 else None
         self._first_step = 0 if resumed is None else resumed.step
-        self._write("run", schema=METRICS_SCHEMA, workload=workload.name, world_size=group.world_size,
-                    hosts=group.hosts, global_batch_size=plan.global_batch_size,
-                    total_steps=plan.total_steps)  # fmt: skip
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._trackers is not None:
-            self._trackers.close()
         if self._log is not None:
             self._log.close()
 
@@ -228,8 +221,8 @@ class Recorder:
             world_size=self.group.world_size,
             hosts=self.group.hosts,
             nnodes=len(set(self.group.hosts)),
-            started_at=_utc(self._started),
-            ended_at=_utc(now),
+            started_at=format_utc(self._started),
+            ended_at=format_utc(now),
             elapsed_s=now - self._started,
             device=self.group.device.type,
             device_name=device_name(self.group.device),
@@ -285,7 +278,7 @@ class Recorder:
 
     def _write(self, kind: str, **values: object) -> None:
         if self._log is not None:
-            self._log.write(kind, time_s=round(time.time() - self._started, 6), **values)
+            self._log.write(kind, **values)
 
 
 def _mean(values: Sequence[torch.Tensor]) -> float:
@@ -298,10 +291,6 @@ def by_rank(group: RankGroup, meter: Meter, compute_s: Sequence[float]) -> ByRan
     medians = group.rows([math.nan if one is None else one.median for one in mine]).T.tolist()
     step_s, wait_s, alone_s = (None if any(map(math.isnan, row)) else tuple(row) for row in medians)
     return ByRank(step_time_s=step_s, data_wait_s=wait_s, compute_s=alone_s)
-
-
-def _utc(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
 
 
 def device_name(device: torch.device) -> str:
