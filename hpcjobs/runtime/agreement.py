@@ -27,7 +27,7 @@ from hpcjobs.runtime.streams import print_error
 LOOK_S = 1.0
 """Between two looks for a request of another rank."""
 RANKS_PER_LOOK = 1000
-"""In larger worlds ranks look more rarely, so that the board is asked so often in a second, at most."""
+"""In larger worlds ranks look more rarely: the board gets at most this number of reads per second."""
 REQUEST, ANNOUNCED = "request", "announced"
 _FILES = ".stop-"
 
@@ -72,7 +72,7 @@ class FileBoard:
 
 
 class StoreBoard:
-    """The key-value store by which torch's processes have met."""
+    """The key-value store of torch's rendezvous."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store, self._prefix = store, prefix
@@ -105,7 +105,7 @@ def find_store(prefix: str) -> StoreBoard | None:
 
 
 def open_board(folder: Path, attempt: str, *, rank: int) -> Board:
-    """The store of torch's processes where they have met, else files below `folder`."""
+    """Open the store of torch.distributed if it is initialized, else files below `folder`."""
     return find_store(f"stop/{attempt}") or FileBoard(folder / f"{_FILES}{attempt}", rank=rank)
 
 
@@ -115,7 +115,7 @@ def clear_board(folder: Path, attempt: str) -> None:
 
 
 def name_attempt(env: Mapping[str, str]) -> str:
-    """Text that all ranks of one start share; what earlier starts left goes by another name.
+    """Return text that all ranks of one start share; other starts have other names.
 
     Not by TORCHELASTIC_RESTART_COUNT: each agent of torchrun counts its own restarts. The port is new each time.
     """
@@ -143,7 +143,7 @@ class StopAgreement:
         """
         self.stop, self.rank, self.world_size, self.apart = stop, rank, world_size, apart
         self.why: str | None = None
-        """Set once all stop: the signal, or what is known of it."""
+        """The signal, once all ranks stop."""
         self._open_board, self._reduce = open_board, reduce
         self._board: Board | None = None
         self._boundary = 0
@@ -200,6 +200,6 @@ class StopAgreement:
             self._announced = True
 
     def close(self) -> None:
-        """Remove what the board left, once nobody reads it any more."""
+        """Remove the board's files at the end."""
         if self.rank == 0 and isinstance(self._board, FileBoard):
             shutil.rmtree(self._board.folder, ignore_errors=True)

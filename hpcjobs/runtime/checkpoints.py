@@ -1,6 +1,6 @@
 """Checkpoints on disk, each a folder that is complete or absent and has checksums; and the thread that writes them.
 
-checkpoints/step-00000120/...              what the program writes there
+checkpoints/step-00000120/...              the files of the program
 checkpoints/step-00000120/manifest.json    number, job, step, position, world, size and CRC-32 of every file
 checkpoints/latest, checkpoints/best       links to step folders
 
@@ -48,7 +48,7 @@ Sums = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class CheckpointMeta:
-    """Where in the run a checkpoint stands."""
+    """The position of a checkpoint in the run."""
 
     step: int  # finished steps
     epoch: int
@@ -84,7 +84,7 @@ class CheckpointClaim:
 
 
 class Draft:
-    """A checkpoint that is being written beside its place.
+    """A checkpoint under a temporary name, until it is complete.
 
     The folder's own parent is not made: a run folder that has vanished, say with its mount, is not to be filled in
     another place.
@@ -100,7 +100,7 @@ class Draft:
     ) -> None:
         """`owner` names the writer, where several processes write one checkpoint; this process, if None.
 
-        `claim`: that of the process which makes and completes the checkpoint.
+        `claim`: of the process that makes and completes the checkpoint.
         """
         self.folder, self.meta, self.claim, self.owner = folder, meta, claim, owner
         self.place = folder / f"step-{meta.step:08d}"
@@ -117,7 +117,7 @@ class Draft:
     def complete(self, sums: Sums) -> Path:
         """Account for every byte of the files, sync, and rename: from now on this is the newest checkpoint.
 
-        One of the same step stays until this one is in its place.
+        A checkpoint of the same step stays until this one is renamed.
         """
         if self.claim is not None:
             self.claim.require()
@@ -145,7 +145,7 @@ class Draft:
 
 
 def name_job(env: Mapping[str, str]) -> str | None:
-    """What all attempts of a job share: its id, or that of torch's agent, which starts ranks again; None: by hand."""
+    """Return the id that all attempts of a job share, Slurm's or that of torch's agent; None if started by hand."""
     names = ("HPCJOBS_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     return next((env[name] for name in names if env.get(name)), None)
 
@@ -168,7 +168,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def point(link: Path, place: Path) -> None:
-    """Turn `link` to `place`; there is no moment without a link."""
+    """Point `link` to `place`; the link always exists."""
     beside = link.with_name(f".{link.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     beside.symlink_to(place.name)
@@ -194,9 +194,9 @@ class Soundness:
 
 
 def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | None = None) -> None:
-    """Remove all but the newest `keep` sound checkpoints and the best, and what a killed writer left.
+    """Remove all but the newest `keep` sound checkpoints and the best, and drafts of killed writers.
 
-    Not what `owner` is writing, and not what can't be judged now.
+    Drafts of `owner` stay, and checkpoints that can't be read now.
     """
     best = (folder / BEST).resolve()
     sound = 0
@@ -216,13 +216,13 @@ def prune(folder: Path, *, keep: int, soundness: Soundness, owner: str | int | N
 
 
 def recorded_loss(place: Path) -> float | None:
-    """Held-out loss of a checkpoint; None where there is none to read, or it is not finite."""
+    """Return the held-out loss of a checkpoint; None if it was not evaluated or is not finite."""
     loss = (_read_manifest(place) or {}).get("loss")
     return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
 def steps(folder: Path) -> list[Path]:
-    """Newest first. Those whose manifest can't be read come before all others: nobody knows how old they are."""
+    """List checkpoints, newest first. Checkpoints without a readable manifest come first: their age is unknown."""
     places = [place for place in folder.glob("step-*") if _step_of(place).isdecimal()]
     return sorted(places, key=_order, reverse=True)
 
@@ -237,13 +237,13 @@ def _order(place: Path) -> tuple[float, int]:
 
 
 def _number_of(place: Path) -> int | None:
-    """None: nobody knows. Checkpoints of earlier versions have none, and count as 0."""
+    """Read the number; None if unknown. Checkpoints of earlier versions have no number, and count as 0."""
     number = (_read_manifest(place) or {"number": None}).get("number", 0)
     return number if type(number) is int else None
 
 
 def _read_manifest(place: Path) -> dict[str, Any] | None:
-    """None: there is none, or it is none of a checkpoint."""
+    """Read the manifest; None if it is missing or not valid."""
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -252,7 +252,7 @@ def _read_manifest(place: Path) -> dict[str, Any] | None:
 
 
 def damage(place: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """Describe the damage of a checkpoint; None: it is sound."""
     try:
         return find_damage(place)
     except OSError as error:
@@ -272,7 +272,7 @@ def find_damage(place: Path, *, contents: bool = True) -> str | None:
 
 
 def find_changed_file(place: Path, sums: Sums, *, contents: bool = True) -> str | None:
-    """The first file of a folder that is not as it was written, and how; None: all are. OSError if one is not there.
+    """Describe the first changed file of a folder; None: all are unchanged. OSError if a file is missing.
 
     `contents`: compare checksums too.
     """
@@ -289,7 +289,7 @@ def find_changed_file(place: Path, sums: Sums, *, contents: bool = True) -> str 
 def newest_valid(folder: Path, *, job: str | None = None) -> Iterator[tuple[Path, str | None]]:
     """Each checkpoint looked at, newest first, with its damage; ends at the first sound one.
 
-    `job`: only those that attempts of this job have written.
+    `job`: only checkpoints of this job's attempts.
     """
     for place in steps(folder):
         if job is not None and (_read_manifest(place) or {}).get("job") != job:
@@ -307,7 +307,7 @@ def find_newest(
     job: str | None = None,
     hint: str | None = "move the folder away to start over",
 ) -> Path | None:
-    """Find the newest sound checkpoint, and report damaged ones; None: there is no checkpoint.
+    """Find the newest sound checkpoint, and report damaged ones; None if the folder has no checkpoint.
 
     Raises:
         BadCheckpoint: there are checkpoints, and all are damaged.
@@ -324,7 +324,7 @@ def find_newest(
 
 
 def find_meta(place: Path) -> CheckpointMeta | None:
-    """What the manifest of a checkpoint says of the run; None: there is none, or it is damaged."""
+    """Read the metadata of a checkpoint; None if the manifest is missing or damaged."""
     try:
         return read_meta(_read_manifest(place) or {})
     except KeyError:
@@ -332,12 +332,12 @@ def find_meta(place: Path) -> CheckpointMeta | None:
 
 
 def read_meta(manifest: Mapping[str, Any]) -> CheckpointMeta:
-    """What a manifest says of the run. Raises KeyError."""
+    """Take the metadata from a manifest. Raises KeyError."""
     return CheckpointMeta(**{key: manifest[key] for key in CheckpointMeta.__dataclass_fields__})
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-"""After a write that failed no save is tried for so long; the pause doubles with each failure."""
+"""Pause after a failed write; it doubles with each failure."""
 INSISTING_PAUSE_S = 1.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_HINT = "free space or quota there; the checkpoints before it are complete, the next start finds them"
@@ -363,7 +363,7 @@ class BackgroundWriter(ABC):
     ) -> None:
         """`on_written` is called, from the thread that writes, with the step of each checkpoint on disk.
 
-        `agree` returns the first writer's decision on every writer; `owner` is that of their drafts.
+        `agree` returns the first writer's decision on every writer; `owner` names their drafts.
         """
         self.folder, self.keep, self.background, self.on_written = folder, keep, background, on_written
         self._first, self.owner, self._agree = first, owner, agree
@@ -378,13 +378,13 @@ class BackgroundWriter(ABC):
         self._unwritten: tuple[CheckpointMeta, Any, str] | None = None  # a copy saved since, and why it is not there
         self._hint = FULL_HINT
         self._refused: LossNotFinite | None = None  # of the state that was saved last
-        self._stalled: dict[int, float] = {}  # by step, of what is saved and was not reported by `take_written`
+        self._stalled: dict[int, float] = {}  # by step, of saves that `take_written` did not report yet
         self._written: list[int] = []
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
 
     @abstractmethod
     def copy_state(self, state: Any) -> Any:
-        """What the thread writes while the state itself changes on."""
+        """Copy the state for the thread that writes it."""
 
     @abstractmethod
     def write_files(self, meta: CheckpointMeta, state: Any) -> Path:
@@ -432,10 +432,10 @@ class BackgroundWriter(ABC):
             self.finish(within_s=within_s)
 
     def finish(self, *, within_s: float) -> None:
-        """Have what was saved last on disk; StorageFault if that does not succeed in time.
+        """Write the newest saved state; StorageFault if that does not succeed in time.
 
         Raises:
-            LossNotFinite: what was saved last has NaN, and is not written at all; a sound state before it is.
+            LossNotFinite: the newest saved state has NaN and is not written; a sound state before it is.
         """
         self.wait()
         refused, give_up = self._refused, time.monotonic() + within_s
@@ -457,7 +457,7 @@ class BackgroundWriter(ABC):
             raise refused
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait for the write in progress."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
@@ -498,7 +498,7 @@ class BackgroundWriter(ABC):
             print_error(f"warning: checkpoint of step {meta.step} not written: {error}; {self._describe_last()}{left}")
 
     def _record(self, meta: CheckpointMeta, place: Path) -> None:
-        """Report a checkpoint that is on disk, and remove those that it replaces."""
+        """Report a checkpoint that is on disk, and remove old ones."""
         self.on_written(meta.step)
         best = self.folder / BEST
         was = best.resolve()

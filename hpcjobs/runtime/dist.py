@@ -24,7 +24,7 @@ DYNAMIC_PORTS = range(20000, 32000)  # below Linux's ephemeral range, above the 
 
 @dataclass(frozen=True)
 class Names:
-    """The variables in which one launcher publishes one process's place; None: it has no such."""
+    """The variables in which a launcher publishes rank and world size; None: it has no such variable."""
 
     launcher: str
     rank: str
@@ -59,7 +59,7 @@ SOURCES = (
 
 @dataclass(frozen=True)
 class DistEnv:
-    """One process's place. `master_port` is None in a world of one: there is no other rank to meet."""
+    """Rank and world of a process. `master_port` is None in a world of one."""
 
     rank: int
     local_rank: int
@@ -132,7 +132,7 @@ def _read(names: Names, env: Mapping[str, str]) -> DistEnv:
 
 
 def _is_started_by_step(launcher: str, env: Mapping[str, str], rank: int, world: int) -> bool:
-    """Whether the Slurm step in the environment is the one that started the ranks.
+    """Whether the Slurm step in the environment started the ranks.
 
     mpirun's daemons run in a step of their own, which has one task per node and leaves out the first node.
     """
@@ -201,7 +201,7 @@ def _master_addr(names: Names, env: Mapping[str, str], world: int, local_world: 
 
 
 def _says_tasks_per_node(names: Names, env: Mapping[str, str]) -> bool:
-    """False: PMI alone, which numbers the ranks of all hosts and need not say how many share one."""
+    """False for PMI alone: it numbers the ranks of all hosts, and may not count the ranks of a host."""
     return names.launcher != "pmi" or names.local_world_size in env or env.get("SLURM_JOB_NUM_NODES") == "1"
 
 
@@ -230,7 +230,7 @@ def _launch_identity(env: Mapping[str, str]) -> str | None:
 
 
 def gpus_on_node(env: Mapping[str, str]) -> int:
-    """The GPUs of the job's step on this node; 0: Slurm says nothing of them."""
+    """Return the number of the step's GPUs on this node; 0 if Slurm does not set it."""
     count = env.get("SLURM_GPUS_ON_NODE", "")
     return int(count) if count.isdigit() else 0
 
@@ -270,7 +270,7 @@ def _refuse_lonely_slurm_task(env: Mapping[str, str]) -> None:
 
 
 def refuse_other_world(position: DistEnv, env: Mapping[str, str]) -> None:
-    """Raises WorldMismatch where the world that started is not the one that the job requested."""
+    """Raise WorldMismatch if the world size differs from the job's request."""
     requested = env.get("HPCJOBS_NTASKS")
     if requested is not None and requested != str(position.world_size):
         raise WorldMismatch(
@@ -284,7 +284,7 @@ _GPU_LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVIC
 
 
 def choose_run_dir(given: str | os.PathLike[str] | None, name: str, env: DistEnv) -> Path:
-    """The job's run folder; by hand `given`, else runs/NAME, which rank 0 says."""
+    """Return the job's run folder; outside a job `given`, else runs/NAME, which rank 0 prints."""
     of_job = os.environ.get("HPCJOBS_RUN_DIR")
     if of_job and given is not None and Path(of_job).resolve() != Path(given).resolve():
         raise UsageError(f"run_dir={os.fspath(given)!r}, but the job's run folder is {of_job}", hint="leave it out")
@@ -320,12 +320,12 @@ class ScriptRank:
 
     @property
     def local_rank(self) -> int:
-        """The number of this process among those of its host, from 0."""
+        """The number of this process on its host, from 0."""
         return self.env.local_rank
 
     @property
     def device_index(self) -> int | None:
-        """The GPU of this rank among those that it sees; None: it sees none.
+        """The index of this rank's GPU among its visible ones; None without a GPU.
 
         Raises:
             BadConfiguration: ranks would share GPUs.
@@ -335,7 +335,7 @@ class ScriptRank:
 
     @property
     def device(self) -> str:
-        """The same as torch spells it: ``cuda:1``, or ``cpu``."""
+        """The device in torch's notation: ``cuda:1``, or ``cpu``."""
         index = self.device_index
         return "cpu" if index is None else f"cuda:{index}"
 

@@ -56,10 +56,10 @@ class ExitCode(IntEnum):
 
 
 class TrainerError(Exception):
-    """One line for the user: the request, what is wrong, and (the hint) what to change."""
+    """One line for the user: the request, the error, and (the hint) the remedy."""
 
     code: int = ExitCode.CRASH
-    elected = False  # True: the ranks have agreed that this one tells the user
+    elected = False  # True: the ranks have agreed that this one reports it
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -135,7 +135,7 @@ class Requeue(TrainerError):
 
 
 class AlreadyReported(TrainerError):
-    """Another rank has reported the error; this one ends with the same code and prints nothing."""
+    """Another rank has reported the error; this one ends silently with the same code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -143,7 +143,7 @@ class AlreadyReported(TrainerError):
 
 
 ExceptionHook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
-"""What `sys.excepthook` holds."""
+"""The type of `sys.excepthook`."""
 
 
 class ExitHooks:

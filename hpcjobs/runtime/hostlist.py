@@ -1,4 +1,4 @@
-"""Expands Slurm's host lists where there is no scontrol to ask: in a container, in a task."""
+"""Expands Slurm's host lists without scontrol, which containers lack."""
 
 from __future__ import annotations
 

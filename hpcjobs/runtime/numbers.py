@@ -46,7 +46,7 @@ def _without_those(value: Any, name: str, names: dict[str, str]) -> Any:
 
 
 def restore(value: dict[str, Any]) -> dict[str, Any]:
-    """What `encode` was given, from what JSON has of it; ``value`` itself, changed."""
+    """Restore the numbers that `encode` replaced; changes and returns ``value``."""
     names = value.get(NOT_FINITE)
     if names and isinstance(names, dict) and all(text in ("NaN", "Infinity", "-Infinity") for text in names.values()):
         del value[NOT_FINITE]

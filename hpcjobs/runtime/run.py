@@ -36,7 +36,7 @@ class Run(ScriptRank):
     Attributes:
         env: rank, world size and the rest, as `DistEnv`.
         run_dir: the folder of the run, the same on every rank.
-        step: finished steps of the checkpoint from which this start resumes; 0 without one.
+        step: finished steps of the checkpoint from which this start resumes, else 0.
         stopping: whether `should_stop()` has returned True.
         ended: whether the run is closed, by `finish()` or `leave()`.
     """
@@ -64,7 +64,7 @@ class Run(ScriptRank):
         self._listens = in_job
         self._control = JobControl(self._stop if in_job else None, rank=env.rank)
         board_dir = signals.control_dir() or run_dir
-        if env.rank == 0:  # what the start before has left
+        if env.rank == 0:  # files of the previous start
             (run_dir / SUMMARY_FILE).unlink(missing_ok=True)
             clear_board(board_dir, self.attempt)
         self._checkpoints = ScriptCheckpoints(
@@ -99,10 +99,10 @@ class Run(ScriptRank):
 
         ``loss``, ``lr`` and ``epoch`` have places of their own in metrics.jsonl; ``tokens``, ``samples`` or ``images``
         are what this rank used since the call before, and give the throughput of all ranks. Every other name is a
-        metric of yours. Tensors of one element are numbers too; those of a GPU are read when lines are written.
+        metric of yours. Tensors of one element are numbers too; GPU tensors are read when lines are written.
 
         Raises:
-            TypeError: a value is no number; the message names the key.
+            TypeError: a value is not a number; the message names the key.
         """
         if type(step) is not int or step < 0:  # at every step: the usual types are known without a call
             step = read_step(step, "log")
@@ -123,7 +123,7 @@ class Run(ScriptRank):
 
     @contextmanager
     def exclude_time(self) -> Iterator[None]:
-        """Inside, time belongs to no step: that of an evaluation, say. `save()` leaves its own time out."""
+        """Exclude the time inside from the steps, such as an evaluation. `save()` excludes its own time."""
         began = time.perf_counter()
         try:
             yield
@@ -150,11 +150,11 @@ class Run(ScriptRank):
         return self._agreement.why is not None
 
     def leave(self) -> NoReturn:
-        """End the program with code 85, once what was saved is on disk: the job is started again, and resumes there.
+        """End the program with code 85, once the saved state is on disk: the job is started again, and resumes there.
 
         Raises:
             SystemExit: always, unless
-            StorageFault: the last checkpoint, or what else the run leaves, cannot be written; exit code 20.
+            StorageFault: the last checkpoint, metrics or summary cannot be written; exit code 20.
             LossNotFinite: the last state has NaN; exit code 13.
         """
         self._finish_saving()
@@ -198,7 +198,7 @@ class Run(ScriptRank):
             allow_nan: write the state though a tensor of it has NaN; else that is a warning, and it is not written.
 
         Raises:
-            TypeError, ValueError: the state cannot be written, or `step` is no number of finished steps.
+            TypeError, ValueError: the state cannot be written, or `step` is not a number of finished steps.
         """
         if self.ended:
             raise RuntimeError("save() after finish(): the run has ended")
@@ -217,7 +217,7 @@ class Run(ScriptRank):
             self._control.publish_times(tuple(self._log.step_s), self._checkpoints.write_s)
 
     def load(self, *, rank: int | None = None) -> Any:
-        """The state that was saved at `step`, or None; tensors on the CPU. Of a sharded one the part of this rank.
+        """Load the state of `step`, or None; tensors on the CPU. A sharded state gives this rank's part.
 
         `rank` gives the part of another one.
 
@@ -234,7 +234,7 @@ class Run(ScriptRank):
             self._control.record_saved_step(step)
             self._control.record_step(max(step, self._newest_step))
 
-    # --- for programs whose loop is another library's
+    # --- for programs with the loop of a library
 
     def resume(self, step: int, *, total_steps: int | None = None) -> None:
         """Begin the lines of metrics at `step`: where a library loads checkpoints, and says only then where it resumes.
@@ -248,12 +248,12 @@ class Run(ScriptRank):
         self._log = self._open_log(first_step=self.step, total_steps=self.total_steps)
 
     def listen(self) -> None:
-        """Hear the signals that ask to stop, though another library has put its own handlers in place."""
+        """Install the handlers of stop signals again, after another library has replaced them."""
         signals.listen_with(self._stop)
         self._listens = True
 
     def exclude(self, seconds: float) -> None:
-        """Leave so much of the time since the newest line out of the steps: it was an evaluation, or a checkpoint."""
+        """Exclude this time since the newest line from the steps, such as an evaluation or a checkpoint."""
         self._log.exclude(seconds)
 
     def flush(self) -> None:
@@ -274,7 +274,7 @@ class Run(ScriptRank):
 
         Raises:
             TypeError: a result is not of JSON's types; the message names the key.
-            StorageFault: the last checkpoint, or what else the run leaves, cannot be written; exit code 20.
+            StorageFault: the last checkpoint, metrics or summary cannot be written; exit code 20.
             LossNotFinite: the last state has NaN; exit code 13.
         """
         for key, value in results.items():
@@ -288,21 +288,21 @@ class Run(ScriptRank):
             self._write_summary(results)
             self._close()
 
-    # --- a run that stands still
+    # --- stalled runs
 
     def watch(self, *, after_s: float | None = None) -> None:
-        """From now on end the run with code 19 if nothing moves any more, and say which rank the others wait for.
+        """Start the watchdog: it ends a stalled run with code 19, and names the rank that is behind.
 
         Signs of life are calls of `log()` and `should_stop()`. Each rank writes its stacks and its last collectives
         (torch's flight recorder) to ``stalled/rank-N.txt``.
 
         Args:
-            after_s: so long without a sign of life; if None, 30 times the newest steps, at least 5 minutes.
+            after_s: limit without a sign of life; if None, 30 times the newest steps, at least 5 minutes.
         """
         self._heartbeat = Heartbeat(self.env, self.run_dir, after_s=after_s)
 
     def write_report(self) -> Path:
-        """Write this rank's stacks and last collectives, as they are now, to ``stalled/rank-N.txt``. The file."""
+        """Write this rank's current stacks and last collectives to ``stalled/rank-N.txt``. Returns the file."""
         return report_stacks(self.run_dir, rank=self.env.rank, step=self._newest_step)
 
     # --- inside

@@ -26,7 +26,7 @@ from hpcjobs.runtime.state_file import RunState, Snapshots
 
 STATE, RANKS, SUMS = "state", "ranks", ".sums"
 SHARDS_WAIT_S = 600.0
-"""Rank 0 waits so long for the files of the other ranks."""
+"""Limit of rank 0's wait for the files of the other ranks."""
 POLL_S = 0.02
 NAN = "nan"
 """In the place of a file's sums: the tensor of the rank's part that has NaN."""
@@ -34,7 +34,7 @@ NAN = "nan"
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank saves: the state, or its own part of it."""
+    """The saved value of one rank: the state, or its part of it."""
 
     state: Any
     sharded: bool
@@ -63,7 +63,7 @@ class StateWriter(BackgroundWriter):
         return replace(state, state=self._snapshots.take(state.state))
 
     def find_refusal(self, state: Part) -> LossNotFinite | None:
-        """Of a sharded one the parts of other ranks are not known."""
+        """NaN in other ranks' parts of a sharded state is found when it is written."""
         tensor_with_nan = None if state.sharded or state.allow_nan else state_file.find_nan(state.state)
         return None if tensor_with_nan is None else nan_error(tensor_with_nan)
 
@@ -129,7 +129,7 @@ def nan_error(tensor: str) -> LossNotFinite:
 
 
 def clear_drafts(folder: Path, *, attempt: str) -> None:
-    """Remove what earlier starts of the program did not complete."""
+    """Remove incomplete checkpoints of earlier starts."""
     for left in folder.glob(".step-*"):
         if not left.name.endswith(f".kit-{attempt}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -164,7 +164,7 @@ def await_complete(folder: Path, step: int, *, within_s: float) -> bool:
 
 
 class ScriptCheckpoints:
-    """The checkpoints of a run: the one that all ranks resume from, and those that it saves.
+    """The checkpoints of a run: chooses one to resume from, and saves new ones.
 
     Attributes:
         resumed_step: finished steps of the checkpoint that was chosen; 0 without one.
@@ -212,7 +212,7 @@ class ScriptCheckpoints:
         return self._folder / name, meta
 
     def resume_at(self, step: int) -> None:
-        """Take `step` for the one that the program resumes at by itself."""
+        """Set the step from which the program resumes."""
         self.resumed_step = self.saved_step = step
 
     def load(self, rank: int | None) -> Any:
@@ -247,18 +247,18 @@ class ScriptCheckpoints:
         """Wait until the newest checkpoint is on disk; the other ranks wait for rank 0. Raises StorageFault."""
         self._writer.finish(within_s=within_s)
         if self._env.rank != 0 and self.saved_step > self.resumed_step and not self._of_program:
-            await_complete(self._folder, self.saved_step, within_s=within_s)  # if not, rank 0 says why and fails
+            await_complete(self._folder, self.saved_step, within_s=within_s)  # else rank 0 reports the reason and fails
 
     def close(self) -> None:
         self._writer.close()
 
     def take_written(self) -> list[tuple[int, float]]:
-        """Steps that came to the disk since the last call, with the seconds for which each held up the program."""
+        """Return steps written since the last call, with the seconds that each stalled the program."""
         return self._writer.take_written()
 
     @property
     def stall_s(self) -> Sequence[float]:
-        """Seconds for which each save held up the program."""
+        """Seconds that each save stalled the program."""
         return self._writer.stall_s
 
     @property

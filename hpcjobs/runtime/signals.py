@@ -6,7 +6,7 @@ A job submitted with ``--retries`` tells its program by SIGUSR1 (ahead of the ti
     from hpcjobs.runtime import signals
 
     stop = signals.listen()
-    step = load()                      # yours: what was saved last, 0 at the first start
+    step = load()                      # yours: the newest saved step, 0 at the first start
     while step < steps:
         step = train(step)
         if stop.requested:             # several ranks first agree: all_reduce(stop.requested is not None)
@@ -47,7 +47,7 @@ PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE, SUSPECTS = "progress", "steps", "requeu
 
 
 class Stop:
-    """Whether this process was asked to stop. A handler that does nothing but note the signal's name."""
+    """The request to stop. Its handler only records the signal's name."""
 
     def __init__(self) -> None:
         self.requested: str | None = None
@@ -69,13 +69,13 @@ def listen(*numbers: int) -> Stop:
 
 
 def listen_with(stop: Stop, *numbers: int) -> None:
-    """As `listen`, for one that is there already: where another library has put its own handlers in place."""
+    """Install the handlers of an existing `stop` again, after another library has replaced them."""
     for number in numbers or (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, stop.note)
 
 
 def control_dir() -> Path | None:
-    """Where job script and program meet; None: this program would not be started again."""
+    """Return the folder shared by job script and program; None if this program would not be started again."""
     return Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else None
 
 
@@ -83,7 +83,7 @@ def read_deadline() -> float | None:
     """When the time limit ends the job, in seconds since 1970, as known last; None: none, or not known."""
     place, known = control_dir(), os.environ.get(DEADLINE) or None
     if place is not None:
-        with contextlib.suppress(OSError):  # the variable is what is known without the file
+        with contextlib.suppress(OSError):  # then the variable counts
             known = (place / DEADLINE_FILE).read_text(encoding="ascii").strip() or known
     return None if known is None or known == "inf" else float(known)
 
@@ -114,7 +114,7 @@ def ignore() -> None:
 
 
 def leave(progress: int) -> NoReturn:
-    """Leave, saved, and be started again. Of several ranks one may call it and the others exit with 85."""
+    """Exit with code 85 to be started again. One rank may call it; the others exit with 85."""
     request_requeue(progress)
     ignore()
     sys.exit(int(ExitCode.REQUEUE))
@@ -130,11 +130,11 @@ def write_number(name: str, number: int) -> None:
 MARGIN_S = 20.0
 """For the way of a signal to the last rank, and of the job back into the queue."""
 KILL_WAIT_S = 5.0
-"""Before the deadline: nothing that is begun later is sure to be written."""
+"""Seconds before the deadline; a later write may not complete."""
 
 
 class JobControl:
-    """One rank's side of the control directory. Does nothing without ``stop``: the run would not be started again."""
+    """One rank's side of the control directory. Without ``stop`` it has no effect."""
 
     def __init__(self, stop: Stop | None, *, rank: int) -> None:
         self.stop = stop
@@ -150,7 +150,7 @@ class JobControl:
             self._steps = None
 
     def record_step(self, step: int) -> None:
-        """So far training has come; what of it is lost is known after the end, whatever that was."""
+        """Record the newest finished step, for the count of lost steps."""
         if self._steps is not None:
             try:
                 os.pwrite(self._steps, b"%-12d\n" % step, 0)
@@ -165,14 +165,14 @@ class JobControl:
                 record_progress(step)
 
     def publish_times(self, step_s: Sequence[float], write_s: Sequence[float]) -> None:
-        """How long before the time limit this run needs its signal, from its own times; on rank 0."""
+        """Write how early this run needs its signal, from its own times; on rank 0."""
         step, write = Quantiles.of(step_s), Quantiles.of(write_s)
         if self.stop is not None and step is not None and write is not None:
-            with suppress(OSError):  # the checkpoints report storage that fails; the script keeps what it knew
+            with suppress(OSError):  # checkpoints report failing storage; the script keeps its value
                 write_number(SIGNAL_BEFORE, math.ceil(2 * step.p95 + write.p95 + MARGIN_S))
 
     @property
     def left_s(self) -> float:
-        """Seconds until nothing can be saved any more, by the time limit as it is now."""
+        """Seconds left for a save, by the current time limit."""
         deadline = None if self.stop is None else read_deadline()
         return math.inf if deadline is None else deadline - KILL_WAIT_S - time.time()

@@ -23,7 +23,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 class Tasks:
-    """The copies, each the head of a process group of its own."""
+    """The copies, each the leader of its process group."""
 
     def __init__(self, command: list[str], ntasks: int) -> None:
         self._codes: dict[int, int | None] = {}
@@ -56,7 +56,7 @@ class Tasks:
                 os.killpg(pid, number)
 
     def clear(self) -> None:
-        """Kill what is left in any group, and wait for the dead."""
+        """Kill the rest of all groups, and wait for all copies."""
         self.send(signal.SIGKILL, also_ended=True)
         for pid in self._codes:
             os.waitpid(pid, 0)
@@ -75,7 +75,7 @@ def _start(command: list[str], rank: int, ntasks: int) -> int:
         die_with_parent(parent, signal.SIGKILL)
 
     pid = start_child(command, os.environ | _world(rank, ntasks), prepare)
-    # Both sides say it: whoever comes first, the group is there before either goes on.
+    # Parent and child both set it, so that the group exists before either continues.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpgid(pid, pid)
     return pid

@@ -1,4 +1,4 @@
-"""A program's state as a file: JSON where that gives it back unchanged, torch's format for tensors, else pickle.
+"""Writes a program's state as JSON if that is lossless, with tensors in torch's format, or as pickle.
 
 | the state holds | file | read back |
 |---|---|---|
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunState:
-    """A state as it was: bytes, or a tree with copies of its tensors."""
+    """A copy of a state: bytes, or a tree with copies of its tensors."""
 
     suffix: str
     content: Any
@@ -58,7 +58,7 @@ class Snapshots:
 
 
 def find_nan(state: Any) -> str | None:
-    """The keys that lead to the first tensor with NaN; None: there is none. Plain numbers may be NaN."""
+    """Return the path of the first tensor with NaN, or None. Plain numbers may be NaN."""
     if not _holds_tensors(state):
         return None
     from hpcjobs import torch_state

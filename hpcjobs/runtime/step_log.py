@@ -41,7 +41,7 @@ FLUSH_S = 1.0
 WINDOW = 1000
 """So many of the newest steps are judged while a run goes on."""
 COUNTS = ("tokens", "samples", "images")
-"""What is counted, of this rank since the line before; the first one that is logged gives the throughput."""
+"""Counts of this rank since the previous line; the first one that is logged gives the throughput."""
 OWN_KEYS = ("loss", "lr")
 WARMUP = 2
 """So many first lines are left out of the summary, if there are more: the first steps compile and allocate."""
@@ -121,7 +121,7 @@ class RunLog:
 
 
 class StepLog:
-    """Rank 0 writes; on the others `add` keeps what the end needs."""
+    """Rank 0 writes; the others keep the values for the summary."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class StepLog:
         self._lines = 0
         self._last: tuple[int, float] = (first_step, self._began)
         self._work = {True: (0.0, 0.0), False: (0.0, 0.0)}
-        """What was counted, and in how many seconds: by whether it belongs to the first lines."""
+        """Counted work and its seconds; True: of the first lines."""
         self._path = folder / METRICS_FILE if env.rank == 0 else None
         self._head = {
             "workload": name,
@@ -179,7 +179,7 @@ class StepLog:
             self._append("".join(self._make_line(*line) for line in pending))
 
     def _make_line(self, step: int, now: float, worked: float, values: Mapping[str, Any]) -> str:
-        """`worked` is the time `now` on a clock that stands still outside the steps."""
+        """`worked` is the time `now` without the excluded time."""
         last_step, last = self._last
         steps, took = step - last_step, worked - last
         self._last = step, worked
@@ -226,7 +226,7 @@ class StepLog:
         return self._began_at
 
     def write(self, kind: str, **values: object) -> None:
-        """A line of another kind, after those that were logged before."""
+        """Write a line of another kind, after the logged ones."""
         self.flush()
         line = {"kind": kind, "time_s": round(self.elapsed_s, 6), **values}
         self._append(encode(line) + "\n")
@@ -261,7 +261,7 @@ class StepLog:
 
 
 def _bytes_until(path: Path, step: int) -> int:
-    """Bytes of the lines before the first one of a step later than `step`: what a run that resumes there keeps."""
+    """Return the bytes of lines up to `step`, which a run that resumes there keeps."""
     size = 0
     if step == 0 or not path.exists():
         return 0

@@ -1,4 +1,4 @@
-"""Writes to standard output and standard error, whose reader may have ended.
+"""Writes to standard output and standard error, also after their reader has ended.
 
 Python ends with code 120 where it cannot write what is left in a stream, and with 1 where a print fails: both
 hide the exit code that says why the program ended.
@@ -22,7 +22,7 @@ def print_error(text: str) -> None:
 
 
 def flush() -> None:
-    """Write out what was printed, before the interpreter tries to; what no process reads is discarded."""
+    """Flush both streams before the interpreter does; output without a reader is discarded."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue
@@ -33,7 +33,7 @@ def flush() -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Send ``stream`` to /dev/null from now on, with what it still holds."""
+    """Redirect ``stream`` with its buffer to /dev/null."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

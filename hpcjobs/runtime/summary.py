@@ -25,7 +25,7 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Of a time per step, over `count` steps."""
+    """Quantiles of a time per step, over `count` steps."""
 
     median: float
     p95: float
@@ -37,7 +37,7 @@ class Quantiles:
     def of(cls, values: Sequence[float]) -> Quantiles | None:
         """Nearest-rank quantiles: the smallest value that at least that share of the values does not exceed.
 
-        None where there is nothing to rank.
+        None without values.
         """
         if not values:
             return None
@@ -48,7 +48,7 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class Throughput:
-    """All ranks together; `unit` says of what, such as `images/s`."""
+    """Throughput of all ranks, in a unit such as `images/s`."""
 
     value: float
     unit: str
@@ -168,7 +168,7 @@ class RunSummary:
     evaluation: Evaluation | None = None
     monitor: Monitored | None = None
     results: Mapping[str, Any] = field(default_factory=dict)
-    """Of a script of the user's own."""
+    """Results of a user's script."""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
@@ -244,7 +244,7 @@ class MetricsLog:
         self.append(encode({"kind": kind, **values}) + "\n")
 
     def append(self, lines: str) -> None:
-        """Append lines. What the storage does not take is kept, and tried again with the next ones."""
+        """Append lines. After a failed write they are kept and written with the next ones."""
         self._unwritten += lines.encode()
         if self._copy_to is not None and lines:
             self._copy_to(lines)

@@ -1,4 +1,4 @@
-"""Ends a run in which nothing moves any more, and says which rank the others wait for.
+"""Ends a stalled run, and names the rank that is behind.
 
 Every rank watches its own steps. Where they stop on one rank they soon stop on all, since each step has a
 collective: every rank then writes what it is doing into `stalled/rank-N.txt`, the stacks of its threads and its
@@ -41,7 +41,7 @@ EVERYONE = "default_pg"
 
 @dataclass(frozen=True)
 class Collective:
-    """One call, as it was begun: a number that ranks of a group count alike, and whether it has ended."""
+    """A collective call; `number` counts alike on all ranks of the group."""
 
     number: int
     name: str
@@ -56,7 +56,7 @@ class Collective:
 
 
 def collectives() -> list[Collective]:
-    """The collectives in the order they were begun; none where this torch records nothing, or its recorder is off."""
+    """List recorded collectives in the order of their begin; empty if torch's recorder is missing or off."""
     bindings = sys.modules.get(BINDINGS)
     entries = [call for name in RECORDERS if (dump := getattr(bindings, name, None)) for call in _read(dump())]
     return sorted(entries, key=lambda call: call.began_ns)
@@ -90,7 +90,7 @@ def _read(dump: bytes) -> list[Collective]:
 
 FOLDER = "stalled"
 FACTOR, LEAST_S, FIRST_S = 30.0, 300.0, 1800.0
-"""No step for so many times the p95 step, and for so long at least; longer before the first steps (compilation)."""
+"""Limit in p95 steps, its minimum in seconds, and the limit before the first steps (compilation)."""
 MOST_S = 3000.0
 """Without --stall-after never longer than this, so that the verdict comes before a collective's own timeout."""
 KNOWN_STEPS = 5
@@ -100,12 +100,12 @@ MOST_BETWEEN_LOOKS_S = 2.0
 GATHER_S = 5.0
 SHOWN_COLLECTIVES = 20
 PHASES = ("data", "probe", "evaluation", "step")
-"""What comes after a step that is finished, in this order; the last one is the next step."""
+"""Phases after a finished step, in this order; the last one is the next step."""
 
 
 @dataclass(frozen=True)
 class RankPosition:
-    """Finished steps, what this rank does since, collectives begun, and the innermost line of the main thread."""
+    """Finished steps, current phase, begun collectives, and the innermost line of the main thread."""
 
     rank: int
     host: str
@@ -147,7 +147,7 @@ class Watchdog:
         self._ran_s = 0.0
         self._step, self._phase, self._when = 0, "data", self._ran_s
         self.limit_s = FIRST_S if after_s is None else after_s
-        """A rank may stand still for this long."""
+        """Limit without a sign of life."""
         self._suspended = False
         self._over = threading.Event()
         self._main = threading.get_ident()
@@ -160,7 +160,7 @@ class Watchdog:
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Inside, a rank may stand still: it waits for its last checkpoint, which has a limit of its own."""
+        """Suspend the watchdog: the last checkpoint has its own limit."""
         self._suspended = True
         try:
             yield
@@ -212,7 +212,7 @@ class Watchdog:
     def _report(self, mine: RankPosition, calls: list[Collective]) -> None:
         try:
             write_position(self.folder, mine, calls)
-        except OSError as error:  # the folder may be what the ranks wait for: write to the log instead
+        except OSError as error:  # ranks may be blocked by this folder: write to the log instead
             print_error(f"rank {mine.rank} can't write its report: {error}; {mine}")
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
@@ -230,7 +230,7 @@ def describe_position(thread: int) -> str:
 
 
 def write_report(folder: Path, *, rank: int, host: str, step: int, line: str) -> Path:
-    """Write what this rank is doing, after finished `step`: its stacks and its last collectives. The file."""
+    """Write the stacks and last collectives of this rank after `step`. Returns the file."""
     calls = collectives()
     return write_position(folder, RankPosition(rank, host, step, "step", begun(calls), line), calls)
 
@@ -248,7 +248,7 @@ def write_position(folder: Path, mine: RankPosition, calls: list[Collective]) ->
 
 
 def read_reports(folder: Path, *, since: float) -> dict[int, RankPosition]:
-    """What ranks have written since then (seconds since 1970), by rank."""
+    """Read the reports written since then (seconds since 1970), by rank."""
     positions = {}
     for path in folder.glob("rank-*.txt"):
         if path.stat().st_mtime >= since:
@@ -277,7 +277,7 @@ def describe_stall(positions: dict[int, RankPosition], hosts: tuple[str, ...]) -
 
 
 def differing_ranks(positions: dict[int, RankPosition]) -> list[RankPosition]:
-    """The ranks whose line is not that of the most; none where there is no most."""
+    """Return ranks that differ from the majority; empty without a majority."""
     lines = Counter(place.line for place in positions.values()).most_common()
     if len(lines) < 2 or lines[0][1] == lines[1][1]:
         return []
@@ -285,7 +285,7 @@ def differing_ranks(positions: dict[int, RankPosition]) -> list[RankPosition]:
 
 
 BEATS = 1000
-"""So many of the newest times between signs of life decide how long a rank may stand still."""
+"""Number of newest times between signs of life from which the limit is computed."""
 
 
 class Heartbeat:
@@ -314,7 +314,7 @@ class Heartbeat:
         self._watchdog.update_limit()
 
     def suspend(self) -> AbstractContextManager[None]:
-        """Inside, a rank may stand still."""
+        """Suspend the watchdog."""
         return self._watchdog.suspend()
 
     def close(self) -> None:
@@ -344,7 +344,7 @@ class Heartbeat:
 
 
 def report_stacks(run_dir: Path, *, rank: int, step: int) -> Path:
-    """Write stacks and last collectives of this rank, as they are now. The file."""
+    """Write current stacks and last collectives of this rank. Returns the file."""
     main_thread = threading.main_thread().ident or 0
     return write_report(run_dir / FOLDER, rank=rank, host=own_host(), step=step, line=describe_position(main_thread))
 

@@ -57,7 +57,7 @@ def export(flags: ExportFlags, source: Path) -> str:
     """Write the file; one line about it.
 
     Raises:
-        TrainerError: there is no sound checkpoint, or the file can't be written.
+        TrainerError: no checkpoint is sound, or the file can't be written.
     """
     load_safetensors()
     place = find_checkpoint(source)
@@ -114,7 +114,7 @@ def average_of(state: dict[str, Any], place: Path) -> dict[str, torch.Tensor]:
 
 
 def _twin(name: str, model: dict[str, torch.Tensor], averages: dict[str, torch.Tensor]) -> str:
-    """The name under which a tied weight has its average: that of a parameter with the same values."""
+    """Return the name under which a tied weight has its average: a parameter with the same values."""
     if name in averages:
         return name
     return next((other for other in averages if torch.equal(model[other], model[name])), name)

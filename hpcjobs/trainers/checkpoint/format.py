@@ -1,7 +1,7 @@
 """Writes and reads the state of a trainer in a checkpoint (`runtime/checkpoints.py` has its folder and manifest).
 
 checkpoints/step-00000120/state.pt        torch.save: model, optimizer, scaler, RNG by rank
-checkpoints/step-00000120/parts/          what ranks hold in parts, by torch.distributed.checkpoint
+checkpoints/step-00000120/parts/          sharded tensors, by torch.distributed.checkpoint
 
 `CheckpointWriter` writes in the background, from copies in buffers that are used again.
 """
@@ -53,9 +53,9 @@ def write(
     *,
     claim: CheckpointClaim | None = None,
 ) -> Path:
-    """Write one checkpoint beside its place, sync it, and rename it there; a collective call of ranks `together`.
+    """Write one checkpoint under a temporary name, sync and rename it; a collective call of ranks `together`.
 
-    OSError leaves the checkpoints before it as they were, and takes no room.
+    After an OSError earlier checkpoints are unchanged, and the draft is removed.
     """
     draft = Draft(folder, meta, claim=claim, owner=None if together is None else together.owner)
     tree, in_parts = parts.split_tensors(state)
@@ -86,7 +86,7 @@ def read(
 ) -> tuple[CheckpointMeta, Any]:
     """A checkpoint's metadata and state, in host memory; only plain values and tensors are unpickled.
 
-    A collective call where the checkpoint was written in parts; these are read into what `placed` has for them.
+    A collective call if the checkpoint has sharded tensors; each is read into the tensor from `placed`.
     """
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
@@ -132,7 +132,7 @@ class CheckpointWriter(BackgroundWriter):
 
 
 class ShardBuffers(Buffers):
-    """Of a tensor that ranks hold in parts, this rank's part is copied."""
+    """Copies this rank's part of sharded tensors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Tensors of which every rank holds a part, written and read by torch.distributed.checkpoint.
+"""Writes and reads sharded tensors by torch.distributed.checkpoint.
 
-Each rank writes the parts it holds into a file of its own, so no rank ever holds more; a world of another size or
-layout reads from all files what its own parts need.
+Each rank writes its shards into its own file, so no rank ever holds more. A world of another size or layout reads its
+shards from all files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def split_tensors(tree: Any, where: Where = ()) -> tuple[Any, dict[str, DTensor]
 
 
 def find_marks(tree: Any, where: Where = ()) -> Iterator[Where]:
-    """Where in the tree a mark stands."""
+    """Yield the path of each mark in the tree."""
     if isinstance(tree, dict):
         if MARK in tree:
             yield where
@@ -76,7 +76,7 @@ def like(part: DTensor, local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 class Writer(FileSystemWriter):
-    """Ranks begin and end together: what one of them fails at, all of them hear of."""
+    """Ranks begin and end together; an error of one rank is raised on all."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ def write(parts: dict[str, DTensor], writer: Writer, together: dist.ProcessGroup
 
 
 def read(folder: Path, tree: Any, placed: Callable[[Where], torch.Tensor | None]) -> Any:
-    """The tree with its tensors; each is read into what `placed` has for it, or whole. A collective call."""
+    """Return the tree with its tensors, each read into the tensor from `placed`, or complete. A collective call."""
     reader = FileSystemReader(folder)
     known = reader.read_metadata().state_dict_metadata
     parts: dict[str, torch.Tensor] = {}

@@ -22,7 +22,7 @@ OF_FLAGS = ("weight_decay", "lr_scale")
 
 
 def capture(stepper: Stepper, group: RankGroup) -> dict[str, Any]:
-    """The state to save; a collective call, and what it gives counts on rank 0 alone."""
+    """Return the state to save; a collective call, with the complete result on rank 0 alone."""
     generators = group.gather(own_generators(group))
     model, names = stepper.strategy.model_state(stepper.model), stepper.saved_names
     adapters = {} if stepper.adapters is None else {"adapters": stepper.adapters.as_dict()}
@@ -54,14 +54,14 @@ def refuse_nan(stepper: Stepper, group: RankGroup, *, step: int) -> None:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
+    """Return this rank's part of a tensor."""
     part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part
 
 
 def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
-    """Raises UsageError where the state is that of another optimizer."""
-    name = state.get("optimizer_name", stepper.optimizer_name)  # checkpoints of earlier versions do not say it
+    """Load a saved state. Raises UsageError if it belongs to another optimizer."""
+    name = state.get("optimizer_name", stepper.optimizer_name)  # missing in checkpoints of earlier versions
     if name != stepper.optimizer_name:
         raise UsageError(
             f"the checkpoint has the state of the optimizer {name}, and this run has {stepper.optimizer_name}",
@@ -82,7 +82,7 @@ def restore(state: dict[str, Any], stepper: Stepper, group: RankGroup) -> None:
 def take_settings(optimizer: torch.optim.Optimizer, saved: dict[str, Any], *, complete: bool) -> None:
     """Give the groups of a saved state the settings that this run's flags, strategy and torch have.
 
-    `complete`: all of them; else those of flags, since an optimizer of the workload's own may keep other values there.
+    `complete`: all settings; else the flags alone, since a workload's own optimizer may keep other values there.
     """
     for group, fresh in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         group.update({key: value for key, value in fresh.items() if key != "params" and (complete or key in OF_FLAGS)})
@@ -109,7 +109,7 @@ def set_own_generators(saved: dict[str, Any], group: RankGroup) -> None:
 def choose(resume: str, run_dir: Path, group: RankGroup) -> Path | None:
     """The checkpoint to start from, agreed by all ranks. Damaged ones are passed over, and the log names them.
 
-    `resume` says where the first attempt of a job begins; later ones go on from what the job has saved.
+    `resume` is the start of a job's first attempt; later attempts continue from the job's newest checkpoint.
     """
     chosen = _choose_on_first(resume, run_dir, group) if group.rank == 0 else None
     answer = group.from_first(_as_text(chosen))
@@ -130,7 +130,7 @@ def _as_text(chosen: Path | str | None) -> str:
 
 
 def _choose_on_first(resume: str, run_dir: Path, group: RankGroup) -> Path | str | None:
-    """A sound checkpoint, None where there is none yet, or words about why there is none."""
+    """Return a sound checkpoint, None before the first one, or the reason why none can be used."""
     job = None
     if resume != "auto":
         job = checkpoints.name_job(os.environ) if is_later_attempt() else None
@@ -160,7 +160,7 @@ def is_later_attempt() -> bool:
 
 
 def changes(meta: CheckpointMeta, plan: TrainingPlan) -> str:
-    """What is not as it was when the checkpoint was written, in words; empty where nothing changed."""
+    """Describe changes since the checkpoint was written; empty without changes."""
     if meta.world_size == plan.world_size:
         return ""
     return (

@@ -1,1 +1,1 @@
-"""Measures what collectives cost by themselves, without a model around them."""
+"""Measures the cost of collectives, without a model."""

@@ -30,7 +30,7 @@ from hpcjobs.trainers.distributed.process_group import RankGroup, join_world
 
 ROUNDS = 5
 CLOCKS_S = 0.3
-"""Products run so long on a GPU: an idle one needs a tenth of a second to raise its clocks."""
+"""Seconds of products on a GPU: an idle GPU needs a tenth of a second to raise its clocks."""
 PORT_OFFSET = 7
 """From the port of the launch, which another program of the same check may still hold."""
 
@@ -50,7 +50,7 @@ ON_CPU = Sizes(64, 1 << 20, 1 << 20, 64 << 10)
 
 
 def multiply(device: torch.device, size: int) -> tuple[float, str | None]:
-    """FLOP/s of bf16 products (fp16 before compute capability 8.0), and what is wrong with one.
+    """Return FLOP/s of bf16 products (fp16 before compute capability 8.0), and the fault of a wrong product.
 
     Row i of A is i % 8, column j of B is j % 4 - 2: every entry of C is `size` times their product, at most 16 `size`,
     which is exact in fp32 and, a small integer times a power of two, in bf16. fp16 ends at 65504.
@@ -92,7 +92,7 @@ def copy_to_peers(device: torch.device, size_bytes: int) -> tuple[dict[str, floa
         try:
             target = torch.zeros_like(source, device=torch.device("cuda", other))
         except RuntimeError as error:
-            if "busy or unavailable" in str(error):  # compute mode Exclusive_Process: its own process is there
+            if "busy or unavailable" in str(error):  # compute mode Exclusive_Process: it has a process already
                 return {}, None
             raise
 
@@ -198,7 +198,7 @@ def run_rank(flags: argparse.Namespace) -> int:
 
 
 def describe_missing_gpus(visible: int, environ: Mapping[str, str]) -> str | None:
-    """What is wrong where Slurm gave the job more GPUs of this node than CUDA shows; None: nothing."""
+    """Return a message if Slurm gave the job more GPUs of this node than CUDA shows, else None."""
     requested = gpus_on_node(environ)
     if visible >= requested or environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):  # CUDA shows one slice
         return None

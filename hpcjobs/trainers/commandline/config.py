@@ -183,7 +183,7 @@ def check_arguments(trainer: str, argv: Sequence[str]) -> str:
 
 
 def flag_names(trainer: str) -> list[str]:
-    """Every flag of ``trainer``, as it is typed."""
+    """List the flags of ``trainer`` with their dashes."""
     return [name for action in _parser(trainer)._actions for name in action.option_strings]
 
 

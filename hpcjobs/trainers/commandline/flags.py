@@ -1,4 +1,4 @@
-"""Command-line flags from frozen dataclasses: a field is a flag, declared once, beside its owner."""
+"""Makes command-line flags from frozen dataclasses: each field is a flag, declared in the module that uses it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def list_options(item: Field[Any]) -> list[str]:
-    """The flags that a field makes, as they are typed."""
+    """List the flags of a field with their dashes."""
     name = item.name.replace("_", "-")
     return [f"--{name}", f"--no-{name}"] if isinstance(item.default, bool) else [f"--{name}"]
 
@@ -139,7 +139,7 @@ def flags_of(function: Callable[..., object]) -> type[Any]:
 
 
 def parse_as(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A parser of one type, whose error says what is wrong."""
+    """Return a parser for one type with a readable error."""
 
     def parse(text: str) -> Any:
         try:

@@ -44,7 +44,7 @@ def pause_collection() -> Iterator[None]:
 
 
 def collect_new_objects() -> None:
-    """Turn the collector on for what is made from now on."""
+    """Turn the collector on for new objects."""
     gc.freeze()
     gc.enable()
 
@@ -55,7 +55,7 @@ SILENT_RANKS_WAIT_S = 1.5
 
 @dataclass(frozen=True)
 class NoFlags:
-    """Of a bundled workload, whose flags are those of every trainer."""
+    """Flags of a bundled workload: it has only the common flags."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Call(Generic[F]):
     workload_flags: Any = field(default_factory=lambda: NoFlags())
     """The own flags of a user's workload: a dataclass."""
     stop: Stop | None = None
-    """Where a job script would start the run again: whether it asks to stop now."""
+    """The request to stop, in a job that can be started again."""
 
 
 def launch(
@@ -107,18 +107,18 @@ def launch(
 
 
 def import_object(dotted: str) -> Any:
-    """What `module:name` stands for; loads torch."""
+    """Import `module:name`; loads torch."""
     module, _, name = dotted.partition(":")
     return getattr(import_module(module), name)
 
 
 def own_rank() -> str:
-    """Good enough to decide who speaks, also where the environment is what is wrong."""
+    """Return the rank that decides who reports an error, also if the environment is wrong."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
 
 
 def record_failure(trainer: str, config: Config, error: TrainerError) -> None:
-    """The summary of a run that failed: its flags and why it ended; metrics.jsonl tells how far it came."""
+    """Write the summary of a failed run: its flags and the error; metrics.jsonl has its progress."""
     run_dir = os.environ.get("HPCJOBS_RUN_DIR", config.run_dir)
     if own_rank() != "0" or run_dir is None or not Path(run_dir).is_dir():
         return
@@ -193,7 +193,7 @@ def asks_for_help(argv: Sequence[str] | None) -> bool:
 
 def set_library_environment(env: DistEnv) -> None:
     """Before torch is loaded: libraries read these once."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # retries of a connection are no news
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides retries of a connection
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // env.local_world_size))

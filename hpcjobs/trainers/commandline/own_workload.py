@@ -19,10 +19,10 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parame
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """The function that `--workload` names. Its module may lie in the current folder, which hides no other module.
+    """Return the function that `--workload` names. Its module may be in the current folder, behind all others.
 
     Raises:
-        UsageError: says which part of the name does not exist.
+        UsageError: a part of the name does not exist; the message names it.
     """
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:

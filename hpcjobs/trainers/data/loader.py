@@ -21,7 +21,7 @@ def prefetch(batches: Iterator[Batch], device: torch.device, *, cuda: Any = torc
 
 
 class SideStream:
-    """Copies on a stream of their own from pinned memory, from which alone a copy runs beside kernels."""
+    """Copies on a separate stream from pinned memory; only such copies overlap with kernels."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda, self._stream = device, cuda, cuda.Stream(device)
@@ -140,7 +140,7 @@ class HeldOutOrder:
     world_size: int
     batch_size: int
     seed: int
-    batches: int | None = None  # at most so many
+    batches: int | None = None  # at most this number
 
     def __iter__(self) -> Iterator[Draw]:
         for number in range(len(self)):

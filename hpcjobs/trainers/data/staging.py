@@ -91,7 +91,7 @@ class NodeCopy:
         """The copy of each source.
 
         Raises:
-            OSError: something cannot be read or written; with ENOSPC, what was copied is removed.
+            OSError: a file cannot be read or written; with ENOSPC, the partial copy is removed.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(THREADS) as pool:
@@ -290,7 +290,7 @@ def require_space(folder: Path, size_bytes: int) -> None:
 
 
 def copy_file(source: Path, target: Path, file: SourceFile) -> Iterator[int]:
-    """Copy one file beside its target and rename it, yielding the bytes of each piece.
+    """Copy one file under a temporary name and rename it; yields the bytes of each piece.
 
     Raises:
         OSError: one of them cannot be read or written, or (ESTALE) the source has changed since it was listed.
@@ -311,7 +311,7 @@ PROGRESS_FILE = "staging.json"
 LOG_S = 10.0
 FIRST_POLL_S, MOST_POLL_S = 0.02, 1.0
 SILENT_S = 60.0
-"""A count that stands still for so long belongs to a rank that no longer runs."""
+"""A rank is taken for dead if its count does not change for this long."""
 
 
 def stage_data(config: Config, group: RankGroup) -> Config:
@@ -374,7 +374,7 @@ class Staging:
         return copies
 
     def _copy(self, sources: Sequence[Path]) -> None:
-        """What is not there is the workload's to report."""
+        """The workload reports missing files."""
         copy = NodeCopy(self.folder, self._report)
         try:
             copies = copy.copy([source for source in sources if source.exists()])
@@ -397,7 +397,7 @@ class Staging:
         self._look()
 
     def _look(self) -> None:
-        """Raise what another rank has reported, or what rank 0 sees."""
+        """Raise the error that another rank reported or that rank 0 found."""
         if self._store.check(["error"]):
             code, text = json.loads(self._store.get("error"))
             error = TrainerError(text)

@@ -39,7 +39,7 @@ def collate_samples(samples: list[Any]) -> Batch:
 
 
 class CollatedDataset:
-    """A map-style dataset, whose samples are read by number and collated into a batch."""
+    """A map-style dataset: reads samples by number and collates them into a batch."""
 
     def __init__(self, dataset: Any, collate: Collate | None) -> None:
         self.dataset, self.collate = dataset, collate or collate_samples
@@ -111,7 +111,7 @@ def adapt_training_data(dataset: Any, collate: Collate | None, *, workload: str)
     """The dataset as a loader reads it.
 
     Raises:
-        UsageError: it is none of the kinds of dataset that can be read.
+        UsageError: datasets of this kind cannot be read.
     """
     if hasattr(dataset, "read_batch") or isinstance(dataset, Stream):
         return dataset  # type: ignore[no-any-return]
@@ -145,7 +145,7 @@ MOST_WORKERS = 8  # more rarely read faster than one GPU trains, and each has it
 
 
 def choose_workers(dataset: Any, *, device_type: str, cores: int) -> tuple[int, str]:
-    """The number of loader processes of a rank with so many cores, and why."""
+    """Return the number of loader processes of a rank with this number of cores, and the reason."""
     if device_type == "cpu":
         return 0, "the CPU trains, and processes that read would take cores from it"
     if hasattr(dataset, "on_device"):

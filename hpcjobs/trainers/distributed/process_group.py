@@ -67,7 +67,7 @@ def count_cores_per_rank(hosts: Sequence[str], allowed: Sequence[Set[int]]) -> i
 PEER_SPEAKS_S = 3.0  # a rank whose peer went away waits so long for the peer's own words
 CLAIM_LINGERS_S = 1.0
 LOST = ("gloo/transport", "Horovod has been shut down")
-"""Beside what `gpu_errors` knows."""
+"""In addition to `gpu_errors`."""
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.EIO)
 FULL = ("DefaultCPUAllocator", "not enough memory", "out of memory")
 END_OF_FACTS = re.compile(
@@ -75,11 +75,11 @@ END_OF_FACTS = re.compile(
     r"Search for .(?:cuda|hip)Error|Compile with .?TORCH_USE|If reserved but unallocated|"
     r"If reserved memory is|See documentation for"
 )
-"""Where torch's general advice, or its C++ stack, begins."""
+"""Start of torch's general advice or of its C++ stack."""
 
 
 def translate_error(error: Exception, env: DistEnv) -> TrainerError | None:
-    """What the user can act on; None for what must be a bug."""
+    """Translate an error that the user can act on; None for a bug."""
     if isinstance(error, TrainerError):
         return error
     if isinstance(error, OSError) and error.errno in STORAGE:
@@ -126,7 +126,7 @@ def extract_facts(text: str) -> str:
 
 
 def elect_reporter(error: TrainerError, env: DistEnv, store: Store) -> TrainerError:
-    """The error if this rank is to tell it, else AlreadyReported. The first to claim tells."""
+    """Return the error on the first rank that claims it, AlreadyReported on the others."""
     if isinstance(error, AlreadyReported) or error.elected:
         return error
     try:
@@ -157,7 +157,7 @@ def _await_claim(store: Store) -> None:
 
 
 COLLECTIVE_TIMEOUT = {"gloo": timedelta(hours=1), "nccl": timedelta(hours=1)}
-"""By backend, for one collective. Longer than the watchdog waits, whose verdict names the rank that is behind."""
+"""By backend, for one collective. Longer than the watchdog's limit: the watchdog names the rank that is behind."""
 _HELD: list[dist.ProcessGroup | None] = []
 """Until `release_groups`: whoever lets a group go last waits for gloo's threads, which may need the interpreter to end.
 Python's own reference waits without it; that of DDP's reducer would wait with it, for ever."""
@@ -170,7 +170,7 @@ class RankGroup:
     device: torch.device
     backend: str
     store: Store = field(default_factory=HashStore)
-    """Where ranks leave each other notes outside of collectives."""
+    """Key-value store of the ranks, used outside of collectives."""
 
     @property
     def rank(self) -> int:
@@ -235,7 +235,7 @@ def join_world(
 
     Args:
         timeout_s: for all ranks to arrive.
-        stall_after_s: how long the watchdog lets ranks stand still; a collective may take longer.
+        stall_after_s: the watchdog's limit; a collective may take longer.
     """
     store = open_store(env, timeout_s)
     try:
@@ -292,7 +292,7 @@ def init_process_group(device: torch.device, env: DistEnv, store: Store, *, stal
 
 
 def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.device:
-    """The device of this rank by `--device`, the GPUs that it sees, and what the job requested.
+    """Choose the device of this rank by `--device`, its visible GPUs and the job's request.
 
     Raises:
         BadConfiguration: the job requested GPUs and this rank sees none, or several ranks would share one.
@@ -308,7 +308,9 @@ def choose_device(name: str, env: DistEnv, environ: Mapping[str, str]) -> torch.
             hint="nvidia-smi or rocm-smi on the node, and a torch with CUDA or ROCm; --device cpu trains without GPUs",
         )
     if not torch.cuda.is_available():
-        if visible > 0 and (name == "cuda" or requested is not None):  # NVML counts what CUDA does not start on
+        if visible > 0 and (
+            name == "cuda" or requested is not None
+        ):  # NVML also counts GPUs on which CUDA does not start
             raise explain_failed_start(visible, env)
         if name == "auto":
             return torch.device("cpu")

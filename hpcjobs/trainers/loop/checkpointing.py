@@ -31,7 +31,7 @@ STOP_SIGNALS = (None, "SIGUSR1", "SIGTERM")
 
 
 class FaultTolerance(JobControl):
-    """One rank's side. Does nothing at all where no job script would start the run again."""
+    """One rank's side of the control directory. Has no effect if no job script would start the run again."""
 
     def __init__(self, group: RankGroup, stop: signals.Stop | None) -> None:
         super().__init__(stop, rank=group.rank)
