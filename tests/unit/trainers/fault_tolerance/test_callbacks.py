@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpcjobs.runtime import checkpoints
+from hpcjobs.runtime.exits import BadCheckpoint
 from hpcjobs.runtime.summary import RunSummary
 
 from ..conftest import clean_environment, free_port, start_rank
@@ -381,3 +383,15 @@ def test_lightning_that_starts_its_ranks_itself_is_refused_by_what_to_do(tmp_pat
     assert "Lightning has 2 ranks, and this process was started as one of 1" in done.stderr
     assert "torchrun --nproc-per-node 2" in done.stderr
     assert not (tmp_path / "runs" / "script" / "checkpoints").exists()
+
+
+def test_lightning_does_not_start_over_where_all_checkpoints_are_damaged(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from hpcjobs.callbacks.lightning import RunCallback
+
+    (tmp_path / "step-00000010").mkdir()
+    printed: list[str] = []
+    callback = SimpleNamespace(_folder=tmp_path, run=SimpleNamespace(print=printed.append))
+    with pytest.raises(BadCheckpoint, match="none of 1 checkpoints"):
+        RunCallback.find_checkpoint(callback)  # type: ignore[arg-type]
+    assert printed[0].startswith("passing over the damaged checkpoint step-00000010")
