@@ -20,6 +20,13 @@ _SHARED = (
     "processes/modules.py",
     "processes/start.py",
     "processes/tree.py",
+    "record/__init__.py",
+    "record/attempts.py",
+    "record/control.py",
+    "record/names.py",
+    "record/state.py",
+    "record/text.py",
+    "record/values.py",
 )
 """What every packed program may import of hpcjobs besides its own package."""
 

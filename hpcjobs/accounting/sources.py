@@ -20,8 +20,8 @@ from hpcjobs.accounting.usage import add_goodput, add_gpu_usage, add_running_usa
 from hpcjobs.errors import SchedulerError
 from hpcjobs.job.array import task_ids
 from hpcjobs.processes.programs import run
+from hpcjobs.record.names import MANIFEST
 from hpcjobs.run import index
-from hpcjobs.run.folder import MANIFEST
 from hpcjobs.run.identity import is_ours
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import own_records, read_json

@@ -44,7 +44,8 @@ def _load() -> Any:
 
 
 def _description() -> Any:
-    from hpcjobs.run.attempts import Attempt
+    from hpcjobs.record.attempts import Attempt
+    from hpcjobs.record.state import FirstFailure
     from hpcjobs.run.describe import Description
     from hpcjobs.run.index import Entry
     from hpcjobs.run.samples import NodeSample
@@ -54,6 +55,7 @@ def _description() -> Any:
         entry=derive(Entry, submitted=Time),
         records=list_of(record()),
         attempts=list_of(derive(Attempt, started=Time, ended=Time | None)),
+        first_failure=derive(FirstFailure) | None,
         monitor=list_of(derive(NodeSample, taken=Time)),
     )
 

@@ -16,12 +16,13 @@ from hpcjobs.cli.output import JobSite, Json, note, print_output
 from hpcjobs.cli.progress import ProgressBars
 from hpcjobs.diagnosis.log import last_lines
 from hpcjobs.errors import HpcJobsWarning, reason_of
+from hpcjobs.record.state import FirstFailure
 from hpcjobs.run.attempts import read_attempts
 from hpcjobs.run.dependency import is_never_met
 from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.logs import path_of
-from hpcjobs.run.state_file import FirstFailure, read_state
+from hpcjobs.run.state_file import read_state
 from hpcjobs.run.status import Known
 from hpcjobs.scheduler.base import JobRecord, State
 from hpcjobs.scheduler.exit_text import describe_exit

@@ -19,8 +19,9 @@ from hpcjobs.diagnosis.log import read_lines
 from hpcjobs.diagnosis.values import Failure, JobFacts, LogLine, StepRecord
 from hpcjobs.errors import CommandMissingError, HpcJobsWarning, SchedulerError, UnknownJobError, reason_of
 from hpcjobs.processes.programs import Runner, run
+from hpcjobs.record.names import MANIFEST, STATE
 from hpcjobs.run import logs as job_logs
-from hpcjobs.run.folder import BATCH_SCRIPT, MANIFEST, STATE
+from hpcjobs.run.folder import BATCH_SCRIPT
 from hpcjobs.run.identity import is_ours, is_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import own_ids, read_json, read_state

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcjobs.record.names import METRICS
 from hpcjobs.runtime.numbers import restore
 
 ROUNDING = 1e-12
@@ -21,7 +22,7 @@ class Losses(NamedTuple):
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Step -> mean loss of the steps since the line before."""
-    path = run_dir / "metrics.jsonl"
+    path = run_dir / METRICS
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = (restore(json.loads(line)) for line in text.split("\n") if line)
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}

@@ -14,9 +14,11 @@ from hpcjobs.drills.faults import FAULTS, DrillTarget, Fault, taken_by
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.job.models import Plan
 from hpcjobs.job.request import make_spec
+from hpcjobs.record.control import STEPS, ControlDir
+from hpcjobs.record.names import CONTROL, MANIFEST, STATE
+from hpcjobs.record.state import read_state_file
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.runtime.signals import STEPS
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
 
@@ -130,20 +132,19 @@ def _disturb(job: JobHandle, fault: Fault, *, at_step: int, give_up: float, say:
     first = job.attempts[0]
     ended = began if fault.inject is not None else first.ended or time.time()
     say(f"job {job.id}: {first.cause} at step {first.steps}, {first.lost} lost; {first.decision}")
-    place = job.run_dir / "control" / STEPS
+    place = job.run_dir / CONTROL / STEPS
     until(lambda: len(job.attempts) > 1 or place.stat().st_mtime > (first.ended or ended) + 1, "it went on")
     return place.stat().st_mtime - ended
 
 
 def _step(job: JobHandle) -> int:
-    place = job.run_dir / "control" / STEPS
-    return int(place.read_text(encoding="ascii").strip() or 0) if place.exists() else 0
+    return ControlDir(str(job.run_dir)).steps
 
 
 def _target(job: JobHandle) -> DrillTarget:
-    state = json.loads((job.run_dir / "state.json").read_text(encoding="utf-8"))
-    manifest = json.loads((job.run_dir / "manifest.json").read_text(encoding="utf-8"))["job"]
-    nodes = hosts_of(state["nodes"])
+    state = read_state_file(job.run_dir / STATE)
+    manifest = json.loads((job.run_dir / MANIFEST).read_text(encoding="utf-8"))["job"]
+    nodes = hosts_of(state.nodes or "")
     ranks, slurm = len(nodes) * manifest["ntasks_per_node"], job.entry.scheduler == "slurm"
     return DrillTarget(job.id, nodes, ranks, slurm, job.entry.slurm_conf)
 

@@ -8,11 +8,11 @@ import time
 
 from hpcjobs.node import decide
 from hpcjobs.node.conclude import CurrentAttempt
-from hpcjobs.node.control import ControlDir
 from hpcjobs.node.options import parse
 from hpcjobs.node.slurm import report
 from hpcjobs.node.supervisor import KILLED_CODE, connect
 from hpcjobs.processes.tree import is_alive
+from hpcjobs.record.control import ControlDir
 
 
 def conclude_killed(control_dir: str) -> int:

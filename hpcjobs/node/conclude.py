@@ -1,17 +1,18 @@
 """Concludes an attempt: its cause, its line in the history, the state file, and what follows."""
 
 import contextlib
-import json
 import os
 from subprocess import TimeoutExpired
-from typing import Dict, Iterable, Optional
+from typing import Iterable, Optional
 
-from hpcjobs.files import write_beside
 from hpcjobs.node import decide
-from hpcjobs.node.control import ControlDir, Running
-from hpcjobs.node.files import read_text
-from hpcjobs.node.history import (
-    AttemptLine,
+from hpcjobs.node.job_log import JobLog
+from hpcjobs.node.options import Options
+from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler
+from hpcjobs.node.slurm import report
+from hpcjobs.processes import start
+from hpcjobs.record.attempts import (
+    Attempt,
     History,
     append_attempt,
     count_unrecorded,
@@ -19,11 +20,9 @@ from hpcjobs.node.history import (
     read_history,
     replace_last,
 )
-from hpcjobs.node.job_log import JobLog
-from hpcjobs.node.options import Options
-from hpcjobs.node.schedulers import RESUBMITTED, NodeSideScheduler
-from hpcjobs.node.slurm import report
-from hpcjobs.processes import start
+from hpcjobs.record.control import REQUEUE_CODE, ControlDir, Running
+from hpcjobs.record.names import STATE
+from hpcjobs.record.state import State, StateFile, read_state_file, write_state
 
 NOTIFY_S = 120.0
 CANCELLED_CODE = 143
@@ -52,24 +51,20 @@ class CurrentAttempt:
     def write_state(self, state: str, code: Optional[int] = None, ended: Optional[int] = None) -> None:
         """Write ``state.json``; that it cannot be written must not end a job."""
         failure = self.control.first_failure if code else None
-        state_fields: Dict[str, object] = {
-            "schema": 1,
-            "job_id": self.job_id,
-            "array_job_id": self.scheduler.array_job_id,
-            "state": state,
-            "exit_code": code,
-            "started": self.started,
-            "ended": ended,
-            "nodes": self.nodes,
-            "restarts": self.scheduler.restarts,
-            "first_failure": None
-            if failure is None
-            else {"rank": failure.rank, "host": failure.host, "exit_code": failure.exit_code},
-        }
+        state_file = StateFile(
+            job_id=self.job_id,
+            state=State(state),
+            exit_code=code,
+            started=self.started,
+            ended=ended,
+            nodes=self.nodes,
+            restarts=self.scheduler.restarts,
+            first_failure=failure,
+            cluster=os.environ.get("SLURM_CLUSTER_NAME"),
+            array_job_id=self.scheduler.array_job_id,
+        )
         try:
-            write_beside(
-                os.path.join(self.options.run_dir, "state.json"), json.dumps(state_fields, separators=(",", ":")) + "\n"
-            )
+            write_state(self.options.run_dir, state_file)
         except OSError as error:
             report(f"state.json cannot be written: {error.strerror}")
         if ended is not None and self.options.notify and state != self._reported:
@@ -82,9 +77,8 @@ class CurrentAttempt:
         It is reported only where the earlier start was killed before it wrote its end.
         """
         state = "FAILED" if code else "COMPLETED"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # then no end was written, or reported
-            earlier = json.loads(read_text(os.path.join(self.options.run_dir, "state.json")))
-            self._reported = str(earlier["state"])
+        with contextlib.suppress(OSError, ValueError):  # then no end was written, or reported
+            self._reported = read_state_file(os.path.join(self.options.run_dir, STATE)).state.value
         self.write_state(state, code, ended)
 
     def _notify(self, state: str, code: Optional[int]) -> None:
@@ -106,7 +100,7 @@ class CurrentAttempt:
         cause = self.scheduler.read_earlier_cause(running.job_id)
         decision = self._decide(cause, earlier=True)
         decision = "requeued by Slurm" if decision == decide.CONTINUES else decision
-        self._record(AttemptLine(running.job_id, running.started, None, running.nodes, None, cause,
+        self._record(Attempt(running.job_id, running.started, None, running.nodes, None, cause,
                                  self.control.steps, self.control.saved, decision))  # fmt: skip
         return decision
 
@@ -137,12 +131,12 @@ class CurrentAttempt:
             if end.gpu_fault:
                 self._suspect_first_failure()
         decision = self._decide(cause, end=end)
-        attempt = AttemptLine(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
+        attempt = Attempt(self.scheduler.job_id, self.started, ended, self.nodes, end.exit_code, cause,
                               self.control.steps, self.control.saved, decision)  # fmt: skip
         self._record(attempt)
         return self.carry_out(attempt, ended)
 
-    def carry_out(self, attempt: AttemptLine, ended: int) -> int:
+    def carry_out(self, attempt: Attempt, ended: int) -> int:
         """Bring about what was decided after ``attempt``; the exit code of the job."""
         decision = attempt.decision
         if decision == decide.COMPLETED:
@@ -150,7 +144,7 @@ class CurrentAttempt:
             self.write_state("COMPLETED", 0, ended)
             return 0
         # Exit code 0 would make Slurm call a job completed that is not.
-        code = attempt.exit_code or decide.REQUEUE_CODE
+        code = attempt.exit_code or REQUEUE_CODE
         if decision == decide.CONTINUES:
             self.write_state("REQUEUED", code, ended)  # before Slurm ends this process in the course of it
             decision = self._start_again(attempt)
@@ -159,7 +153,7 @@ class CurrentAttempt:
             self.write_state("FAILED", code, ended)
         return code
 
-    def find_recorded(self, running: Running) -> Optional[AttemptLine]:
+    def find_recorded(self, running: Running) -> Optional[Attempt]:
         """The line of ``running``, whose process was killed after it had written it; None: there is none."""
         try:
             return find_recorded(read_history(self.options.run_dir), running.job_id, running.started)
@@ -223,7 +217,7 @@ class CurrentAttempt:
             wrong_configuration=None if end is None else end.wrong_configuration,
         )
 
-    def _record(self, attempt: AttemptLine) -> None:
+    def _record(self, attempt: Attempt) -> None:
         try:
             append_attempt(self.options.run_dir, attempt)
             self.control.clear_running()
@@ -236,7 +230,7 @@ class CurrentAttempt:
             f"saved up to {attempt.saved}; {attempt.decision}"
         )
 
-    def _start_again(self, attempt: AttemptLine) -> str:
+    def _start_again(self, attempt: Attempt) -> str:
         continuation = self.scheduler.start_again(self.control.suspects())
         if continuation.decision == decide.CONTINUES:
             return continuation.decision

@@ -2,7 +2,8 @@
 
 from typing import Dict, List, NamedTuple, Optional
 
-from hpcjobs.node.history import AttemptLine, History
+from hpcjobs.record.attempts import Attempt, History
+from hpcjobs.record.control import REQUEUE_CODE
 
 COMPLETED, TIMEOUT, PREEMPT, NODE, ERROR = "completed", "timeout", "preempt", "node", "error"
 """Causes of an end."""
@@ -10,8 +11,6 @@ RUNNING, CANCELLED, REQUEUED = "running", "cancelled", "requeued"
 """What the scheduler may say of a job beside a cause: it is not ending it, it ends it for good, it starts it again."""
 CONTINUES = "requeued"
 """The decision that another attempt follows."""
-REQUEUE_CODE = 85
-"""Exit code of a task that has saved and asks to be started again."""
 NODE_CODES = (11, 18, 19, 22, 134, 137)
 """No rendezvous, a rank lost, no progress of all ranks, a broken GPU, SIGABRT, SIGKILL: the node's fault.
 
@@ -106,7 +105,7 @@ def decide(
     return CONTINUES
 
 
-def _idle(attempts: List[AttemptLine], saved: int) -> int:
+def _idle(attempts: List[Attempt], saved: int) -> int:
     """How many attempts in a row, this one included, saved nothing beyond those before."""
     best = idle = 0
     for each in [*(attempt.saved for attempt in attempts), saved]:

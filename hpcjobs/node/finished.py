@@ -6,9 +6,10 @@ from typing import Optional
 
 from hpcjobs.node import decide
 from hpcjobs.node.conclude import CurrentAttempt
-from hpcjobs.node.history import History
 from hpcjobs.node.schedulers import RESUBMITTED
 from hpcjobs.node.slurm import report
+from hpcjobs.record.attempts import History
+from hpcjobs.record.control import REQUEUE_CODE
 
 REQUEUE_AT_END_S = 15.0
 """So late after a job's end a busy slurmctld requeues it by itself."""
@@ -36,9 +37,9 @@ def code_of_finished(job: CurrentAttempt, history: History) -> Optional[int]:
         if last.decision == decide.COMPLETED:
             code = 0
         elif last.decision.startswith(RESUBMITTED):
-            code = decide.REQUEUE_CODE
+            code = REQUEUE_CODE
         elif last.decision.startswith("ended") and requeued_by_slurm(job, history):
-            code = last.exit_code or decide.REQUEUE_CODE
+            code = last.exit_code or REQUEUE_CODE
     if code is not None:
         if last is None or not last.decision.startswith(RESUBMITTED):  # else the folder is another job's now
             job.write_earlier_end(code, int(time.time()))

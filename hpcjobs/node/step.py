@@ -4,8 +4,8 @@ import os
 import signal
 from typing import Callable, Dict, List, Optional
 
-from hpcjobs.node.decide import REQUEUE_CODE
 from hpcjobs.processes import tree
+from hpcjobs.record.control import REQUEUE_CODE
 
 ENDED_GRACE_S = 30.0
 """For a launcher after the last task wrote its end: it collects output, and ends its daemons."""

@@ -12,9 +12,7 @@ from hpcjobs.node import decide, step
 from hpcjobs.node.clock import Clock, signal_time_s
 from hpcjobs.node.commands import run
 from hpcjobs.node.conclude import CANCELLED_CODE, CurrentAttempt
-from hpcjobs.node.control import Running
 from hpcjobs.node.finished import code_of_finished, leave_orphaned
-from hpcjobs.node.history import History, read_history
 from hpcjobs.node.options import Options
 from hpcjobs.node.schedulers import Local, NodeSideScheduler
 from hpcjobs.node.slurm import Slurm, report
@@ -22,6 +20,8 @@ from hpcjobs.processes import tree
 from hpcjobs.processes.events import SignalPipe
 from hpcjobs.processes.fork import adopt_orphans
 from hpcjobs.processes.start import start
+from hpcjobs.record.attempts import History, read_history
+from hpcjobs.record.control import Running
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 LOOK_S = 5.0

@@ -15,10 +15,12 @@ from msgspec.structs import replace
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import write_beside
 from hpcjobs.job.array import task_ids
-from hpcjobs.run.folder import ACCOUNTING, STATE, task_dir
+from hpcjobs.record.names import ACCOUNTING, STATE
+from hpcjobs.record.state import StateFile
+from hpcjobs.run.folder import task_dir
 from hpcjobs.run.identity import CLOCK_TOLERANCE_S
 from hpcjobs.run.index import Entry
-from hpcjobs.run.state_file import StateFile, own_ids, read_json, read_state
+from hpcjobs.run.state_file import own_ids, read_json, read_state
 from hpcjobs.scheduler.base import JobRecord
 
 FINAL_AFTER_S = 300.0

@@ -12,8 +12,8 @@ import msgspec
 from hpcjobs.errors import RequestError, SchedulerError, reason_of
 from hpcjobs.files import read_regular
 from hpcjobs.job.models import Job, Plan
+from hpcjobs.record.names import MANIFEST, SUBMITTED
 from hpcjobs.run import index, record
-from hpcjobs.run.folder import MANIFEST, SUBMITTED
 from hpcjobs.run.identity import is_cluster_reachable
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import read_json

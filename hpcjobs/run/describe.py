@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcjobs.run.attempts import Attempt, read_attempts
-from hpcjobs.run.folder import MANIFEST, output_dir, task_dir
+from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.names import MANIFEST, SUMMARY
+from hpcjobs.record.state import FirstFailure
+from hpcjobs.run.attempts import read_attempts
+from hpcjobs.run.folder import output_dir, task_dir
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import StepProgress, newest_step
 from hpcjobs.run.samples import NodeSample, current_samples, newest_samples
-from hpcjobs.run.state_file import FirstFailure, own_ids, read_json, read_state
+from hpcjobs.run.state_file import own_ids, read_json, read_state
 from hpcjobs.run.status import statuses
 from hpcjobs.runtime.numbers import restore
 from hpcjobs.scheduler.base import JobRecord, State
@@ -45,7 +48,7 @@ def describe(entry: Entry) -> Description:
     job = manifest.get("job", {})
     state = read_state(entry, first_id)
     folder = output_dir(Path(entry.run_dir), first_id)
-    summary = restore(_read(folder / "summary.json"))
+    summary = restore(_read(folder / SUMMARY))
     records = statuses([entry])[0].records
     running = any(not record.state.ended for record in records)
     cancelled = any(record.job_id == first_id and record.state is State.CANCELLED for record in records)

@@ -13,6 +13,7 @@ from hpcjobs.errors import HpcJobsError
 from hpcjobs.files import read_regular
 from hpcjobs.job.models import Job
 from hpcjobs.job.script import render
+from hpcjobs.record.names import SUMMARY
 from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.index import Entry
@@ -182,7 +183,7 @@ def _results(job: Known) -> dict[str, str]:
 
 def _summary(entry: Entry) -> Iterator[tuple[str, str]]:
     folder = output_dir(Path(entry.run_dir), own_ids(entry)[0])
-    summary = restore(read_json(folder / "summary.json", dict[str, Any]) or {})
+    summary = restore(read_json(folder / SUMMARY, dict[str, Any]) or {})
     for name, value in flat({key: value for key, value in summary.items() if key != "config"}):
         if name.split(".")[0] not in _IDENTITY:
             yield name, _text(value)

@@ -16,7 +16,7 @@ from hpcjobs.files import read_regular
 from hpcjobs.job.fault_tolerance import check_words
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan
-from hpcjobs.run.folder import STATE
+from hpcjobs.record.names import STATE
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.status import Connect

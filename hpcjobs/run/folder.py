@@ -36,13 +36,13 @@ from hpcjobs.files import file_name, write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.job.script import MONITOR_PROGRAM, SHELL_FOLDER, shell_files
 from hpcjobs.pyz import pack
+from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.provenance import CodeState
 from hpcjobs.run.snapshot import copy_code
 from hpcjobs.user import user_name
 
 NODE_PROGRAM = "node.pyz"
 BATCH_SCRIPT = "batch_script"
-MANIFEST, SUBMITTED, STATE, ACCOUNTING = "manifest.json", "submitted.json", "state.json", "accounting.json"
 
 
 def create(plan: Plan, code: CodeState | None) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.names import METRICS, SUMMARY
 from hpcjobs.run import logs, status, wait
-from hpcjobs.run.attempts import Attempt, read_attempts
+from hpcjobs.run.attempts import read_attempts
 from hpcjobs.run.cancel import cancel
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import select
@@ -70,12 +72,12 @@ class JobHandle:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; empty when the program writes none."""
-        path = self.run_dir / "metrics.jsonl"
+        path = self.run_dir / METRICS
         return [restore(json.loads(line)) for line in _complete_lines(path)] if path.exists() else []
 
     def summary(self) -> dict[str, Any] | None:
         """summary.json; None when the program has not written one, or, with a warning, none that can be used."""
-        summary = read_json(self.run_dir / "summary.json", dict[str, Any])
+        summary = read_json(self.run_dir / SUMMARY, dict[str, Any])
         return None if summary is None else restore(summary)
 
 

@@ -14,7 +14,8 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, RequestError
 from hpcjobs.files import read_regular
-from hpcjobs.run.folder import MANIFEST, log_path
+from hpcjobs.record.names import MANIFEST
+from hpcjobs.run.folder import log_path
 from hpcjobs.run.foreign import log_files
 from hpcjobs.run.index import Entry
 from hpcjobs.run.log_file import Tail, find_start

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from hpcjobs.files import open_regular, read_regular
+from hpcjobs.record.names import METRICS
 from hpcjobs.run.folder import output_dir
 from hpcjobs.run.json_lines import decode_line, last_lines
 from hpcjobs.units import human_bytes, human_duration
@@ -146,7 +147,7 @@ class RunLines:
 
 def newest_step(run_dir: Path) -> StepProgress | None:
     """The last `step` line; None before the first one."""
-    lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(run_dir / "metrics.jsonl"))
+    lines = (decode_line(line, StepProgress, kind="step") for line in last_lines(run_dir / METRICS))
     all_steps = [step for step in lines if step is not None]
     return _newest(all_steps) if all_steps else None
 
@@ -162,7 +163,7 @@ def _newest(steps: list[StepProgress]) -> StepProgress:
 
 def read_progress(run_dir: Path, run_lines: RunLines | None = None) -> Progress | None:
     """The progress by the last lines; None before the first step. ``run_lines`` spares who reads again most of it."""
-    path = run_dir / "metrics.jsonl"
+    path = run_dir / METRICS
     lines = last_lines(path)
     all_steps: list[StepProgress] = []
     since_start: list[StepProgress] = []

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.errors import HpcJobsWarning, reason_of
+from hpcjobs.record.names import MANIFEST, SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.accounting_file import may_be_requeued, read_accounting
-from hpcjobs.run.folder import MANIFEST, SUBMITTED
 from hpcjobs.run.identity import is_reachable, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.listing import FORGOTTEN_S

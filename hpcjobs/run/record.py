@@ -20,7 +20,8 @@ from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import write_beside
 from hpcjobs.job.models import Plan
 from hpcjobs.processes.tree import start_ticks
-from hpcjobs.run import folder, index
+from hpcjobs.record.names import SUBMITTED
+from hpcjobs.run import index
 from hpcjobs.run.identity import own_cluster, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.base import Submitted
@@ -134,7 +135,7 @@ def remember(plan: Plan, taken: Submitted, *, submitted: float | None = None) ->
         user=user_name(),
     )
     try:
-        write_beside(plan.run_dir / folder.SUBMITTED, msgspec.json.encode(entry))
+        write_beside(plan.run_dir / SUBMITTED, msgspec.json.encode(entry))
     except OSError as error:
         _warn(entry, f"in its run folder {plan.run_dir}", error)
     try:

@@ -16,7 +16,7 @@ from hpcjobs.job.models import Job, JobSpec, Layer, Plan
 from hpcjobs.job.plan import plan_of, run_dir_of
 from hpcjobs.job.resolve import resolve
 from hpcjobs.job.script import locate_run_root
-from hpcjobs.run.folder import MANIFEST
+from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.index import Entry
 from hpcjobs.run.provenance import CodeState, code_state
 from hpcjobs.run.select import is_own

@@ -11,9 +11,9 @@ import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
 from hpcjobs.job.array import array_indices
+from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.adopt import read_index
-from hpcjobs.run.folder import SUBMITTED
 from hpcjobs.run.identity import SCRIPT, is_reachable, user_name
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import read_json

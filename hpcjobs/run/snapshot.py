@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcjobs.errors import CommandMissingError, RequestError
+from hpcjobs.record.names import MANIFEST
 from hpcjobs.run.git import ask_git
 from hpcjobs.units import human_bytes
 
@@ -52,7 +53,7 @@ def _copy(source: Path, path: Path, target: Path) -> None:
 
 def _is_snapshot(source: Path) -> bool:
     """Whether this is the copy of the code in a run folder."""
-    return source.name == "code" and (source.parent / "manifest.json").is_file()
+    return source.name == "code" and (source.parent / MANIFEST).is_file()
 
 
 def code_files(source: Path) -> list[Path]:

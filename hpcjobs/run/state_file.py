@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,49 +12,31 @@ import msgspec
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import read_regular
 from hpcjobs.job.array import array_indices
-from hpcjobs.run.folder import STATE, task_dir
+from hpcjobs.record.names import STATE
+from hpcjobs.record.state import StateFile, read_state_file
+from hpcjobs.run.folder import task_dir
 from hpcjobs.run.index import Entry
-from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.scheduler.base import JobRecord
 
 T = TypeVar("T")
 
 
-class FirstFailure(msgspec.Struct, frozen=True):
-    """The rank that failed first."""
-
-    rank: int
-    host: str
-    exit_code: int
-
-
-class StateFile(msgspec.Struct, frozen=True):
-    """What job.sh writes to ``state.json``. Times are seconds since 1970."""
-
-    job_id: str
-    state: State
-    exit_code: int | None
-    started: float | None
-    ended: float | None
-    nodes: str | None
-    restarts: int = 0
-    first_failure: FirstFailure | None = None
-    cluster: str | None = None
-    """SLURM_CLUSTER_NAME of the job."""
-    array_job_id: str | None = None
-    """Of a task of an array, whose ``job_id`` is the task's own in Slurm's books."""
-
-
 def read_json(path: Path, type: type[T]) -> T | None:
-    """The content of a file of a run folder; None where there is none, or, with a warning, none that can be used."""
+    """The content of a file of a run folder; None if it does not exist or, with a warning, if it cannot be used."""
+    return read_usable(path, lambda: msgspec.json.decode(read_regular(path), type=type))
+
+
+def read_usable(path: Path, read: Callable[[], T]) -> T | None:
+    """Call ``read``, which reads ``path``; None if it does not exist or, with a warning, if it cannot be used."""
     try:
-        return msgspec.json.decode(read_regular(path), type=type)
+        return read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         reason = error.strerror or str(error)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         reason = str(error)
-    warnings.warn(f"{path} cannot be used: {reason}", HpcJobsWarning, stacklevel=2)
+    warnings.warn(f"{path} cannot be used: {reason}", HpcJobsWarning, stacklevel=3)
     return None
 
 
@@ -68,7 +51,8 @@ def own_ids(entry: Entry) -> list[str]:
 
 def read_state(entry: Entry, job_id: str) -> StateFile | None:
     """What the job itself last wrote; None before its script started."""
-    return read_json(task_dir(Path(entry.run_dir), job_id) / STATE, StateFile)
+    path = task_dir(Path(entry.run_dir), job_id) / STATE
+    return read_usable(path, lambda: read_state_file(path))
 
 
 def all_ended(entry: Entry) -> bool:

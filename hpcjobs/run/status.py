@@ -19,6 +19,7 @@ import msgspec
 
 from hpcjobs.errors import SchedulerDownError, SchedulerError
 from hpcjobs.job.array import task_ids
+from hpcjobs.record.control import Continuation
 from hpcjobs.run.accounting_file import (
     are_final,
     drop_accounting,
@@ -26,7 +27,7 @@ from hpcjobs.run.accounting_file import (
     may_be_requeued,
     read_accounting,
 )
-from hpcjobs.run.attempts import Continuation, current_id, read_attempts, write_continuation
+from hpcjobs.run.attempts import current_id, read_attempts, write_continuation
 from hpcjobs.run.identity import CLOCK_TOLERANCE_S, SCRIPT, is_ours, owner_elsewhere
 from hpcjobs.run.index import Entry
 from hpcjobs.run.state_file import all_ended, own_ids, own_record, own_records

@@ -34,16 +34,19 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from hpcjobs.files import write_beside
+from hpcjobs.files import append_lines, write_beside
+from hpcjobs.record.control import DEADLINE as DEADLINE_FILE
+from hpcjobs.record.control import PROGRESS as PROGRESS
+from hpcjobs.record.control import REQUEUE as REQUEUE
+from hpcjobs.record.control import SIGNAL_BEFORE as SIGNAL_BEFORE
+from hpcjobs.record.control import STEPS as STEPS
+from hpcjobs.record.control import SUSPECTS as SUSPECTS
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.runtime.summary import Quantiles
 
 FOLDER = "HPCJOBS_CONTROL_DIR"
 DEADLINE = "HPCJOBS_DEADLINE"
 """When the time limit ends the job, in seconds since 1970, as known at its start; not set where there is none."""
-DEADLINE_FILE = "deadline"
-"""The same as known last, in the control directory: limits are extended and shortened while a job runs."""
-PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE, SUSPECTS = "progress", "steps", "requeue", "signal-before", "suspects"
 
 
 class Stop:
@@ -103,8 +106,7 @@ def suspect(host: str) -> None:
     """The next start is to do without ``host``, if Slurm has enough others."""
     place = control_dir()
     if place is not None:
-        with (place / SUSPECTS).open("a", encoding="utf-8") as file:
-            file.write(f"{host}\n")
+        append_lines(place / SUSPECTS, [host])
 
 
 def ignore() -> None:

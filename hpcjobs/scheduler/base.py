@@ -3,79 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from typing import Protocol
 
 import msgspec
 
 from hpcjobs.job.models import Plan
+from hpcjobs.record.state import State as State
 from hpcjobs.scheduler.exit_text import describe_signal, name_signal
 from hpcjobs.site.models import Frozen
-
-
-class State(str, Enum):
-    """State of a job, by Slurm's names."""
-
-    PENDING = "PENDING"
-    CONFIGURING = "CONFIGURING"
-    RUNNING = "RUNNING"
-    COMPLETING = "COMPLETING"
-    SUSPENDED = "SUSPENDED"
-    STOPPED = "STOPPED"
-    REQUEUED = "REQUEUED"
-    RESIZING = "RESIZING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    TIMEOUT = "TIMEOUT"
-    PREEMPTED = "PREEMPTED"
-    NODE_FAIL = "NODE_FAIL"
-    BOOT_FAIL = "BOOT_FAIL"
-    LAUNCH_FAILED = "LAUNCH_FAILED"
-    RECONFIG_FAIL = "RECONFIG_FAIL"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    DEADLINE = "DEADLINE"
-    REVOKED = "REVOKED"
-    UNKNOWN = "UNKNOWN"
-
-    @property
-    def ended(self) -> bool:
-        """No further change is to come (REQUEUED is a job on its way back to the queue)."""
-        return self in _ENDED
-
-    @classmethod
-    def parse(cls, text: str) -> State:
-        """``CANCELLED by 1000`` or ``COMPLETED+`` -> the state; an unknown name is UNKNOWN."""
-        name = (text.split() or [""])[0].rstrip("+")
-        return _LONG_NAMES.get(name) or cls.__members__.get(name, cls.UNKNOWN)
-
-
-_ENDED = frozenset(
-    {
-        State.COMPLETED,
-        State.FAILED,
-        State.CANCELLED,
-        State.TIMEOUT,
-        State.PREEMPTED,
-        State.NODE_FAIL,
-        State.BOOT_FAIL,
-        State.LAUNCH_FAILED,
-        State.RECONFIG_FAIL,
-        State.OUT_OF_MEMORY,
-        State.DEADLINE,
-        State.REVOKED,
-    }
-)
-# States the queue shows for a job that is still where the value says.
-_LONG_NAMES = {
-    "REQUEUE_HOLD": State.PENDING,
-    "REQUEUE_FED": State.PENDING,
-    "RESV_DEL_HOLD": State.PENDING,
-    "SPECIAL_EXIT": State.PENDING,
-    "EXPEDITING": State.PENDING,
-    "STAGE_OUT": State.COMPLETING,
-    "SIGNALING": State.RUNNING,
-}
 
 
 class JobRecord(msgspec.Struct, frozen=True):

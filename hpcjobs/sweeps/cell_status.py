@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hpcjobs.job.array import task_ids
+from hpcjobs.record.state import StateFile
 from hpcjobs.run.adopt import adopt_job, plan_in
 from hpcjobs.run.identity import is_queued
 from hpcjobs.run.index import Entry
 from hpcjobs.run.record import remember
-from hpcjobs.run.state_file import StateFile
 from hpcjobs.run.status import statuses
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.sweeps.cells import Cell

@@ -31,7 +31,8 @@ from msgspec.structs import replace
 from hpcjobs.errors import ConfigError, RequestError, UnknownJobError, reason_of, warn_without_locks
 from hpcjobs.files import lock_file, read_regular, write_beside
 from hpcjobs.job.models import Job
-from hpcjobs.run.folder import SUBMITTED, make_root
+from hpcjobs.record.names import SUBMITTED
+from hpcjobs.run.folder import make_root
 from hpcjobs.run.index import Entry
 from hpcjobs.run.select import is_known_configuration, without_unknown_configuration
 from hpcjobs.site.models import Frozen

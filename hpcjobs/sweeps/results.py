@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from hpcjobs.errors import RequestError, nearest
 from hpcjobs.files import read_regular
+from hpcjobs.record.names import SUMMARY
 from hpcjobs.run.describe import flat
 from hpcjobs.run.folder import log_path
 from hpcjobs.run.json_lines import decode_object
@@ -151,7 +152,7 @@ def _parse_value(text: str | None) -> str | int | float | None:
 def _read_summary(folder: SweepFolder, cell_status: CellStatus) -> list[tuple[str, Any]]:
     """summary.json of the cell's run folder, flat; empty where there is none, or where it is no JSON object."""
     try:
-        summary = decode_object(read_regular(folder.cell_dir(cell_status.cell.id) / "summary.json"))
+        summary = decode_object(read_regular(folder.cell_dir(cell_status.cell.id) / SUMMARY))
     except (FileNotFoundError, ValueError):
         return []
     if summary is None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import msgspec
 
 from hpcjobs.files import read_regular, write_beside
-from hpcjobs.run.state_file import StateFile, read_json
+from hpcjobs.record.names import STATE
+from hpcjobs.record.state import StateFile, read_state_file
+from hpcjobs.record.values import convert, to_json
+from hpcjobs.run.state_file import read_usable
 from hpcjobs.scheduler.base import State
 from hpcjobs.sweeps.folder import SweepFolder
 
@@ -23,17 +27,19 @@ def read_states(folder: SweepFolder) -> dict[str, StateFile]:
     completed = {cell: state for cell, state in new.items() if state.state is State.COMPLETED}
     if completed:
         with contextlib.suppress(OSError):  # a folder of somebody else's, a full disk: the next call reads them again
-            write_beside(folder.path / _FILE, msgspec.json.encode(known | completed))
+            write_beside(folder.path / _FILE, msgspec.json.encode(to_json(known | completed)))
     return known | new
 
 
 def _read_cache(folder: SweepFolder) -> dict[str, StateFile]:
     try:
-        return msgspec.json.decode(read_regular(folder.path / _FILE), type=dict[str, StateFile])
-    except (FileNotFoundError, msgspec.MsgspecError):  # none yet, or of another version
+        raw = msgspec.json.decode(read_regular(folder.path / _FILE), type=dict[str, dict[str, Any]])
+        return {cell: convert(state, StateFile) for cell, state in raw.items()}
+    except (FileNotFoundError, ValueError):  # none yet, or of another version
         return {}
 
 
 def read_cell_state(folder: SweepFolder, cell: str) -> StateFile | None:
     """What a cell last wrote; None before it started, and, with a warning, where that cannot be used."""
-    return read_json(folder.cell_dir(cell) / "state.json", StateFile)
+    path = folder.cell_dir(cell) / STATE
+    return read_usable(path, lambda: read_state_file(path))

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import msgspec
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, SchedulerError, UnknownJobError
+from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run.alarms import find_alarms
-from hpcjobs.run.folder import SUBMITTED, output_dir
+from hpcjobs.run.folder import output_dir
 from hpcjobs.run.foreign import scheduler_of, site_asked
 from hpcjobs.run.index import Entry
 from hpcjobs.run.listing import Survey, survey

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hpcjobs"
 
 # room -> the rooms it may import from, besides itself; `hpcjobs` is the package's own public names.
 GROUND = {"errors", "units", "files", "gpu_errors", "ports", "printable", "processes", "data", "pyz", "templating"}
-GROUND |= {"user", "wheel"}
+GROUND |= {"record", "user", "wheel"}
 ALLOWED = {
     "torch_state": set[str](),
     "trackers": set[str](),
@@ -32,8 +32,9 @@ ALLOWED = {
     "ports": set[str](),
     "printable": set[str](),
     "processes": {"errors"},
-    "node": {"files", "gpu_errors", "processes"},
-    "runtime": {"files", "processes", "torch_state", "trackers"},
+    "record": {"files"},
+    "node": {"files", "gpu_errors", "processes", "record"},
+    "runtime": {"files", "processes", "record", "torch_state", "trackers"},
     "trainers": {"files", "gpu_errors", "runtime", "torch_state", "trackers"},
     "callbacks": {"runtime"},
     "fabric": {"files", "gpu_errors", "processes", "runtime"},
@@ -103,7 +104,7 @@ TRAINERS = {
         "fault_tolerance",
     },
 }
-STDLIB_ONLY = {"files", "gpu_errors", "node", "runtime", "processes", "fabric"}
+STDLIB_ONLY = {"files", "gpu_errors", "node", "record", "runtime", "processes", "fabric"}
 SUPERVISOR = "hpcjobs.scheduler.local.supervisor"
 SUBMIT_SIDE = ["jinja2", "msgspec", "rich", "submitit", "typer", "yaml"]
 

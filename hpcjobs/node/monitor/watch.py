@@ -14,6 +14,7 @@ from hpcjobs.node.monitor.gpus import GpuReader, load_library
 from hpcjobs.node.monitor.job_processes import JobProcesses
 from hpcjobs.node.monitor.sampler import NodeSampler
 from hpcjobs.processes.events import SignalPipe
+from hpcjobs.record.names import monitor_name
 
 SCHEMA = "hpcjobs.monitor/1"
 _FRESH = 3
@@ -25,7 +26,7 @@ def watch(run_dir: str, job_id: str, interval_s: float, environ: Mapping[str, st
     """Sample until SIGTERM. Where somebody samples this node already, say so and leave: 1 if it is another job."""
     signals = SignalPipe(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     node = int(environ.get("SLURM_NODEID", "0"))
-    path = os.path.join(run_dir, "monitor.jsonl" if node == 0 else f"monitor-{node}.jsonl")
+    path = os.path.join(run_dir, monitor_name(node))
     with io.FileIO(path, "a") as file:
         writer = _writer(path, interval_s)
         if not _lock(file) or (writer is not None and _grows(path, signals, interval_s)):

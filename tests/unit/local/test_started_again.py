@@ -9,7 +9,8 @@ import pytest
 
 import hpcjobs
 from hpcjobs.errors import RequestError
-from hpcjobs.run.attempts import Attempt, read_attempts
+from hpcjobs.record.attempts import Attempt
+from hpcjobs.run.attempts import read_attempts
 from hpcjobs.scheduler.base import State
 
 from .machines import Machine, until

@@ -17,9 +17,10 @@ import pytest
 from interpreters import interpreter
 
 from hpcjobs.node import supervisor
-from hpcjobs.node.history import AttemptLine
 from hpcjobs.processes.tree import children
 from hpcjobs.pyz import pack
+from hpcjobs.record.attempts import Attempt
+from hpcjobs.record.values import encode
 
 BUDGETS = "timeout=1000000000,preempt=1000000000,node=3,error=0"
 SAVED = 'echo 5 >"$HPCJOBS_CONTROL_DIR/progress"; echo 5 >"$HPCJOBS_CONTROL_DIR/requeue"; '
@@ -465,9 +466,7 @@ def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_kil
     os.kill(script, signal.SIGKILL)
     process.communicate(timeout=60)
     running = json.loads((node.control / "running").read_text())
-    line = AttemptLine(
-        "42", running["started"], running["started"] + 9, "here", 138, "preempt", 0, 0, "requeued"
-    ).line()
+    line = encode(Attempt("42", running["started"], running["started"] + 9, "here", 138, "preempt", 0, 0, "requeued"))
     (node.run_dir / "attempts.jsonl").write_text(line + "\n")
     done = subprocess.run(["sh", node.control / "aftermath"], env=node.environ, capture_output=True, text=True)
     assert (done.returncode, node.state, node.requeued) == (0, "REQUEUED", True), done.stderr
@@ -475,7 +474,7 @@ def test_rank_0_carries_out_what_was_decided_before_the_deciding_process_was_kil
 
 
 def test_a_job_that_continues_another_one_records_that_itself_where_the_other_was_killed_before(node: Node) -> None:
-    line = AttemptLine("41", 1, 2, "here", 85, "preempt", 5, 5, "requeued").line()
+    line = encode(Attempt("41", 1, 2, "here", 85, "preempt", 5, 5, "requeued"))
     (node.run_dir / "attempts.jsonl").write_text(line + "\n")
     node.control.mkdir()
     node.says("JobId=42 JobState=RUNNING Reason=None Restarts=0 SubmitTime=1700000000")
@@ -486,7 +485,7 @@ def test_a_job_that_continues_another_one_records_that_itself_where_the_other_wa
 
 
 def test_of_two_jobs_that_were_submitted_to_continue_another_one_only_one_runs(node: Node) -> None:
-    line = AttemptLine("41", 1, 2, "here", 85, "preempt", 5, 5, "resubmitted as 43").line()
+    line = encode(Attempt("41", 1, 2, "here", 85, "preempt", 5, 5, "resubmitted as 43"))
     (node.run_dir / "attempts.jsonl").write_text(line + "\n")
     node.control.mkdir()
     (node.control / "continued").write_text("43\n")

@@ -8,14 +8,14 @@ import pytest
 
 from hpcjobs.node.clock import Clock, Limit, signal_time_s
 from hpcjobs.node.decide import CANCELLED, NODE, PREEMPT, REQUEUED, TIMEOUT, AttemptEnd, decide, find_cause
-from hpcjobs.node.history import AttemptLine, History, append_attempt, count_unrecorded, read_history, replace_last
 from hpcjobs.node.step import ENDED_GRACE_S, FAILED_GRACE_S, MISSING_GRACE_S, StepWatch
+from hpcjobs.record.attempts import Attempt, History, append_attempt, count_unrecorded, read_history, replace_last
 
 BUDGETS = {"timeout": 10**9, "preempt": 10**9, "node": 3, "error": 0}
 
 
-def attempt(cause: str = "preempt", saved: int = 10, job_id: str = "7", decision: str = "requeued") -> AttemptLine:
-    return AttemptLine(job_id, 100, 200, "n[1-2]", 0, cause, saved, saved, decision)
+def attempt(cause: str = "preempt", saved: int = 10, job_id: str = "7", decision: str = "requeued") -> Attempt:
+    return Attempt(job_id, 100, 200, "n[1-2]", 0, cause, saved, saved, decision)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_cause_of_every_end(end: AttemptEnd, cause: str | None) -> None:
     assert find_cause(end) == cause
 
 
-def decided(cause: str, saved: int, *earlier: AttemptLine, unrecorded: int = 0) -> str:
+def decided(cause: str, saved: int, *earlier: Attempt, unrecorded: int = 0) -> str:
     return decide(cause, saved=saved, history=History(list(earlier)), budgets=BUDGETS, unrecorded=unrecorded)
 
 
@@ -130,7 +130,7 @@ def test_only_the_last_line_of_the_history_is_corrected(tmp_path: Path) -> None:
 
 def test_a_history_that_cannot_be_read_is_an_error_and_no_empty_one(tmp_path: Path) -> None:
     (tmp_path / "attempts.jsonl").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="no regular file"):
         read_history(str(tmp_path))
 
 

@@ -17,7 +17,8 @@ from scripted_slurm import answer
 
 from hpcjobs.errors import ConfigError, RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.run.folder import SUBMITTED, output_dir
+from hpcjobs.record.names import SUBMITTED
+from hpcjobs.run.folder import output_dir
 from hpcjobs.run.handle import JobHandle
 from hpcjobs.run.index import entries
 from hpcjobs.run.samples import all_monitor_files

@@ -1,14 +1,21 @@
 """The control directory: the files by which a job's program and the process that decides about attempts meet."""
 
-import json
 import os
 import re
 import shlex
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from hpcjobs.files import append_lines, write_beside
-from hpcjobs.node.decide import REQUEUE_CODE
-from hpcjobs.node.files import read_text, remove
+from hpcjobs.record.names import CONTROL, FIRST_FAILURE
+from hpcjobs.record.state import FirstFailure, read_first_failure
+from hpcjobs.record.text import read_text, remove
+from hpcjobs.record.values import decode, encode
+
+PROGRESS, STEPS, REQUEUE, SIGNAL_BEFORE = "progress", "steps", "requeue", "signal-before"
+"""Numbers that the program writes."""
+SUSPECTS, DEADLINE = "suspects", "deadline"
+REQUEUE_CODE = 85
+"""Exit code of a task that has saved and asks to be started again."""
 
 
 class Running(NamedTuple):
@@ -23,19 +30,18 @@ class Running(NamedTuple):
     """Options of the process that decides."""
 
 
-class FailedRank(NamedTuple):
-    """The first rank that failed."""
+class Continuation(NamedTuple):
+    """The scheduler's job that continues another one where requeueing is forbidden."""
 
-    exit_code: int
-    rank: int
-    host: str
+    job_id: str
+    submitted: float
 
 
 class ControlDir:
     """``control/`` in the run folder, and what lies beside it."""
 
     def __init__(self, run_dir: str) -> None:
-        self.run_dir, self.path = run_dir, os.path.join(run_dir, "control")
+        self.run_dir, self.path = run_dir, os.path.join(run_dir, CONTROL)
 
     def prepare(self, running: Running) -> None:
         """Remove what an earlier attempt left, and note that this one runs. Raises OSError."""
@@ -43,10 +49,10 @@ class ControlDir:
             os.makedirs(self._file(folder), exist_ok=True)
             for name in os.listdir(self._file(folder)):
                 remove(self._file(folder, name))
-        for name in ("requeue", "completed", "finished", "step_code", "nodes", "deadline"):
+        for name in (REQUEUE, "completed", "finished", "step_code", "nodes", DEADLINE):
             remove(self._file(name))
-        remove(os.path.join(self.run_dir, "first_failure"))
-        write_beside(self._file("running"), json.dumps(running._asdict()) + "\n")
+        remove(os.path.join(self.run_dir, FIRST_FAILURE))
+        write_beside(self._file("running"), encode(running) + "\n")
 
     def write_aftermath(self, command: List[str]) -> None:
         """Note how rank 0 decides if the process that should was killed. Raises OSError."""
@@ -61,7 +67,7 @@ class ControlDir:
     @property
     def asks_to_continue(self) -> bool:
         """Whether all that the program did is saved, and it asks for another attempt."""
-        return bool(read_text(self._file("requeue")).strip()) or REQUEUE_CODE in self.ends().values()
+        return bool(read_text(self._file(REQUEUE)).strip()) or REQUEUE_CODE in self.ends().values()
 
     @property
     def completed(self) -> bool:
@@ -70,16 +76,16 @@ class ControlDir:
 
     @property
     def saved(self) -> int:
-        return self._number("progress")
+        return self._number(PROGRESS)
 
     @property
     def steps(self) -> int:
-        return max(self._number("steps"), self.saved)
+        return max(self._number(STEPS), self.saved)
 
     @property
     def signal_before_s(self) -> int:
         """Seconds before its limit at which the program wants the signal, by its own measurement; 0: not known yet."""
-        return self._number("signal-before")
+        return self._number(SIGNAL_BEFORE)
 
     def ends(self) -> Dict[int, int]:
         """Task of the step -> its exit code, of tasks that ended."""
@@ -97,17 +103,13 @@ class ControlDir:
         return int(text) if text.isdigit() else None
 
     @property
-    def first_failure(self) -> Optional[FailedRank]:
-        try:
-            code, rank, host = read_text(os.path.join(self.run_dir, "first_failure")).split()[:3]
-            return FailedRank(int(code), int(rank), host)
-        except (OSError, ValueError):
-            return None
+    def first_failure(self) -> Optional[FirstFailure]:
+        return read_first_failure(self.run_dir)
 
     def suspects(self) -> List[str]:
         """Hosts that the next attempt should not get, each once, the newest last."""
         try:
-            named = read_text(self._file("suspects")).split()
+            named = read_text(self._file(SUSPECTS)).split()
         except OSError:
             return []
         return sorted(set(named), key=lambda host: len(named) - named[::-1].index(host))
@@ -129,9 +131,8 @@ class ControlDir:
     def running(self) -> Optional[Running]:
         """The attempt that ended without a line in the history, if there is one."""
         try:
-            values: Dict[str, Any] = json.loads(read_text(self._file("running")))
-            return Running(**values)
-        except (OSError, ValueError, TypeError):
+            return decode(read_text(self._file("running")).encode(), Running)
+        except (OSError, ValueError):
             return None
 
     def clear_running(self) -> None:
@@ -141,12 +142,24 @@ class ControlDir:
         """The scheduler decides what follows; if it starts the job again, that start judges this end."""
         running = self.running()
         if running is not None:
-            write_beside(self._file("running"), json.dumps(running._replace(pid=0)._asdict()) + "\n")
+            write_beside(self._file("running"), encode(running._replace(pid=0)) + "\n")
 
     @property
     def continued(self) -> str:
-        """Id of the job that continues this one, where a job cannot be requeued; empty: none."""
-        return self._read_value("continued")
+        """Id of the job that continues this one, if a job cannot be requeued; empty: no job does."""
+        continuation = self.continuation()
+        return "" if continuation is None else continuation.job_id
+
+    def continuation(self) -> Optional[Continuation]:
+        """The job that continues this one; its time of submission is that of the file if the file has none."""
+        path = self._file("continued")
+        try:
+            job_id, submitted = _split_continued(read_text(path))
+            if not job_id:
+                return None
+            return Continuation(job_id, os.stat(path).st_mtime if submitted is None else float(submitted))
+        except (OSError, ValueError):
+            return None
 
     def write_continued(self, job_id: str, submitted: Optional[float] = None) -> None:
         """Name the job that continues this one, with the time of its submission if that was not just now."""
@@ -157,7 +170,7 @@ class ControlDir:
 
         Limits are extended and shortened while a job runs.
         """
-        write_beside(self._file("deadline"), f"{deadline:.0f}\n")
+        write_beside(self._file(DEADLINE), f"{deadline:.0f}\n")
 
     def finished_code(self, job_id: str) -> Optional[int]:
         """Exit code of ``job_id`` where it ended, but could not tell Slurm so; None: it did not."""
@@ -169,7 +182,7 @@ class ControlDir:
         remove(self._file("finished"))
 
     def add_suspect(self, host: str) -> None:
-        append_lines(self._file("suspects"), [host])
+        append_lines(self._file(SUSPECTS), [host])
 
     def write_finished(self, job_id: str, code: int) -> None:
         write_beside(self._file("finished"), f"{job_id}={code}\n")
@@ -186,3 +199,8 @@ class ControlDir:
 
     def _file(self, *names: str) -> str:
         return os.path.join(self.path, *names)
+
+
+def _split_continued(text: str) -> Tuple[str, Optional[str]]:
+    parts = text.split()
+    return (parts[0] if parts else ""), (parts[1] if parts[1:] else None)

@@ -1,14 +1,15 @@
-"""Files of the control directory that may not be there."""
+"""Small text files that may not be there."""
 
 import contextlib
 import os
 
+from hpcjobs.files import read_regular
+
 
 def read_text(path: str) -> str:
-    """The text of ``path``, empty where there is none. Raises OSError if it cannot be read."""
+    """The text of ``path``, empty if it does not exist. Raises OSError if it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return read_regular(path).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
 
