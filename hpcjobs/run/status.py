@@ -264,6 +264,8 @@ def _resolve(member: _Open, queued: list[JobRecord], accounted: list[JobRecord])
     known = [*alive, *final, *(record for record in own.values() if record is not None)]
     if not known:
         return [*queued] or [_unknown(entry)]
+    if alive:  # a task that was taken out of the queue has no record; once the others have ended, its end is reported
+        return known
     never_started = (task for task, record in own.items() if record is None and task not in in_queue)
     return [*known, *(msgspec.structs.replace(_unknown(entry), job_id=task, reason=_LOST) for task in never_started)]
 
