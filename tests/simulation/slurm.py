@@ -1,6 +1,7 @@
 """A Slurm cluster in virtual time, which answers Slurm's commands as text.
 
-Modelled from Slurm 22.05's manual pages and from what the sandbox printed; no test compares the two yet. Jobs run as processes of the world (`Body`); what a job does is given by whoever submits it.
+Modelled from Slurm 22.05's manual pages and from what the sandbox printed; no test compares the two yet. Jobs run as
+processes of the world (`Body`); what a job does is given by whoever submits it.
 """
 
 from __future__ import annotations
