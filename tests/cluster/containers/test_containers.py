@@ -103,7 +103,7 @@ def ordinary(sandbox: Sandbox, workdir: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("an ordinary user needs a Python that is not root's")
     monkeypatch.setenv("SLURM_CONF", sandbox.slurm_conf)
     subprocess.run(["sacctmgr", "-i", "-Q", "add", "user", USER, "account=sandbox"], capture_output=True)
-    for part in ("", "runtime"):  # a checkout may lie where only root can read
+    for part in ("", "record", "runtime"):  # a checkout may lie where only root can read
         shutil.copytree(Path(package.__file__).parent / part, workdir / "package" / "hpcjobs" / part,
                         dirs_exist_ok=True, ignore=None if part else lambda folder, names: names[:0] + [
                             name for name in names if (Path(folder) / name).is_dir()])  # fmt: skip
