@@ -94,12 +94,13 @@ def launch(
             run = import_object(train)
             run(call, import_object(strategy)(chosen))
     except Requeue as left:
-        ignore()
         return left.code
     except TrainerError as error:
         record_failure(trainer, config, error)
         return report(error)
     finally:
+        if stop is not None:  # a signal while the interpreter ends would make a failure of a completed run
+            ignore()
         if "hpcjobs.trainers.distributed.process_group" in sys.modules:
             import_object("hpcjobs.trainers.distributed.process_group:release_groups")()
         flush()

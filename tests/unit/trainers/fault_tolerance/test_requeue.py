@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -49,6 +52,17 @@ def test_one_rank_is_told_all_save_at_the_same_step_and_the_next_start_has_the_l
     assert ended.summary.resumed_from_step == step
     assert ended.losses() == alone.losses()
     assert ended.summary.evaluation == alone.summary.evaluation
+
+
+def test_a_signal_after_the_last_step_does_not_make_a_failure_of_a_completed_run(tmp_path: Path) -> None:
+    program = (
+        "import signal; from hpcjobs.trainers.ddp import main\n"
+        "code = main(['--workload', 'lm', '--steps', '1'])\n"
+        "print(int(code), signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)"  # the interpreter restores other handlers
+    )
+    env = {**os.environ, **surviving(tmp_path), "HPCJOBS_RUN_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
+    assert ended.stdout.splitlines()[-1:] == ["0 True"], ended
 
 
 def test_a_run_in_which_nothing_moves_ends_and_names_the_rank_that_the_others_wait_for_by_its_slurm_node(
