@@ -75,6 +75,9 @@ _LONG_NAMES = {
 }
 
 
+_YEAR_10000 = 253402300800  # in seconds since 1970; `datetime` ends before it
+
+
 class FirstFailure(NamedTuple):
     """The rank that failed first."""
 
@@ -107,7 +110,11 @@ def read_state_file(path: AnyPath) -> StateFile:
     Raises:
         OSError: it cannot be read. ValueError: it holds no state of a job.
     """
-    return read_json(path, StateFile)
+    state = read_json(path, StateFile)
+    for name, moment in (("started", state.started), ("ended", state.ended)):
+        if moment is not None and not 0 <= moment < _YEAR_10000:  # also refuses NaN
+            raise ValueError(f"{name} is {moment}, expected seconds since 1970")
+    return state
 
 
 def write_state(folder: str, state: StateFile) -> None:

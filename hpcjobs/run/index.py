@@ -18,6 +18,7 @@ import msgspec
 
 from hpcjobs.errors import HpcJobsWarning
 from hpcjobs.files import append_lines, state_dir
+from hpcjobs.scheduler.base import Moment
 
 T = TypeVar("T")
 NO_FOLDER = "/dev/null"
@@ -32,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     site: str
     scheduler: str
     run_dir: str
-    submitted: float
+    submitted: Moment
     """Seconds since 1970."""
     cluster: str | None = None
     """Slurm's ClusterName, or the name of the host for a local job; None: not known."""

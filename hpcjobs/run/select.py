@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hpcjobs.errors import CommandMissingError, RequestError, SchedulerError, UnknownJobError, nearest
-from hpcjobs.job.array import array_indices
+from hpcjobs.job.array import array_indices, check_array
 from hpcjobs.record.names import SUBMITTED
 from hpcjobs.run import index
 from hpcjobs.run.adopt import read_index
@@ -176,6 +176,10 @@ def _by_folder(folder: Path) -> Entry:
     entry = read_json(folder / SUBMITTED, Entry)
     if entry is None:
         raise UnknownJobError(f"{folder} is no run folder of a submitted job (no {SUBMITTED})")
+    try:
+        check_array(entry.array or "0")
+    except ValueError as error:
+        raise UnknownJobError(f"{folder / SUBMITTED} cannot be used: {error}") from error
     # A copy, or anybody's: it is about this folder, and about a job of whoever owns it.
     owner = folder.stat().st_uid
     user = entry.user if owner == os.getuid() else name_of(owner)

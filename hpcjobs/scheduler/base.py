@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -11,6 +11,9 @@ from hpcjobs.job.models import Plan
 from hpcjobs.record.state import State as State
 from hpcjobs.scheduler.exit_text import describe_signal, name_signal
 from hpcjobs.site.models import Frozen
+
+Moment = Annotated[float, msgspec.Meta(ge=0, lt=253402300800)]
+"""Seconds since 1970, up to the year 9999: also in files that anybody may have written."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -30,10 +33,10 @@ class JobRecord(msgspec.Struct, frozen=True):
     partition: str | None = None
     node_list: str | None = None
     nnodes: int | None = None
-    submitted: float | None = None
-    started: float | None = None
-    start_estimate: float | None = None
-    ended: float | None = None
+    submitted: Moment | None = None
+    started: Moment | None = None
+    start_estimate: Moment | None = None
+    ended: Moment | None = None
     elapsed_s: float | None = None
     exit_code: int | None = None
     signal: int | None = None

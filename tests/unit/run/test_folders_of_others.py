@@ -182,3 +182,26 @@ def test_files_of_a_strange_folder_that_are_none_stop_no_verb(here: Path, tmp_pa
         answer = hpcjobs(*verb.split(), str(eve), *([str(own)] if verb == "diff" else []), timeout_s=60)
         assert answer.code not in (70, -9), (verb, answer)
         assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("verb", ["show", "show --json", "why", "logs", "wait --timeout 1", "archive"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("submitted.json", {"submitted": 1e300}),
+        ("submitted.json", {"array": "0-999999999"}),
+        ("submitted.json", {"array": "0-3999999"}),
+        ("state.json", {"started": 1e308, "ended": -1e308}),
+    ],
+    ids=["time", "index", "tasks", "state"],
+)
+def test_impossible_values_in_a_strange_folder_stop_no_verb(
+    hostile: Hostile, name: str, values: dict[str, Any], verb: str
+) -> None:
+    state = {"job_id": "7", "state": "COMPLETED", "exit_code": 0, "started": 1, "ended": 2, "nodes": "n1"}
+    (hostile.folder / "state.json").write_text(json.dumps(state))
+    hostile.edit(name, values)
+    answer = within(*verb.split(), str(hostile.folder))
+    assert answer.code != 70, answer
+    if (verb, name) != ("logs", "state.json"):  # which it need not read
+        assert f"{hostile.folder / name} cannot be used" in answer.err

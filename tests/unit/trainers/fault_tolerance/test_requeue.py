@@ -58,7 +58,7 @@ def test_a_signal_after_the_last_step_does_not_make_a_failure_of_a_completed_run
     program = (
         "import signal; from hpcjobs.trainers.ddp import main\n"
         "code = main(['--workload', 'lm', '--steps', '1'])\n"
-        "print(int(code), signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)"  # the interpreter restores other handlers
+        "print(int(code), signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)"  # others end with the interpreter
     )
     env = {**os.environ, **surviving(tmp_path), "HPCJOBS_RUN_DIR": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
