@@ -36,7 +36,7 @@ _TOOL = re.compile(r"[\w./+-]+: (?:[^'\"]|'[^']*'|\"[^\"]*\")*: ")
 _QUOTES, _BRACKETS = re.compile(r"(?<!\w)[\"'`]|[\"'`](?!\w)"), re.compile(r"\[[^]]*\]|\([^)]*\)")
 _WARNING = re.compile(r"\bWarning: |\bWARN(?:ING)?\b|^\[W\b")
 _PLAIN, _FEW = re.compile(r"(?<!\S)[A-Za-z][a-z]+(?=\s)"), 2
-"""Plain words: a line that begins with more than a few describes an error, but does not report one."""
+"""Most plain words before an error name; a longer line describes an error and does not report one."""
 _FEW_LINES, _MANY_LINES = 2, 10
 """Lines of ordinary output after an error that make it doubtful, and lines that show that the program survived it."""
 _AFTERWARDS = re.compile(r"wandb: |[\[=*-]|[IWEF]\d{3,4} |(?:real|user|sys)\s|Command exited|\s*$")

@@ -336,11 +336,11 @@ class Slurm:
             return "".join(f"{name}\n" for name in arguments[2].split(","))
         if arguments[:2] == ["show", "job"]:
             if len(arguments) == 2:
-                return "".join(self._shown(job) for job in self.jobs.values())
+                return "".join(self._format_job(job) for job in self.jobs.values())
             matching = self._named(arguments[2])
             if not matching:
                 raise Refused("slurm_load_jobs error: Invalid job id specified")
-            return "".join(self._shown(job) for job in matching)
+            return "".join(self._format_job(job) for job in matching)
         if arguments[0] in ("hold", "release", "requeue", "requeuehold"):
             for name in arguments[1].split(","):
                 matching = self._named(name)
@@ -372,7 +372,7 @@ class Slurm:
             return [job for job in self.jobs.values() if job.array == int(root) and job.task in tasks]
         return [job for job in self.jobs.values() if job.root == int(root)]
 
-    def _shown(self, job: Job) -> str:
+    def _format_job(self, job: Job) -> str:
         array = f" ArrayJobId={job.array} ArrayTaskId={job.task}" if job.array is not None else ""
         preempt = f" PreemptEligibleTime={_epoch(job.start)} PreemptTime={_epoch(job.preempt_time) or 'None'}"
         end = job.end if job.end is not None else None if job.start is None else job.start + job.time_limit_s

@@ -233,8 +233,8 @@ def log_topology(group: RankGroup) -> None:
         f"{threads} threads on {len(cores)} cores ({format_cores(cores)})",
         flush=True,
     )
-    everyone = cast(list[tuple[int, set[int]]], group.gather((threads, cores)))
-    for line in describe_shared_cores(group.hosts, everyone):
+    gathered = cast(list[tuple[int, set[int]]], group.gather((threads, cores)))
+    for line in describe_shared_cores(group.hosts, gathered):
         group.log(line)
 
 
@@ -261,11 +261,11 @@ def warn_of_small_share(group: RankGroup, plan: TrainingPlan) -> None:
 def refuse_unequal_data(group: RankGroup, workload: Workload) -> None:
     """Ranks that count different samples would end an epoch at different steps, and hang there."""
     mine = (workload.train_length, 0 if workload.held_out is None else len(workload.held_out))
-    everyone = group.gather(mine)
-    for rank, counts in enumerate(everyone):
-        if counts != everyone[0]:
+    gathered = group.gather(mine)
+    for rank, counts in enumerate(gathered):
+        if counts != gathered[0]:
             raise UnequalData(
-                f"rank 0 on {group.hosts[0]} has {everyone[0]} training and held-out samples, "
+                f"rank 0 on {group.hosts[0]} has {gathered[0]} training and held-out samples, "
                 f"rank {rank} on {group.hosts[rank]} has {counts}",
                 hint="is the data on every host the same version, or on a shared file system?",
             )

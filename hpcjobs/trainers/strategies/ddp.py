@@ -190,8 +190,8 @@ def refuse_unsuitable(model: nn.Module, group: RankGroup) -> None:
     if next(model.buffers(), None) is not None:
         raise WorldMismatch("the model has buffers, such as BatchNorm's, which DDP sends around")
     mine = (torch.get_num_threads(), os.sched_getaffinity(0))
-    everyone = cast(list[tuple[int, set[int]]], group.gather(mine))
-    if next(describe_shared_cores(group.hosts, everyone), None) is not None:
+    gathered = cast(list[tuple[int, set[int]]], group.gather(mine))
+    if next(describe_shared_cores(group.hosts, gathered), None) is not None:
         raise WorldMismatch("ranks share cores")
 
 
