@@ -18,6 +18,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_command_from_info
 
 from hpcjobs.cli.arguments import check_values, refuse_options_as_values
 from hpcjobs.cli.completion import complete_sites
@@ -26,54 +27,54 @@ from hpcjobs.cli.terminal import printable_streams, raw
 GROUPS = {
     "Submit and follow": {
         "submit": ("submit", "Submit a job: hpcjobs submit [OPTIONS] PROGRAM [ARGS]..."),
-        "init": ("init", "Write hpcjobs.yaml, the job that submit runs in this folder."),
-        "where": ("where", "Show where a program can run: fit, start and cost by partition."),
-        "ps": ("ps", "List my jobs, with state, reason and estimated start."),
-        "top": ("top", "Watch my jobs on a screen: progress, loss, load."),
-        "logs": ("logs", "Print the output of a job; -f follows it."),
-        "show": ("show", "Show one job: state, settings with their sources, results."),
-        "wait": ("wait", "Wait for jobs to end, and return their exit code."),
+        "init": ("submit", "Write hpcjobs.yaml, the job that submit runs in this folder."),
+        "where": ("why", "Show where a program can run: fit, start and cost by partition."),
+        "ps": ("jobs", "List my jobs, with state, reason and estimated start."),
+        "top": ("watch", "Watch my jobs on a screen: progress, loss, load."),
+        "logs": ("follow", "Print the output of a job; -f follows it."),
+        "show": ("jobs", "Show one job: state, settings with their sources, results."),
+        "wait": ("follow", "Wait for jobs to end, and return their exit code."),
         "cancel": ("control", "Cancel jobs, or send them a signal."),
         "hold": ("control", "Keep jobs from starting."),
         "release": ("control", "Let held jobs start."),
         "requeue": ("control", "Put jobs back into the queue."),
         "update": ("control", "Change a job: hpcjobs update JOB time=2h."),
-        "rerun": ("rerun", "Submit a run again, unchanged or with changes."),
+        "rerun": ("runs", "Submit a run again, unchanged or with changes."),
         "fetch": ("fetch", "On a laptop: copy a run folder from the cluster."),
     },
     "Understand": {
         "why": ("why", "Explain why a job failed or is pending, and what to do."),
-        "diff": ("rerun", "Show the differences between two runs."),
+        "diff": ("runs", "Show the differences between two runs."),
         "report": ("report", "Reports: accounting, scaling, what to request next time."),
-        "monitor": ("monitor", "Watch the load of a running job's nodes, with alarms."),
+        "monitor": ("watch", "Watch the load of a running job's nodes, with alarms."),
     },
     "Many runs": {
         "sweep": ("sweep", "Many runs of one program: run, status, resume, results, cancel."),
-        "scale": ("scale", "Scaling study: measure one program at several node counts."),
-        "prune": ("archive", "List old run folders and records, or remove them."),
-        "archive": ("archive", "Write a run folder to one tar file, with checksums."),
+        "scale": ("sweep", "Scaling study: measure one program at several node counts."),
+        "prune": ("runs", "List old run folders and records, or remove them."),
+        "archive": ("runs", "Write a run folder to one tar file, with checksums."),
     },
     "Interactive": {
-        "alloc": ("alloc", "Allocate nodes now for a shell or a program."),
-        "shell": ("shell", "Open a shell on a node of a running job."),
-        "exec": ("shell", "Run a command on the nodes of a running job."),
+        "alloc": ("interactive", "Allocate nodes now for a shell or a program."),
+        "shell": ("interactive", "Open a shell on a node of a running job."),
+        "exec": ("interactive", "Run a command on the nodes of a running job."),
         "jupyter": ("jupyter", "Jupyter on a node: start, list, open, stop."),
     },
     "Sites, nodes and images": {
         "sites": ("sites", "List the sites; `sites init` writes a site file."),
-        "nodes": ("nodes", "List the known bad nodes, which submit excludes."),
+        "nodes": ("fabric", "List the known bad nodes, which submit excludes."),
         "fabric": ("fabric", "Health check: measure nodes and name the bad ones."),
         "container": ("container", "Images: build, list, check against a site."),
     },
     "Rehearse and rent": {
-        "sandbox": ("sandbox", "Start a real Slurm on this machine, to rehearse jobs."),
-        "drill": ("drill", "Inject a fault into a run and show whether it recovers."),
-        "cloud": ("cloud", "A rented cluster: render, check, plan, up, down."),
+        "sandbox": ("rehearse", "Start a real Slurm on this machine, to rehearse jobs."),
+        "drill": ("rehearse", "Inject a fault into a run and show whether it recovers."),
+        "cloud": ("rehearse", "A rented cluster: render, check, plan, up, down."),
     },
     "This program": {
-        "doctor": ("doctor", "Examine this installation: text for a bug report."),
-        "skill": ("skill", "Print SKILL.md: the commands as an agent or script needs them."),
-        "completion": ("completion_script", "Print the completion script of bash, zsh or fish."),
+        "doctor": ("about", "Examine this installation: text for a bug report."),
+        "skill": ("about", "Print SKILL.md: the commands as an agent or script needs them."),
+        "completion": ("completion", "Print the completion script of bash, zsh or fish."),
     },
 }
 """Verb -> its module and its line of help, by the groups in which the help lists them."""
@@ -114,9 +115,7 @@ class _LazyGroup(TyperGroup):
         if self._is_listing:
             return TyperCommand(cmd_name, help=VERBS[cmd_name][1])
         module = import_module(f"{__name__}.{VERBS[cmd_name][0]}")
-        command = typer.main.get_command(module.app)
-        if isinstance(command, TyperGroup) and cmd_name in command.commands:  # one of a module's several verbs
-            command = command.commands[cmd_name]
+        command = _make_command(getattr(module, f"{cmd_name}_app", None) or module.app, cmd_name)
         command.name = cmd_name
         from hpcjobs.cli.fetch import intercept
 
@@ -154,6 +153,14 @@ class _LazyGroup(TyperGroup):
                 ctx.fail(f"no command {args[0]!r}; did you mean {verb!r}? {VERBS[verb][1]}")
             ctx.fail(f"no command {args[0]!r}; {nearest(args[0], VERBS)}")
         return super().resolve_command(ctx, args)
+
+
+def _make_command(app: typer.Typer, verb: str) -> Any:
+    """The group ``app``, or the one verb of it: options of the others are not needed."""
+    for command in () if app.registered_callback else app.registered_commands:
+        if verb == (command.name or getattr(command.callback, "__name__", None)):
+            return get_command_from_info(command, pretty_exceptions_short=True, rich_markup_mode=app.rich_markup_mode)
+    return get_command(app)
 
 
 app = typer.Typer(

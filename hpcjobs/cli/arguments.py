@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import typer
 from typer.core import TyperGroup
 
 _ANY_LENGTH = 10_000
+
+
+class CommandLineError(typer.BadParameter):
+    """A command line that is wrong in more than one option's value; exit code 2, as of an unknown option."""
+
+    def format_message(self) -> str:
+        return self.message
 
 
 class VerbGroup(TyperGroup):

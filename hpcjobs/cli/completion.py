@@ -1,6 +1,6 @@
-"""Values that the shell offers behind options and verbs.
+"""Values that the shell offers after options and verbs, and ``hpcjobs completion``.
 
-Only files are read, and, where the site's file names no accounts or QOS, sacctmgr once a day.
+Only files are read, and, if the site's file names no accounts or QOS, sacctmgr once a day.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, TimeoutExpired
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpcjobs.cli.arguments import CommandLineError
+
 if TYPE_CHECKING:
     from hpcjobs.site.models import Site
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
 
 VARIABLE = "_HPCJOBS_COMPLETE"
 """Set by the shell's function when it asks for completions."""
@@ -251,3 +256,13 @@ def _ask_sacctmgr(site: Site, column: str) -> list[str]:
         process.communicate()
         return []
     return sorted({name for line in out.decode("utf-8", "replace").split() for name in line.split(",") if name})
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", autocompletion=complete_shells)],
+) -> None:
+    """Print the completion script of a shell: eval "$(hpcjobs completion bash)" in ~/.bashrc."""
+    if shell not in SHELLS:
+        raise CommandLineError(f"no completion for shell {shell!r}: use {', '.join(SHELLS)}")
+    print(script_for(shell))

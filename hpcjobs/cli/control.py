@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs, complete_settings, complete_states
-from hpcjobs.cli.output import CommandLineError, Jobs, JobSite, Json, print_output
+from hpcjobs.cli.output import Jobs, JobSite, Json, print_output
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,7 +32,7 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Cancel jobs. A job that has already ended is not an error."""
-    from hpcjobs.cli.ps import parse_states
+    from hpcjobs.cli.jobs import parse_states
     from hpcjobs.errors import UnknownJobError
     from hpcjobs.run.cancel import cancel
     from hpcjobs.run.listing import select_unfinished

@@ -1,4 +1,4 @@
-"""``hpcjobs fabric``."""
+"""``hpcjobs fabric`` and ``nodes``: the health check, and the nodes that are known to be bad."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcjobs.cli.arguments import VerbGroup
-from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, opt, print_output
+from hpcjobs.cli.arguments import CommandLineError, VerbGroup
+from hpcjobs.cli.output import Json, SiteName, clock, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import write_document
 
 if TYPE_CHECKING:
     from hpcjobs.job.models import Plan
 
-app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+fabric_app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False)
 
 
 NODE_IS_BAD = 19
@@ -24,7 +27,7 @@ Option = Annotated[list[str] | None, opt("-o", help="Any other sbatch option: -o
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted; write nothing.")]
 
 
-@app.callback(invoke_without_command=True)
+@fabric_app.callback(invoke_without_command=True)
 def fabric(
     context: typer.Context,
     site: SiteName = None,
@@ -47,7 +50,7 @@ def fabric(
     """Measure every node of an allocation. Exit code 19 if nodes are bad; `submit` then excludes them."""
     if context.invoked_subcommand is not None:
         return
-    from hpcjobs.cli.job_options import sbatch_options
+    from hpcjobs.cli.options import sbatch_options
     from hpcjobs.run import fabric as checks
 
     flags = {"nodes": nodes, "partition": partition, "nodelist": nodelist, "cpus_per_task": cpus_per_task, "time": time}
@@ -60,7 +63,7 @@ def fabric(
     raise typer.Exit(code)
 
 
-@app.command()
+@fabric_app.command()
 def build(
     site: SiteName = None,
     partition: Partition = None,
@@ -70,7 +73,7 @@ def build(
 ) -> None:
     """Compile the CUDA and MPI program on a node, with the site's modules; print its path."""
     import hpcjobs
-    from hpcjobs.cli.job_options import sbatch_options
+    from hpcjobs.cli.options import sbatch_options
 
     if target not in ("auto", "cpu", "cuda"):
         raise CommandLineError(f"--target {target}: use auto, cpu or cuda")
@@ -91,7 +94,7 @@ def build(
 def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
     """Submit, print the log as it comes, and give the job's exit code."""
     import hpcjobs
-    from hpcjobs.cli.wait import explaining_interrupts, follow_to_end
+    from hpcjobs.cli.follow import explaining_interrupts, follow_to_end
     from hpcjobs.run import fabric as checks
 
     if dry_run:
@@ -109,3 +112,37 @@ def _run(plan: Plan, *, dry_run: bool, quiet: bool = False) -> int:
         return follow_to_end(handle)
     with explaining_interrupts([handle.entry]):
         return handle.wait()
+
+
+@app.command()
+def nodes(
+    site: SiteName = None,
+    clear: Annotated[
+        list[str] | None,
+        typer.Option("--clear", help="Remove the results of this node: submit uses it again.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the known bad nodes of a site: what was measured, and until when `submit` excludes them."""
+    from hpcjobs.fabric.node_record import record_path
+    from hpcjobs.job.fault_tolerance import clear_verdicts, read_standings
+    from hpcjobs.site.library import default_site, load_site
+
+    name = load_site(site or default_site()).name
+    if clear:
+        clear_verdicts(name, clear)
+        note(f"cleared: {', '.join(clear)}")
+        return
+    standings = read_standings(name)
+    if as_json:
+        rows = [standing.last._asdict() | {"left_out_until": standing.avoided_until} for standing in standings.values()]
+        print_output("nodes", {"record": str(record_path(name)), "nodes": rows})
+        return
+    if not standings:
+        print(f"no verdicts in {record_path(name)}; hpcjobs fabric gives them")
+        return
+    table = [
+        (node, last.verdict, clock(last.time), last.job_id or "-", clock(until), last.reason)
+        for node, (last, _, until) in sorted(standings.items())
+    ]
+    print_table(["NODE", "VERDICT", "AT", "JOB", "LEFT OUT UNTIL", "WHY"], table)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcjobs.cli.json_output import schema
-from hpcjobs.cli.json_types import OUTPUTS
+from hpcjobs.cli.json_output import OUTPUTS, schema
 
 _INTRODUCTION = """\
 # What `--json` prints
 
 After reading this page you can use the output of any command in a program.
 
-This page is made from the types in `hpcjobs/cli/json_types.py`; tests compare it, and the output of each command, with
+This page is made from the types in `hpcjobs/cli/json_output.py`; tests compare it, and the output of each command, with
 these types. Times are ISO 8601 in UTC, durations are seconds (`_s`), sizes are bytes (`_bytes`), and `null` means "not
 known". The id of a job is always `job_id`, its run folder `run_dir`, its site `site`. Fields may be added; no field
 changes its meaning. Standard output has only the JSON: notes and warnings go to standard error, and the exit code is

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG, SbatchGroup
-from hpcjobs.cli.output import CommandLineError, JobSite, Json, SiteName, clock, note, opt, print_output, print_table
+from hpcjobs.cli.options import EPILOG, SbatchGroup, with_job_options
+from hpcjobs.cli.output import JobSite, Json, SiteName, clock, note, opt, print_output, print_table
 from hpcjobs.cli.terminal import raw, write_document
 from hpcjobs.job.models import JobSpec
 from hpcjobs.printable import printable

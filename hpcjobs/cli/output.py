@@ -20,13 +20,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Jobs = Annotated[list[str], typer.Argument(help="Ids, ranges, run folders or names.", autocompletion=complete_jobs)]
 
 
-class CommandLineError(typer.BadParameter):
-    """A command line that is wrong in more than one option's value; exit code 2, as of an unknown option."""
-
-    def format_message(self) -> str:
-        return self.message
-
-
 def _refuse_empty(value: str | None) -> str | None:
     """An empty name is that of a variable that is not set, and no request for the default."""
     if value == "":

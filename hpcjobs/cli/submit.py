@@ -1,6 +1,6 @@
-"""``hpcjobs submit``.
+"""``hpcjobs submit`` and ``init``.
 
-Annotations are values here and not text, which Typer would have to compile, thirty times, at each start.
+Annotations are values here, not text, because Typer would compile text at each start.
 """
 
 import shlex
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
+from hpcjobs.cli.arguments import CommandLineError
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.job_options import with_job_options
-from hpcjobs.cli.options import EPILOG, ProgramCommand
-from hpcjobs.cli.output import CommandLineError, Json, SiteName, note, print_output
+from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
+from hpcjobs.cli.output import Json, SiteName, note, print_output
 from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ def submit(
     else:
         report(handle, plan, as_json=as_json)
     if wait or follow:
-        from hpcjobs.cli.wait import follow_to_end, wait_for
+        from hpcjobs.cli.follow import follow_to_end, wait_for
 
         raise typer.Exit(follow_to_end(handle) if follow else wait_for([handle.entry]))
 
 
 def _print_start(plan: "Plan", *, as_json: bool) -> int:
     """Print when the job would start and what it costs at most; the exit code, 7 where Slurm refuses it."""
-    from hpcjobs.cli.placement_table import print_placements
+    from hpcjobs.cli.why import print_placements
     from hpcjobs.diagnosis.placement import place
     from hpcjobs.errors import SchedulerError
     from hpcjobs.site.library import load_site
@@ -208,3 +208,37 @@ def report(handle: "JobHandle", plan: "Plan", *, as_json: bool) -> None:
     print(f"job {handle.id}  {plan.job.name} on site {plan.job.site}")
     print(f"run folder {handle.run_dir}")
     print(f"next: hpcjobs logs -f {handle.id}", flush=True)  # before what waiting says, also on a pipe
+
+
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_job_options()
+def init(
+    *,
+    site: SiteName = None,
+    request: JobSpec,
+    force: Annotated[bool, typer.Option("--force", help="Replace hpcjobs.yaml.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the file; write nothing.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the file, for editors.")] = False,
+) -> None:
+    """Write hpcjobs.yaml, the job that `hpcjobs submit` runs in this folder: PROGRAM with these options.
+
+    The options of a script's #SBATCH lines are written too.
+    """
+    from hpcjobs.errors import RequestError
+    from hpcjobs.files import write_beside
+    from hpcjobs.job import project
+
+    if schema:
+        sys.stdout.write(project.schema_text())
+        return
+    if not request.program:
+        raise RequestError("init needs the program that jobs run", hint="hpcjobs init train.py, or init job.sh")
+    path = Path(project.FILE).absolute()
+    text = project.project_text(request, site)
+    if not dry_run:
+        if path.exists() and not force:
+            raise RequestError(f"{path} exists", hint="edit it, or replace it with --force")
+        write_beside(path, text, mode=None)
+    print(text, end="", flush=True)
+    if not dry_run:
+        note(f"wrote {path}; next: hpcjobs submit --dry-run, then hpcjobs submit")

@@ -1,23 +1,72 @@
-"""``hpcjobs why``: why a job failed or waits, as text for people."""
+"""``hpcjobs why`` and ``where``: why a job failed or waits, and where it would start."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hpcjobs.cli.completion import complete_jobs
-from hpcjobs.cli.output import JobSite, Json, print_output
-from hpcjobs.cli.placement_table import describe_start, print_placements
+from hpcjobs.cli.options import EPILOG, ProgramCommand, with_job_options
+from hpcjobs.cli.output import AnySite, JobSite, Json, print_output, print_table
+from hpcjobs.job.models import JobSpec
 
 if TYPE_CHECKING:
     from hpcjobs.diagnosis.gather import Subject
     from hpcjobs.diagnosis.pending import Ahead, Pending
+    from hpcjobs.diagnosis.placement import Cost, Placement
     from hpcjobs.diagnosis.values import Diagnosis
+    from hpcjobs.job.models import Layer
     from hpcjobs.run.index import Entry
     from hpcjobs.scheduler.base import JobRecord
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+_AT_ONCE_S = 60.0
+
+
+def print_placements(rows: Sequence[Placement]) -> None:
+    """One line per partition, the best one first."""
+    headers = ["SITE", "PARTITION", "VALID", "NODES", "TIME", "START", "COST AT MOST", "REMARK"]
+    print_table(headers, [_cells(row) for row in rows])
+
+
+def _cells(row: Placement) -> list[str]:
+    return [
+        row.site,
+        row.partition or "-",
+        "yes" if row.is_valid else "no",
+        str(row.nodes) if row.nodes is not None else "-",
+        row.time or "-",
+        describe_start(row.start),
+        _cost(row.cost),
+        row.remark or "",
+    ]
+
+
+def describe_start(start: float | None) -> str:
+    """``at once``, ``in 2h05m``; ``-`` where it is not known."""
+    from hpcjobs.units import human_duration
+
+    if start is None:
+        return "-"
+    seconds = start - time.time()
+    return "at once" if seconds < _AT_ONCE_S else f"in {human_duration(seconds)}"
+
+
+def _cost(cost: Cost | None) -> str:
+    from hpcjobs.units import format_number
+
+    if cost is None:
+        return "-"
+    amount = f", {format_number(cost.amount)} {cost.currency}" if cost.amount is not None else ""
+    attempt = " per attempt" if cost.per_attempt else ""
+    return f"{format_number(cost.node_hours)} node hours{amount}{attempt}"
 
 
 _SHOWN = 5
@@ -55,9 +104,6 @@ def _print_jobs(title: str, jobs: tuple[Ahead, ...]) -> None:
     for job in jobs[:_SHOWN]:
         left = f", at most {human_duration(job.time_left_s)} left" if job.time_left_s and job.state == "RUNNING" else ""
         print(f"  {job.job_id} of {job.user}, {_count(job.nodes, 'node')}{left}")
-
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -186,3 +232,35 @@ def _print_alarms(entry: Entry, record: JobRecord) -> None:
 
     for alarm in find_alarms(current_samples(newest_samples(output_dir(Path(entry.run_dir), record.job_id)), record)):
         print(f"alarm: {alarm.text}")
+
+
+@app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False}, epilog=EPILOG)
+@with_job_options()
+def where(
+    *,
+    site: AnySite = None,
+    request: JobSpec,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with values of these options; options given here override it.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show for each site and partition whether PROGRAM fits, when it would start, and what it costs at most."""
+    from hpcjobs.diagnosis.placement import find_placements, known_sites
+    from hpcjobs.job.project import with_project
+    from hpcjobs.site.library import load_site
+
+    layers: Sequence[Layer] | Path = spec or ()
+    if spec is None:
+        request, layers, _ = with_project(request)
+    sites = [load_site(site)] if site is not None else known_sites()
+    rows = find_placements(request, sites, spec=layers)
+    if as_json:
+        print_output("where", rows)
+    else:
+        print_placements(rows)
+    if not any(row.is_valid for row in rows):
+        raise typer.Exit(5)

@@ -26,7 +26,7 @@ class JobSpec(Frozen, frozen=True):
     """The request for a job, from flags, a spec file or Python: everything optional, nothing added.
 
     Each option of a job is declared here alone: its name, its type, and its line of help, which every verb that submits
-    jobs prints (`hpcjobs.cli.job_options`).
+    jobs prints (`hpcjobs.cli.options`).
     """
 
     program: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from waiting import eventually
 
 from hpcjobs import sandbox as sandboxes
-from hpcjobs.cli.sandbox import app
+from hpcjobs.cli.rehearse import app
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.processes.programs import Result, run
 from hpcjobs.processes.tree import identity

@@ -1,4 +1,4 @@
-"""What `--json` prints follows the types of `hpcjobs.cli.json_types`, of which docs/json.md is made."""
+"""What `--json` prints follows the types of `hpcjobs.cli.json_output`, of which docs/json.md is made."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from test_golden_output import verbs
 from verb_cases import bad_node, drill, fabric, image, no_wheel, samples, sandbox_up, session, study, sweep
 
 from hpcjobs.cli import app
-from hpcjobs.cli.json_output import output_type, print_as, schema
+from hpcjobs.cli.json_output import OUTPUTS, output_type, print_as, schema
 from hpcjobs.cli.json_page import page
-from hpcjobs.cli.json_types import OUTPUTS
 from hpcjobs.cli.output import print_json
 
 PAGE = Path(__file__).parents[3] / "docs" / "json.md"

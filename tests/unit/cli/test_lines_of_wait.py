@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcjobs.cli.follow import _Changes
 from hpcjobs.cli.progress import ProgressBars
-from hpcjobs.cli.wait import _Changes
 from hpcjobs.job.models import Plan
 from hpcjobs.run.index import Entry
 from hpcjobs.run.wait import wait

@@ -10,8 +10,8 @@ import pytest
 from commandline import hpcjobs, ok, start
 from waiting import eventually
 
+from hpcjobs.cli.follow import _Changes
 from hpcjobs.cli.progress import ProgressBars
-from hpcjobs.cli.wait import _Changes
 from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import StepProgress, newest_step
 from hpcjobs.run.samples import Sample, newest_samples
@@ -117,7 +117,7 @@ def test_who_follows_a_log_sees_how_far_the_data_is_copied(here: Path) -> None:
 def test_wait_shows_how_far_the_data_is_copied_before_there_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hpcjobs.cli.wait.PROGRESS_S", 0.0)
+    monkeypatch.setattr("hpcjobs.cli.follow.PROGRESS_S", 0.0)
     changes = _Changes([Entry("7", "train", "mine", "slurm", str(tmp_path), 0.0)], ProgressBars())
     (tmp_path / "staging.json").write_text(
         '{"nodes": 2, "ready": 1, "host": "n2", "files": 4000, "files_total": 10000, "size_bytes": 0, "total_bytes": 1}'

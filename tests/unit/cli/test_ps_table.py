@@ -11,7 +11,7 @@ import pytest
 from commandline import ok, start, within, within_streams
 from terminal import on_terminal, screen
 
-from hpcjobs.cli.ps import make_lines, print_lines
+from hpcjobs.cli.jobs import make_lines, print_lines
 from hpcjobs.run.listing import ListedJob
 from hpcjobs.scheduler.base import JobRecord, State
 

@@ -8,8 +8,8 @@ import pytest
 from commandline import ok, within
 
 from hpcjobs.cli import VERBS
-from hpcjobs.cli.json_types import OUTPUTS
-from hpcjobs.cli.skill import READING
+from hpcjobs.cli.about import READING
+from hpcjobs.cli.json_output import OUTPUTS
 
 
 def test_it_names_every_verb_and_every_exit_code() -> None:

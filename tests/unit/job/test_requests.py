@@ -11,7 +11,7 @@ from commandline import ok, within
 from msgspec.structs import replace
 
 import hpcjobs
-from hpcjobs.cli.job_options import job_flags
+from hpcjobs.cli.options import job_flags
 from hpcjobs.errors import RequestError
 from hpcjobs.job.models import JobSpec, Layer
 from hpcjobs.site.models import Resources, Site

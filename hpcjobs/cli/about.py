@@ -1,4 +1,4 @@
-"""``hpcjobs skill``: the command line as an agent or a script needs it."""
+"""``hpcjobs doctor`` and ``skill``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,29 @@ from typing import Annotated
 
 import typer
 
-from hpcjobs.cli.output import CommandLineError
+from hpcjobs.cli.arguments import CommandLineError
+from hpcjobs.cli.output import SiteName
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def doctor(
+    site: SiteName = None,
+    run: Annotated[bool, typer.Option("--run", help="Run a job of one task too, and examine its node.")] = False,
+) -> None:
+    """Examine this installation: versions, site files, Slurm, containers, folders, clock; exit code 0 or 1.
+
+    The text is for a bug report: it has no value of a variable and no name of a user.
+    """
+    from hpcjobs.discovery.installation import examine, without_names
+
+    is_wrong = False
+    for finding in examine(site, run_job=run):
+        is_wrong = is_wrong or finding.verdict == "wrong"
+        print(f"{finding.subject:12}{finding.verdict:9}{without_names(finding.text)}", flush=True)
+    raise typer.Exit(int(is_wrong))
+
 
 READING = frozenset(
     [
@@ -67,7 +87,7 @@ def skill_text() -> str:
     """SKILL.md, from the verbs, the types of their JSON and the error classes."""
     from hpcjobs import __version__
     from hpcjobs.cli import VERBS
-    from hpcjobs.cli.json_types import OUTPUTS
+    from hpcjobs.cli.json_output import OUTPUTS
     from hpcjobs.errors import list_exit_codes
 
     rows = (f"| `{verb}` | {'no' if verb in READING else 'yes'} | {text} |\n" for verb, (_, text) in VERBS.items())
@@ -88,8 +108,8 @@ def skill(
         return
     import json
 
+    from hpcjobs.cli.json_output import OUTPUTS
     from hpcjobs.cli.json_output import schema as schema_of
-    from hpcjobs.cli.json_types import OUTPUTS
     from hpcjobs.errors import nearest
 
     if schema not in OUTPUTS:
