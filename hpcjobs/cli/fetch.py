@@ -80,7 +80,7 @@ def find_target(remote: str | None, site: str | None, *, verb: str) -> Target | 
 def _named_target(where: str, site: str | None) -> Target:
     from hpcjobs.remote.laptop import Target
     from hpcjobs.site.library import load_site
-    from hpcjobs.site.login import Login
+    from hpcjobs.site.models import Login
     from hpcjobs.site.search import list_sites
 
     if where not in {entry.name for entry in list_sites()} and not _is_path(where):
@@ -111,7 +111,7 @@ def _target_of_site(site: str | None) -> Target | None:
 
 
 def _login_of(host: str) -> Any:
-    from hpcjobs.site.login import Login
+    from hpcjobs.site.models import Login
 
     try:
         return Login(host=host)

@@ -17,8 +17,8 @@ from typer.core import TyperCommand
 from hpcjobs.cli.arguments import BARE, CommandLineError, VerbGroup, fill_bare_options
 from hpcjobs.cli.completion import OF_FIELDS, complete_program
 from hpcjobs.errors import RequestError, nearest
+from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Flag, JobSpec
-from hpcjobs.job.request import make_spec
 from hpcjobs.site.resources import FIELDS, OPTIONS, Argument, Sbatch, Treatment, ValueKind
 
 VALUE_OF_BARE = {f"--{option.name}": BARE for option in OPTIONS.values() if option.metavar}

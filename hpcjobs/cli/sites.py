@@ -16,8 +16,8 @@ from hpcjobs.cli.completion import complete_sites
 from hpcjobs.cli.output import Json, note, print_output, print_table
 from hpcjobs.cli.terminal import exit_on_signals, write_document
 from hpcjobs.site import rehearsal
-from hpcjobs.site.inheritance import Steps, list_origins, read_chain
 from hpcjobs.site.models import OF_THE_LOADER, Site
+from hpcjobs.site.yaml_file import Steps, list_origins, read_chain
 from hpcjobs.units import format_count
 
 if TYPE_CHECKING:
@@ -261,8 +261,8 @@ def _list_untrusted(path: Path) -> Iterator[_File]:
     """``path``, or the site files that it leads to, as far as they need trust and have not got it."""
     import yaml
 
-    from hpcjobs.site.inheritance import read_chain
     from hpcjobs.site.trust import acting_keys, is_trusted, untrusted_files
+    from hpcjobs.site.yaml_file import read_chain
 
     if _is_whole(path):
         text, content = _read(path)

@@ -76,7 +76,7 @@ def submit(
     Values that no option sets are those of the site file, else Slurm's defaults.
     """
     import hpcjobs
-    from hpcjobs.job.notes import refuse_options_after_program
+    from hpcjobs.job.plan import refuse_options_after_program
     from hpcjobs.job.program import print_trainer_help
     from hpcjobs.job.project import with_project
 
@@ -135,7 +135,7 @@ def _print_start(plan: "Plan", *, as_json: bool) -> int:
 
 def print_notes(job: "Job") -> None:
     """Print what the user should know of the job before it is submitted."""
-    from hpcjobs.job.notes import notes
+    from hpcjobs.job.plan import notes
 
     for line in notes(job):
         note(line)

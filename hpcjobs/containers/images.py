@@ -11,9 +11,8 @@ import msgspec
 
 from hpcjobs.containers.sif import check_whole, fingerprint
 from hpcjobs.errors import ConfigError, RequestError, nearest
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.frozen import Frozen
-from hpcjobs.site.models import Site
+from hpcjobs.site.checks import Frozen
+from hpcjobs.site.models import Containers, Site
 
 SUFFIX = ".sif"
 

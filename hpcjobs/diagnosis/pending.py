@@ -13,8 +13,8 @@ import msgspec
 from hpcjobs.diagnosis.placement import Cost, Placement, place
 from hpcjobs.diagnosis.reasons import Reason, explain_reason
 from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.job.limits import with_policies
 from hpcjobs.job.models import Job, JobSpec
-from hpcjobs.job.policy import with_policies
 from hpcjobs.processes.programs import Runner, run
 from hpcjobs.run.index import Entry
 from hpcjobs.run.rerun import read_manifest, resolve_again

@@ -12,8 +12,8 @@ import hpcjobs
 from hpcjobs.drills.compare import compare
 from hpcjobs.drills.faults import FAULTS, DrillTarget, Fault, taken_by
 from hpcjobs.errors import HpcJobsError, RequestError
+from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Plan
-from hpcjobs.job.request import make_spec
 from hpcjobs.record.control import STEPS, ControlDir
 from hpcjobs.record.names import CONTROL, MANIFEST, STATE
 from hpcjobs.record.state import read_state_file

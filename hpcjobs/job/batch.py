@@ -15,10 +15,9 @@ from hpcjobs.errors import RequestError
 from hpcjobs.job.launch import launch
 from hpcjobs.job.models import Job, JobSpec, Layer
 from hpcjobs.job.program import trainers
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.models import Environment, Resources, Site
+from hpcjobs.site.models import Containers, Environment, Resources, Site
 from hpcjobs.site.resources import BY_LETTER, Argument, InScript, Sbatch, Treatment, ValueKind, find_option, option_of
-from hpcjobs.site.type_errors import in_plain_words
+from hpcjobs.site.yaml_file import in_plain_words
 
 MARKS = ("#SBATCH", "#SLURM")
 """Beginnings of the lines with options, up to the first command."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from hpcjobs.errors import RequestError
-from hpcjobs.job.launch.base import Raw
+from hpcjobs.job.launch import Raw
 from hpcjobs.job.models import Inside, Job
 from hpcjobs.runtime.exits import ExitCode
 from hpcjobs.site.models import Environment, Site

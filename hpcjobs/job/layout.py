@@ -10,8 +10,7 @@ from hpcjobs.errors import RequestError, reason_of
 from hpcjobs.job.fault_tolerance import named_nodes
 from hpcjobs.job.layers import Values
 from hpcjobs.runtime.hostlist import hosts_of
-from hpcjobs.site.affinity import Affinity
-from hpcjobs.site.models import Partition, Site
+from hpcjobs.site.models import Affinity, Partition, Site
 from hpcjobs.site.resources import GPU_FIELDS, gpus_and_model, node_range
 
 

@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from hpcjobs.site.affinity import Affinity
 from hpcjobs.site.checks import check_duration, check_job_name
-from hpcjobs.site.containers import Runtime
-from hpcjobs.site.models import Frozen, GpuRequest, MemoryRequest, Resources
-from hpcjobs.site.policy import AppliedPolicy
-from hpcjobs.site.retries import Retries, parse_retries
+from hpcjobs.site.models import (
+    Affinity,
+    AppliedPolicy,
+    Frozen,
+    GpuRequest,
+    MemoryRequest,
+    Resources,
+    Retries,
+    Runtime,
+    parse_retries,
+)
 
 
 class Flag:

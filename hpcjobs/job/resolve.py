@@ -22,6 +22,9 @@ from hpcjobs.job.batch import (
 )
 from hpcjobs.job.environment import check_env, choose_node_python, choose_python, prologue
 from hpcjobs.job.fault_tolerance import (
+    complete_address,
+    mail_options,
+    notify_words,
     preemption_messages,
     preflight_words,
     resolve_elastic,
@@ -31,10 +34,8 @@ from hpcjobs.job.fault_tolerance import (
 from hpcjobs.job.launch import LAUNCHERS
 from hpcjobs.job.layers import Values, merge_resources, named_partitions
 from hpcjobs.job.layout import choose_affinity, lay_out, read_gpu_model
-from hpcjobs.job.limits import check_limits
+from hpcjobs.job.limits import add_mandatory, check_limits
 from hpcjobs.job.models import Inside, Job, JobSpec, Layer
-from hpcjobs.job.notify import complete_address, mail_options, notify_words
-from hpcjobs.job.policy import add_mandatory
 from hpcjobs.job.program import check_program, default_name, program_argv, trainers
 from hpcjobs.job.script import locate_run_root
 from hpcjobs.runtime.hostlist import hosts_of

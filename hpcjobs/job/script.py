@@ -24,9 +24,8 @@ from hpcjobs.job.environment import enter_options, export_lines, omp_threads
 from hpcjobs.job.launch import Raw, command_line, entering, gpus_of_node, launch, launched_by, task
 from hpcjobs.job.models import Job
 from hpcjobs.runtime.exits import ExitCode
-from hpcjobs.site.models import Site
+from hpcjobs.site.models import WARNING_S, Site
 from hpcjobs.site.resources import OPTIONS
-from hpcjobs.site.retries import WARNING_S
 from hpcjobs.site.trust import is_project_folder, is_trusted, refusal_of_file
 from hpcjobs.templating import plain_text
 from hpcjobs.user import user_name

@@ -22,7 +22,7 @@ from hpcjobs.errors import HpcJobsError
 from hpcjobs.files import cache_dir, runtime_dir, state_dir, write_beside
 from hpcjobs.processes import programs
 from hpcjobs.processes.programs import Result, run_in_terminal
-from hpcjobs.site.login import Login
+from hpcjobs.site.models import Login
 
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
 """A link that is silent for 45 s is lost; a host that does not answer is tried again after 20 s."""

@@ -17,7 +17,7 @@ from hpcjobs.remote.connection import LoginConnection, NoConnectionError
 from hpcjobs.remote.login_host import LoginHost, pack_sites
 from hpcjobs.remote.outputs import OUTPUTS
 from hpcjobs.run.submission import VARIABLE
-from hpcjobs.site.login import Login
+from hpcjobs.site.models import Login
 
 OFF = "HPCJOBS_REMOTE"
 RESULTS = Path("results")

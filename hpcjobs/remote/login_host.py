@@ -15,9 +15,9 @@ from typing import NamedTuple
 from hpcjobs import __version__
 from hpcjobs.errors import HpcJobsError
 from hpcjobs.remote.connection import LoginConnection, last_lines
-from hpcjobs.site.inheritance import read_chain
 from hpcjobs.site.search import site_files
 from hpcjobs.site.trust import list_untrusted, refusal
+from hpcjobs.site.yaml_file import read_chain
 from hpcjobs.wheel import build_wheel, digest_package
 
 _MARK = "hpcjobs-laptop:"

@@ -16,10 +16,9 @@ from typing import Final
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError, SchedulerDownError
 from hpcjobs.files import lock_file, state_dir
 from hpcjobs.job.array import array_indices
+from hpcjobs.job.limits import gpu_counts
 from hpcjobs.job.models import Job
-from hpcjobs.job.policy import gpu_counts
-from hpcjobs.site.policy import AppliedPolicy, Policy
-from hpcjobs.site.retries import UNLIMITED
+from hpcjobs.site.models import UNLIMITED, AppliedPolicy, Policy
 
 VARIABLE: Final = "HPCJOBS_BUDGET"
 _KEYS: Final = ("jobs", "node_hours", "cpu_hours", "gpu_hours")

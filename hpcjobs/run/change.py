@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.errors import RequestError
+from hpcjobs.job.limits import check_change
 from hpcjobs.job.models import Job
-from hpcjobs.job.policy import check_change
 from hpcjobs.run.control import KEYS
 from hpcjobs.run.identity import own_cluster
 from hpcjobs.run.index import Entry

@@ -11,8 +11,7 @@ import msgspec
 
 from hpcjobs.errors import RequestError
 from hpcjobs.sandbox.models import PROCTRACK, Host, Layout, Shape
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.models import NodeGroup, NodeShape, Partition, Resources, Site
+from hpcjobs.site.models import Containers, NodeGroup, NodeShape, Partition, Resources, Site
 from hpcjobs.site.resources import node_range
 
 DEFAULT_NODES = 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from hpcjobs.site.cluster_name import EVERY_CLUSTER, cluster_name, named_clusters
+from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
 
 
 def reachable_clusters(scheduler: str, slurm_conf: str | None) -> frozenset[str]:

@@ -7,15 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpcjobs.errors import ConfigError
-from hpcjobs.site.cluster_name import EVERY_CLUSTER, cluster_name, named_clusters
-from hpcjobs.site.frozen import Frozen
-from hpcjobs.site.inheritance import merge_trees, read_chain, where_of
-from hpcjobs.site.models import Site
+from hpcjobs.site.checks import Frozen
+from hpcjobs.site.machine import EVERY_CLUSTER, cluster_name, named_clusters
+from hpcjobs.site.models import AppliedPolicy, Policy, Site
 from hpcjobs.site.partition import Partition
-from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import option_of
 from hpcjobs.site.search import layer_of, list_centre_files
-from hpcjobs.site.yaml_file import YamlFile, convert_tree
+from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, where_of
 
 
 class _Section(Frozen, frozen=True):

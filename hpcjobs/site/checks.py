@@ -1,4 +1,4 @@
-"""What every value of a site file must be; each raises ValueError with the key first."""
+"""Checks of values that people write into files, and the base class of such values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import re
 import msgspec
 
 from hpcjobs.units import slurm_memory, time_limit, walltime_s
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the values read from YAML."""
+
 
 MOST = 10_000_000
 """A count beyond it is a slip of the finger."""

@@ -12,13 +12,11 @@ from hpcjobs.errors import ConfigError, HpcJobsWarning
 from hpcjobs.files import config_dir
 from hpcjobs.site import rehearsal
 from hpcjobs.site.centre import find_policies
-from hpcjobs.site.cluster_name import cluster_name
-from hpcjobs.site.inheritance import merge_trees, read_chain
-from hpcjobs.site.login_node import slurm_is_here
+from hpcjobs.site.machine import cluster_name, slurm_is_here
 from hpcjobs.site.models import OF_THE_LOADER, Frozen, Site
 from hpcjobs.site.search import SHIPPED, Layer, find_file, layer_of, list_sites
 from hpcjobs.site.trust import list_untrusted, refusal
-from hpcjobs.site.yaml_file import YamlFile, convert_tree, read_yaml
+from hpcjobs.site.yaml_file import YamlFile, convert_tree, merge_trees, read_chain, read_yaml
 
 
 class UserConfig(Frozen, frozen=True):

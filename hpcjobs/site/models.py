@@ -1,4 +1,4 @@
-"""The keys of a site file. Every value is frozen; ``None`` means "not given"."""
+"""Keys of a site file."""
 
 from __future__ import annotations
 
@@ -6,21 +6,260 @@ import re
 from typing import Any, Literal
 
 from hpcjobs.errors import nearest
-from hpcjobs.site.affinity import Affinity
-from hpcjobs.site.checks import check_amount, check_count, check_duration, check_line, check_slurm_name
+from hpcjobs.site.checks import Frozen as Frozen
+from hpcjobs.site.checks import (
+    check_amount,
+    check_count,
+    check_duration,
+    check_line,
+    check_slurm_name,
+    check_time_limit,
+)
 from hpcjobs.site.checks import check_name as check_name
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.frozen import Frozen as Frozen
-from hpcjobs.site.jupyter import Jupyter
-from hpcjobs.site.login import Login
 from hpcjobs.site.partition import NodeGroup as NodeGroup
 from hpcjobs.site.partition import NodeShape as NodeShape
 from hpcjobs.site.partition import Partition as Partition
-from hpcjobs.site.policy import AppliedPolicy, Policy
 from hpcjobs.site.resources import Resources as Resources
 from hpcjobs.site.resources import check_fields, option_of
-from hpcjobs.site.retries import parse_retries
 from hpcjobs.units import time_limit
+
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex", "none"]
+BindTo = Literal["none", "core", "l3cache", "numa", "socket"]
+
+
+class Affinity(Frozen, frozen=True):
+    """What binds ranks to cores and GPUs; ``None``: chosen by the job (docs/gpu.md).
+
+    Slurm's words are those of srun; ``default`` leaves the matter to the cluster.
+    """
+
+    cpu_bind: str | None = None
+    """``srun --cpu-bind``; for jobs with GPUs ``cores``, else the cluster's default."""
+    distribution: str | None = None
+    """``srun --distribution``, unless the job names one; with GPUs ``block:block``: GPUs are numbered by socket too."""
+    gpu_bind: str | None = None
+    """``srun --gpu-bind`` (``closest``, ``none``, ``map_gpu:3,2,1,0``); else the cluster's default."""
+    numa_binding: NumaBinding | None = None
+    """``torchrun --numa-binding``, where the node's torch and numactl have it; with several GPUs of a node that the job
+    has for itself ``node``, else ``none``."""
+    mpirun_bind_to: BindTo | None = None
+    """``mpirun --bind-to``; else ``none``: on a shared node Open MPI would bind every job to the same cores."""
+
+    def __post_init__(self) -> None:
+        for field in ("cpu_bind", "distribution", "gpu_bind"):
+            if (value := getattr(self, field)) is not None:
+                check_line(value, f"affinity.{field}")
+
+
+UNLIMITED = 10**9
+WARNING_S = 300
+"""Ahead of the time limit, as long as the program has measured nothing better (a quarter of a shorter limit)."""
+_UNLIMITED_NAMES = ("∞", "inf", "unlimited")
+
+
+class Retries(Frozen, frozen=True):
+    """Budgets, counted over all attempts of a job."""
+
+    timeout: int = UNLIMITED
+    """It was saved ahead of its time limit."""
+    preempt: int = UNLIMITED
+    """It had to make room, or somebody signalled it."""
+    node: int = 3
+    """A node failed, a rank was killed or lost, or all ranks stood still."""
+    error: int = 0
+    """The program failed."""
+
+    def __str__(self) -> str:
+        counts = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return ",".join(f"{name}={'∞' if count == UNLIMITED else count}" for name, count in counts)
+
+
+def parse_retries(text: str) -> Retries | None:
+    """``off``: none; ``on``: the defaults; ``node=5,error=1``: the defaults but for these.
+
+    Raises:
+        ValueError: neither of these.
+    """
+    if text in ("on", "off"):
+        return Retries() if text == "on" else None
+    counts = {}
+    for pair in text.split(","):
+        name, _, count = (part.strip() for part in pair.partition("="))
+        if name not in Retries.__struct_fields__:
+            raise ValueError(
+                f"retries {text!r}: {name!r} is neither on, off nor a cause;"
+                f" {nearest(name, Retries.__struct_fields__)}; use on, off, or counts such as timeout=∞,node=3"
+            )
+        if count not in _UNLIMITED_NAMES and not (count.isascii() and count.isdigit() and int(count) < UNLIMITED):
+            raise ValueError(f"retries {text!r}: {name}={count!r} is neither a number nor ∞ (inf)")
+        counts[name] = UNLIMITED if count in _UNLIMITED_NAMES else int(count)
+    return Retries(**counts)
+
+
+Runtime = Literal["apptainer", "singularity", "pyxis", "none"]
+
+_REFUSED = ("--writable", "-w")
+"""An image is shared: one job that writes into it changes what all others run."""
+
+
+class Containers(Frozen, frozen=True):
+    """How a job's program runs inside an image here."""
+
+    runtime: Runtime = "none"
+    """What runs images on the nodes."""
+    program: str | None = None
+    """The runtime's program, where it is not in the PATH of the nodes."""
+    images: dict[str, str] = {}
+    """Name -> file. With pyxis also what enroot imports (``nvcr.io#nvidia/pytorch:24.12-py3``)."""
+    folder: str = "~/.cache/hpcjobs/images"
+    """Where ``container build`` puts ``NAME.sif``; an image in it is known by its name."""
+    build_folder: str | None = None
+    """Where images are built: some gigabytes; ``None``: the system's temporary folder."""
+    default: str | None = None
+    """The image of jobs that name none; ``--container none`` runs such a job without."""
+    binds: tuple[str, ...] = ()
+    """``SOURCE``, ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``: data, shared software. Folders of run and code are bound
+    anyway."""
+    gpu: Literal["nv", "rocm", "none"] | None = None
+    """How GPUs get in; ``None``: ``nv`` where the job asks for GPUs."""
+    clean_env: bool = False
+    """Let in only what the job, its launcher and the scheduler set."""
+    home: bool = False
+    """Let the user's home folder in."""
+    python: str = "python3"
+    """Python in the images."""
+    stage: str = "/tmp"
+    """Folder local to each node, for the copy that ``--stage-image`` makes."""
+    args: tuple[str, ...] = ()
+    """Further options of the runtime's ``exec``; with pyxis of ``srun``."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.images, *filter(None, (self.default,))):
+            if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) or name == "none":
+                raise ValueError(f"images {name!r}: a name of letters, digits, '_', '.', '-', and not none")
+        for bind in self.binds:
+            check_bind(bind)
+        for arg in self.args:
+            if any(ord(char) < 32 for char in arg):
+                raise ValueError(f"args {arg!r}: no option holds control characters")
+            if arg in _REFUSED or arg.startswith("--writable="):
+                raise ValueError(f"args {arg!r}: an image is shared and stays as it is; --writable-tmpfs is allowed")
+
+
+def check_bind(bind: str) -> None:
+    """Refuse what no ``--bind`` can say (ValueError)."""
+    source, _, rest = bind.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source or mode not in ("", "ro", "rw") or "," in bind or any(ord(char) < 32 for char in bind):
+        raise ValueError(f"binds {bind!r}: write SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro, without commas")
+    if target and not target.startswith("/"):
+        raise ValueError(f"binds {bind!r}: {target!r} must be an absolute path in the image")
+
+
+class Jupyter(Frozen, frozen=True):
+    """Sessions on this site (``hpcjobs jupyter``)."""
+
+    REMOVED = dict.fromkeys(
+        ("bind", "tls"),
+        "delete it: a session listens at a socket that only you can open, and no longer at a port of the node "
+        "(docs/jupyter.md, How to connect)",
+    )
+    """Keys of earlier versions, and what to do about each."""
+    ssh_to_nodes: bool = False
+    """Users may ssh to a node that runs their job, and see the job's /tmp there; otherwise a step of the job carries
+    the connection."""
+    python: str | None = None
+    """Python that has Jupyter, on the node; ``None``: the site's."""
+    kernels: dict[str, str] = {}
+    """Name -> Python on the node (``$VARIABLES`` and ``~`` are expanded there), or ``conda:NAME``: environments to
+    choose from."""
+    idle: str | None = "2h"
+    """A session ends after this time without any user or kernel activity; null: never."""
+    hpcjobs: str = "hpcjobs"
+    """What a laptop runs on the login node (``--connect``): words of a shell."""
+
+    def __post_init__(self) -> None:
+        check_duration(self.idle, "idle")
+
+
+_HIGHEST_PORT = 65535
+
+
+class Login(Frozen, frozen=True):
+    """The login host, for the same commands from a laptop; its name alone, `user@host`, will do for most."""
+
+    host: str
+    """A host name, or the name of a `Host` in ~/.ssh/config."""
+    user: str | None = None
+    """``None``: as ~/.ssh/config has it, else the user's name on the laptop."""
+    port: int | None = None
+    """``None``: as ~/.ssh/config has it, else 22."""
+    command: str | None = None
+    """How hpcjobs is called there, words of bash; ``None``: the laptop's own version, installed there once."""
+    python: str | None = None
+    """Python 3.10 or newer there, to install it with; ``None``: the newest one on PATH of a login shell."""
+    code: str = "~/hpcjobs-code"
+    """Folder there for copies of the laptop's code, which the nodes must see; ``$VARIABLES`` are expanded there."""
+
+    def __post_init__(self) -> None:
+        for field in ("host", "user", "command", "python", "code"):
+            value = getattr(self, field)
+            if value is not None:
+                check_line(value, f"login.{field}")
+        for field in ("host", "user"):
+            value = getattr(self, field)
+            if value is not None and (value.startswith("-") or re.search(r"\s", value)):
+                raise ValueError(f"login.{field} {value!r}: no name begins with '-' or has a space")
+        if self.port is not None and not 0 < self.port <= _HIGHEST_PORT:
+            raise ValueError(f"login.port must be between 1 and {_HIGHEST_PORT}, not {self.port}")
+
+    @property
+    def destination(self) -> str:
+        """What ssh takes as its destination."""
+        target = self.host if self.user is None else f"{self.user}@{self.host}"
+        return target if self.port is None else f"ssh://{target}:{self.port}"
+
+
+class Policy(Frozen, frozen=True):
+    """What every job of the cluster must keep to; only in the centre's files, and for all site files of the cluster."""
+
+    partitions: tuple[str, ...] | None = None
+    """Partitions that jobs may use; ``None``: all."""
+    max_nodes: int | None = None
+    """Nodes that one job may have."""
+    max_gpus: int | None = None
+    """GPUs that one job may have on all its nodes together."""
+    max_time: str | None = None
+    """Longest time limit of a job; a job without one is refused."""
+    account_required: bool = False
+    """Each job names an account."""
+    accounts: tuple[str, ...] | None = None
+    """Accounts that jobs may be charged to; ``None``: all."""
+    mandatory: Resources = Resources()
+    """What each job requests: added where it requests nothing, refused where it requests something else."""
+    messages: tuple[str, ...] = ()
+    """Lines that each submission prints."""
+
+    def __post_init__(self) -> None:
+        for field in ("max_nodes", "max_gpus"):
+            if (count := getattr(self, field)) is not None:
+                check_count(count, field, least=0 if field == "max_gpus" else 1)
+        check_time_limit(self, "max_time")
+        for field in ("partitions", "accounts", "messages"):
+            for text in getattr(self, field) or ():
+                check_line(text, field)
+
+
+class AppliedPolicy(Frozen, frozen=True):
+    """A policy that holds for a site, and the centre's file that has it."""
+
+    path: str
+    policy: Policy
+    gpus_of_nodes: dict[str, int] = {}
+    """Partition -> GPUs of a node that has most of them, as the centre's file describes it."""
+    exclusive: tuple[str, ...] = ()
+    """Partitions in which, by the centre's file, each job has its nodes for itself."""
+
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
 MemoryRequest = Literal["mem", "mem-per-cpu", "none"]

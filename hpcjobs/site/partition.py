@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec.structs import force_setattr
 
 from hpcjobs.site.checks import (
+    Frozen,
     check_count,
     check_duration,
     check_memory,
@@ -15,7 +16,6 @@ from hpcjobs.site.checks import (
     check_slurm_name,
     check_time_limit,
 )
-from hpcjobs.site.frozen import Frozen
 from hpcjobs.site.resources import Resources, check_fields, gpus_and_model
 from hpcjobs.units import memory_bytes
 

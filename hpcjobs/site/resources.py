@@ -14,8 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hpcjobs.errors import nearest
-from hpcjobs.site.checks import check_count, check_line
-from hpcjobs.site.frozen import Frozen
+from hpcjobs.site.checks import Frozen, check_count, check_line
 from hpcjobs.units import requested_memory, requested_time
 
 _NODES = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?\Z", re.ASCII)

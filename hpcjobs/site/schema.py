@@ -1,31 +1,38 @@
-"""The site file's keys: JSON Schema for editors, and the text that stands beside each field of the types."""
+"""JSON Schema of site files, and the pages of docs/ that are made from it and from the table of options."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from hpcjobs.site.affinity import Affinity
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.jupyter import Jupyter
-from hpcjobs.site.login import Login
 from hpcjobs.site.models import (
     OF_THE_LOADER,
+    Affinity,
+    BindTo,
+    Containers,
     Environment,
+    GpuRequest,
+    Jupyter,
+    LauncherName,
+    Login,
+    MemoryRequest,
     NodeGroup,
     NodeShape,
+    NumaBinding,
     Partition,
+    Policy,
     Prices,
     Resources,
+    Runtime,
     Site,
     Watts,
 )
-from hpcjobs.site.policy import Policy
-from hpcjobs.site.resources import FIELDS
+from hpcjobs.site.resources import FIELDS, OPTIONS, Argument, Sbatch, Treatment
 
 SECTIONS: tuple[type[msgspec.Struct], ...] = (
     *(Site, Partition, NodeShape, NodeGroup, Resources, Environment, Affinity, Containers, Jupyter, Login),
@@ -113,3 +120,91 @@ def _read_key(statement: ast.AnnAssign, name: str, following: ast.stmt | None) -
         required=statement.value is None,
         text=text,
     )
+
+
+_KEYS_INTRODUCTION = """\
+# Every key of a site file
+
+After reading this page you can look up every key of a site file.
+
+This page is made from the types in `hpcjobs/site/`, as is the JSON Schema that `hpcjobs sites schema` prints.
+[Sites and requests](sites.md) explains how the keys work together. A key without a default is optional unless it is
+marked as required.
+"""
+_ALIASES = {"GpuRequest": GpuRequest, "MemoryRequest": MemoryRequest, "LauncherName": LauncherName, "Runtime": Runtime}
+_ALIASES |= {"NumaBinding": NumaBinding, "BindTo": BindTo}
+_YAML = {"()": "[]", "True": "true", "False": "false"}
+_LITERAL = re.compile(r"Literal\[(.*?)\]")
+_TITLES = {"Site": "The file itself", "Resources": "`defaults` of the file and of a partition (`Resources`)"}
+
+
+def keys_page() -> str:
+    """The text of docs/site_keys.md."""
+    return _KEYS_INTRODUCTION + "".join(map(_section, SECTIONS))
+
+
+def _section(section: type[msgspec.Struct]) -> str:
+    first = (
+        (inspect.getdoc(section) or "").partition("\n")[0]
+        if section is not Site
+        else "The name of the file, without `.yaml`, is the site's name."
+    )
+    first = first.replace("``", "`")
+    title = _TITLES.get(section.__name__, f"`{section.__name__}`")
+    rows = "".join(map(_key_row, list_keys(section)))
+    return f"\n## {title}\n\n{first}\n\n| key | type | default | meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _key_row(key: Key) -> str:
+    default = "required" if key.required else _default(key.default)
+    text = key.text.replace("``", "`").replace("|", r"\|")
+    return f"| `{key.name}` | `{_type(key.type)}` | {default} | {text} |\n"
+
+
+def _type(annotation: str) -> str:
+    """The annotation with the values of its alternatives."""
+    for name, alias in _ALIASES.items():
+        annotation = annotation.replace(name, f"Literal{list(get_args(alias))}")
+    return _LITERAL.sub(lambda match: match[1].replace(", ", " or "), annotation).replace(" | ", " or ")
+
+
+def _default(code: str | None) -> str:
+    """The default as YAML has it; sections that are empty by default have none."""
+    if code is None or code.endswith("s()") or code in ("Environment()", "Jupyter()", "Affinity()"):
+        return ""
+    return f"`{_YAML.get(code, code)}`"
+
+
+_SBATCH_INTRODUCTION = """\
+# sbatch's options
+
+After reading this page you can say what becomes of each option of sbatch.
+
+Every long option of sbatch from Slurm 22.05 to 25.05, and what becomes of it. This page is made from the table in
+`hpcjobs/site/resources.py`, and a test compares the table with the sbatch of the machine that runs it.
+
+- own option: `hpcjobs submit` has it by the same name, as have spec files, site files (`defaults`) and Python, with
+  underscores.
+- passed through: `--sbatch NAME=VALUE` sends it as it is
+  ([for people who know sbatch](sbatch.md#what-hpcjobs-does-not-know)).
+- refused: with the reason, and what to use. Of a batch script, `--output` and `--error` are left out, and `--export` is
+  passed through.
+
+| option | | on the local queue | |
+|---|---|---|---|
+"""
+
+
+def sbatch_page() -> str:
+    """The text of docs/sbatch_options.md."""
+    return _SBATCH_INTRODUCTION + "".join(map(_option_row, OPTIONS.values()))
+
+
+def _option_row(option: Sbatch) -> str:
+    letter = f", `-{option.short}`" if option.short else ""
+    equals = (
+        "" if option.argument is Argument.NONE else "[=VALUE]" if option.argument is Argument.OPTIONAL else "=VALUE"
+    )
+    notes = "; ".join(filter(None, (option.versions, option.reason or option.help)))
+    local = option.local.value if option.treatment is Treatment.FIELD else ""
+    return f"| `--{option.name}{equals}`{letter} | {option.treatment.value} | {local} | {notes} |\n"

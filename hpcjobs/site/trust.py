@@ -20,10 +20,9 @@ import msgspec
 
 from hpcjobs.errors import ConfigError, reason_of, warn_without_locks
 from hpcjobs.files import lock_file, state_dir, write_beside
-from hpcjobs.site.inheritance import Steps, where_of
 from hpcjobs.site.resources import fields_where
 from hpcjobs.site.search import layer_of
-from hpcjobs.site.yaml_file import YamlFile
+from hpcjobs.site.yaml_file import Steps, YamlFile, where_of
 
 _DESCRIBING = frozenset((
     *("extends", "description", "cluster", "scheduler", "partitions", "defaults", "qos", "default_qos", "launchers"),

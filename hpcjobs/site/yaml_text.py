@@ -13,8 +13,7 @@ import yaml
 
 from hpcjobs.errors import ConfigError, nearest
 from hpcjobs.site.models import OF_THE_LOADER
-from hpcjobs.site.type_errors import in_plain_words, is_unquoted_text
-from hpcjobs.site.yaml_file import YamlFile, find_source
+from hpcjobs.site.yaml_file import YamlFile, find_source, in_plain_words, is_unquoted_text
 
 _Fastest: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATH = re.compile(r"(?P<message>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)

@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from hpcjobs.files import write_beside
+from hpcjobs.job.limits import mandatory_options
 from hpcjobs.job.models import Plan
 from hpcjobs.job.plan import plan_of
-from hpcjobs.job.policy import mandatory_options
 from hpcjobs.processes.programs import own_command
 from hpcjobs.run import folder as run_folder
 from hpcjobs.run.provenance import code_state

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hpcjobs.errors import HpcJobsError, HpcJobsWarning, UnknownJobError
+from hpcjobs.job.layers import make_spec
 from hpcjobs.job.models import Layer
-from hpcjobs.job.request import make_spec
 from hpcjobs.run import submission
 from hpcjobs.scheduler.outage import Report, discard
 from hpcjobs.site.models import Site

@@ -1,4 +1,4 @@
-"""The screen of ``hpcjobs top``: look asks and reads; snapshot, rows, text are pure; actions are what keys do.
+"""The screen of ``hpcjobs top``: `look` queries and reads; `rows` and `text` are pure; `actions` are the keys.
 
-screen, table, dialogs and refresh draw with textual.
+`screen` draws with textual.
 """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hpcjobs.job.array import count_tasks
 from hpcjobs.run.samples import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.top.snapshot import Group, Snapshot, Task
+from hpcjobs.top.look import Group, Snapshot, Task
 
 SORTS = ("state", "newest", "name", "progress", "time left")
 """What rows can be sorted by; the first one is the default."""

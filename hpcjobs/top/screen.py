@@ -1,33 +1,344 @@
-"""The screen of ``hpcjobs top``, drawn with textual: it shows what `rows` and `text` give, and calls `actions`."""
+"""The screen of ``hpcjobs top``, drawn with textual: it shows what `rows` and `text` give, and calls `actions`.
+
+Hands calls of a thread to the screen.
+
+Text on the screen, whoever wrote it.
+
+Dialogs that cover the table: lines to read, and a yes-or-no question.
+
+Decides when the screen asks the scheduler and reads files again. One thread at a time does either.
+
+The table of jobs. Only the lines that are visible are made into text, so a thousand rows cost what fifty do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import ClassVar
 
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.events import Resize
-from textual.widgets import Footer, Input
+from textual.containers import Vertical, VerticalScroll
+from textual.events import Click, Resize
+from textual.geometry import Size
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.timer import Timer
+from textual.widgets import Footer, Input, Static
 
 from hpcjobs.errors import HpcJobsError
+from hpcjobs.printable import printable, printable_document, printable_line
 from hpcjobs.processes.programs import run_in_terminal
+from hpcjobs.scheduler.state_colours import choose_colour
 from hpcjobs.top.actions import Actions
-from hpcjobs.top.dialogs import Confirmation, LineViewer
-from hpcjobs.top.look import Looker
-from hpcjobs.top.plain_text import PlainText
-from hpcjobs.top.refresh import READ_S, Refresh
+from hpcjobs.top.look import Looker, Snapshot
 from hpcjobs.top.rows import SORTS, JobRow, View, make_rows
-from hpcjobs.top.snapshot import Snapshot
-from hpcjobs.top.table import JobTable
-from hpcjobs.top.text import describe, headline
-from hpcjobs.top.thread_call import ThreadCall
+from hpcjobs.top.text import Column, cells, choose_columns, describe, headline, titles
+
+
+class ThreadCall(Message):
+    """A call that a thread hands to the screen, without waiting for it: the screen may be about to end."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self.call = call
+
+
+class PlainText(Static):
+    """Lines that the terminal shows and does not obey."""
+
+    def __init__(self, text: str = "", *, id: str) -> None:
+        super().__init__(printable(text), id=id, markup=False)
+
+    def show(self, text: str) -> None:
+        """Show ``text`` instead of what was there."""
+        self.update(printable(text))
+
+    def show_document(self, text: str) -> None:
+        """Show a log or an explanation, with its colours."""
+        self.update(Text.from_ansi(printable_document(text)))
+
+
+class LineViewer(ModalScreen[None]):
+    """Lines to read: a log, which is read again and again, or an explanation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Back"),
+        Binding("end", "end", "End", show=False),
+    ]
+    CSS = "LineViewer { background: $surface; } #title { background: $primary; color: $text; width: 100%; }"
+
+    def __init__(self, title: str, read: Callable[[], list[str]], *, again_s: float | None) -> None:
+        super().__init__()
+        self._title, self._read, self._again_s = title, read, again_s
+        self._text: str | None = None
+
+    def compose(self) -> ComposeResult:
+        yield PlainText(printable_line(self._title), id="title")
+        with VerticalScroll(id="scroll"):
+            yield PlainText("reading …", id="lines")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._start()
+        if self._again_s is not None:
+            self.set_interval(self._again_s, self._start)
+
+    def _start(self) -> None:
+        self.run_worker(self._read_lines, thread=True, exclusive=True)
+
+    def _read_lines(self) -> None:
+        try:
+            lines = self._read()
+        except (HpcJobsError, OSError) as error:
+            lines = [str(error)]
+        self.post_message(ThreadCall(partial(self._show, lines)))
+
+    def _show(self, lines: list[str]) -> None:
+        text = "\n".join(lines) or "(nothing yet)"
+        if text == self._text or not self.is_attached:
+            return
+        scroll = self.query_one("#scroll", VerticalScroll)
+        at_end = self._text is None or scroll.scroll_offset.y >= scroll.max_scroll_y
+        self._text = text
+        self.query_one("#lines", PlainText).show_document(text)
+        if at_end and self._again_s is not None:
+            scroll.scroll_end(animate=False)
+
+    def action_end(self) -> None:
+        self.query_one("#scroll", VerticalScroll).scroll_end(animate=False)
+
+
+class Confirmation(ModalScreen[bool]):
+    """Yes or no; anything but y is no."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,enter,q", "answer(False)", "No"),
+    ]
+    CSS = """
+    Confirmation { align: center middle; }
+    #question { width: auto; height: auto; padding: 1 2; border: round red; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        yield PlainText(f"{printable_line(self._text)}\n\ny: yes   n: no", id="question")
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+ASK_S, ASK_RARELY_S = 5.0, 60.0
+"""Between two questions to the scheduler: at first and after a change, and at most while nothing changes."""
+_SLOWER = 1.5
+READ_S = 2.0
+"""Between two looks at the files of running jobs."""
+
+
+class Refresh:
+    """Keeps ``snapshot`` up to date, and calls ``show`` after each look; ``busy`` while a thread asks or reads.
+
+    ``unfolded`` gives the keys of the groups whose tasks are all shown.
+    """
+
+    def __init__(
+        self,
+        app: App[Exception],
+        looker: Looker,
+        first: Snapshot,
+        *,
+        unfolded: Callable[[], Collection[str]],
+        show: Callable[[], None],
+    ) -> None:
+        self.looker, self.snapshot, self.every_s = looker, first, ASK_S
+        self._app, self._unfolded, self._show = app, unfolded, show
+        self._asking: Timer | None = None
+        self.busy = self._ask_next = False
+
+    def start(self) -> None:
+        """Begin to ask and to read from time to time."""
+        self._asking = self._app.set_timer(self.every_s, self._ask)
+        self._app.set_interval(READ_S, self._read_if_visible)
+
+    def ask_soon(self) -> None:
+        """Ask the scheduler now, and often again."""
+        self._stop_timer()
+        self.every_s = ASK_S
+        self._ask()
+
+    def read(self) -> None:
+        """Read the files of running jobs now, unless something is asked or read just then."""
+        if not self.busy:
+            self.busy = True
+            self._in_thread(partial(self.looker.reread, self.snapshot), self._take)
+
+    def _read_if_visible(self) -> None:
+        if self._app.screen is self._app.screen_stack[0]:
+            self.read()
+
+    def _ask(self) -> None:
+        if self.busy:
+            self._ask_next = True
+            return
+        self.busy, self._ask_next = True, False
+        self._in_thread(self.looker.look, self._take_answer)
+
+    def _in_thread(self, look: Callable[..., Snapshot], then: Callable[[Snapshot], None]) -> None:
+        self._app.run_worker(partial(self._look, look, then), thread=True)
+
+    def _look(self, look: Callable[..., Snapshot], then: Callable[[Snapshot], None]) -> None:
+        try:
+            snapshot = look(unfolded=self._unfolded())
+        except HpcJobsError as error:
+            snapshot = self.snapshot._replace(errors=(str(error),))
+        except Exception as error:  # the command line explains it
+            self._app.post_message(ThreadCall(partial(self._app.exit, error)))
+            return
+        self._app.post_message(ThreadCall(partial(then, snapshot)))
+
+    def _take_answer(self, snapshot: Snapshot) -> None:
+        changed = snapshot.changes_from(self.snapshot)
+        self.every_s = ASK_S if changed else min(ASK_RARELY_S, self.every_s * _SLOWER)
+        self._stop_timer()
+        self._asking = self._app.set_timer(self.every_s, self._ask)
+        self._take(snapshot)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self.busy, self.snapshot = False, snapshot
+        self._show()
+        if self._ask_next:
+            self._ask()
+
+    def _stop_timer(self) -> None:
+        if self._asking is not None:
+            self._asking.stop()
+
+
+_TITLES = 1
+"""Lines above the first row."""
+_SCROLLBAR = 2
+
+
+class JobTable(ScrollView, can_focus=True):
+    """Rows below the titles of their columns, with a cursor on one of them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("pageup", "move_page(-1)", show=False),
+        Binding("pagedown", "move_page(1)", show=False),
+        Binding("home", "move_to(0)", show=False),
+        Binding("end", "move_to(-1)", show=False),
+    ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"table--titles", "table--cursor"}
+    DEFAULT_CSS = """
+    JobTable { background: $surface; color: $foreground; overflow-x: hidden; }
+    JobTable > .table--titles { background: $panel; color: $foreground; text-style: bold; }
+    JobTable > .table--cursor { background: $block-cursor-background; color: $block-cursor-foreground; }
+    """
+
+    class Chosen(Message):
+        """The cursor is on another row."""
+
+    def __init__(self, *, id: str, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(id=id)
+        self._clock = clock
+        self.rows: Sequence[JobRow] = ()
+        self._cursor = 0
+        self._columns: list[Column] = []
+
+    @property
+    def chosen(self) -> JobRow | None:
+        """The row that the cursor is on."""
+        return self.rows[self._cursor] if self._cursor < len(self.rows) else None
+
+    def show(self, rows: Sequence[JobRow]) -> None:
+        """Show these rows; the cursor stays on its row wherever that is now, else where it is."""
+        before = self.chosen
+        self.rows = rows
+        self._choose_columns()
+        self.virtual_size = Size(self._width, len(rows) + _TITLES)
+        here = range(len(rows)) if before is None else [n for n, row in enumerate(rows) if row.key == before.key]
+        self._place(here[0] if len(here) and before is not None else self._cursor)
+        self.refresh()
+
+    def on_resize(self, event: Resize) -> None:
+        self._choose_columns()
+        self._place(self._cursor)
+
+    def _choose_columns(self) -> None:
+        self._columns = choose_columns(self._width, self.rows, self._clock())
+
+    def on_click(self, event: Click) -> None:
+        number = self.scroll_offset.y + event.y - _TITLES
+        if event.y >= _TITLES and number < len(self.rows):
+            self._place(number)
+
+    def action_move(self, rows: int) -> None:
+        self._place(self._cursor + rows)
+
+    def action_move_page(self, pages: int) -> None:
+        self._place(self._cursor + pages * max(1, self._lines - 1))
+
+    def action_move_to(self, row: int) -> None:
+        self._place(row if row >= 0 else len(self.rows) + row)
+
+    def render_line(self, y: int) -> Strip:
+        """The titles, or the row on line ``y`` of what is visible."""
+        if y < _TITLES:
+            return self._strip([Segment(f"{text} ") for text in titles(self._columns)], "table--titles")
+        number = y - _TITLES + self.scroll_offset.y
+        if number >= len(self.rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        row = self.rows[number]
+        texts = zip(cells(row, self._columns, self._clock()), self._columns, strict=True)
+        segments = [Segment(set_cell_size(text, c.width + 1), self._style(row, c)) for text, c in texts]
+        return self._strip(segments, "table--cursor" if number == self._cursor else None)
+
+    def _strip(self, segments: list[Segment], component: str | None) -> Strip:
+        style = self.rich_style if component is None else self.get_component_rich_style(component)
+        return Strip(segments).adjust_cell_length(self.size.width).apply_style(style)
+
+    @staticmethod
+    def _style(row: JobRow, column: Column) -> Style | None:
+        if column.title == "STATE":
+            return Style.parse(choose_colour(row.state))
+        return Style.parse("bold red") if column.title == "NOTE" and row.alarms else None
+
+    def _place(self, cursor: int) -> None:
+        """Put the cursor there, or as near as there are rows, and scroll until it is visible."""
+        self._cursor = max(0, min(cursor, len(self.rows) - 1))
+        top = self.scroll_offset.y
+        if self._cursor < top:
+            self.scroll_to(y=self._cursor, animate=False)
+        elif self._cursor >= top + self._lines > 0:
+            self.scroll_to(y=self._cursor - self._lines + 1, animate=False)
+        self.refresh()
+        self.post_message(self.Chosen())
+
+    @property
+    def _lines(self) -> int:
+        """How many rows are visible."""
+        return self.size.height - _TITLES
+
+    @property
+    def _width(self) -> int:
+        return self.outer_size.width - _SCROLLBAR
 
 
 class TopScreen(App[Exception]):

@@ -12,8 +12,8 @@ from hpcjobs.diagnosis.reasons import explain_reason
 from hpcjobs.printable import printable_line
 from hpcjobs.run.samples import NodeSample
 from hpcjobs.scheduler.base import JobRecord, State
+from hpcjobs.top.look import Snapshot
 from hpcjobs.top.rows import JobRow, count_states
-from hpcjobs.top.snapshot import Snapshot
 from hpcjobs.units import human_bytes, human_duration
 
 _SPARKS = "▁▂▃▄▅▆▇█"

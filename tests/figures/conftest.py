@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from scripted_cluster import SITE, ScriptedCluster
 
-from hpcjobs.site import login_node
-from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site import machine
+from hpcjobs.site.machine import cluster_name
 
 _FOREIGN = ("HPCJOBS_", "SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "XDG_")
 
@@ -30,5 +30,5 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedCluster:
     monkeypatch.setenv("PATH", f"{commands.folder}:{os.environ['PATH']}")
     monkeypatch.chdir(here)
     cluster_name.cache_clear()  # another test's cluster
-    login_node._has_configuration.cache_clear()
+    machine._has_configuration.cache_clear()
     return commands

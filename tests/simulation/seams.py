@@ -29,7 +29,7 @@ from hpcjobs.processes import deferred, programs, start
 from hpcjobs.processes.start import Result
 from hpcjobs.run import folder, record, submission, submit
 from hpcjobs.scheduler.slurm.client import SlurmScheduler
-from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site.machine import cluster_name
 
 _WRITES = frozenset(("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate"))
 _active: Files | None = None

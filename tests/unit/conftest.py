@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.site import login_node
-from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site import machine
+from hpcjobs.site.machine import cluster_name
 
 _FOREIGN = ("HPCJOBS_", "SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "XDG_")
 
@@ -27,5 +27,5 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HPCJOBS_SANDBOX_ROOT", str(tmp_path / "no-sandbox"))
     monkeypatch.chdir(here)
     cluster_name.cache_clear()  # another test's cluster
-    login_node._has_configuration.cache_clear()
+    machine._has_configuration.cache_clear()
     return here

@@ -22,8 +22,7 @@ from hpcjobs import sandbox as sandboxes
 from hpcjobs.sandbox import Shape
 from hpcjobs.top.actions import RealActions
 from hpcjobs.top.look import Looker
-from hpcjobs.top.screen import TopScreen
-from hpcjobs.top.table import JobTable
+from hpcjobs.top.screen import JobTable, TopScreen
 
 TASKS, REFRESHES = int(os.environ.get("TASKS", "1000")), 10
 SITE = "partitions: {cpu: {nodes: 4, node: {cpus: 250, mem: 64G}, max_time: 2h}}\n"

@@ -126,7 +126,7 @@ def test_what_a_script_cannot_have_is_refused(
 
 
 def test_what_a_script_names_in_vain_is_noted(site: str) -> None:
-    from hpcjobs.job.notes import notes
+    from hpcjobs.job.plan import notes
 
     (line,) = notes(plan(site, "#SBATCH -o x.log -N 1").job)
     assert line.startswith("--output (run.sbatch:2) is left out: `hpcjobs logs`")
@@ -145,7 +145,7 @@ def test_what_a_script_names_in_vain_is_noted(site: str) -> None:
 def test_options_of_slurm_after_the_program_are_warned_of(
     here: Path, site: str, program: list[str], warned: list[str]
 ) -> None:
-    from hpcjobs.job.notes import notes
+    from hpcjobs.job.plan import notes
 
     (here / "train.py").touch()
     lines = [line for line in notes(hpcjobs.plan(program, site).job) if "after the program" in line]

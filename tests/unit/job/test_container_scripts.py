@@ -18,8 +18,7 @@ import hpcjobs
 from hpcjobs.containers.sif import fingerprint
 from hpcjobs.errors import ConfigError, HpcJobsError, RequestError
 from hpcjobs.job.models import Plan
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.models import Site
+from hpcjobs.site.models import Containers, Site
 
 CASES = [
     ("apptainer", "srun"), ("apptainer", "torchrun"), ("apptainer", "horovod-gloo"), ("apptainer", "mpirun"),

@@ -14,8 +14,7 @@ import hpcjobs
 from hpcjobs.job.directives import sbatch_options
 from hpcjobs.job.environment import enter_options
 from hpcjobs.job.models import JobSpec, Plan
-from hpcjobs.site.containers import Containers
-from hpcjobs.site.retries import UNLIMITED, Retries
+from hpcjobs.site.models import UNLIMITED, Containers, Retries
 
 ARGUMENTS = ("--nodes", "4", "--time", "2h", "--retries", "node=5", "--container")
 

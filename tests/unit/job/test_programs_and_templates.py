@@ -11,7 +11,7 @@ from commandline import ok
 
 import hpcjobs
 from hpcjobs.errors import ConfigError, RequestError
-from hpcjobs.job.notes import notes
+from hpcjobs.job.plan import notes
 
 
 @pytest.fixture

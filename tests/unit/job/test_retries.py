@@ -12,7 +12,7 @@ from commandline import ok
 from scripts_here import planned, run_here
 
 from hpcjobs.errors import RequestError
-from hpcjobs.site.retries import UNLIMITED, Retries, parse_retries
+from hpcjobs.site.models import UNLIMITED, Retries, parse_retries
 
 LEAVES = """
 import sys

@@ -20,7 +20,7 @@ from hpcjobs.jupyter.remote import SharedRemote
 from hpcjobs.remote.laptop import Laptop, Target
 from hpcjobs.remote.login_host import pack_sites
 from hpcjobs.site.library import load_site
-from hpcjobs.site.login import Login
+from hpcjobs.site.models import Login
 
 SUBMIT = ("submit", "--site", "local", "--parsable", "--time", "5m", "true")
 

@@ -24,7 +24,7 @@ from hpcjobs.run.status import statuses
 from hpcjobs.run.wait import wait
 from hpcjobs.scheduler.base import JobRecord, Scheduler, State, Submitted
 from hpcjobs.scheduler.cluster import reachable_clusters
-from hpcjobs.site.cluster_name import cluster_name
+from hpcjobs.site.machine import cluster_name
 from hpcjobs.user import user_name
 
 NOW = time.time()

@@ -18,8 +18,8 @@ ROW = """
         update="Colour", variable="COLOUR", acts=True)] = UNSET
 """
 SITE = {"a": {"nodes": 4, "node": {"cpus": 8}}}
-PAGES = "from hpcjobs.site import sbatch_page, schema_page, schema; " + "; ".join(
-    f"print({text})" for text in ("sbatch_page.page()", "schema_page.page()", "schema.schema_text()")
+PAGES = "from hpcjobs.site import schema; " + "; ".join(
+    f"print({text})" for text in ("schema.sbatch_page()", "schema.keys_page()", "schema.schema_text()")
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hpcjobs.site.models import Resources
 from hpcjobs.site.resources import ALIASES, FIELDS, OPTIONS, Argument, Treatment
-from hpcjobs.site.sbatch_page import page
+from hpcjobs.site.schema import sbatch_page
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sbatch_options.md"
 
@@ -56,5 +56,5 @@ def test_own_options_are_the_fields_of_a_request() -> None:
 
 def test_the_page_of_options_is_made_from_the_table() -> None:
     if os.environ.get("GOLDEN") == "write":
-        PAGE.write_text(page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == page()
+        PAGE.write_text(sbatch_page(), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == sbatch_page()

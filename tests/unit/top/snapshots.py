@@ -6,7 +6,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.run.progress import Progress, StepProgress
 from hpcjobs.run.samples import NodeSample, Sample
 from hpcjobs.scheduler.base import JobRecord, State
-from hpcjobs.top.snapshot import Group, Snapshot, Task
+from hpcjobs.top.look import Group, Snapshot, Task
 
 NOW = 1_700_000_000.0
 

@@ -19,8 +19,7 @@ from hpcjobs.run.index import Entry
 from hpcjobs.scheduler.slurm.table import SEPARATOR
 from hpcjobs.top.actions import RealActions
 from hpcjobs.top.look import Looker
-from hpcjobs.top.screen import TopScreen
-from hpcjobs.top.table import JobTable
+from hpcjobs.top.screen import JobTable, TopScreen
 
 TASKS, REFRESHES = 1000, 6
 

@@ -17,12 +17,10 @@ from textual.pilot import Pilot
 
 from hpcjobs.errors import HpcJobsError, RequestError
 from hpcjobs.scheduler.base import State
-from hpcjobs.top import refresh
-from hpcjobs.top.look import Looker
+from hpcjobs.top import screen as drawing
+from hpcjobs.top.look import Looker, Snapshot
 from hpcjobs.top.rows import JobRow
-from hpcjobs.top.screen import TopScreen
-from hpcjobs.top.snapshot import Snapshot
-from hpcjobs.top.table import JobTable
+from hpcjobs.top.screen import JobTable, TopScreen
 
 
 class ScriptedLooker:
@@ -241,8 +239,8 @@ def test_an_unforeseen_error_ends_the_screen_and_is_handed_on() -> None:
 
 
 def test_the_scheduler_is_asked_more_rarely_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresh, "ASK_S", 0.01)
-    monkeypatch.setattr(refresh, "ASK_RARELY_S", 0.02)
+    monkeypatch.setattr(drawing, "ASK_S", 0.01)
+    monkeypatch.setattr(drawing, "ASK_RARELY_S", 0.02)
     changed = make_snapshot()._replace(tasks=(make_task("99", State.RUNNING, "new"),))
     periods: list[float] = []
 

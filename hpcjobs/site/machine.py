@@ -1,4 +1,4 @@
-"""The name of the cluster that Slurm's commands reach."""
+"""The cluster that this machine belongs to, and whether Slurm is installed here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,31 @@ import shutil
 import time
 from pathlib import Path
 
-from hpcjobs.errors import SchedulerError
+from hpcjobs.errors import CommandMissingError, SchedulerError
 from hpcjobs.files import cache_dir, write_beside
 from hpcjobs.processes.programs import run
+
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+
+
+def slurm_is_here() -> bool:
+    """sbatch is installed and has a cluster: its packages alone make no login node."""
+    return shutil.which("sbatch") is not None and _has_configuration(os.environ.get("SLURM_CONF"))
+
+
+@functools.cache
+def _has_configuration(conf: str | None) -> bool:
+    """A file tells, or else a Slurm command: the configuration may come from the controller (configless)."""
+    if conf:
+        return os.path.exists(conf)
+    if any(map(os.path.exists, _CONFIGURATIONS)):
+        return True
+    try:
+        answer = run(["scontrol", "show", "config"])
+    except CommandMissingError:
+        return False
+    return answer.code == 0 or "configuration source" not in answer.err
+
 
 _CACHE_S = 86_400.0
 EVERY_CLUSTER = "all"
