@@ -12,7 +12,7 @@ that ran at the same time as one that used GPUs, count only if they used some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import polars as pl
@@ -38,6 +38,8 @@ _BLANK: Final = [*NOTHING, *NO_NUMBER, *map(str, NO_VALUE)]
 def read_counts(frame: pl.DataFrame, column: str, doubts: Doubts) -> pl.Series:
     """Whole numbers; a text that is neither a number nor one of Slurm's for no value is counted and left null."""
     text = frame[column]
+    if text.dtype == pl.Int64:
+        return _without_no_value(text)
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() > text.null_count():
         odd = frame.filter(text.is_not_null() & numbers.is_null() & ~text.is_in(_BLANK))
@@ -94,54 +96,69 @@ _OF_JOBS = (
     *("Submit", "Eligible", "Start", "End", "ElapsedRaw", "TimelimitRaw", "NNodes", "NCPUS", "MaxRSS"),
     *("ConsumedEnergyRaw", "Restarts"),
 )
-_OF_STEPS = ("Start", "End", "ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS", "ConsumedEnergyRaw")
+_OF_STEPS = ("Start", "End", "ElapsedRaw", "NNodes", "NTasks", "MaxRSS", "AveRSS")
+COUNTS: Final = tuple(dict.fromkeys((*_OF_JOBS, *_OF_STEPS)))
+"""Columns of whole numbers."""
 _TEXT_FIELDS = (
     *("JobIDRaw", "JobName", "User", "Account", "Partition", "QOS", "State", "ExitCode", "Reason", "ReqMem"),
     *("ReqTRES", "AllocTRES", "NodeList", "TotalCPU"),
 )
 _USAGE = ("TRESUsageInTot", "TRESUsageInAve")
-_BESIDE = r"\.(batch|extern|interactive)$"
+_BESIDE = ("batch", "extern", "interactive")
+_OF_ALL = ("job_id", "state", "_word", "submitted", "eligible", "started", "ended", "elapsed_s")
+_PEAKS = ("tasks", "mem_used_bytes", "mem_per_node_bytes")
 _LARGEST_J = 10**13
 """Above this a counter has overflowed: 2.8 GWh for one job."""
-_NEVER = 1 << 60
-"""The end of a step that has none, in seconds."""
+_NEVER = 1 << 34
+"""The end of a step that has none, in seconds since 1970: in the year 2514."""
 
 
-def fold(frames: Iterable[pl.DataFrame], doubts: Doubts) -> Iterator[pl.DataFrame]:
-    """Attempts, a frame per frame; the last job of each waits for the next one, which may hold its steps."""
+def fold(
+    frames: Iterable[pl.DataFrame], doubts: Doubts, *, only: Collection[str] | None = None
+) -> Iterator[pl.DataFrame]:
+    """Attempts, a frame per frame; the last job of each waits for the next one, which may hold its steps.
+
+    Args:
+        only: the columns wanted; default all.
+    """
     held: pl.DataFrame | None = None
     for part in frames:
-        frame = part if held is None else pl.concat([held, part])
+        frame = part if held is None else pl.concat([held, part], how="vertical_relaxed")
         starts = frame["JobID"].str.contains(".", literal=True).not_().arg_true()
         last = int(starts[-1]) if len(starts) else 0
         held = frame.slice(last)
         if last:
-            yield _fold_rows(frame.slice(0, last), doubts)
+            yield _fold_rows(frame.slice(0, last), doubts, only)
     if held is not None and len(held):
-        yield _fold_rows(held, doubts)
+        yield _fold_rows(held, doubts, only)
 
 
-def _fold_rows(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
-    frame = _with_ids(frame, doubts)
-    is_job = frame["JobID"].str.contains(".", literal=True).not_()
-    frame = frame.with_columns(is_job.cum_sum().alias("_group"))
-    jobs = _parse_counts(frame.select("JobID", "_group", *_TEXT_FIELDS, *_OF_JOBS).filter(is_job), _OF_JOBS, doubts)
-    steps = frame.select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS).filter(~is_job)
-    steps = steps.join(jobs.select("_group", _job_tres="AllocTRES"), on="_group", how="left", maintain_order="left")
-    steps = _parse_counts(_drop_orphan_steps(steps, jobs, doubts), _OF_STEPS, doubts)
+def _fold_rows(frame: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> pl.DataFrame:
+    frame = _with_ids(frame, doubts).with_columns(_job=pl.col("JobID").str.contains(".", literal=True).not_())
+    frame = frame.with_columns(_group=pl.col("_job").cum_sum())
+    jobs = frame.lazy().filter("_job").select("JobID", "_group", *_TEXT_FIELDS, *_OF_JOBS).collect()
+    owner = pl.lit(pl.concat([pl.Series([None], dtype=pl.String), jobs["JobID"]])).gather(pl.col("_group"))
+    steps = (
+        frame.lazy()
+        .filter(~pl.col("_job"))
+        .select("JobID", "_group", "TotalCPU", "AllocTRES", *_USAGE, *_OF_STEPS)
+        .with_columns(_own=pl.col("JobID").str.starts_with(owner + ".").fill_null(False))
+        .collect()
+    )
+    jobs = _parse_counts(jobs, _OF_JOBS, doubts)
+    steps = _parse_counts(_drop_orphan_steps(steps, doubts), _OF_STEPS, doubts)
     cpu_missing = jobs["TotalCPU"].is_in(["", "00:00:00"]).any() or jobs["TotalCPU"].has_nulls()
-    summed = _steps(steps, cpu_missing=bool(cpu_missing))
-    return _jobs(jobs.join(summed, on="_group", how="left", maintain_order="left"), doubts)
+    summed = _steps(steps, jobs, only, cpu_missing=bool(cpu_missing))
+    return _jobs(jobs.join(summed, on="_group", how="left", maintain_order="left"), doubts, only)
 
 
-def _drop_orphan_steps(steps: pl.DataFrame, jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+def _drop_orphan_steps(steps: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     """Drop steps that do not follow their job: the row of their own job is missing."""
-    owners = pl.concat([pl.Series("owner", [None], dtype=pl.String), jobs["JobID"].alias("owner")])
-    mine = steps["JobID"].str.starts_with(owners.gather(steps["_group"]) + ".").fill_null(False)
-    if mine.all():
+    own = steps["_own"]
+    if own.all():
         return steps
-    doubts.add("step without its job", steps.filter(~mine)["JobID"].to_list())
-    return steps.filter(mine)
+    doubts.add("step without its job", steps.filter(~own)["JobID"].to_list())
+    return steps.filter(own)
 
 
 def _with_ids(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
@@ -151,88 +168,107 @@ def _with_ids(frame: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
         odd = frame.filter(~sound)
         doubts.add("no job id", ("|".join(str(v) for v in row[:4] if v is not None) for row in odd.iter_rows()))
         frame = frame.filter(sound)
-    missing = [name for name in (*_TEXT_FIELDS, *_OF_JOBS, *_OF_STEPS, *_USAGE) if name not in frame.columns]
-    return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in dict.fromkeys(missing))
+    missing = [name for name in (*_TEXT_FIELDS, *COUNTS, *_USAGE) if name not in frame.columns]
+    return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in missing) if missing else frame
 
 
 def _parse_counts(frame: pl.DataFrame, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
-    return frame.with_columns(read_counts(frame, name, doubts) for name in columns)
+    typed = [name for name in columns if frame.schema[name] == pl.Int64]
+    usual = frame.select(
+        (pl.col(name).is_null() | pl.col(name).is_between(0, _NO_COUNT[0] - 1)).all() for name in typed
+    )
+    rest = [name for name in columns if name not in typed or not usual[name].item()]
+    return frame.with_columns(read_counts(frame, name, doubts) for name in rest) if rest else frame
 
 
-def _steps(steps: pl.DataFrame, *, cpu_missing: bool) -> pl.DataFrame:
+def _steps(steps: pl.DataFrame, jobs: pl.DataFrame, only: Collection[str] | None, *, cpu_missing: bool) -> pl.DataFrame:
     """Sum the steps of each job; their CPU time only if the job's own CPU time is missing."""
-    beside = pl.col("JobID").str.contains(_BESIDE)
-    extern = pl.col("JobID").str.ends_with(".extern")
+    step = pl.col("JobID").str
+    beside = pl.any_horizontal(step.ends_with(f".{name}") for name in _BESIDE)
+    extern = step.ends_with(".extern")
     tasks = pl.col("NTasks").fill_null(1).clip(1)
     per_node = ((tasks - 1) // pl.col("NNodes").fill_null(1).clip(1)) + 1
     largest = pl.when(~extern).then(pl.col("MaxRSS"))
-    sampled = steps["TRESUsageInTot"]
-    summed = steps.with_columns(
-        read_usage(sampled, "mem").alias("_used"),
-        _beside=beside,
-        _node=largest * per_node,
-        _tasks=pl.when(~beside).then("NTasks"),
-        _gpu_tasks=_gpu_tasks(steps),
+    used = read_usage(steps["TRESUsageInTot"], "mem").alias("_used")
+    summed = steps.select(
+        "_group",
+        "Start",
+        "End",
+        _rss=largest,
         _cpu=clock_s("TotalCPU") if cpu_missing else pl.lit(None, dtype=pl.Float64),
-    ).with_columns(_used=pl.when(~extern).then(pl.coalesce("_used", pl.col("AveRSS") * tasks, largest * tasks)))
-    gpu_mem = read_usage(sampled, "gres/gpumem") if summed["_gpu_tasks"].count() else pl.lit(None, dtype=pl.Int64)
-    result = summed.group_by("_group", maintain_order=True).agg(
-        steps=pl.len(),
-        max_rss_bytes=largest.max(),
-        _step_cpu=pl.col("_cpu").sum(),
+        tasks=pl.when(~beside).then("NTasks"),
+        mem_used_bytes=pl.when(~extern).then(pl.coalesce(used, pl.col("AveRSS") * tasks, largest * tasks)),
+        mem_per_node_bytes=largest * per_node,
     )
-    for frame in (
-        _most_at_once(summed, "_tasks", "tasks"),
-        _most_at_once(summed, "_used", "mem_used_bytes"),
-        _most_at_once(summed, "_node", "mem_per_node_bytes"),
-        _gpu_utilization(summed),
-        summed.with_columns(_gpu_mem=gpu_mem).group_by("_group").agg(gpu_mem_bytes=pl.col("_gpu_mem").max()),
-    ):
-        result = result.join(frame, on="_group", how="left", maintain_order="left")
-    return result
+    result = summed.group_by("_group").agg(
+        steps=pl.len(), max_rss_bytes=pl.col("_rss").max(), _step_cpu=pl.col("_cpu").sum()
+    )
+    peaks = [name for name in _PEAKS if only is None or name in only]
+    result = result.join(_most_at_once(summed, peaks), on="_group", how="left")
+    if only is None or "gpu_utilization" in only:
+        result = result.join(_gpu_use(steps, jobs), on="_group", how="left")
+    lacking = [name for name in (*_PEAKS, "gpu_utilization", "gpu_mem_bytes") if name not in result.columns]
+    return result.with_columns(pl.lit(None, dtype=pl.Int64).alias(name) for name in lacking) if lacking else result
 
 
-def _most_at_once(steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
-    """The largest sum of ``column`` over steps of a job that ran at the same time; null without samples.
+def _most_at_once(steps: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """The largest sum of each column over steps of a job that ran at the same time; null without samples.
 
     A step without a start counts as parallel to the others. A step that begins in the second of another step's end
     follows it.
     """
-    known = steps.select("_group", "Start", "End", _value=pl.col(column)).filter(pl.col("_value").is_not_null())
-    begin, end = pl.col("Start").fill_null(0), pl.when(pl.col("End") > 0).then("End").otherwise(_NEVER)
+    begin = pl.col("Start").fill_null(0).clip(0, _NEVER - 1)
+    end = pl.when(pl.col("End") > 0).then(pl.col("End").clip(0, _NEVER - 1)).otherwise(_NEVER)
+    moment = pl.col("_group").cast(pl.Int64) * (_NEVER * 2 * 4)
     # Within a second: ends, then starts, then the ends of steps that began in it, which ran after all.
-    begins = known.select("_group", "_value", _second=begin, _order=1)
-    ends = known.select("_group", -pl.col("_value"), _second=end, _order=pl.when(end > begin).then(0).otherwise(2))
-    moments = pl.concat([begins, ends]).sort("_group", "_second", "_order")
-    return moments.group_by("_group").agg(pl.col("_value").cum_sum().max().alias(name))
+    begins = steps.lazy().select("_group", *columns, _moment=moment + begin * 4 + 1)
+    ends = steps.lazy().select(
+        "_group",
+        *(-pl.col(name) for name in columns),
+        _moment=moment + end * 4 + pl.when(end > begin).then(0).otherwise(2),
+    )
+    # The values of a job add up to nothing at its end: the sums of the next one start at 0.
+    sums = (
+        pl.concat([begins, ends])
+        .sort("_moment")
+        .with_columns(pl.col(name).fill_null(0).cum_sum().alias(f"_{name}") for name in columns)
+    )
+    most = [pl.when(pl.col(name).count() > 0).then(pl.col(f"_{name}").max()).alias(name) for name in columns]
+    return sums.group_by("_group").agg(most).collect()
 
 
-def _gpu_tasks(steps: pl.DataFrame) -> pl.Series:
-    """Use of a step's GPUs in percent, added up over its tasks and GPUs; null where it was not gathered."""
-    shares = steps.select(pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False))
-    total, mean = shares["TRESUsageInTot"], shares["TRESUsageInAve"]
-    summed: pl.Series = total.zip_with(total.is_not_null(), mean * steps["NTasks"].fill_null(1))
-    return summed.set(steps["JobID"].str.ends_with(".extern"), None)
-
-
-def _gpu_utilization(steps: pl.DataFrame) -> pl.DataFrame:
-    """Mean use of each job's GPUs, 0 to 1, over the steps that count: see the top of this module."""
-    gathered = steps.filter(pl.col("_gpu_tasks").is_not_null())
+def _gpu_use(steps: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+    """Mean use of each job's GPUs, 0 to 1, over the steps that count (see the top of this module), and their memory."""
+    gathered = steps.filter(pl.any_horizontal(pl.col(_USAGE).str.contains("gres/gpuutil=", literal=True)))
     if gathered.is_empty():
-        return gathered.select("_group", gpu_utilization=pl.lit(None, dtype=pl.Float64))
+        return gathered.select(
+            "_group", gpu_utilization=pl.lit(None, dtype=pl.Float64), gpu_mem_bytes=pl.lit(None, dtype=pl.Int64)
+        )
+    gathered = gathered.join(
+        jobs.select("_group", _job_tres="AllocTRES"), on="_group", how="left", maintain_order="left"
+    )
+    shares = gathered.select(pl.col(_USAGE).str.extract(r"gres/gpuutil=([\d.]+)").cast(pl.Float64, strict=False))
+    total, mean = shares["TRESUsageInTot"], shares["TRESUsageInAve"]
+    percent = total.zip_with(total.is_not_null(), mean * gathered["NTasks"].fill_null(1))
     gpus = map_distinct(gathered["AllocTRES"], count_gpus, pl.Float64)
     gpus = gpus.zip_with(gpus.is_not_null(), map_distinct(gathered["_job_tres"], count_gpus, pl.Float64))
-    gathered = gathered.with_columns(_gpus=gpus.fill_null(1).clip(1), _worked=pl.col("_gpu_tasks") > 0)
+    beside = pl.any_horizontal(pl.col("JobID").str.ends_with(f".{name}") for name in _BESIDE)
+    memory = steps.select("_group", _memory=read_usage(steps["TRESUsageInTot"], "gres/gpumem"))
+    used = memory.group_by("_group").agg(gpu_mem_bytes=pl.col("_memory").max())
+    gathered = gathered.with_columns(_percent=percent, _gpus=gpus.fill_null(1).clip(1), _beside=beside)
+    gathered = gathered.filter(pl.col("_percent").is_not_null() & ~pl.col("JobID").str.ends_with(".extern"))
+    gathered = gathered.with_columns(_worked=pl.col("_percent") > 0)
     first = pl.col("Start").filter("_worked").min().over("_group")
     last = pl.col("End").filter("_worked").max().over("_group")
     apart = ((pl.col("End") <= first) | (pl.col("Start") >= last)).fill_null(False)
     counted = gathered.filter(pl.col("_worked") | first.is_null() | (~pl.col("_beside") & apart))
     weight = pl.col("ElapsedRaw").clip(1) * pl.col("_gpus")
-    share = (pl.col("_gpu_tasks") / pl.col("_gpus")).clip(0, 100) / 100
-    return counted.group_by("_group").agg(gpu_utilization=(share * weight).sum() / weight.sum())
+    share = (pl.col("_percent") / pl.col("_gpus")).clip(0, 100) / 100
+    utilization = counted.group_by("_group").agg(gpu_utilization=(share * weight).sum() / weight.sum())
+    return used.join(utilization, on="_group", how="left")
 
 
-def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
+def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> pl.DataFrame:
     jobs = jobs.with_columns(*_parse_repeating_columns(jobs), _clock=clock_s("TotalCPU"))
     # Exactly 0 means that the accounting did not measure: every process takes some milliseconds.
     cpu = pl.coalesce(pl.when(pl.col(name) > 0).then(name) for name in ("_clock", "_step_cpu"))
@@ -241,44 +277,45 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts) -> pl.DataFrame:
     live &= pl.col("state") != State.UNKNOWN.value
     energy = pl.col("ConsumedEnergyRaw")
     waited_until = pl.coalesce("started", "ended")
-    frame = jobs.select(
-        job_id="JobID",
-        job_id_raw=pl.coalesce("JobIDRaw", "JobID"),
-        name="JobName",
-        user=known_text("User"),
-        account=known_text("Account"),
-        partition=known_text("Partition"),
-        qos=known_text("QOS"),
-        state="state",
-        _word="State",
-        reason=known_text("Reason"),
-        exit_code=pl.when(~pl.col("state").is_in(["PENDING", "RUNNING", "SUSPENDED", "REQUEUED"])).then("_code"),
-        signal=pl.when(pl.col("_signal") > 0).then("_signal"),
-        submitted=pl.when(pl.col("Submit") > 0).then("Submit"),
-        eligible=pl.when(pl.col("Eligible") > 0).then("Eligible"),
-        started=pl.when(pl.col("Start") > 0).then("Start"),
-        ended=pl.when(pl.col("End") > 0).then("End"),
-        elapsed_s="ElapsedRaw",
-        time_limit_s=pl.col("TimelimitRaw") * 60,
-        nodes="NNodes",
-        tasks=pl.coalesce("tasks", pl.when(pl.col("steps") > 0).then(1)),
-        cpus="NCPUS",
-        gpus=pl.col("_gpus").fill_null(0),
-        node_list=known_text("NodeList"),
-        mem_requested_bytes="_mem",
-        mem_used_bytes=pl.when(~live).then("mem_used_bytes"),
-        mem_per_node_bytes=pl.when(~live).then("mem_per_node_bytes"),
-        max_rss_bytes=pl.when(~live).then(pl.coalesce("max_rss_bytes", "MaxRSS")),
-        cpu_s=pl.when(~live).then(cpu),
-        gpu_utilization=pl.when(~live).then("gpu_utilization"),
-        gpu_mem_bytes="gpu_mem_bytes",
-        _counted_j=pl.when((energy > 0) & (energy < _LARGEST_J)).then(energy),
-        _ended_steps_cpu_s=pl.when(live).then(cpu.fill_null(0.0)),
-        _ended_steps_mem_bytes=pl.when(live).then("mem_used_bytes"),
-        _ended_steps_rss_bytes=pl.when(live).then("max_rss_bytes"),
-        steps=pl.col("steps").fill_null(0).cast(pl.Int64),
-    )  # fmt: skip
-    frame = frame.with_columns(
+    columns: dict[str, pl.Expr | str] = {
+        "job_id": "JobID",
+        "job_id_raw": pl.coalesce("JobIDRaw", "JobID"),
+        "name": "JobName",
+        "user": known_text("User"),
+        "account": known_text("Account"),
+        "partition": known_text("Partition"),
+        "qos": known_text("QOS"),
+        "state": "state",
+        "_word": "State",
+        "reason": known_text("Reason"),
+        "exit_code": pl.when(~pl.col("state").is_in(["PENDING", "RUNNING", "SUSPENDED", "REQUEUED"])).then("_code"),
+        "signal": pl.when(pl.col("_signal") > 0).then("_signal"),
+        "submitted": pl.when(pl.col("Submit") > 0).then("Submit"),
+        "eligible": pl.when(pl.col("Eligible") > 0).then("Eligible"),
+        "started": pl.when(pl.col("Start") > 0).then("Start"),
+        "ended": pl.when(pl.col("End") > 0).then("End"),
+        "elapsed_s": "ElapsedRaw",
+        "time_limit_s": pl.col("TimelimitRaw") * 60,
+        "nodes": "NNodes",
+        "tasks": pl.coalesce("tasks", pl.when(pl.col("steps") > 0).then(1)),
+        "cpus": "NCPUS",
+        "gpus": pl.col("_gpus").fill_null(0),
+        "node_list": known_text("NodeList"),
+        "mem_requested_bytes": "_mem",
+        "mem_used_bytes": pl.when(~live).then("mem_used_bytes"),
+        "mem_per_node_bytes": pl.when(~live).then("mem_per_node_bytes"),
+        "max_rss_bytes": pl.when(~live).then(pl.coalesce("max_rss_bytes", "MaxRSS")),
+        "cpu_s": pl.when(~live).then(cpu),
+        "gpu_utilization": pl.when(~live).then("gpu_utilization"),
+        "gpu_mem_bytes": "gpu_mem_bytes",
+        "_counted_j": pl.when((energy > 0) & (energy < _LARGEST_J)).then(energy),
+        "_ended_steps_cpu_s": pl.when(live).then(cpu.fill_null(0.0)),
+        "_ended_steps_mem_bytes": pl.when(live).then("mem_used_bytes"),
+        "_ended_steps_rss_bytes": pl.when(live).then("max_rss_bytes"),
+        "steps": pl.col("steps").fill_null(0).cast(pl.Int64),
+    }  # fmt: skip
+    wanted = {name: column for name, column in columns.items() if only is None or name in only or name in _OF_ALL}
+    frame = jobs.select(**wanted).with_columns(
         queue_wait_s=(waited_until - pl.col("eligible")).clip(0),
         held_s=(pl.col("eligible") - pl.col("submitted")).clip(0),
     )

@@ -3,44 +3,57 @@
 A block with one record per line goes to polars unchanged, which is much faster. Other blocks are split by
 `Table.split`. Lines without a record are counted, named and left out.
 
-A job belongs to the day of its end. A day is closed two hours after its end, because slurmdbd may lag. Jobs of
-closed days are cached as Parquet and not read from sacct again. Records that an administrator changes later
-(sacctmgr fix runawayjobs) need the folder removed.
+A job belongs to the day of its end. What `cache` keeps of a day is not read again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime, timedelta
-from pathlib import Path
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from subprocess import PIPE
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import polars as pl
 
+from hpcjobs.accounting.cache import AttemptStore, Store, Window, closed_until, days
 from hpcjobs.accounting.columns import Doubts, choose, order
-from hpcjobs.accounting.fold import fold
-from hpcjobs.errors import ConfigError, SchedulerError
-from hpcjobs.files import cache_dir
+from hpcjobs.accounting.fold import COUNTS, fold
+from hpcjobs.errors import SchedulerError
 from hpcjobs.processes.programs import Runner, run, start
 from hpcjobs.scheduler.slurm.portions import split_ids
 from hpcjobs.scheduler.slurm.table import CONTROL, QUESTION, SEPARATOR, Table, new_separator
 
+Part = TypeVar("Part")
 _SEPARATOR: Final = SEPARATOR.encode()
 _CONTROL: Final = CONTROL.encode().replace(_SEPARATOR, b"")
+_NUMBERS: Final = dict.fromkeys(COUNTS, pl.Int64)
 
 
 def frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Iterator[pl.DataFrame]:
-    """One frame of strings per block; null where sacct left a column empty."""
+    """One frame per block, in the order of the blocks; null where sacct left a column empty.
+
+    A second thread reads the next block while the caller works on this one.
+    """
+    source = _read_frames(blocks, table, doubts)
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(next, source, None)
+        try:
+            while (frame := ahead.result()) is not None:
+                ahead = reader.submit(next, source, None)
+                yield frame
+        finally:
+            ahead.cancel() or wait([ahead])
+            source.close()
+
+
+def _read_frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Generator[pl.DataFrame, None, None]:
     rest = b""
     for block in blocks:
-        data = rest + block
-        end = data.rfind(b"\n") + 1
-        lines, rest = data[:end], data[end:]
+        end = block.rfind(b"\n") + 1
+        lines, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
         frame = _frame_of_lines(lines, table)
         if frame is None and lines:
             split = table.split(lines.decode("utf-8", "replace"))
@@ -57,14 +70,22 @@ def frames(blocks: Iterable[bytes], table: Table, doubts: Doubts) -> Iterator[pl
 
 
 def _frame_of_lines(lines: bytes, table: Table) -> pl.DataFrame | None:
-    """The frame, if every line is one record: the sum of separators is right, and no line has too many."""
-    separators = lines.count(table.separator.encode())
-    if not lines or separators != lines.count(b"\n") * (len(table.columns) - 1):
+    """The frame, if every line is one record.
+
+    A line with too many separators is an error of polars. So if the separators of all lines together are those of so
+    many records, each line has exactly its own, and none of them stands in a name.
+    """
+    if not lines:
         return None
-    try:
-        return _frame(lines, table)
-    except pl.exceptions.ComputeError:
-        return None
+    one_character = lines if len(table.separator) == 1 else lines.translate(None, delete=_CONTROL)
+    for types in (_NUMBERS, {}):  # a column of numbers in which a word stands is read as text
+        try:
+            frame = _read_csv(one_character, table, types)
+        except (pl.exceptions.ComputeError, pl.exceptions.SchemaError):
+            continue
+        sound = lines.count(table.separator.encode()) == len(frame) * (len(table.columns) - 1)
+        return frame if sound else None
+    return None
 
 
 def _start(record: str, table: Table) -> str:
@@ -73,19 +94,23 @@ def _start(record: str, table: Table) -> str:
 
 
 def _frame(lines: bytes, table: Table) -> pl.DataFrame:
+    """Records whose names may hold characters of the separator; all columns as text."""
     separator = table.separator.encode()
     if len(separator) > 1:  # polars splits at one character
-        if lines.count(_SEPARATOR) != lines.count(separator):  # somebody's name holds the first character of it
-            lines = lines.replace(separator, b"\0").replace(_SEPARATOR, b" ").replace(b"\0", _SEPARATOR)
+        lines = lines.replace(separator, b"\0").replace(_SEPARATOR, b" ").replace(b"\0", _SEPARATOR)
         lines = lines.translate(None, delete=_CONTROL)
-        separator = _SEPARATOR
+    return _read_csv(lines, table, {})
+
+
+def _read_csv(lines: bytes, table: Table, types: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     return pl.read_csv(
         lines,
-        separator=separator.decode(),
+        separator=table.separator[0],
         has_header=False,
         infer_schema=False,
         quote_char=None,
         new_columns=list(table.columns),
+        schema_overrides={name: types[name] for name in table.columns if name in types},
     )
 
 
@@ -95,7 +120,7 @@ class Streamer(Protocol):
     def __call__(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[bytes]: ...
 
 
-def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 4 << 20) -> Iterator[bytes]:
+def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_bytes: int = 8 << 20) -> Iterator[bytes]:
     """Standard output of ``argv`` in blocks as it comes: for answers too large to hold.
 
     Raises:
@@ -115,70 +140,6 @@ def stream(argv: Sequence[str], *, env: Mapping[str, str] | None = None, block_b
             errors.seek(0)
             message = errors.read().decode("utf-8", "replace").strip() or "(nothing)"
             raise SchedulerError(f"{argv[0]} refused (exit code {process.returncode}): {message}")
-
-
-_LAG_S = 2 * 3600
-_VERSION = 2
-"""Raise it when the meaning of cached columns changes."""
-
-
-class Window(NamedTuple):
-    """From ``begin`` up to ``end``, local time; ``closed``: slurmdbd adds no more jobs to it."""
-
-    begin: datetime
-    end: datetime
-    closed: bool
-
-    @property
-    def arguments(self) -> tuple[str, str]:
-        """Options of sacct."""
-        return f"--starttime={self.begin:%Y-%m-%dT%H:%M:%S}", f"--endtime={self.end:%Y-%m-%dT%H:%M:%S}"
-
-
-def windows(since: float, until: float, *, now: float | None = None) -> Iterator[Window]:
-    """The local days that cover ``since`` to ``until`` (seconds since 1970), the last one up to now."""
-    current = time.time() if now is None else now
-    day = datetime.fromtimestamp(since).date()
-    while _midnight(day).timestamp() < min(until, current):
-        begin, end = _midnight(day), _midnight(day + timedelta(days=1))
-        yield Window(begin, end, closed=end.timestamp() + _LAG_S < current)
-        day += timedelta(days=1)
-
-
-def _midnight(day: date) -> datetime:
-    return datetime(day.year, day.month, day.day)
-
-
-class DayCache:
-    """Closed days of one query (cluster, users, columns) in the user's cache folder."""
-
-    def __init__(self, *question: str) -> None:
-        digest = hashlib.sha256("\0".join((str(_VERSION), *question)).encode()).hexdigest()[:16]
-        self.folder = cache_dir() / "sacct" / digest
-
-    def read(self, window: Window) -> pl.DataFrame | None:
-        """The day's attempts; None: they are not in the cache."""
-        path = self._path(window)
-        if not window.closed or not path.exists():
-            return None
-        try:
-            return pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error}", hint="remove it: the day is read from sacct again"
-            ) from error
-
-    def write(self, window: Window, frame: pl.DataFrame) -> None:
-        """Store a closed day: write a temporary file, then rename it."""
-        if not window.closed:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = self.folder / f".{window.begin:%Y-%m-%d}.{os.getpid()}"
-        frame.write_parquet(beside, compression="zstd")
-        beside.replace(self._path(window))
-
-    def _path(self, window: Window) -> Path:
-        return self.folder / f"{window.begin:%Y-%m-%d}.parquet"
 
 
 class AccountingQuery(NamedTuple):
@@ -205,30 +166,39 @@ class Sacct:
         """Windows that were read from sacct; the others were in the cache."""
 
     def attempts(self, doubts: Doubts) -> Iterator[pl.DataFrame]:
+        """All columns of the attempts that `parts` selects."""
+        yield from self.parts(AttemptStore(*self.identity(), *self._columns()), doubts)
+
+    def parts(self, store: Store[Part], doubts: Doubts, *, only: Collection[str] | None = None) -> Iterator[Part]:
         """Ended attempts by the day of their end; of the last day also jobs that ended later, or have not ended.
 
-        The last day is always read from sacct: its jobs may have ended since.
+        The end of the last day is always read from sacct: its jobs may have ended since.
+
+        Args:
+            only: columns that the store needs.
 
         Raises:
             SchedulerError: sacct refused, or lacks a column. CommandMissingError: sacct is not installed.
         """
-        columns = self._columns()
-        cache = DayCache(*self._identity(), *columns)
-        days = list(windows(self._query.since, self._query.until))
-        for number, window in enumerate(days):
-            last = number == len(days) - 1
-            frame = None if last else cache.read(window)
-            if frame is not None:
-                yield frame
+        columns, now = self._columns(), time.time()
+        every = list(days(self._query.since, self._query.until, now=now))
+        for number, day in enumerate(every):
+            last = number == len(every) - 1
+            kept = store.windows(day)
+            if last and kept and kept[-1].end == day.end:
+                kept = []
+            yield from map(store.read, kept)
+            begin = kept[-1].end if kept else day.begin
+            if begin == day.end:
                 continue
-            answer = self._ask(window, columns, doubts)
-            begin, end = int(window.begin.timestamp()), int(window.end.timestamp())
-            frame = answer.filter((pl.col("ended") >= begin) & (pl.col("ended") < end))
-            cache.write(window, frame)
-            yield frame
+            answer = self._ask(Window(begin, day.end), columns, doubts, only)
+            closed = min(day.end, max(begin, closed_until(now)))
+            if closed > begin:
+                yield store.keep(Window(begin, closed), answer.filter(pl.col("ended").is_between(begin, closed - 1)))
+            if closed < day.end:
+                yield store.keep(None, answer.filter(pl.col("ended").is_between(closed, day.end - 1)))
             if last:
-                end = int(window.end.timestamp())
-                yield answer.filter(pl.col("ended").is_null() | (pl.col("ended") >= end))
+                yield store.keep(None, answer.filter(pl.col("ended").is_null() | (pl.col("ended") >= day.end)))
 
     def of_jobs(self, job_ids: Sequence[str], doubts: Doubts) -> Iterator[pl.DataFrame]:
         """Every attempt of these jobs, whenever they ran and whoever's they are."""
@@ -242,27 +212,31 @@ class Sacct:
             raise SchedulerError(f"sacct refused (exit code {answer.code}): {(answer.err or answer.out).strip()}")
         return order(choose(answer.out))
 
-    def _identity(self) -> tuple[str, ...]:
+    def identity(self) -> tuple[str, ...]:
         """Key of cached days: two clusters, or two sets of users, never share them."""
         query = self._query
         conf = query.slurm_conf or os.environ.get("SLURM_CONF", "")
         return query.site, conf, query.cluster or "", "*" if query.users is None else ",".join(query.users)
 
-    def _ask(self, window: Window, columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
+    def _ask(
+        self, window: Window, columns: Sequence[str], doubts: Doubts, only: Collection[str] | None
+    ) -> pl.DataFrame:
         self.windows_queried += 1
         users = self._query.users
         who = ["--allusers"] if users is None else [f"--user={','.join(users)}"]
-        return self._rows([*window.arguments, *who], columns, doubts)
+        return self._rows([*window.arguments, *who], columns, doubts, only)
 
-    def _rows(self, arguments: Iterable[str], columns: Sequence[str], doubts: Doubts) -> pl.DataFrame:
+    def _rows(
+        self, arguments: Iterable[str], columns: Sequence[str], doubts: Doubts, only: Collection[str] | None = None
+    ) -> pl.DataFrame:
         table = Table(tuple(columns), new_separator())
         cluster = [f"--clusters={self._query.cluster}"] if self._query.cluster else []
         blocks = self._stream(table.sacct("--duplicates", *cluster, *arguments), env=self._env)
-        attempts = list(fold(frames(blocks, table, doubts), doubts))
-        return pl.concat(attempts) if attempts else fold_nothing(columns)
+        attempts = list(fold(frames(blocks, table, doubts), doubts, only=only))
+        return pl.concat(attempts) if attempts else fold_nothing(columns, only)
 
 
-def fold_nothing(columns: Sequence[str]) -> pl.DataFrame:
+def fold_nothing(columns: Sequence[str], only: Collection[str] | None = None) -> pl.DataFrame:
     """No rows, with the columns that rows would have."""
     one = pl.DataFrame({name: ["0"] for name in columns}, schema=dict.fromkeys(columns, pl.String))
-    return next(fold([one], Doubts())).clear()
+    return next(fold([one], Doubts(), only=only)).clear()

@@ -168,6 +168,8 @@ class JobFilter(NamedTuple):
     """Shell pattern over job names."""
     job_ids: tuple[str, ...] | None = None
     """These jobs, whenever they ran."""
+    cluster: str | None = None
+    """Cluster of the site's slurmdbd, several with commas, or ``all``; default the site's own."""
 
 
 class AccountingTable(NamedTuple):
@@ -251,17 +253,21 @@ def query_attempts(job_filter: JobFilter, site: Site, doubts: Doubts) -> Iterato
     Raises:
         SchedulerError: sacct does not answer.
     """
-    until = time.time() if job_filter.until is None else job_filter.until
-    conf = site.slurm_conf
-    cluster = os.environ.get("SLURM_CLUSTERS") or None  # which squeue and sbatch heed and sacct does not
-    sacct = Sacct(AccountingQuery(site.name, job_filter.since, until, job_filter.users, conf, cluster))
-    frames = (
-        sacct.attempts(doubts)
-        if job_filter.job_ids is None
-        else sacct.of_jobs(sorted(_parent_ids(job_filter.job_ids)), doubts)
-    )
+    sacct = open_sacct(job_filter, site)
+    if job_filter.job_ids is None:
+        frames = sacct.attempts(doubts)
+    else:
+        frames = sacct.of_jobs(sorted(_parent_ids(job_filter.job_ids)), doubts)
     for frame in frames:
-        yield derive(add_running_usage(frame, slurm_conf=conf), site)
+        yield derive(add_running_usage(frame, slurm_conf=site.slurm_conf), site)
+
+
+def open_sacct(job_filter: JobFilter, site: Site) -> Sacct:
+    """The accounting of the site for the users and times of the filter."""
+    until = time.time() if job_filter.until is None else job_filter.until
+    cluster = job_filter.cluster or os.environ.get("SLURM_CLUSTERS")  # which squeue and sbatch heed and sacct does not
+    query = AccountingQuery(site.name, job_filter.since, until, job_filter.users, site.slurm_conf, cluster or None)
+    return Sacct(query)
 
 
 def _query_local(job_filter: JobFilter, site: Site) -> pl.DataFrame:

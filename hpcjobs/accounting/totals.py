@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import polars as pl
 
+from hpcjobs.accounting.cache import Window, days, following, query_folder, read_parquet, write_parquet
 from hpcjobs.accounting.columns import Doubts
-from hpcjobs.accounting.derive import JOB_KEY, PUT_BACK, REQUEUE_S, known_sum
-from hpcjobs.accounting.sources import AccountingTable, JobFilter, filter_jobs, gather, query_attempts
+from hpcjobs.accounting.derive import JOB_KEY, MEASURED_J, PUT_BACK, REQUEUE_S, derive, known_sum
+from hpcjobs.accounting.sources import AccountingTable, JobFilter, filter_jobs, gather, open_sacct
+from hpcjobs.accounting.usage import add_running_usage
 from hpcjobs.errors import RequestError, SchedulerError, nearest
 from hpcjobs.site.library import default_site, load_site
 from hpcjobs.site.models import Site
@@ -44,10 +46,95 @@ _SUMS: Final = {
 }
 _CURRENCY: Final = pl.col("currency").drop_nulls().first()
 _OF_ATTEMPTS: Final = (*JOB_KEY, "state", "submitted", "ended")
+NEEDED: Final = frozenset(
+    (
+        *(*JOB_KEY, *GROUPS, "submitted", "ended", "elapsed_s", "queue_wait_s", "cpus", "gpus", "nodes"),
+        *("cpu_s", "max_rss_bytes", "mem_used_bytes", "mem_requested_bytes", MEASURED_J),
+        *("_ended_steps_cpu_s", "_ended_steps_mem_bytes", "_ended_steps_rss_bytes"),
+    )
+)
+"""Columns of attempts from which the sums are made."""
 
 
-def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataFrame:
-    """One row per group (or one in all): jobs, hours, efficiencies weighted by time, mean wait, energy, cost.
+_BEGIN, _END, _SINCE = "_begin", "_end", "_since"
+
+
+class Sums(NamedTuple):
+    """Sums over attempts by group, and the few attempts that may be no jobs of their own."""
+
+    groups: pl.DataFrame
+    put_back: pl.DataFrame
+    """Attempts after which Slurm may have put the job back into the queue."""
+    later: pl.DataFrame
+    """Attempts of jobs that may have been put back before."""
+
+
+class Summing:
+    """Sums of frames of attempts, which come in the order of their end."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self.by = tuple(by)
+        self._ids: set[str] = set()
+
+    def sums(self, frame: pl.DataFrame) -> Sums:
+        grouped = frame.with_columns(
+            _key(name).alias(column) for name, column in zip(self.by, self.columns, strict=True)
+        )
+        sums = {name: known_sum(column) for name, column in _SUMS.items()}
+        groups = grouped.group_by(self.columns).agg(**_COUNTS, **sums, currency=_CURRENCY)
+        rows = grouped.lazy().select(*self.columns, *_OF_ATTEMPTS)
+        put_back = rows.filter(pl.col("state").is_in(PUT_BACK)).collect()
+        self.remember(put_back)
+        later = rows.filter(pl.col("job_id").is_in(list(self._ids))) if self._ids else rows.clear()
+        return Sums(groups, put_back, later.collect())
+
+    def remember(self, put_back: pl.DataFrame) -> None:
+        """Attempts that may have been put back: later ones of these jobs matter."""
+        self._ids |= set(put_back["job_id"].drop_nulls())
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the groups."""
+        return [f"_by{number}" for number in range(len(self.by))]
+
+    def total(self, parts: Iterable[Sums]) -> pl.DataFrame:
+        """One row per group; see `totals`."""
+        every = list(parts)
+        if not every:
+            return pl.DataFrame()
+        first = every[0].groups
+        taken_off = _taken_off(_followed(every, self.columns), first.schema, self.columns)
+        added = {name: known_sum(pl.col(name)) for name in (*_COUNTS, *_SUMS)}
+        rows = pl.concat([*(part.groups for part in every), taken_off], how="vertical")
+        return (
+            rows.group_by(self.columns)
+            .agg(**added, currency=_CURRENCY)
+            .select(
+                *(pl.col(column).alias(name) for name, column in zip(self.by, self.columns, strict=True)),
+                "jobs",
+                "failed",
+                cpu_h=pl.col("cpu_alloc_s") / 3600,
+                gpu_h=pl.col("gpu_alloc_s") / 3600,
+                cpu_efficiency=pl.when(pl.col("cpu_asked_s") > 0).then(pl.col("cpu_s") / pl.col("cpu_asked_s")),
+                mem_efficiency=pl.when(pl.col("mem_asked_byte_s") > 0).then(
+                    pl.col("mem_used_byte_s") / pl.col("mem_asked_byte_s")
+                ),
+                mean_wait_s=pl.when(pl.col("waited") > 0).then(pl.col("wait_s") / pl.col("waited")),
+                lost_h=pl.col("lost_s") / 3600,
+                energy_kwh=pl.col("energy_j") / 3.6e6,
+                energy_source=pl.when(pl.col("not_measured_j").is_not_null())
+                .then(pl.lit("modelled"))
+                .when(pl.col("energy_j").is_not_null())
+                .then(pl.lit("measured")),
+                cost="cost",
+                currency="currency",
+            )
+            .sort("cpu_h", descending=True, nulls_last=True)
+        )
+
+
+def totals(frames: Iterable[pl.DataFrame], *, by: str | Sequence[str] = "all") -> pl.DataFrame:
+    """One row per group: jobs, hours, efficiencies weighted by time, mean wait, energy, cost.
 
     Hours are CPU and GPU hours allocated; ``lost_h`` are hours of attempts that were requeued, which count as no
     job of their own. A sum covers the jobs with a known value, and is null without one.
@@ -55,78 +142,27 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | None = None) -> pl.DataF
     Args:
         frames: attempts in the order of their end.
     """
-    key = _key(by)
-    parts: list[pl.DataFrame] = []
-    attempts = Attempts()
-    for frame in frames:
-        if len(frame):
-            grouped = frame.with_columns(key.alias("group"))
-            sums = {name: known_sum(column) for name, column in _SUMS.items()}
-            parts.append(grouped.group_by("group").agg(**_COUNTS, **sums, currency=_CURRENCY))
-            attempts.add(grouped)
-    if not parts:
-        return pl.DataFrame()
-    every = pl.concat([*parts, _taken_off(attempts.put_back(), parts[0].schema)], how="vertical")
-    added = {name: known_sum(pl.col(name)) for name in (*_COUNTS, *_SUMS)}
-    summed = every.group_by("group").agg(**added, currency=_CURRENCY)
-    return summed.select(
-        pl.col("group").alias(by or "all"),
-        "jobs",
-        "failed",
-        cpu_h=pl.col("cpu_alloc_s") / 3600,
-        gpu_h=pl.col("gpu_alloc_s") / 3600,
-        cpu_efficiency=pl.when(pl.col("cpu_asked_s") > 0).then(pl.col("cpu_s") / pl.col("cpu_asked_s")),
-        mem_efficiency=pl.when(pl.col("mem_asked_byte_s") > 0).then(
-            pl.col("mem_used_byte_s") / pl.col("mem_asked_byte_s")
-        ),
-        mean_wait_s=pl.when(pl.col("waited") > 0).then(pl.col("wait_s") / pl.col("waited")),
-        lost_h=pl.col("lost_s") / 3600,
-        energy_kwh=pl.col("energy_j") / 3.6e6,
-        energy_source=pl.when(pl.col("not_measured_j").is_not_null())
-        .then(pl.lit("modelled"))
-        .when(pl.col("energy_j").is_not_null())
-        .then(pl.lit("measured")),
-        cost="cost",
-        currency="currency",
-    ).sort("cpu_h", descending=True, nulls_last=True)
+    summing = Summing([by] if isinstance(by, str) else by)
+    return summing.total([summing.sums(frame) for frame in frames if len(frame)])
 
 
-class Attempts:
-    """The few attempts after which Slurm may have put the job back, and later ones of the same jobs."""
-
-    def __init__(self) -> None:
-        self._may_be_put_back: list[pl.DataFrame] = []
-        self._later: list[pl.DataFrame] = []
-        self._ids: set[str] = set()
-
-    def add(self, frame: pl.DataFrame) -> None:
-        """Keep the attempts of ``frame`` that matter. Frames come in the order of their ends."""
-        rows = frame.select("group", *_OF_ATTEMPTS)
-        ended = rows.filter(pl.col("state").is_in(PUT_BACK))
-        self._ids |= set(ended["job_id"].drop_nulls())
-        self._may_be_put_back.append(ended)
-        if self._ids:
-            self._later.append(rows.filter(pl.col("job_id").is_in(list(self._ids))))
-
-    def put_back(self) -> pl.DataFrame:
-        """The attempts that another one of the same job followed: group and state."""
-        first = pl.concat(self._may_be_put_back).with_row_index("_row")
-        if not self._later:
-            return first.select("group", "state")
-        next_ones = pl.concat(self._later).select(*JOB_KEY, next_submitted="submitted")
-        pairs = first.join(next_ones, on=JOB_KEY, how="left", nulls_equal=True)
-        after = pl.col("next_submitted") - pl.col("submitted")
-        soon = pl.col("next_submitted") <= pl.col("ended") + REQUEUE_S
-        followed = pairs.filter((after > 0) & soon)["_row"].unique()
-        # REQUEUED is on its way back, whether or not its next attempt is among the rows.
-        return first.filter(pl.col("_row").is_in(followed.implode()) | (pl.col("state") == "REQUEUED")).select(
-            "group", "state"
-        )
+def _followed(parts: Sequence[Sums], columns: Sequence[str]) -> pl.DataFrame:
+    """The attempts that another one of the same job followed: group and state."""
+    first = pl.concat([part.put_back for part in parts]).with_row_index("_row")
+    next_ones = pl.concat([part.later for part in parts]).select(*JOB_KEY, next_submitted="submitted")
+    pairs = first.join(next_ones, on=JOB_KEY, how="left", nulls_equal=True)
+    after = pl.col("next_submitted") - pl.col("submitted")
+    soon = pl.col("next_submitted") <= pl.col("ended") + REQUEUE_S
+    followed = pairs.filter((after > 0) & soon)["_row"].unique()
+    # REQUEUED is on its way back, whether or not its next attempt is among the rows.
+    return first.filter(pl.col("_row").is_in(followed.implode()) | (pl.col("state") == "REQUEUED")).select(
+        *columns, "state"
+    )
 
 
-def _taken_off(put_back: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
+def _taken_off(put_back: pl.DataFrame, schema: pl.Schema, columns: Sequence[str]) -> pl.DataFrame:
     """Counts to subtract: a requeued attempt is neither a job nor a failure."""
-    minus = put_back.group_by("group").agg(
+    minus = put_back.group_by(columns).agg(
         jobs=-pl.len().cast(pl.Int64), failed=-pl.col("state").is_in(_FAILED).sum().cast(pl.Int64)
     )
     return minus.select(
@@ -135,8 +171,59 @@ def _taken_off(put_back: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     )
 
 
-def _key(by: str | None) -> pl.Expr:
-    if by is None:
+class SumStore:
+    """Sums of closed windows in the user's cache folder: a file per field of `Sums`, with the windows of its rows.
+
+    Which attempts follow another one is known only of those that were read before. So the begin of the report is kept
+    with a window, and a report that begins earlier makes its sums anew.
+    """
+
+    def __init__(
+        self, summing: Summing, since: int, prepare: Callable[[pl.DataFrame], pl.DataFrame], question: Sequence[str]
+    ) -> None:
+        self._summing, self._since, self._prepare = summing, since, prepare
+        self._paths = {name: query_folder("sums", *question) / f"{name}.parquet" for name in Sums._fields}
+        self._kept: dict[Window, Sums] = {}
+        self._known = 0
+        if all(path.exists() for path in self._paths.values()):
+            tables = [read_parquet(path).filter(pl.col(_SINCE) <= since) for path in self._paths.values()]
+            parts = [table.partition_by(_BEGIN, _END, as_dict=True, include_key=False) for table in tables]
+            nothing = [table.drop(_BEGIN, _END).clear() for table in tables]
+            for begin, end in parts[0]:
+                found = (part.get((begin, end), none) for part, none in zip(parts, nothing, strict=True))
+                self._kept[Window(begin, end)] = Sums(*(frame.drop(_SINCE) for frame in found))
+            self._known = len(self._kept)
+
+    def windows(self, day: Window) -> list[Window]:
+        return following(day, {begin: end for begin, end in self._kept})
+
+    def read(self, window: Window) -> Sums:
+        self._summing.remember(self._kept[window].put_back)
+        return self._kept[window]
+
+    def keep(self, window: Window | None, frame: pl.DataFrame) -> Sums:
+        part = self._summing.sums(self._prepare(frame))
+        if window is not None:
+            self._kept[window] = part
+        return part
+
+    def save(self) -> None:
+        """Write the files, if sums of windows are new."""
+        if len(self._kept) == self._known:
+            return
+        for name, path in self._paths.items():
+            rows = [
+                getattr(part, name).with_columns(
+                    pl.lit(value, dtype=pl.Int64).alias(column)
+                    for column, value in ((_BEGIN, window.begin), (_END, window.end), (_SINCE, self._since))
+                )
+                for window, part in self._kept.items()
+            ]
+            write_parquet(path, pl.concat(rows))
+
+
+def _key(by: str) -> pl.Expr:
+    if by == "all":
         return pl.lit("all")
     if by == "day":
         return pl.col("ended").map_batches(_local_days, return_dtype=pl.String).fill_null("not ended")
@@ -161,21 +248,37 @@ def parse_since(since: str | float) -> float:
     return time.time() - walltime_s(since) if isinstance(since, str) else since
 
 
-def sum_by_group(job_filter: JobFilter, *, by: str, site: str | Site | None = None) -> AccountingTable:
-    """`totals.totals` of the jobs, by ``by``; attempts of a requeued job count where they ended.
+def sum_by_group(job_filter: JobFilter, *, by: Sequence[str], site: str | Site | None = None) -> AccountingTable:
+    """`totals` of the jobs, by one or two groups; attempts of a requeued job count where they ended.
 
     Raises:
         RequestError: no such grouping. SchedulerError: no site answers.
     """
-    if by not in GROUPS:
-        raise RequestError(f"--by {by}: no such group", hint=nearest(by, GROUPS))
+    for name in by:
+        if name not in GROUPS:
+            raise RequestError(f"--by {name}: no such group", hint=nearest(name, GROUPS))
     jobs_site = site if isinstance(site, Site) else load_site(site or default_site())
-    doubts = Doubts()
+    doubts, summing = Doubts(), Summing(by)
     if jobs_site.scheduler == "slurm":
         try:
-            days = (filter_jobs(frame, job_filter) for frame in query_attempts(job_filter, jobs_site, doubts))
-            return AccountingTable(totals(days, by=by), doubts.by_frequency(), [])
+            return AccountingTable(_sum_sacct(job_filter, jobs_site, summing, doubts), doubts.by_frequency(), [])
         except SchedulerError:
             pass  # gather reports the reason and asks the other sources
     table = gather(job_filter, site=jobs_site)
-    return table._replace(jobs=totals([table.attempts], by=by))
+    parts = [summing.sums(table.attempts)] if len(table.attempts) else []
+    return table._replace(jobs=summing.total(parts))
+
+
+def _sum_sacct(job_filter: JobFilter, site: Site, summing: Summing, doubts: Doubts) -> pl.DataFrame:
+    def prepare(frame: pl.DataFrame) -> pl.DataFrame:
+        return filter_jobs(derive(add_running_usage(frame, slurm_conf=site.slurm_conf), site), job_filter)
+
+    sacct = open_sacct(job_filter, site)
+    if job_filter.job_ids is not None:
+        return summing.total([summing.sums(prepare(frame)) for frame in sacct.of_jobs(job_filter.job_ids, doubts)])
+    first = next(days(job_filter.since, time.time()))
+    chosen = (*job_filter._replace(since=first.begin, until=None), site.prices, site.watts, site.partitions)
+    store = SumStore(summing, first.begin, prepare, (*sacct.identity(), *summing.by, *time.tzname, repr(chosen)))
+    parts = list(sacct.parts(store, doubts, only=NEEDED))
+    store.save()
+    return summing.total(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,7 +54,7 @@ def print_jobs(frame: pl.DataFrame, attempts: pl.DataFrame) -> None:
         lost_h=known_sum(pl.col("lost_s")) / 3600,
         energy_kwh=known_sum(pl.col("energy_j")) / 3.6e6,
     )
-    print_totals(totals([attempts]).with_columns(of_jobs), "all")
+    print_totals(totals([attempts]).with_columns(of_jobs), ["all"])
 
 
 def _cells(job: dict[str, Any]) -> list[str]:
@@ -96,16 +97,28 @@ def format_cost(amount: float | None, currency: str) -> str:
     return f"< 0.01 {currency}" if 0 < amount < 0.005 else f"{amount:.2f} {currency}"
 
 
-def print_totals(frame: pl.DataFrame, by: str) -> None:
+def print_totals(frame: pl.DataFrame, by: Sequence[str]) -> None:
     """One row per group of ``by``."""
-    headers = [by.upper(), "JOBS", "FAILED", "CPU H", "GPU H", "CPU", "MEM", "MEAN WAIT", "LOST H", "ENERGY", "COST"]
+    headers = [
+        *map(str.upper, by),
+        "JOBS",
+        "FAILED",
+        "CPU H",
+        "GPU H",
+        "CPU",
+        "MEM",
+        "MEAN WAIT",
+        "LOST H",
+        "ENERGY",
+        "COST",
+    ]
     from hpcjobs.accounting.columns import format_energy
     from hpcjobs.units import human_duration
 
     def cells(row: dict[str, Any]) -> list[str]:
         joules = None if row["energy_kwh"] is None else row["energy_kwh"] * 3.6e6
         return [
-            str(row[by]), str(row["jobs"]), str(row["failed"]),
+            *(str(row[name]) for name in by), str(row["jobs"]), str(row["failed"]),
             number(row["cpu_h"], ".2f"), number(row["gpu_h"], ".2f"),
             percent(row["cpu_efficiency"]), percent(row["mem_efficiency"]),
             "-" if row["mean_wait_s"] is None else human_duration(row["mean_wait_s"]),
@@ -137,7 +150,10 @@ def jobs(
         list[str] | None, opt("--state", help="Jobs in this state: COMPLETED, FAILED, ...; may be repeated.")
     ] = None,
     name: Annotated[str | None, opt("--name", "-J", help="Jobs with names of this pattern: 'train-*'.")] = None,
-    by: Annotated[str | None, opt("--by", help="Sums by user, account, partition, qos, state, name or day.")] = None,
+    by: Annotated[
+        str | None,
+        opt("--by", help="Sums by user, account, partition, qos, state, name or day; two with a comma: user,state."),
+    ] = None,
     as_json: Json = False,
     csv: Annotated[Path | None, opt("--csv", help="Write all columns to this CSV file ('-': print).")] = None,
     parquet: Annotated[Path | None, opt("--parquet", help="Write all columns to this Parquet file.")] = None,
@@ -211,13 +227,20 @@ def _write_table(frame: pl.DataFrame, *, csv: Path | None, parquet: Path | None)
 
 def _print_sums(job_filter: JobFilter, site: str | None, *, by: str, as_json: bool, doubts: Any) -> None:
     from hpcjobs.accounting.totals import sum_by_group
+    from hpcjobs.errors import RequestError
 
-    table = sum_by_group(job_filter, by=by, site=site)
+    names = by.split(",")
+    if len(names) > 2 or len(set(names)) < len(names):
+        raise RequestError(f"--by {by}: one group, or two different ones", hint="--by user,state")
+    table = sum_by_group(job_filter, by=names, site=site)
     _print_doubts(table)
     if as_json:
-        print_output("report jobs --by", [{"by": by, "group": row[by], **row} for row in table.jobs.to_dicts()])
+        rows = table.jobs.to_dicts()
+        print_output(
+            "report jobs --by", [{"by": by, "group": ",".join(row[name] for name in names), **row} for row in rows]
+        )
     else:
-        print_totals(table.jobs, by)
+        print_totals(table.jobs, names)
 
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
