@@ -225,7 +225,7 @@ def run_days(folder: str) -> int:
         sacct.append(Sacct(query, runner=known, streamer=answer_from_files))
         return sacct[-1]
 
-    totals.open_sacct = open_stand_in  # type: ignore[assignment]
+    setattr(totals, "open_sacct", open_stand_in)  # noqa: B010
     since = time.time() - DAYS * 86400
     count = len(totals.sum_by_group(JobFilter(since=since), by=["user"], site="tu-hpc").jobs)
     print(f"{sacct[0].windows_queried} questions, {count} users", file=sys.stderr)

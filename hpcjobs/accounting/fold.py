@@ -119,7 +119,7 @@ def fold(
     """Attempts, a frame per frame; the last job of each waits for the next one, which may hold its steps.
 
     Args:
-        only: the columns wanted; default all.
+        only: the columns chosen; default all.
     """
     held: pl.DataFrame | None = None
     for part in frames:
@@ -314,8 +314,8 @@ def _jobs(jobs: pl.DataFrame, doubts: Doubts, only: Collection[str] | None) -> p
         "_ended_steps_rss_bytes": pl.when(live).then("max_rss_bytes"),
         "steps": pl.col("steps").fill_null(0).cast(pl.Int64),
     }  # fmt: skip
-    wanted = {name: column for name, column in columns.items() if only is None or name in only or name in _OF_ALL}
-    frame = jobs.select(**wanted).with_columns(
+    chosen = {name: column for name, column in columns.items() if only is None or name in only or name in _OF_ALL}
+    frame = jobs.select(**chosen).with_columns(
         queue_wait_s=(waited_until - pl.col("eligible")).clip(0),
         held_s=(pl.col("eligible") - pl.col("submitted")).clip(0),
     )

@@ -184,11 +184,11 @@ class Sacct:
         every = list(days(self._query.since, self._query.until, now=now))
         for number, day in enumerate(every):
             last = number == len(every) - 1
-            kept = store.windows(day)
-            if last and kept and kept[-1].end == day.end:
-                kept = []
-            yield from map(store.read, kept)
-            begin = kept[-1].end if kept else day.begin
+            closed_windows = store.windows(day)
+            if last and closed_windows and closed_windows[-1].end == day.end:
+                closed_windows = []
+            yield from map(store.read, closed_windows)
+            begin = closed_windows[-1].end if closed_windows else day.begin
             if begin == day.end:
                 continue
             answer = self._ask(Window(begin, day.end), columns, doubts, only)

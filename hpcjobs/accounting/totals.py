@@ -103,7 +103,7 @@ class Summing:
         if not every:
             return pl.DataFrame()
         first = every[0].groups
-        taken_off = _taken_off(_followed(every, self.columns), first.schema, self.columns)
+        taken_off = _taken_off(_attempts_before_another(every, self.columns), first.schema, self.columns)
         added = {name: known_sum(pl.col(name)) for name in (*_COUNTS, *_SUMS)}
         rows = pl.concat([*(part.groups for part in every), taken_off], how="vertical")
         return (
@@ -146,7 +146,7 @@ def totals(frames: Iterable[pl.DataFrame], *, by: str | Sequence[str] = "all") -
     return summing.total([summing.sums(frame) for frame in frames if len(frame)])
 
 
-def _followed(parts: Sequence[Sums], columns: Sequence[str]) -> pl.DataFrame:
+def _attempts_before_another(parts: Sequence[Sums], columns: Sequence[str]) -> pl.DataFrame:
     """The attempts that another one of the same job followed: group and state."""
     first = pl.concat([part.put_back for part in parts]).with_row_index("_row")
     next_ones = pl.concat([part.later for part in parts]).select(*JOB_KEY, next_submitted="submitted")
@@ -183,33 +183,33 @@ class SumStore:
     ) -> None:
         self._summing, self._since, self._prepare = summing, since, prepare
         self._paths = {name: query_folder("sums", *question) / f"{name}.parquet" for name in Sums._fields}
-        self._kept: dict[Window, Sums] = {}
+        self._closed: dict[Window, Sums] = {}
         self._known = 0
         if all(path.exists() for path in self._paths.values()):
             tables = [read_parquet(path).filter(pl.col(_SINCE) <= since) for path in self._paths.values()]
             parts = [table.partition_by(_BEGIN, _END, as_dict=True, include_key=False) for table in tables]
             nothing = [table.drop(_BEGIN, _END).clear() for table in tables]
             for begin, end in parts[0]:
-                found = (part.get((begin, end), none) for part, none in zip(parts, nothing, strict=True))
-                self._kept[Window(begin, end)] = Sums(*(frame.drop(_SINCE) for frame in found))
-            self._known = len(self._kept)
+                tables_of_window = (part.get((begin, end), none) for part, none in zip(parts, nothing, strict=True))
+                self._closed[Window(begin, end)] = Sums(*(frame.drop(_SINCE) for frame in tables_of_window))
+            self._known = len(self._closed)
 
     def windows(self, day: Window) -> list[Window]:
-        return following(day, {begin: end for begin, end in self._kept})
+        return following(day, dict(iter(self._closed)))
 
     def read(self, window: Window) -> Sums:
-        self._summing.remember(self._kept[window].put_back)
-        return self._kept[window]
+        self._summing.remember(self._closed[window].put_back)
+        return self._closed[window]
 
     def keep(self, window: Window | None, frame: pl.DataFrame) -> Sums:
         part = self._summing.sums(self._prepare(frame))
         if window is not None:
-            self._kept[window] = part
+            self._closed[window] = part
         return part
 
     def save(self) -> None:
         """Write the files, if sums of windows are new."""
-        if len(self._kept) == self._known:
+        if len(self._closed) == self._known:
             return
         for name, path in self._paths.items():
             rows = [
@@ -217,7 +217,7 @@ class SumStore:
                     pl.lit(value, dtype=pl.Int64).alias(column)
                     for column, value in ((_BEGIN, window.begin), (_END, window.end), (_SINCE, self._since))
                 )
-                for window, part in self._kept.items()
+                for window, part in self._closed.items()
             ]
             write_parquet(path, pl.concat(rows))
 
